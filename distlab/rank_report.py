@@ -1,0 +1,198 @@
+"""Turn what the parent knows of a failed run into one readable RankFailure."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .ledger import Event, Mismatch
+from .ranks import Options, RankFailure, RankReport
+
+if TYPE_CHECKING:
+    from .rank_watch import Member
+
+BROKEN_LINK = re.compile(r"connection (closed|reset)|broken pipe|socket (timeout|closed)", re.IGNORECASE)
+BLANK = re.compile(r"exercise (\d+\.\d+)")
+
+
+def source_line(place: str) -> str:
+    """``"/x/trainer.py:12"`` as ``"trainer.py:12: loss.backward()"``."""
+    path, _, number = place.rpartition(":")
+    if not path:
+        return place
+    text = linecache.getline(path, int(number)).strip()
+    return f"{os.path.basename(path)}:{number}" + (f": {text}" if text else "")
+
+
+def names(ranks: Sequence[int]) -> str:
+    """``"rank 2"``, ``"ranks 0 and 3"``, ``"ranks 0, 1 and 3"``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def failure(members: list[Member], options: Options) -> RankFailure:
+    """A rank raised or died: the one whose failure explains the others'."""
+    dead = [m for m in members if m.closed and m.result is None and m.error is None]
+    if dead:
+        return _crash(dead[0], members, options)
+    raised = [m for m in members if m.error is not None]
+    first = min(raised, key=_not_the_cause)
+    error = first.error
+    assert error is not None
+    same = [m.rank for m in raised if m.error and _what(m.error) == _what(error)]
+    line = error["own_line"] or source_line(error["line"])
+    blank = BLANK.search(error["message"]) if error["type"] == "NotImplementedError" else None
+    reports = _reports(members, options)
+    if blank:
+        return RankFailure(
+            f"exercise {blank[1]} is still blank",
+            kind="blank",
+            rank=first.rank,
+            line=line,
+            reports=reports,
+        )
+    if error["type"] == "SystemExit":
+        message = f"{names(same)} left the program with sys.exit({error['code']})"
+        return RankFailure(message, kind="crash", rank=first.rank, line=line, reports=reports)
+    if error["cause"]:
+        rank = first.rank
+        return RankFailure(
+            error["message"],
+            kind=error["kind"] or "exception",
+            cause=error["cause"],
+            rank=rank,
+            line=line,
+            reports=reports,
+        )
+    kind = "error" if error["is_import"] else "exception"
+    message = f"{names(same)} raised {_what(error)}"
+    return RankFailure(message, kind=kind, rank=first.rank, line=line, reports=reports)
+
+
+def _what(error: dict[str, object]) -> str:
+    message = str(error["message"]).strip() or "(no message)"
+    return f"{error['type']}: {message}"
+
+
+def _not_the_cause(member: Member) -> tuple[bool, bool, int]:
+    """Sort key: an error of the learner's own before a broken connection that followed it."""
+    assert member.error is not None
+    broken = bool(BROKEN_LINK.search(str(member.error["message"])))
+    return broken, not member.error["in_learner_code"], member.rank
+
+
+def _crash(member: Member, members: list[Member], options: Options) -> RankFailure:
+    status = member.status or 0
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        how = f"was killed by signal {number} ({signal.Signals(number).name})"
+    else:
+        how = f"ended its process with exit status {os.WEXITSTATUS(status)}"
+    last = member.waiting or (member.events[-1] if member.events else None)
+    where = f"; its last communication was {last}" if last else ""
+    return RankFailure(
+        f"rank {member.rank} {how}{where}",
+        kind="crash",
+        rank=member.rank,
+        line=source_line(last.line) if last else "",
+        reports=_reports(members, options),
+    )
+
+
+def mismatch(members: list[Member], found: Mismatch, options: Options) -> RankFailure:
+    """Two ranks of a group entered different collectives."""
+    rank_a, rank_b, a, b = found
+    return RankFailure(
+        "ranks are in different collectives:\n"
+        + _bullet(rank_a, f"calls {a}", a.line)
+        + "\n"
+        + _bullet(rank_b, f"calls {b}", b.line),
+        kind="mismatch",
+        rank=rank_b,
+        line=source_line(b.line),
+        reports=_reports(members, options),
+    )
+
+
+def hang(
+    members: list[Member], stacks: dict[int, str], options: Options, proven: bool = False
+) -> RankFailure:
+    """No rank can go on, or the time is up: what each rank waits in, and who never came."""
+    lines = []
+    for member in members:
+        if member.finished:
+            lines.append(_bullet(member.rank, "has already returned", ""))
+        elif member.waiting:
+            place = member.waiting_line or member.waiting.line
+            lines.append(_bullet(member.rank, f"waits in {member.waiting}", place))
+        else:
+            place = _stack_line(stacks.get(member.rank, ""), options.learner_files)
+            lines.append(_bullet(member.rank, "is still running", place))
+    stuck = [m for m in members if not m.finished]
+    first = next((m for m in stuck if m.waiting), stuck[0])
+    missing = _missing(members, first)
+    head = (
+        "deadlock: every rank that has not returned waits for another"
+        if proven
+        else f"no result after {options.timeout:g} s"
+    )
+    place = (
+        (first.waiting_line or first.waiting.line)
+        if first.waiting
+        else _stack_line(stacks.get(first.rank, ""), options.learner_files)
+    )
+    return RankFailure(
+        head + ":\n" + "\n".join(lines) + (f"\n{missing}" if missing else ""),
+        kind="hang",
+        rank=first.rank,
+        line=source_line(place),
+        reports=_reports(members, options),
+    )
+
+
+def _missing(members: list[Member], first: Member) -> str:
+    """Who never entered the communication that ``first`` waits in."""
+    event = first.waiting
+    if event is None:
+        return ""
+    place = first.places[event.index]
+    if event.op in ("send", "recv"):
+        if event.peer is None:
+            return ""
+        return f"rank {event.peer} never posted the matching {_partner(event)}"
+    absent = [r for r in event.group if members[r].issued["collective", event.group] <= place]
+    return f"{names(absent)} never came to this {event.op}" if absent else ""
+
+
+def _partner(event: Event) -> str:
+    return "receive" if event.op == "send" else "send"
+
+
+def _stack_line(stack: str, learner_files: tuple[str, ...]) -> str:
+    """The innermost learner frame of a dumped stack; the innermost frame else."""
+    main = stack.rsplit("Current thread", 1)[-1] or stack
+    frames = re.findall(r'File "([^"]+)", line (\d+)', main)
+    for path, number in frames:
+        if path in learner_files:
+            return f"{path}:{number}"
+    return f"{frames[0][0]}:{frames[0][1]}" if frames else ""
+
+
+def _bullet(rank: int, what: str, place: str) -> str:
+    return f"  rank {rank} {what}" + (f"   at {source_line(place)}" if place else "")
+
+
+def _reports(members: list[Member], options: Options) -> list[RankReport]:
+    reports = []
+    for m in members:
+        state = "returned" if m.result is not None else "raised" if m.error else "died"
+        if not m.finished:
+            state = "waits" if m.waiting else "runs"
+        line = m.waiting_line or (m.error or {}).get("line", "")
+        reports.append(RankReport(m.rank, state, source_line(line), m.output, m.error or {}))
+    return reports

@@ -1,0 +1,374 @@
+"""Record every communication of this process, whichever Python name it was called by.
+
+A ``TorchDispatchMode`` sees each ``c10d`` operator below all Python aliases: calls through
+``torch.distributed``, on the process group itself, from autograd hooks and from threads. Calls on
+the backend object bypass the dispatcher, so the Python methods of ``Backend`` are wrapped as well;
+and ``Work.wait`` is, to know when an operation was waited for. The cost is about 5 µs per tensor
+operator, so timings are taken without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from .ledger import Event, traffic
+
+# dispatcher name -> canonical operator; trailing underscores and "_coalesced" are cut off first
+CANONICAL = {
+    "send": "send",
+    "isend": "send",
+    "recv": "recv",
+    "irecv": "recv",
+    "recv_any_source": "recv",
+    "recv_anysource": "recv",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "gather": "gather",
+    "gather_into_tensor": "gather",
+    "gather_single": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "monitored_barrier": "barrier",
+}
+# the argument that holds what this rank passes in (scatter: what it gets), first match counts
+PAYLOAD = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors", "tensor")
+ROOT = ("root_rank", "dst", "src")
+METHODS = sorted(set(CANONICAL) - {"isend", "irecv", "recv_any_source"}) + [
+    "allreduce_coalesced",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+]
+
+
+def canonical(name: str) -> str | None:
+    """The canonical operator behind a dispatcher or method name, None if it is none."""
+    name = name.split(".")[0].rstrip("_").removesuffix("_coalesced")
+    return CANONICAL.get(name)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+class Ledger(TorchDispatchMode):
+    """Record this process's communication and compute until the context ends.
+
+    ``learner_files``: source files whose frames are named as the learner's line.
+    ``emit(kind, fields)`` is told of every begin ("begin"), wait ("wait") and end ("end") at once,
+    so that another process knows where this one is. ``delays``: largest random pause in seconds
+    before a communication, drawn from ``seed``.
+    """
+
+    def __init__(
+        self,
+        learner_files: tuple[str, ...] = (),
+        emit: Callable[[str, dict[str, Any]], None] | None = None,
+        delays: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.raw_spans: list[tuple[str, float, float]] = []
+        self.region = ""
+        self.learner_files = frozenset(learner_files)
+        self.emit = emit or (lambda kind, fields: None)
+        self.delays = delays
+        self.random = random.Random(seed)
+        self.pid = os.getpid()
+        self.local = threading.local()
+        self.by_tensor: dict[int, Event] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler (1.4 s) at the first call to wrap the method
+
+    # -- recording ---------------------------------------------------------------------------
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if os.getpid() != self.pid:  # a forked worker of the learner has no ledger
+            return func(*args, **kwargs)
+        if func.namespace in ("c10d", "_c10d_functional"):
+            return self._communicate(func, args, kwargs)
+        start = time.monotonic()
+        out = func(*args, **kwargs)
+        self._compute(start, time.monotonic())
+        return out
+
+    def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        name = func._schema.name.split("::")[1]
+        if name.startswith("wait_tensor"):
+            found = [self.by_tensor.pop(t.data_ptr(), None) for t in _tensors(args)]
+            waited = [event for event in found if event is not None]
+            for event in waited:
+                self._wait(event)
+            out = func(*args, **kwargs)
+            for event in waited:
+                self._end(event)
+            return out
+        op = canonical(name)
+        if op is None:
+            return func(*args, **kwargs)
+        named = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+        group = _group_of(named)
+        payload = next((named[k] for k in PAYLOAD if k in named), ())
+        if op == "scatter":
+            payload = named["output_tensors"]
+        root = next((named[k] for k in ROOT if k in named), None)
+        event = self._begin(op, group, list(_tensors(payload)), root, named.get("tag", 0))
+        if name.startswith("monitored_barrier"):  # the only one that blocks in the call itself
+            self._wait(event)
+        out = func(*args, **kwargs)
+        if name.startswith("monitored_barrier"):
+            self._end(event)
+        if func.namespace == "_c10d_functional":
+            for tensor in _tensors(out):
+                self.by_tensor[tensor.data_ptr()] = event
+        return out
+
+    def _begin(
+        self,
+        op: str,
+        group: tuple[int, ...],
+        tensors: list[torch.Tensor],
+        root: int | None,
+        tag: int = 0,
+    ) -> Event:
+        if self.delays:
+            time.sleep(self.random.random() * self.delays)
+        payload = sum(t.numel() * t.element_size() for t in tensors)
+        me = dist.get_rank() if dist.is_initialized() else 0
+        peer = group[root] if root is not None and 0 <= root < len(group) else None
+        sent, received = traffic(op, len(group), payload, is_root=peer == me)
+        event = Event(
+            op=op,
+            group=group,
+            peer=peer,
+            numel=sum(t.numel() for t in tensors) if op != "barrier" else 0,
+            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+            payload=payload if op != "barrier" else 0,
+            sent=sent,
+            received=received,
+            start=time.monotonic(),
+            line=self._line(),
+            region=self.region,
+            phase=self._phase(),
+            index=len(self.events),
+            tag=tag if op in ("send", "recv") else 0,
+        )
+        self.events.append(event)
+        self.local.last = event
+        self.emit("begin", vars(event))
+        return event
+
+    def _wait(self, event: Event) -> None:
+        self.emit("wait", {"index": event.index, "line": self._line()})
+
+    def _end(self, event: Event) -> None:
+        if event.end is None:
+            event.end = time.monotonic()
+            self.emit("end", {"index": event.index, "end": event.end})
+
+    def _compute(self, start: float, end: float) -> None:
+        name = self._phase() or "forward"
+        spans = self.raw_spans
+        if spans and spans[-1][0] == name and start - spans[-1][2] < 3e-5:
+            spans[-1] = (name, spans[-1][1], end)
+        else:
+            spans.append((name, start, end))
+
+    def _phase(self) -> str:
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        return getattr(self.local, "phase", "")
+
+    def _line(self) -> str:
+        """The innermost learner frame, else the innermost frame outside torch and the toolkit."""
+        frame, fallback = sys._getframe(1), ""
+        here = os.path.dirname(__file__)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name in self.learner_files:
+                return f"{name}:{frame.f_lineno}"
+            if not fallback and not name.startswith((here, _TORCH, "<")):
+                fallback = f"{name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return fallback
+
+    # -- what the dispatcher does not show -----------------------------------------------------
+    def __enter__(self) -> Ledger:
+        self._undo = contextlib.ExitStack()
+        self._undo.enter_context(_patched(dist.Work, "wait", self._wrap_wait))
+        self._undo.enter_context(_patched(dist.Work, "get_future", self._wrap_future))
+        for method in METHODS:
+            self._undo.enter_context(_patched(dist.ProcessGroup, method, self._wrap_group))
+            self._undo.enter_context(_patched(_BACKEND, method, self._wrap_backend))
+        self._undo.enter_context(_patched(threading.Thread, "run", self._wrap_thread))
+        data = _patched(_BaseDataLoaderIter, "__next__", self._wrap_phase("data"))
+        self._undo.enter_context(data)
+        for phase, register in _OPTIMIZER_HOOKS.items():
+            handle = register(lambda *_, p=phase: setattr(self.local, "phase", p))
+            self._undo.callback(handle.remove)
+        return super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self._undo.close()
+
+    def _wrap_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            self.local.last = None
+            work = original(group, *args, **kwargs)
+            if isinstance(work, dist.Work) and getattr(self.local, "last", None) is not None:
+                _EVENT_OF[id(work)] = (self.local.last, work)
+            return work
+
+        return call
+
+    def _wrap_backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        op = canonical(original.__name__)
+
+        def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors = list(_tensors(args[:1]))
+            root = args[1] if op in ("send", "recv") and len(args) > 1 else None
+            event = self._begin(str(op), tuple(range(backend.size())), tensors, root)
+            work = original(backend, *args, **kwargs)
+            if isinstance(work, dist.Work):
+                _EVENT_OF[id(work)] = (event, work)
+            return work
+
+        return call
+
+    def _wrap_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            event, _ = _EVENT_OF.pop(id(work), (None, None))
+            if event is not None:
+                self._wait(event)
+            out = original(work, *args, **kwargs)
+            if event is not None:
+                self._end(event)
+            return out
+
+        return wait
+
+    def _wrap_future(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_future(work: Any) -> Any:
+            event, _ = _EVENT_OF.pop(id(work), (None, None))
+            future = original(work)
+            if event is not None:
+                future.add_done_callback(lambda _: self._end(event))
+            return future
+
+        return get_future
+
+    def _wrap_thread(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        ledger = self
+
+        def run(thread: threading.Thread) -> None:
+            with _ThreadView(ledger):
+                original(thread)
+
+        return run
+
+    def _wrap_phase(self, phase: str) -> Callable[..., Any]:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self.local.phase = phase
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self.local.phase = ""
+
+            return call
+
+        return wrap
+
+
+class _ThreadView(TorchDispatchMode):
+    """The same ledger in another thread: a dispatch mode belongs to one thread only."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.ledger.__torch_dispatch__(func, types, args, kwargs)
+
+
+_TORCH = os.path.dirname(torch.__file__)
+_BACKEND = torch._C._distributed_c10d.Backend
+_EVENT_OF: dict[int, tuple[Event, Any]] = {}  # keeps the handle alive, so that its id is its own
+_OPTIMIZER_HOOKS = {
+    "optimizer": register_optimizer_step_pre_hook,
+    "": register_optimizer_step_post_hook,
+}
+
+
+def _group_of(named: dict[str, Any]) -> tuple[int, ...]:
+    """Global ranks of the group that a dispatcher call names."""
+    if "process_group" in named:
+        group = dist.ProcessGroup.unbox(named["process_group"])
+    else:
+        group = named["group_name"]
+        if isinstance(group, str):
+            group = dist.distributed_c10d._resolve_process_group(group)
+    return tuple(dist.get_process_group_ranks(group))
+
+
+@contextlib.contextmanager
+def _patched(owner: Any, name: str, wrap: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(owner, name, None)
+    if original is None:  # an operator that this version of torch does not have
+        yield
+        return
+    own = name in vars(owner)
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
