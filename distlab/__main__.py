@@ -1,0 +1,7 @@
+"""``python -m distlab`` is the ``distlab`` command."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

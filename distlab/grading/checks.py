@@ -1,0 +1,79 @@
+"""What checks are written with: markers and expectations whose failures a learner can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import pytest
+import torch
+
+from ..diagnose import explain
+from ..failure import CheckFailed
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def exercise(exercise_id: str, *, cuda: bool = False) -> pytest.MarkDecorator:
+    """Mark a test as a check of ``exercise_id``; with ``cuda`` it also runs on the CUDA tier."""
+    return pytest.mark.exercise(exercise_id, cuda=cuda)
+
+
+def trace(exercise_id: str) -> Callable[[F], F]:
+    """Mark ``scenario(impl) -> body`` as what ``distlab trace`` runs for ``exercise_id``."""
+
+    def mark(scenario: F) -> F:
+        scenario.trace_of = exercise_id  # type: ignore[attr-defined]
+        return scenario
+
+    return mark
+
+
+def fail(message: str, *, cause: str = "wrong", rank: int | None = None, line: str = "") -> NoReturn:
+    """Fail the check with a message, a stable cause, and the rank and line where it shows."""
+    raise CheckFailed(message, cause=cause, rank=rank, line=line)
+
+
+def _where(rank: int | None) -> str:
+    return "" if rank is None else f" on rank {rank}"
+
+
+def expect_equal(
+    got: object, want: object, *, what: str, rank: int | None = None, cause: str = "wrong"
+) -> None:
+    """Fail unless the plain values are equal."""
+    if got != want:
+        fail(f"{what}{_where(rank)}: expected {want!r}, got {got!r}", cause=cause, rank=rank)
+
+
+def expect_close(
+    got: torch.Tensor | None,
+    want: torch.Tensor,
+    *,
+    what: str,
+    rank: int | None = None,
+    **explanation: Any,
+) -> None:
+    """Fail unless ``got`` equals ``want`` to rounding, and say which known mistake explains it.
+
+    Further arguments go to ``diagnose.explain``: contributions, before, weights, rtol …
+    """
+    if not isinstance(got, torch.Tensor):
+        fail(f"{what}{_where(rank)}: expected a tensor, got {got!r}", cause="missing", rank=rank)
+    found = explain(got.detach().cpu(), want.detach().cpu(), rank=rank, **explanation)
+    if found is None:
+        return
+    fail(
+        f"{what}{_where(rank)}: {found.sentence}\n"
+        f"  expected {_preview(want)}\n  got      {_preview(got)}",
+        cause=found.cause,
+        rank=rank,
+    )
+
+
+def _preview(tensor: torch.Tensor) -> str:
+    """The first elements, on one line, with the shape and dtype."""
+    values = ", ".join(f"{v:.6g}" for v in tensor.detach().cpu().flatten()[:6].tolist())
+    more = ", …" if tensor.numel() > 6 else ""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"[{values}{more}]  ({dtype}, shape {tuple(tensor.shape)})"

@@ -1,0 +1,162 @@
+"""The implementation under test: found by name or path, imported inside ranks only."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..course import Exercise, Phase, functions_of, root
+
+PACKAGE = "implementation"
+_grader = 0
+
+
+def protect_this_process() -> None:
+    """Learner code must never run in this process: it is the grader's own."""
+    global _grader
+    _grader = os.getpid()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the files of one implementation of a phase are."""
+
+    name: str
+    folder: Path
+    prefix: str = ""
+
+    def path(self, module: str) -> Path:
+        """The file of ``module``, whether it exists or not."""
+        named = [self.folder / f"{prefix}{module}.py" for prefix in (self.prefix, "", "template_")]
+        return next((p for p in named if p.is_file()), named[0])
+
+    def files(self) -> tuple[str, ...]:
+        """All Python files of the implementation: frames in them are the learner's."""
+        return tuple(str(p) for p in sorted(self.folder.glob("*.py")))
+
+
+def find_source(impl: str, phase: Phase) -> Source:
+    """The implementation called ``solutions`` or ``templates``, or that in a folder.
+
+    Raises ValueError with what to do if the folder holds none.
+    """
+    if impl == "solutions":
+        return Source(impl, root() / "solutions" / phase.folder)
+    if impl == "templates":
+        return Source(impl, root() / phase.folder, "template_")
+    folder = Path(impl).resolve()
+    if folder.is_dir() and (folder / phase.folder).is_dir():
+        folder = folder / phase.folder
+    if not folder.is_dir() or not any(folder.glob("*.py")):
+        raise ValueError(
+            f"--impl {impl}: expected 'solutions', 'templates' or a folder with "
+            f"{phase.folder}'s files"
+        )
+    return Source(impl, folder)
+
+
+def blank_places(path: Path, exercise_id: str) -> list[int]:
+    """Lines on which the exercise's ``raise NotImplementedError`` still stands.
+
+    Raises SyntaxError if the file is not Python, OSError if it can't be read.
+    """
+    tree = ast.parse(path.read_bytes(), str(path))
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+        and isinstance(node.exc, ast.Call)
+        and getattr(node.exc.func, "id", "") == "NotImplementedError"
+        and any(
+            isinstance(a, ast.Constant) and a.value == f"exercise {exercise_id}"
+            for a in node.exc.args
+        )
+    ]
+
+
+class Implementation:
+    """The module under test; its attributes are those of the learner's module.
+
+    Only usable inside a rank: the grader's own process never runs learner code. Functions of the
+    exercises in ``substitutes`` are taken from the solution instead.
+    """
+
+    def __init__(self, source: Source, module: str, substitutes: Sequence[Exercise] = ()) -> None:
+        self._source = source
+        self._module = module
+        self._substitutes = tuple(substitutes)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.module(self._module), name)
+
+    def module(self, name: str) -> ModuleType:
+        """The implementation's module ``name``, for example ``data_loader``."""
+        assert os.getpid() != _grader, "learner code runs in ranks only; use impl inside a body"
+        if not any(isinstance(f, _Finder) for f in sys.meta_path):
+            package = ModuleType(PACKAGE)
+            package.__path__ = []
+            sys.modules[PACKAGE] = package
+            sys.meta_path.insert(0, _Finder(self._source, self._substitutes))
+        return importlib.import_module(f"{PACKAGE}.{self._source.prefix}{name}")
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports ``implementation.X`` and ``implementation.template_X`` from the learner's X."""
+
+    def __init__(self, source: Source, substitutes: tuple[Exercise, ...]) -> None:
+        self.source = source
+        self.substitutes = substitutes
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        package, _, stem = fullname.rpartition(".")
+        if package != PACKAGE:
+            return None
+        file = self.source.path(stem.removeprefix("template_"))
+        return importlib.util.spec_from_file_location(fullname, file, loader=self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__.rpartition(".")[2].removeprefix("template_")
+        file = self.source.path(name)
+        replaced = [e for e in self.substitutes if e.file == name]
+        if replaced and (_whole(replaced) or not _importable(file)):
+            vars(module).update(vars(_solution(replaced[0])))
+            return
+        code = compile(file.read_bytes(), str(file), "exec")
+        exec(code, vars(module))
+        for exercise in replaced:
+            for function in functions_of(exercise):
+                owner = function.split(".")[0]
+                setattr(module, owner, getattr(_solution(exercise), owner))
+
+
+def _whole(replaced: list[Exercise]) -> bool:
+    """Whether every exercise of the file is taken from the solution."""
+    every = {e.id for e in replaced[0].phase.exercises if e.file == replaced[0].file}
+    return every == {e.id for e in replaced}
+
+
+def _importable(file: Path) -> bool:
+    try:
+        ast.parse(file.read_bytes())
+    except (SyntaxError, OSError, ValueError):
+        return False
+    return True
+
+
+def _solution(exercise: Exercise) -> ModuleType:
+    return importlib.import_module(f"solutions.{exercise.phase.folder}.{exercise.file}")

@@ -1,0 +1,151 @@
+"""pytest plugin: the implementation under test as a fixture, and a verdict for every check.
+
+``pytest tests/phase1`` grades the solutions; ``--impl templates`` or ``--impl PATH`` another
+implementation. ``distlab.grading.main`` drives it for ``test_phase1.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ..course import Exercise
+from ..ranks import RankResults
+from .implementation import Implementation, protect_this_process
+from .session import NotRun, Request, Session, verdict_of
+
+SESSION = pytest.StashKey[Session]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the grader."""
+    group = parser.getgroup("distlab", "grading of the course's exercises")
+    group.addoption("--impl", default="solutions", help="solutions, templates or a folder")
+    group.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    group.addoption("--seed", type=int, default=None, help="seed of inputs and delays")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the session's state, unless the caller brought one."""
+    config.addinivalue_line("markers", "exercise(id, cuda=False): a check of this exercise")
+    protect_this_process()
+    if SESSION not in config.stash:
+        chosen = config.option
+        request = Request(impl=chosen.impl, device=chosen.device, seed=chosen.seed)
+        config.stash[SESSION] = Session(request)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the implementation and the seed, so that a failure can be repeated."""
+    session = config.stash[SESSION]
+    return f"implementation: {session.request.impl}, --seed {session.seed}"
+
+
+def exercise_of(item: pytest.Item) -> Exercise | None:
+    """The exercise that a test is a check of."""
+    marker = item.get_closest_marker("exercise")
+    if marker is None:
+        return None
+    return item.config.stash[SESSION].course.exercise(marker.args[0])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Checks marked ``cuda=True`` run on two tiers."""
+    marker = metafunc.definition.get_closest_marker("exercise")
+    if marker is None or not marker.kwargs.get("cuda") or "run" not in metafunc.fixturenames:
+        return
+    if metafunc.config.stash[SESSION].wants_cuda:
+        metafunc.parametrize("tier", ["cpu", "cuda"])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Exercises in the order of the course; only those that were asked for."""
+    session = config.stash[SESSION]
+    wanted = session.request
+    order = {e.id: place for place, e in enumerate(session.course.exercises)}
+
+    def place(item: pytest.Item) -> int:
+        exercise = exercise_of(item)
+        return order[exercise.id] if exercise else -1
+
+    items.sort(key=place)
+    if wanted.exercises or wanted.checks:
+        items[:] = [
+            item
+            for item in items
+            if (exercise := exercise_of(item))
+            and (not wanted.exercises or exercise.id in wanted.exercises)
+            and (not wanted.checks or item.name.split("[")[0] in wanted.checks)
+        ]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Don't run checks of an exercise that is blank, broken or blocked."""
+    exercise = exercise_of(item)
+    if exercise is not None:
+        item.config.stash[SESSION].prepare(exercise)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Turn the outcome into a verdict; a check that could not run is never a pass."""
+    report = yield
+    exercise = exercise_of(item)
+    if exercise is None or call.when == "teardown" or (call.when == "setup" and not call.excinfo):
+        return report
+    error = call.excinfo.value if call.excinfo else None
+    check = verdict_of(error)
+    check.name = item.name
+    check.title = _title(item)
+    check.seconds = call.duration
+    item.config.stash[SESSION].record(exercise, check)
+    if check.verdict == "needs":
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, f"Skipped: needs {check.message}")
+    elif error is not None:
+        report.longrepr = f"{check.verdict}: {check.message}" + (
+            f"\n  your line: {check.line}" if check.line else ""
+        )
+    return report
+
+
+def _title(item: pytest.Item) -> str:
+    doc = inspect.getdoc(getattr(item, "function", None)) or ""
+    return doc.splitlines()[0].rstrip(".") if doc else re.sub("_", " ", item.name)
+
+
+@pytest.fixture
+def tier() -> str:
+    """``cpu`` or ``cuda``."""
+    return "cpu"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Changes from run to run, is printed, and can be given with ``--seed``."""
+    return request.config.stash[SESSION].seed
+
+
+@pytest.fixture
+def impl(request: pytest.FixtureRequest) -> Implementation:
+    """The module under test; usable inside the body of ranks only."""
+    session = request.config.stash[SESSION]
+    exercise = exercise_of(request.node)
+    if exercise is None:
+        raise NotRun("error", "a check that uses impl must be marked @exercise(…)")
+    return Implementation(session.source(exercise), exercise.file, session.substitutes(exercise))
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tier: str) -> Callable[..., RankResults]:
+    """``run(body, world_size, *args, timeout=10, …)``: run_ranks with the check's defaults."""
+    session = request.config.stash[SESSION]
+    exercise = exercise_of(request.node)
+    if exercise is None:
+        raise NotRun("error", "a check that uses run must be marked @exercise(…)")
+    return session.runner(exercise, tier)

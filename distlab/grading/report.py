@@ -1,0 +1,156 @@
+"""The report in the terminal: one line per exercise, then each failure as a learner needs it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..course import Phase
+from .verdicts import ExerciseResult, Report
+
+STYLE = {
+    "pass": "bold green",
+    "fail": "bold red",
+    "error": "bold red",
+    "hang": "bold magenta",
+    "crash": "bold magenta",
+    "blank": "dim",
+    "blocked": "yellow",
+    "needs": "cyan",
+}
+
+# what usually lies behind a cause that has no formula
+LIKELY = {
+    "hang": "ranks must issue matching communication in the same order: look for a collective "
+    "behind `if rank == …`, a loop of different length per rank, or all ranks sending first",
+    "mismatch": "every rank of the group must call the same collectives in the same order, with "
+    "the same shape and dtype",
+    "crash": "the process of the rank ended by itself: an exit call, a kill, or out of memory",
+    "never-waited": "an asynchronous call returns a handle; its data is valid after handle.wait()",
+    "too-many-bytes": "something is sent that need not be: frozen or tied parameters, whole "
+    "tensors where a part would do, or the same data twice",
+    "too-few-bytes": "the data never crossed the network: a shard was skipped, or each rank used "
+    "its own",
+    "forbidden-operator": "write it from the primitives that the exercise allows",
+    "unchanged": "the result must be written into the caller's tensor (copy_, add_, …), not bound "
+    "to a new one",
+}
+OUTPUT_LINES = 8
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that is plain when its output is not a terminal."""
+    plain = Console(stderr=stderr)
+    return plain if plain.is_terminal else Console(stderr=stderr, width=100, color_system=None)
+
+
+def print_report(report: Report, phase: Phase, out: Console) -> None:
+    """Print the table, the failures and the next step."""
+    out.print(
+        Text.assemble(
+            (f"Phase {phase.number}: {phase.title}", "bold"),
+            f"   implementation: {report.impl}   device: {report.device}   seed: {report.seed}",
+        )
+    )
+    out.print(_table(report))
+    for note in report.notes:
+        out.print(Text(note, "yellow"))
+    for exercise in report.exercises:
+        if exercise.verdict not in ("pass", "blank", "needs", "blocked"):
+            _print_failure(exercise, out)
+    _print_needs(report, out)
+    out.print(Text(f"score: {report.score} of {report.max_score} points", "bold"))
+    _print_next(report, out)
+
+
+def _table(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, justify in (
+        ("", "left"),
+        ("exercise", "left"),
+        ("verdict", "left"),
+        ("points", "right"),
+        ("checks", "right"),
+        ("seconds", "right"),
+        ("", "left"),
+    ):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for e in report.exercises:
+        right = sum(c.verdict == "pass" for c in e.checks)
+        ran = sum(c.verdict not in ("needs", "blocked", "blank") for c in e.checks)
+        note = f"with the solution of {', '.join(e.used_solution_of)}" if _shows(e) else ""
+        table.add_row(
+            e.id,
+            e.title,
+            Text(e.verdict, STYLE[e.verdict]),
+            f"{e.points}/{e.max_points}",
+            f"{right}/{len(e.checks)}" if ran else "–",
+            f"{e.seconds:.1f}" if ran else "–",
+            Text(note, "dim"),
+        )
+    return table
+
+
+def _shows(e: ExerciseResult) -> bool:
+    return bool(e.used_solution_of) and e.verdict not in ("blank", "blocked", "error")
+
+
+def _print_failure(exercise: ExerciseResult, out: Console) -> None:
+    check = exercise.decisive
+    assert check is not None
+    head = Text.assemble(
+        (f"{exercise.id} {exercise.title}: ", "bold"),
+        (check.verdict, STYLE[check.verdict]),
+        f"   {check.title}" if check.title and check.verdict != "error" else "",
+    )
+    out.print()
+    out.print(head)
+    _field(out, "", check.message)
+    if check.cause in LIKELY:
+        _field(out, "likely cause: ", LIKELY[check.cause])
+    if check.rank is not None:
+        _field(out, "rank: ", str(check.rank))
+    if check.line:
+        _field(out, "your line: ", check.line)
+    printed = check.output.strip().splitlines()
+    if printed:
+        shown = printed[-OUTPUT_LINES:]
+        dots = "…\n" if len(printed) > len(shown) else ""
+        _field(out, f"rank {check.rank} printed: ", dots + "\n".join(line[:160] for line in shown))
+    others = sum(c.verdict in ("fail", "hang", "crash", "error") for c in exercise.checks) - 1
+    if others > 0:
+        _field(out, "", f"(and {others} more failing check{'s' if others > 1 else ''})")
+    _field(out, "hint: ", f"distlab hint {exercise.id}")
+
+
+def _field(out: Console, name: str, text: str) -> None:
+    body = text.replace("\n", "\n    ")
+    out.print(Text.assemble("  ", (name, "cyan"), body), soft_wrap=not out.is_terminal)
+
+
+def _print_needs(report: Report, out: Console) -> None:
+    absent: dict[str, int] = {}
+    for exercise in report.exercises:
+        for check in exercise.checks:
+            if check.verdict == "needs":
+                absent[check.message] = absent.get(check.message, 0) + 1
+    for what, count in absent.items():
+        text = f"needs {what}: {count} check{'s' if count > 1 else ''} did not run"
+        out.print(Text(f"{text} (not counted as passed)", STYLE["needs"]))
+
+
+def _print_next(report: Report, out: Console) -> None:
+    """What to do now."""
+    todo = next((e for e in report.exercises if e.verdict != "pass"), None)
+    if todo is None:
+        if report.exercises:
+            out.print(Text("everything asked for passed", STYLE["pass"]))
+        return
+    verb = "write" if todo.verdict == "blank" else "look at"
+    out.print(
+        f"next: {verb} exercise {todo.id} ({todo.title}) in {todo.file}, "
+        f"then run: python test_phase{report.phase}.py {todo.id}",
+        soft_wrap=True,
+        highlight=False,
+    )

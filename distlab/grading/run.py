@@ -1,0 +1,201 @@
+"""Run the grader: from the command line (``main``) and from other code (``grade``)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..course import Course, Exercise, Phase, load_course, root
+from .implementation import find_source
+from .report import console, print_report
+from .session import Request, Session
+from .verdicts import CheckResult, ExerciseResult, Report
+
+
+class _Carrier:
+    """Hands the session to the pytest plugin before its own configuration runs."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.problems: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        from .plugin import SESSION
+
+        config.stash[SESSION] = self.session
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.problems.append(str(report.longrepr).strip().splitlines()[-1])
+
+
+def _prerequisites(course: Course, ids: Iterable[str]) -> set[str]:
+    """All exercises that those in ``ids`` build on."""
+    found: set[str] = set()
+    todo = list(ids)
+    while todo:
+        exercise = course.exercise(todo.pop())
+        new = {*exercise.uses, *exercise.requires} - found
+        found |= new
+        todo += new
+    return found
+
+
+def run_session(
+    phase: Phase, request: Request, keyword: str = "", junitxml: str = ""
+) -> Report:
+    """Grade in this process: pytest on the phase's check files, silently; returns the report."""
+    course = load_course()
+    selected = request.exercises or tuple(e.id for e in phase.exercises)
+    needed = set() if request.trusted else _prerequisites(course, selected) - request.known
+    every = [e for e in course.exercises if e.id in needed or e.id in selected]
+    session = Session(
+        Request(**vars(request) | {"exercises": tuple(e.id for e in every)}), course
+    )
+    files = sorted({str(path) for e in every for path in root().glob(e.checks_glob)})
+    arguments = [
+        *files,
+        "-q",
+        *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "distlab.grading.plugin"),
+        *("-c", str(root() / "pyproject.toml"), "--rootdir", str(root()), "-o", "addopts="),
+        *(("-k", keyword) if keyword else ()),
+        *((f"--junitxml={junitxml}",) if junitxml else ()),
+    ]
+    carrier = _Carrier(session)
+    pytest.main(arguments, plugins=[carrier])
+    device = "cuda" if request.device == "cuda" else "cpu"
+    report = Report(phase.number, request.impl, session.seed, device, notes=carrier.problems)
+    for exercise in every:
+        if exercise.id not in selected:
+            continue
+        result = session.results.get(exercise.id)
+        if result is not None:
+            report.exercises.append(result)
+        elif not keyword and not request.checks:
+            report.exercises.append(_unchecked(exercise))
+    return report
+
+
+def _unchecked(exercise: Exercise) -> ExerciseResult:
+    """An exercise none of whose checks ran is an error of the course, never a pass."""
+    check = CheckResult("", "error", "no check of this exercise could be loaded", "error")
+    return ExerciseResult(exercise.id, exercise.title, exercise.points, checks=[check])
+
+
+def grade(phase: int, request: Request) -> Report:
+    """Grade in a forked child, so that nothing of the run stays in this process."""
+    chosen = load_course().phase(phase)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        status = 1
+        try:
+            report = run_session(chosen, request)
+            with os.fdopen(writing, "w") as pipe:
+                json.dump(_dump(report), pipe)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    if not text:
+        raise RuntimeError("the grader's child ended without a report")
+    return _load(json.loads(text))
+
+
+def _dump(report: Report) -> dict[str, Any]:
+    exercises = [vars(e) | {"checks": [vars(c) for c in e.checks]} for e in report.exercises]
+    return vars(report) | {"exercises": exercises}
+
+
+def _load(data: dict[str, Any]) -> Report:
+    exercises = [
+        ExerciseResult(**e | {"checks": [CheckResult(**c) for c in e["checks"]]})
+        for e in data["exercises"]
+    ]
+    return Report(**data | {"exercises": exercises})
+
+
+def _parser(phase: Phase) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"test_phase{phase.number}.py",
+        description=f"Grade phase {phase.number}: {phase.title}.",
+        epilog="Exit status: 0 if all that was asked for passed, 1 if not, 2 for a wrong call.",
+    )
+    parser.add_argument("exercises", nargs="*", help="exercise ids, for example 1.4; default: all")
+    parser.add_argument("--impl", default="templates", help="templates, solutions or a folder")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--junitxml", metavar="FILE", help="write the result as JUnit XML")
+    parser.add_argument("--seed", type=int, help="repeat a run: inputs and delays come from it")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("-k", dest="keyword", default="", help="only checks whose name matches")
+    return parser
+
+
+def main(phase: int, argv: Sequence[str] | None = None) -> int:
+    """The command behind ``python test_phaseN.py``; returns the exit status."""
+    out = console()
+    try:
+        chosen = load_course().phase(phase)
+        options = _parser(chosen).parse_args(argv)
+        for exercise_id in options.exercises:
+            if load_course().exercise(exercise_id).phase.number != phase:
+                raise ValueError(f"exercise {exercise_id} is not in phase {phase}")
+        find_source(options.impl, chosen)
+        for name in filter(None, (options.json, options.junitxml)):
+            _check_writable(Path(name))
+        return _grade_and_print(chosen, options, out)
+    except (ValueError, OSError) as error:
+        print(f"test_phase{phase}.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: nothing was recorded, no rank is left running", file=sys.stderr)
+        return 130
+
+
+def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Any) -> int:
+    from .. import progress
+
+    begun = time.monotonic()
+    mine = options.impl == "templates"
+    request = Request(
+        impl=options.impl,
+        device=options.device,
+        seed=options.seed,
+        exercises=tuple(options.exercises),
+        known=frozenset(progress.known_passes(phase)) if mine and options.exercises else frozenset(),
+    )
+    report = run_session(phase, request, options.keyword, options.junitxml or "")
+    if mine:
+        for exercise in report.exercises:
+            exercise.hints_used = progress.hints_used(exercise.id)
+        if not options.keyword:
+            report.notes += progress.record(report)
+    if options.json:
+        Path(options.json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    print_report(report, phase, out)
+    out.print(f"graded in {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
+    if not report.exercises:
+        raise ValueError(f"no check matches -k {options.keyword!r}")
+    return 0 if report.passed else 1
+
+
+def _check_writable(path: Path) -> None:
+    """Fail before grading if a result file can't be written, and lose nothing."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise ValueError(f"{path}: the folder {folder} does not exist")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ValueError(f"{path}: no permission to write there")

@@ -1,0 +1,195 @@
+"""One grading run: which exercises, in which order, on which implementation, with which results."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..course import Course, Exercise, load_course
+from ..failure import CheckFailed
+from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported, run_ranks
+from .implementation import Implementation, Source, blank_places, find_source
+from .verdicts import CheckResult, ExerciseResult
+
+CHECK_LIMIT = 60.0  # seconds for all runs of one check
+RUN_LIMIT = 10.0  # seconds for one run of ranks, unless the check says otherwise
+
+
+class NotRun(Exception):
+    """A check was not run, and why: its verdict is this one."""
+
+    def __init__(self, verdict: str, message: str, line: str = "", cause: str = "") -> None:
+        super().__init__(message)
+        self.result = CheckResult("", verdict, message, cause or verdict, line=line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to grade. ``trusted``: every other exercise counts as passed (wrong implementations
+    are graded by one check at a time)."""
+
+    impl: str = "solutions"
+    device: str = "auto"
+    seed: int | None = None
+    exercises: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    known: frozenset[str] = frozenset()
+    trusted: bool = False
+
+
+@dataclass
+class Session:
+    """The state of a run; the pytest plugin asks it before and tells it after each check."""
+
+    request: Request
+    course: Course = field(default_factory=load_course)
+    results: dict[str, ExerciseResult] = field(default_factory=dict)
+    not_run: dict[str, NotRun | None] = field(default_factory=dict)
+    imports: dict[tuple[int, str], NotRun | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        chosen = self.request.seed
+        self.seed = random.randrange(1, 1_000_000) if chosen is None else chosen
+        self.wants_cuda = self.request.device in ("auto", "cuda")
+
+    def source(self, exercise: Exercise) -> Source:
+        """Where the implementation of the exercise's phase is."""
+        return find_source(self.request.impl, exercise.phase)
+
+    def result(self, exercise: Exercise) -> ExerciseResult:
+        """The (so far) result of an exercise."""
+        return self.results.setdefault(
+            exercise.id,
+            ExerciseResult(
+                exercise.id,
+                exercise.title,
+                exercise.points,
+                str(self.source(exercise).path(exercise.file)),
+            ),
+        )
+
+    def passed(self, exercise_id: str) -> bool:
+        """Whether an earlier exercise is known to be right."""
+        if self.request.trusted or exercise_id in self.request.known:
+            return True
+        return exercise_id in self.results and self.results[exercise_id].verdict == "pass"
+
+    def substitutes(self, exercise: Exercise) -> list[Exercise]:
+        """The exercises it builds on (also indirectly) that are taken from the solution."""
+        found: dict[str, Exercise] = {}
+        for other in map(self.course.exercise, (*exercise.uses, *exercise.requires)):
+            if not self.passed(other.id):
+                found[other.id] = other
+            found.update({e.id: e for e in self.substitutes(other)})
+        return [found[i] for i in sorted(found)]
+
+    def prepare(self, exercise: Exercise) -> None:
+        """Raise NotRun if the exercise's checks can't or need not run."""
+        if exercise.id not in self.not_run:
+            self.not_run[exercise.id] = self._obstacle(exercise)
+            substitutes = self.substitutes(exercise)
+            self.result(exercise).used_solution_of = [e.id for e in substitutes]
+        obstacle = self.not_run[exercise.id]
+        if obstacle is not None:
+            raise obstacle
+
+    def _obstacle(self, exercise: Exercise) -> NotRun | None:
+        path = self.source(exercise).path(exercise.file)
+        name = path.name
+        if not path.is_file():
+            return NotRun("error", f"{name} does not exist: `distlab reset {exercise.id}` makes it")
+        try:
+            left = blank_places(path, exercise.id)
+        except SyntaxError as error:
+            text = (error.text or "").strip()
+            return NotRun(
+                "error",
+                f"{name} is not valid Python: {error.msg}",
+                f"{name}:{error.lineno}: {text}",
+            )
+        except (OSError, ValueError) as error:
+            return NotRun("error", f"{name} can't be read: {error}")
+        if left and self._regions(exercise) <= len(left):
+            return NotRun("blank", f"still to be written, {name} line {left[0]}")
+        failing = [e for e in exercise.requires if not self.passed(e)]
+        if failing:
+            return NotRun("blocked", f"comes after {' and '.join(failing)}: solve that first")
+        return self._import_problem(exercise)
+
+    def _regions(self, exercise: Exercise) -> int:
+        text = exercise.solution_path.read_text(encoding="utf-8")
+        return max(1, text.count(f"# --- exercise {exercise.id}: start"))
+
+    def _import_problem(self, exercise: Exercise) -> NotRun | None:
+        """Import the learner's file once, in a rank of its own, before any check needs it."""
+        key = (exercise.phase.number, exercise.file)
+        if key not in self.imports:
+            source = self.source(exercise)
+            impl = Implementation(source, exercise.file, self.substitutes(exercise))
+
+            def body(ctx: RankContext) -> None:
+                impl.module(exercise.file)
+
+            self.imports[key] = None
+            try:
+                run_ranks(
+                    body,
+                    1,
+                    timeout=RUN_LIMIT,
+                    process_group=False,
+                    ledger=False,
+                    learner_files=source.files(),
+                )
+            except RankFailure as failure:
+                verdict = failure.kind if failure.kind in ("hang", "crash") else "error"
+                message = f"importing {source.path(exercise.file).name}: {failure.message}"
+                self.imports[key] = NotRun(verdict, message, failure.line)
+        return self.imports[key]
+
+    def runner(self, exercise: Exercise, tier: str) -> Callable[..., RankResults]:
+        """``run(body, world_size, *args, timeout=…)`` for one check."""
+        if tier == "cuda" and not cuda_ranks_supported():
+            raise NotRun("needs", "a CUDA GPU")
+        files = self.source(exercise).files()
+        end = time.monotonic() + CHECK_LIMIT
+
+        def run(
+            body: Callable[..., Any], world_size: int, *args: Any, **options: Any
+        ) -> RankResults:
+            left = max(1.0, end - time.monotonic())
+            limit = min(options.pop("timeout", RUN_LIMIT), left)
+            defaults = {"device": tier, "seed": self.seed, "learner_files": files}
+            return run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+
+        return run
+
+    def record(self, exercise: Exercise, check: CheckResult) -> None:
+        """Note a check's result; after a hang the exercise's other checks are not run."""
+        result = self.result(exercise)
+        result.checks.append(check)
+        result.seconds += check.seconds
+        if check.verdict == "hang" and self.not_run.get(exercise.id) is None:
+            self.not_run[exercise.id] = NotRun("blocked", f"not run, because {check.name} hung")
+
+
+def verdict_of(error: BaseException | None) -> CheckResult:
+    """The verdict, message, cause, rank and line that an exception in a check stands for."""
+    if error is None:
+        return CheckResult("", "pass")
+    if isinstance(error, NotRun):
+        return CheckResult(**vars(error.result))
+    if isinstance(error, RankFailure):
+        verdict = error.kind if error.kind in ("hang", "crash", "blank", "error") else "fail"
+        output = next((r.output for r in error.reports if r.rank == error.rank), "")
+        return CheckResult(
+            "", verdict, error.message, error.cause, error.rank, error.line, output=output
+        )
+    if isinstance(error, CheckFailed):
+        return CheckResult("", "fail", error.message, error.cause, error.rank, error.line)
+    message = str(error) or "the check failed"
+    if not isinstance(error, AssertionError):
+        message = f"the check could not use what came back: {type(error).__name__}: {message}"
+    return CheckResult("", "fail", message, "unusable")

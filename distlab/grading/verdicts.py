@@ -1,0 +1,122 @@
+"""Verdicts of checks and exercises, and the report that is made of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+VERDICTS = ("pass", "fail", "blank", "error", "hang", "crash", "needs", "blocked")
+
+
+@dataclass
+class CheckResult:
+    """One check: its verdict, and for a failure what, why, where."""
+
+    name: str
+    verdict: str
+    message: str = ""
+    cause: str = ""
+    rank: int | None = None
+    line: str = ""
+    title: str = ""
+    output: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class ExerciseResult:
+    """One exercise: pass only if every check that could run passed, and at least one did."""
+
+    id: str
+    title: str
+    max_points: int
+    file: str = ""
+    seconds: float = 0.0
+    checks: list[CheckResult] = field(default_factory=list)
+    hints_used: int = 0
+    used_solution_of: list[str] = field(default_factory=list)
+
+    @property
+    def decisive(self) -> CheckResult | None:
+        """The check that decides the verdict: the first that failed, blank ones last."""
+        ran = [c for c in self.checks if c.verdict not in ("pass", "needs")]
+        ran.sort(key=lambda c: (c.verdict == "blank", c.verdict == "blocked"))
+        return ran[0] if ran else None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of the exercise, one of VERDICTS."""
+        if self.decisive:
+            return self.decisive.verdict
+        return "pass" if any(c.verdict == "pass" for c in self.checks) else "needs"
+
+    @property
+    def points(self) -> int:
+        """Points earned: all or nothing."""
+        return self.max_points if self.verdict == "pass" else 0
+
+    @property
+    def needs(self) -> list[str]:
+        """What was absent for the checks that did not run."""
+        return sorted({c.message for c in self.checks if c.verdict == "needs"})
+
+
+@dataclass
+class Report:
+    """All that was graded in one run."""
+
+    phase: int
+    impl: str
+    seed: int
+    device: str
+    exercises: list[ExerciseResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def score(self) -> int:
+        """Points earned."""
+        return sum(e.points for e in self.exercises)
+
+    @property
+    def max_score(self) -> int:
+        """Points that were to be had in this run."""
+        return sum(e.max_points for e in self.exercises)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that was asked for passed."""
+        return bool(self.exercises) and all(e.verdict == "pass" for e in self.exercises)
+
+    def check(self, name: str) -> CheckResult | None:
+        """The result of the check called ``name``: its worst tier, if it ran on several."""
+        found = [c for e in self.exercises for c in e.checks if c.name.split("[")[0] == name]
+        found.sort(key=lambda c: (c.verdict == "pass", c.verdict == "needs"))
+        return found[0] if found else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain data; the format is part of the design document."""
+        return {
+            "phase": self.phase,
+            "impl": self.impl,
+            "score": self.score,
+            "max_score": self.max_score,
+            "seed": self.seed,
+            "device": self.device,
+            "exercises": [_exercise_json(e) for e in self.exercises],
+        }
+
+
+def _exercise_json(e: ExerciseResult) -> dict[str, Any]:
+    shown = ("name", "verdict", "message", "cause", "rank", "line")
+    return {
+        "id": e.id,
+        "title": e.title,
+        "verdict": e.verdict,
+        "points": e.points,
+        "max_points": e.max_points,
+        "seconds": round(e.seconds, 3),
+        "checks": [{k: v for k, v in asdict(c).items() if k in shown} for c in e.checks],
+        "needs": e.needs,
+        "hints_used": e.hints_used,
+        "used_solution_of": e.used_solution_of,
+    }

@@ -1,0 +1,270 @@
+"""run_ranks: results, or one clear failure that names rank, line and cause; nothing left over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from distlab.ranks import RankContext, RankFailure, run_ranks
+
+HERE = (__file__,)
+
+
+def failure_of(body, world_size: int = 4, timeout: float = 20.0, **options) -> RankFailure:
+    with pytest.raises(RankFailure) as caught:
+        run_ranks(body, world_size, timeout=timeout, learner_files=HERE, **options)
+    return caught.value
+
+
+def live_processes(marker: str) -> list[str]:
+    listing = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
+    return [line for line in listing.splitlines() if marker in line]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_results_come_back_in_rank_order(world_size: int) -> None:
+    def body(ctx: RankContext, offset: int) -> dict:
+        total = torch.tensor([float(ctx.rank + offset)])
+        dist.all_reduce(total)
+        return {"rank": ctx.rank, "total": total, "env": os.environ["RANK"]}
+
+    results = run_ranks(body, world_size, 10)
+    want = float(sum(range(10, 10 + world_size)))
+    assert [r["rank"] for r in results] == list(range(world_size))
+    assert all(r["total"].item() == want for r in results)
+    assert [r["env"] for r in results] == [str(r) for r in range(world_size)]
+
+
+def test_exception_names_rank_and_line() -> None:
+    def body(ctx: RankContext) -> None:
+        if ctx.rank == 1:
+            raise ValueError("boom")
+        dist.barrier()
+
+    failure = failure_of(body)
+    assert (failure.kind, failure.rank) == ("exception", 1)
+    assert "rank 1 raised ValueError: boom" in failure.message
+    assert 'raise ValueError("boom")' in failure.line
+
+
+def test_death_by_signal_is_named() -> None:
+    def body(ctx: RankContext) -> None:
+        if ctx.rank == 2:
+            os.kill(os.getpid(), 9)
+        dist.all_reduce(torch.ones(3))
+
+    failure = failure_of(body)
+    assert (failure.kind, failure.rank) == ("crash", 2)
+    assert "SIGKILL" in failure.message
+
+
+@pytest.mark.parametrize("how", ["sys.exit", "os._exit"])
+def test_leaving_is_a_crash(how: str) -> None:
+    def body(ctx: RankContext) -> None:
+        if ctx.rank == 0:
+            sys.exit(3) if how == "sys.exit" else os._exit(3)
+        dist.barrier()
+
+    failure = failure_of(body)
+    assert (failure.kind, failure.rank) == ("crash", 0)
+    assert "3" in failure.message
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("length", [1, 50_000])
+def test_send_first_ring_is_a_proven_deadlock(world_size: int, length: int) -> None:
+    def body(ctx: RankContext) -> None:
+        buffer = torch.zeros(length)
+        dist.send(buffer, (ctx.rank + 1) % ctx.world_size)
+        dist.recv(buffer, (ctx.rank - 1) % ctx.world_size)
+
+    begun = time.monotonic()
+    failure = failure_of(body, world_size, timeout=60)
+    assert time.monotonic() - begun < 30  # known from the reports, not from the time-out
+    assert failure.kind == "hang"
+    for rank in range(world_size):
+        to = (rank + 1) % world_size
+        assert f"rank {rank} waits in send of {length} float32 element" in failure.message
+        assert f"to rank {to}" in failure.message
+    assert "dist.send(buffer" in failure.line
+
+
+def test_collective_of_one_rank_names_who_never_came() -> None:
+    def body(ctx: RankContext) -> None:
+        if ctx.rank == 0:
+            dist.all_reduce(torch.ones(3))
+
+    failure = failure_of(body, timeout=60)
+    assert failure.kind == "hang"
+    assert "ranks 1, 2 and 3 never came to this all_reduce" in failure.message
+
+
+def test_endless_loop_ends_with_the_time_limit() -> None:
+    def body(ctx: RankContext) -> None:
+        while ctx.rank == 1:
+            pass
+        dist.barrier()
+
+    failure = failure_of(body, 3, timeout=1.5)
+    assert failure.kind == "hang"
+    assert "rank 1 is still running   at test_ranks.py" in failure.message
+    assert "rank 0 waits in barrier" in failure.message
+    assert "rank 1 never came to this barrier" in failure.message
+
+
+@pytest.mark.parametrize("wrong", ["operator", "size", "dtype", "root"])
+def test_mismatched_collectives_are_named_at_once(wrong: str) -> None:
+    def body(ctx: RankContext) -> None:
+        odd = ctx.rank == 1
+        if wrong == "operator" and odd:
+            dist.broadcast(torch.ones(3), 0)
+        elif wrong == "root":
+            dist.broadcast(torch.ones(3), 1 if odd else 0)
+        else:
+            length = 4 if wrong == "size" and odd else 3
+            dtype = torch.float64 if wrong == "dtype" and odd else torch.float32
+            dist.all_reduce(torch.ones(length, dtype=dtype))
+        time.sleep(0.3)
+
+    failure = failure_of(body, 3)
+    assert failure.kind == "mismatch"
+    assert "rank 1 calls" in failure.message
+
+
+def test_point_to_point_between_some_ranks_is_no_mismatch() -> None:
+    def body(ctx: RankContext) -> float:
+        value = torch.tensor([float(ctx.rank)])
+        if ctx.rank == 0:
+            dist.send(value, 1)
+        elif ctx.rank == 1:
+            dist.recv(value, 0)
+        dist.all_reduce(value)
+        return value.item()
+
+    assert list(run_ranks(body, 3)) == [2.0, 2.0, 2.0]
+
+
+def test_output_is_captured_per_rank_and_bounded() -> None:
+    def body(ctx: RankContext) -> None:
+        print(f"hello from {ctx.rank}")
+        os.write(2, b"to stderr\n")
+        for _ in range(20_000):
+            print("x" * 99)
+
+    results = run_ranks(body, 2, process_group=False)
+    for rank, text in enumerate(results.output):
+        assert text.startswith(f"hello from {rank}\nto stderr\n")
+        assert len(text) < 200_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_nothing_is_left_running() -> None:
+    def forks(ctx: RankContext) -> list[int]:
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            time.sleep(1000)
+        return [os.getpid(), pid]
+
+    def hangs(ctx: RankContext) -> None:
+        forks(ctx)
+        time.sleep(1000)
+
+    pids = [pid for pair in run_ranks(forks, 2, process_group=False) for pid in pair]
+    failure_of(hangs, 2, timeout=0.5, process_group=False)
+    time.sleep(0.1)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert not children
+
+
+def test_interrupt_and_kill_leave_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "interrupted_run.py"
+    script.write_text(
+        "import time\nfrom distlab.ranks import run_ranks\n"
+        "def body(ctx):\n    print('up', flush=True)\n    time.sleep(1000)\n"
+        "run_ranks(body, 3, timeout=900)\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    for signal_number in (2, 15, 9):
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            env=os.environ | {"PYTHONPATH": root},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_for(lambda: len(live_processes(str(script))) == 4)
+            process.send_signal(signal_number)
+            process.wait(timeout=20)
+            wait_for(lambda: not live_processes(str(script)))
+        finally:
+            process.kill()
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "still not so after 30 s"
+        time.sleep(0.05)
+
+
+def test_two_runs_side_by_side() -> None:
+    code = (
+        "import torch, torch.distributed as dist\nfrom distlab.ranks import run_ranks\n"
+        "def body(ctx):\n    x = torch.ones(3)\n    dist.all_reduce(x)\n    return x.sum().item()\n"
+        "for _ in range(3): assert list(run_ranks(body, 3)) == [9.0] * 3\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": root})
+        for _ in range(2)
+    ]
+    assert [p.wait(timeout=120) for p in both] == [0, 0]
+
+
+def test_results_are_plain_data_only() -> None:
+    def body(ctx: RankContext) -> object:
+        return RankContext(0, 1, torch.device("cpu"), 0)
+
+    failure = failure_of(body, 1, process_group=False)
+    assert "tensors, numbers, strings" in failure.message
+
+
+def test_where_fork_is_unsafe_ranks_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distlab.rank_watch.fork_problem", lambda: "a test says so")
+
+    def body(ctx: RankContext, factor: int) -> float:
+        value = torch.tensor([float(ctx.rank + 1)])
+        dist.all_reduce(value)
+        return value.item() * factor
+
+    with pytest.warns(UserWarning, match="a test says so"):
+        assert list(run_ranks(body, 2, 10, timeout=120)) == [30.0, 30.0]
+
+
+def test_blank_is_told_apart() -> None:
+    def body(ctx: RankContext) -> None:
+        raise NotImplementedError("exercise 1.4")
+
+    assert failure_of(body, 2, process_group=False).kind == "blank"
+
+
+def test_ranks_start_from_different_random_states() -> None:
+    def body(ctx: RankContext) -> torch.Tensor:
+        return torch.rand(4)
+
+    first, again = (run_ranks(body, 3, process_group=False, seed=5) for _ in range(2))
+    assert not torch.equal(first[0], first[1])
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_world_size_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        run_ranks(lambda ctx: None, 0)
