@@ -1,0 +1,128 @@
+"""The data and the models that every phase trains on: real, small, and the same everywhere.
+
+Random numbers for weights and the split are drawn on the CPU, so that runs on any device start
+equal. The digits are 1,797 real 8×8 images (Alpaydin & Kaynak 1998, CC BY 4.0), as shipped with
+scikit-learn.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+TEST_SIZE = 360
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One canonical training run; ``global_batch_size`` samples per optimizer step."""
+
+    name: str
+    model: str
+    optimizer: str
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    global_batch_size: int = 64
+    epochs: int = 20
+    seed: int = 0
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload(name="digits_mlp", model="mlp", optimizer="sgd", lr=0.1, momentum=0.9, epochs=15),
+        Workload(
+            name="digits_cnn", model="cnn", optimizer="adamw", lr=3e-3, weight_decay=0.01, epochs=10
+        ),
+    )
+}
+
+
+def workload(name: str) -> Workload:
+    """The workload called ``name``; ValueError lists those there are."""
+    if name not in WORKLOADS:
+        raise ValueError(f"no workload {name!r}: there are {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]
+
+
+@functools.cache
+def _digits_table() -> Tensor:
+    """(1797, 65): 64 pixels of 0 … 16 and the label; read without importing scikit-learn (1 s)."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("the digits come with scikit-learn: pip install scikit-learn")
+    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return torch.from_numpy(np.loadtxt(file, delimiter=","))
+
+
+@functools.cache
+def digits(train: bool = True) -> TensorDataset:
+    """Images (n, 1, 8, 8) float32 in -1 … 1 and labels (n,) int64; 1,437 to train, 360 to test."""
+    table = _digits_table()
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(1797))
+    chosen = order[TEST_SIZE:] if train else order[:TEST_SIZE]
+    images = (table[chosen, :64] / 8 - 1).float().view(-1, 1, 8, 8)
+    return TensorDataset(images, table[chosen, 64].long())
+
+
+def mlp() -> nn.Module:
+    """64-128-64-10 with ReLU: 17,226 parameters."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def cnn() -> nn.Module:
+    """Two convolutions and a linear layer: 14,794 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 20),
+        nn.ReLU(),
+        nn.Linear(20, 10),
+    )
+
+
+MODELS = {"mlp": mlp, "cnn": cnn}
+
+
+def build_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model ``name`` with weights drawn on the CPU from ``seed``; the global RNG is kept."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name]().to(dtype)
+
+
+def build_optimizer(chosen: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    """The workload's optimizer over the model's parameters."""
+    if chosen.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=chosen.lr,
+            momentum=chosen.momentum,
+            weight_decay=chosen.weight_decay,
+        )
+    return torch.optim.AdamW(model.parameters(), lr=chosen.lr, weight_decay=chosen.weight_decay)
+
+
+def epoch_order(size: int, seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch visits the samples: the definition of exercise 1.1."""
+    generator = torch.Generator().manual_seed(seed + epoch)
+    return torch.randperm(size, generator=generator)

@@ -1,0 +1,1 @@
+"""Complete solutions of all exercises; importable and runnable."""
