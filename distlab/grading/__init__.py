@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..failure import CheckFailed
+from ..ledger import expect_same_sequence
 from .checks import exercise, expect_close, expect_equal, fail, trace
 from .run import grade, main
 
@@ -11,6 +12,7 @@ __all__ = [
     "exercise",
     "expect_close",
     "expect_equal",
+    "expect_same_sequence",
     "fail",
     "grade",
     "main",

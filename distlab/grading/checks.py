@@ -23,7 +23,7 @@ def trace(exercise_id: str) -> Callable[[F], F]:
     """Mark ``scenario(impl) -> body`` as what ``distlab trace`` runs for ``exercise_id``."""
 
     def mark(scenario: F) -> F:
-        scenario.trace_of = exercise_id  # type: ignore[attr-defined]
+        scenario.trace_of = {*getattr(scenario, "trace_of", ()), exercise_id}  # type: ignore
         return scenario
 
     return mark

@@ -92,7 +92,7 @@ def all_reduce_root(tensor: Tensor, op: Op = "sum", root: int = 0, group: Group 
             else:
                 dist.recv(value, group=group, group_src=peer)
             values.append(value)
-        result = _combine(values, op)
+        result = combine(values, op)
         for peer in range(world_size):
             if peer != root:
                 dist.send(result, group=group, group_dst=peer)
@@ -100,8 +100,8 @@ def all_reduce_root(tensor: Tensor, op: Op = "sum", root: int = 0, group: Group 
     # --- exercise 1.7: end
 
 
-def _combine(values: Sequence[Tensor], op: str) -> Tensor:
-    """All values combined in the order given."""
+def combine(values: Sequence[Tensor], op: str) -> Tensor:
+    """All values combined in the order given; divided by their number for the mean."""
     result = values[0]
     for value in values[1:]:
         result = COMBINE[op](result, value)
@@ -127,7 +127,7 @@ def all_reduce_direct(tensor: Tensor, op: Op = "sum", group: Group = None) -> No
     handles += [dist.isend(mine, group=group, group_dst=peer) for peer in others]
     for handle in handles:
         handle.wait()
-    tensor.detach().copy_(_combine(values, op))
+    tensor.detach().copy_(combine(values, op))
     # --- exercise 1.8: end
 
 

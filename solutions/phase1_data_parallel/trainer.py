@@ -93,18 +93,15 @@ def average_gradients(
         if count:
             buckets.setdefault((p.dtype, p.device), []).append(p)
     for bucket in buckets.values():
-        flat = torch.cat([_weighted(p, share) for p in bucket])
+        parts = [
+            p.grad.flatten() * share if p.grad is not None and share else p.new_zeros(p.numel())
+            for p in bucket
+        ]
+        flat = torch.cat(parts)
         dist.all_reduce(flat, group=group)
         for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
             p.grad = part.view(p.shape)
     # --- exercise 1.4: end
-
-
-def _weighted(p: nn.Parameter, share: float) -> Tensor:
-    """The flat gradient times this rank's share; zeros (also for nan) without samples."""
-    if p.grad is None or share == 0:
-        return torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
-    return p.grad.detach().flatten() * share
 
 
 def train_step(
@@ -279,8 +276,9 @@ def set_up(device: str) -> torch.device:
 
 def main() -> None:
     """Train a workload under torchrun, with progress, and print its test accuracy."""
-    from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
     from rich.progress import Progress, TextColumn
+
+    from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
 
     parser = argparse.ArgumentParser(description="Data-parallel training of a digits classifier.")
     parser.add_argument("--workload", default="digits_mlp", choices=sorted(WORKLOADS))

@@ -24,8 +24,9 @@ def failure_of(body, world_size: int = 4, timeout: float = 20.0, **options) -> R
 
 
 def live_processes(marker: str) -> list[str]:
-    listing = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    return [line for line in listing.splitlines() if marker in line]
+    command = ["ps", "-ww", "-eo", "pid,args"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [line for line in listing.stdout.splitlines() if marker in line]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -1,0 +1,249 @@
+# Exercises 1.3, 1.4, 1.5, 1.6: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase1.py 1.3
+"""Synchronous data-parallel training: every rank holds the model, each trains on its own samples.
+
+One step: forward and backward on the rank's own samples, average the gradients over all ranks,
+and let every rank take the same optimizer step. Equal weights, equal gradients and equal optimizer
+state give equal weights again, so the replicas never drift apart, and with
+
+    gradient = Σ_r n_r·g_r / Σ_r n_r      (g_r: gradient of rank r's mean loss over n_r samples)
+
+W ranks do exactly what one process would do with the union of their batches, to rounding.
+
+Per step and rank, with P bytes of trainable parameters: a ring all-reduce sends 2(W-1)/W·P bytes
+in 2(W-1) messages. At the start the state is broadcast once: P bytes (plus buffers).
+Sources: Li et al. 2020 (arXiv 2006.15704); Goyal et al. 2017 (arXiv 1706.02677), section 2.3 for
+why the mean must be over the global batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from .template_data_loader import build_loader
+
+Group = dist.ProcessGroup | None
+OnStep = Callable[[int, float, int], None]
+
+
+def broadcast_model_state(model: nn.Module, src: int = 0, group: Group = None) -> None:
+    """Give every rank the parameters and buffers of global rank ``src``, in place.
+
+    Buffers count whether persistent or not, of any dtype; tensors may be non-contiguous or empty. A
+    tensor that the model holds under several names (tied) is sent once. Sends the bytes of
+    parameters and buffers once. No gradient is recorded.
+    """
+    # Step 1: model.parameters() and model.buffers() name each tied tensor once (state_dict() does
+    # Step 1: not, and it leaves out non-persistent buffers)
+    # Step 2: broadcast a contiguous copy of each and write it back into the tensor that the model
+    # Step 2: and the optimizer hold
+    raise NotImplementedError("exercise 1.3")
+
+
+def average_gradients(
+    parameters: Iterable[nn.Parameter], num_samples: int, group: Group = None
+) -> None:
+    """Replace each gradient of a local mean loss by that of the global mean loss, on every rank.
+
+    ``num_samples``: samples behind this rank's gradients; ranks may differ, some may have 0. After
+    the call ``p.grad`` is Σ_r n_r·g_r / Σ_r n_r on every rank, in the dtype of ``p``. A gradient
+    that is None counts as zero; one that is None on every rank stays None. Parameters with
+    ``requires_grad=False`` are neither sent nor changed, a tied one is sent once. All ranks issue
+    the same communication in the same order, whatever gradients they have; with no samples at all
+    gradients become zero.
+
+    Cost per rank: 2(W-1)/W of the trainable parameters' bytes that have a gradient on some rank,
+    and at most 8 bytes per parameter to agree on samples and missing gradients.
+    """
+    # Step 1: keep the trainable parameters, each once (dict.fromkeys keeps the order)
+    # Step 2: one small all-reduce tells everybody the number of samples and which gradients exist
+    # Step 2: somewhere; deciding that locally would let ranks issue different communication
+    # Step 3: weight the local gradients by this rank's share of the samples, missing ones by zero
+    # Step 4: join gradients of one dtype and device to one flat tensor, sum it over the ranks:
+    # Step 4: few large messages are faster than many small ones
+    # Step 5: cut the sum apart again, into p.grad
+    raise NotImplementedError("exercise 1.4")
+
+
+def _weighted(p: nn.Parameter, share: float) -> Tensor:
+    """The flat gradient times this rank's share; zeros (also for nan) without samples."""
+    if p.grad is None or share == 0:
+        return torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
+    return p.grad.detach().flatten() * share
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
+    group: Group = None,
+) -> float:
+    """One synchronous step on this rank's part of the global batch, which may be empty.
+
+    The loss is cross-entropy, averaged over the global batch. Returns that global mean loss (before
+    the step), the same number on every rank. Every rank takes the optimizer step.
+    """
+    # Step 1: forget the last step's gradients (to None, so that unused ones are seen)
+    # Step 2: forward and backward on the own samples, if there are any
+    # Step 3: average the gradients, weighted by samples, then step on every rank
+    # Step 4: the global loss needs the sums over the ranks, not rank 0's own mean
+    raise NotImplementedError("exercise 1.5")
+
+
+def train(
+    model: nn.Module,
+    loader: DataLoader[tuple[Tensor, Tensor]],
+    optimizer: torch.optim.Optimizer,
+    *,
+    epochs: int,
+    group: Group = None,
+    device: torch.device | str = "cpu",
+    on_step: OnStep | None = None,
+) -> list[float]:
+    """Train for ``epochs`` epochs and return the global mean loss of every step.
+
+    ``model`` is on ``device`` and may start differently on the ranks: all begin with the state of
+    the group's first rank. ``loader.batch_sampler.set_epoch`` is called with 0, 1, … before each
+    epoch. ``on_step(step, loss, samples)`` is called after each step, with this rank's number of
+    samples. Equals the training of one process on the same global batches to rounding.
+    """
+    # Step 5: begin with equal weights
+    # Step 6: every epoch needs its own order; then one train_step per batch
+    raise NotImplementedError("exercise 1.5")
+
+
+def weight_hash(model: nn.Module) -> str:
+    """SHA-256 over the bytes of all parameters and buffers, in order: equal replicas, equal hash."""
+    # Step 7: hash the raw bytes, not rounded numbers: drift begins in the last bit
+    raise NotImplementedError("exercise 1.5")
+
+
+def global_metrics(
+    loss_sum: float,
+    correct: int,
+    count: int,
+    group: Group = None,
+    device: torch.device | str = "cpu",
+) -> tuple[float, float]:
+    """(mean loss, accuracy) over the samples of all ranks, the same on every rank.
+
+    The arguments are this rank's sum of losses, number of right answers and number of samples
+    (possibly 0). Exact: a mean of the ranks' means would weigh small shards too much. One message.
+    Raises ValueError, on every rank, if no rank has a sample.
+    """
+    # Step 1: sum the three numbers over the ranks in float64 (exact for counts), then divide
+    raise NotImplementedError("exercise 1.6")
+
+
+def evaluate(
+    model: nn.Module,
+    loader: DataLoader[tuple[Tensor, Tensor]],
+    group: Group = None,
+    device: torch.device | str = "cpu",
+) -> tuple[float, float]:
+    """(mean cross-entropy, accuracy) over the data set, exactly, on every rank.
+
+    Each sample counts once, however the shards are cut: the entries that pad this rank's shard come
+    last, and ``loader.batch_sampler.sampler.num_real`` tells how many come before. The model is
+    evaluated in eval mode without gradients and left in the mode it was in.
+    """
+    # Step 2: eval mode, and back to the mode the model was in, also when something raises
+    # Step 3: of each batch only the entries before the padding count; a batch may be empty
+    # Step 4: add up sums, not means; one global reduction at the end
+    raise NotImplementedError("exercise 1.6")
+
+
+def print_once(message: str, group: Group = None) -> None:
+    """Print ``message`` on the first rank of ``group`` only, without any communication."""
+    # Step 5: the group's own rank decides, not LOCAL_RANK (every node has one that is 0)
+    raise NotImplementedError("exercise 1.6")
+
+
+def set_up(device: str) -> torch.device:
+    """Join the group that torchrun describes; this rank's device (GPU by local rank, or CPU)."""
+    if "RANK" not in os.environ:
+        sys.exit(
+            "start it with: torchrun --nproc-per-node 4 -m solutions.phase1_data_parallel.trainer"
+        )
+    use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    if use_cuda and not torch.cuda.is_available():
+        sys.exit("--device cuda: this machine has no CUDA device; use --device cpu")
+    if not use_cuda:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank % gpus)
+    shares_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) > gpus
+    dist.init_process_group("gloo" if shares_gpu else "nccl")
+    return torch.device("cuda", local_rank % gpus)
+
+
+def main() -> None:
+    """Train a workload under torchrun, with progress, and print its test accuracy."""
+    from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+    from rich.progress import Progress, TextColumn
+
+    parser = argparse.ArgumentParser(description="Data-parallel training of a digits classifier.")
+    parser.add_argument("--workload", default="digits_mlp", choices=sorted(WORKLOADS))
+    parser.add_argument("--epochs", type=int, help="default: the workload's")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--save", help="file for losses and weights, written by rank 0")
+    options = parser.parse_args()
+    chosen = WORKLOADS[options.workload]
+    epochs = chosen.epochs if options.epochs is None else options.epochs
+    device = set_up(options.device)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    try:
+        model = build_model(chosen.model, chosen.seed + rank).to(device)  # broadcast makes it equal
+        optimizer = build_optimizer(chosen, model)
+        common = {
+            "rank": rank,
+            "world_size": world_size,
+            "global_batch_size": chosen.global_batch_size,
+            "device": device,
+        }
+        loader = build_loader(digits(), **common, seed=chosen.seed, remainder="keep")
+        tests = build_loader(digits(train=False), **common, shuffle=False)
+        columns = [*Progress.get_default_columns(), TextColumn("{task.fields[state]}")]
+        with Progress(*columns, disable=rank != 0) as progress:
+            task = progress.add_task("training", total=epochs * len(loader), state="")
+            begun, accuracy = time.perf_counter(), 0.0
+
+            def show(step: int, loss: float, samples: int) -> None:
+                nonlocal accuracy
+                if step % len(loader) == 0:  # all ranks come here after the same step
+                    _, accuracy = evaluate(model, tests, device=device)
+                rate = step * chosen.global_batch_size / (time.perf_counter() - begun)
+                state = f"loss {loss:.4f}  accuracy {accuracy:.1%}  {rate:,.0f} samples/s"
+                progress.update(task, completed=step, state=state)
+
+            losses = train(model, loader, optimizer, epochs=epochs, device=device, on_step=show)
+            seconds = time.perf_counter() - begun
+        loss, accuracy = evaluate(model, tests, device=device)
+        rate = epochs * len(digits()) / seconds
+        print_once(
+            f"{chosen.name}: {world_size} ranks on {device.type}, {epochs} epochs, "
+            f"test loss {loss:.4f}, test accuracy {accuracy:.2%}, {rate:,.0f} samples/s"
+        )
+        if options.save and rank == 0:
+            torch.save({"losses": losses, "model": model.state_dict()}, options.save)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
