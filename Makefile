@@ -10,8 +10,9 @@ env:
 demo: env
 	@$(RUN) -m distlab.demo
 
+# the templates are the learner's: nothing written there fails the project's own tests
 test: env
-	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
 	@$(RUN) -m pytest -q
 
 lint: env
