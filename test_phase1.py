@@ -1,4 +1,4 @@
-"""Grade your work on phase 1: ``python test_phase1.py [1.4 …] [--impl solutions] [--json FILE]``."""
+"""Grade your work on phase 1: ``python test_phase1.py [1.4 …] [--json FILE]``."""
 
 import sys
 

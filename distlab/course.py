@@ -205,9 +205,8 @@ def _missing(exercise: Exercise, earlier: set[str]) -> list[str]:
     found = []
     if exercise.id in earlier:
         found.append("the id is not unique")
-    for other in (*exercise.uses, *exercise.requires):
-        if other not in earlier:
-            found.append(f"builds on {other}, which does not come earlier")
+    others = {*exercise.uses, *exercise.requires} - earlier
+    found += [f"builds on {other}, which does not come earlier" for other in sorted(others)]
     if exercise.points < 1:
         found.append("points must be positive")
     if len(exercise.hints) != 3 or not all(h.strip() for h in exercise.hints):

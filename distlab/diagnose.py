@@ -115,9 +115,15 @@ def _zeros(case: Case) -> Diagnosis | None:
 
 def _own_only(case: Case) -> Diagnosis | None:
     rank = case.rank
-    if rank is None or rank >= case.world_size or not case.fits(case.contributions[rank]):
+    if rank is None or rank >= case.world_size:
         return None
-    return Diagnosis("only-own", f"it is rank {rank}'s own value: nothing from the others is in it")
+    mine = case.contributions[rank]
+    shares = [mine, mine / case.world_size]
+    if case.combined == "weighted":
+        shares.append(case.share(rank))
+    if not any(case.fits(share) for share in shares):
+        return None
+    return Diagnosis("only-own", f"it is rank {rank}'s own part: nothing from the others is in it")
 
 
 def _other_rank(case: Case) -> Diagnosis | None:
@@ -142,14 +148,26 @@ def _constant_ratio(case: Case) -> Diagnosis | None:
             f"every element is {w} times the right value: "
             f"the sum over the {w} ranks was not divided by the world size",
         )
-    if w > 1 and abs(ratio * w - 1) < 1e-3:
-        return Diagnosis(
-            "divided-twice",
-            f"every element is 1/{w} of the right value: it was divided by the world size "
-            "once too often",
-        )
+    for times in (1, 2, 3):
+        if w > 1 and abs(ratio * w**times - 1) < 1e-3:
+            often = {1: "once", 2: "twice", 3: "three times"}[times]
+            return Diagnosis(
+                "divided-twice",
+                f"every element is 1/{w**times} of the right value: it was divided by the world "
+                f"size {often} too often",
+            )
     if abs(ratio + 1) < 1e-3:
         return Diagnosis("sign", "every element has the wrong sign")
+    return None
+
+
+def _scaled(case: Case) -> Diagnosis | None:
+    """Any other constant ratio; a single element always has one, so it explains nothing."""
+    if case.got.numel() < 2 or not case.want.any():
+        return None
+    ratio = float((case.got * case.want).sum() / (case.want * case.want).sum())
+    if abs(ratio) < 1e-12 or not case.fits(ratio * case.want):
+        return None
     return Diagnosis("scaled", f"every element is {_of(ratio)} times the right value")
 
 
@@ -262,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     _own_only,
     _other_rank,
     _zeros,
+    _scaled,
     _bias,
     _chunks,
     _permuted,

@@ -47,6 +47,7 @@ class Event:
     phase: str = ""
     index: int = 0
     tag: int = 0
+    overwritten: bool = False  # the send buffer was changed before the send was waited for
 
     def __str__(self) -> str:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"
@@ -152,7 +153,7 @@ class Log:
             self._budget("too many bytes", "at most", nbytes, formula, "too-many-bytes")
 
     def sent_at_least(self, nbytes: float, formula: str = "") -> None:
-        """Fail if this rank sent less than ``nbytes``: the result can't have come by the network."""
+        """Fail if this rank sent less than ``nbytes``: the result came from elsewhere."""
         if self.sent < nbytes:
             self._budget("too few bytes", "at least", nbytes, formula, "too-few-bytes")
 
@@ -169,7 +170,16 @@ class Log:
         )
 
     def all_waited(self) -> None:
-        """Fail if an asynchronous operation was never waited for."""
+        """Fail if an asynchronous operation was never waited for, or its buffer was reused."""
+        for event in self.events:
+            if event.overwritten:
+                raise CheckFailed(
+                    f"rank {self.rank} changed the buffer of {event} while it was in flight: "
+                    "wait for the handle before you write to what you send",
+                    cause="overwritten-in-flight",
+                    rank=self.rank,
+                    line=event.line,
+                )
         for event in self.unwaited:
             raise CheckFailed(
                 f"rank {self.rank} started {event} and never waited for its handle: "

@@ -15,7 +15,7 @@ from .ranks import Options, RankFailure, RankReport
 if TYPE_CHECKING:
     from .rank_watch import Member
 
-BROKEN_LINK = re.compile(r"connection (closed|reset)|broken pipe|socket (timeout|closed)", re.IGNORECASE)
+BROKEN_LINK = re.compile(r"(?i)connection (closed|reset)|broken pipe|socket (timeout|closed)")
 BLANK = re.compile(r"exercise (\d+\.\d+)")
 
 

@@ -103,7 +103,8 @@ class Member:
             self.waiting = self.events[data[1]["index"]]
             self.waiting_line = data[1]["line"]
         else:
-            self.events[data[1]["index"]].end = data[1]["end"]
+            event = self.events[data[1]["index"]]
+            event.end, event.overwritten = data[1]["end"], data[1]["overwritten"]
             self.waiting = None
         return None
 

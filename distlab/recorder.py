@@ -65,7 +65,8 @@ CANONICAL = {
 # the argument that holds what this rank passes in (scatter: what it gets), first match counts
 PAYLOAD = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors", "tensor")
 ROOT = ("root_rank", "dst", "src")
-METHODS = sorted(set(CANONICAL) - {"isend", "irecv", "recv_any_source"}) + [
+METHODS = [
+    *sorted(set(CANONICAL) - {"isend", "irecv", "recv_any_source"}),
     "allreduce_coalesced",
     "allgather_coalesced",
     "allgather_into_tensor_coalesced",
@@ -114,6 +115,7 @@ class Ledger(TorchDispatchMode):
         self.pid = os.getpid()
         self.local = threading.local()
         self.by_tensor: dict[int, Event] = {}
+        self.in_flight: dict[int, tuple[torch.Tensor, int]] = {}  # send buffers, their version
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -196,6 +198,8 @@ class Ledger(TorchDispatchMode):
         )
         self.events.append(event)
         self.local.last = event
+        if op == "send":
+            self.in_flight[event.index] = tensors[0], tensors[0]._version
         self.emit("begin", vars(event))
         return event
 
@@ -205,7 +209,10 @@ class Ledger(TorchDispatchMode):
     def _end(self, event: Event) -> None:
         if event.end is None:
             event.end = time.monotonic()
-            self.emit("end", {"index": event.index, "end": event.end})
+            buffer, version = self.in_flight.pop(event.index, (None, 0))
+            event.overwritten = buffer is not None and buffer._version != version
+            done = {"end": event.end, "overwritten": event.overwritten}
+            self.emit("end", {"index": event.index, **done})
 
     def _compute(self, start: float, end: float) -> None:
         name = self._phase() or "forward"

@@ -52,7 +52,7 @@ def global_batches(chosen: Workload, epochs: int) -> Iterator[tuple[Tensor, Tens
 def train_alone(
     chosen: Workload, *, epochs: int, device: str = "cpu", dtype: torch.dtype = torch.float64
 ) -> tuple[list[float], list[float], torch.nn.Module]:
-    """(losses, gradient norms, trained model) of one process; the plain loop, nothing distributed."""
+    """(losses, gradient norms, trained model) of one process: the plain loop."""
     model = build_model(chosen.model, chosen.seed, dtype).to(device)
     optimizer = build_optimizer(chosen, model)
     losses, norms = [], []
@@ -91,7 +91,7 @@ def record(chosen: Workload, device: str) -> dict[str, Any]:
         "samples_per_second": chosen.epochs * len(digits()) / seconds,
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else _peak_memory(),
         "device": device,
-        "device_name": torch.cuda.get_device_name() if on_gpu else _cpu_name(),
+        "device_name": torch.cuda.get_device_name() if on_gpu else cpu_name(),
         "cores": os.cpu_count(),
         "driver": _driver() if on_gpu else None,
         "torch": torch.__version__,
@@ -107,7 +107,7 @@ def _peak_memory() -> int:
     return kilobytes if platform.system() == "Darwin" else kilobytes * 1024
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

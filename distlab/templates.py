@@ -128,7 +128,7 @@ def _not_additive(exercise: Exercise, template: str) -> list[str]:
 
 
 def write(course: Course, force: bool = False) -> list[Path]:
-    """Write the templates; ValueError, before anything is written, if one holds a learner's work."""
+    """Write the templates; ValueError, with nothing written, if one holds a learner's work."""
     todo = []
     for exercise in files_of(course):
         path, text = exercise.template_path, template_of(exercise)

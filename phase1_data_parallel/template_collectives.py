@@ -79,8 +79,8 @@ def all_reduce_root(tensor: Tensor, op: Op = "sum", root: int = 0, group: Group 
     raise NotImplementedError("exercise 1.7")
 
 
-def _combine(values: Sequence[Tensor], op: str) -> Tensor:
-    """All values combined in the order given."""
+def combine(values: Sequence[Tensor], op: str) -> Tensor:
+    """All values combined in the order given; divided by their number for the mean."""
     result = values[0]
     for value in values[1:]:
         result = COMBINE[op](result, value)

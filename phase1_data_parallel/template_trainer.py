@@ -76,13 +76,6 @@ def average_gradients(
     raise NotImplementedError("exercise 1.4")
 
 
-def _weighted(p: nn.Parameter, share: float) -> Tensor:
-    """The flat gradient times this rank's share; zeros (also for nan) without samples."""
-    if p.grad is None or share == 0:
-        return torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
-    return p.grad.detach().flatten() * share
-
-
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -194,8 +187,9 @@ def set_up(device: str) -> torch.device:
 
 def main() -> None:
     """Train a workload under torchrun, with progress, and print its test accuracy."""
-    from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
     from rich.progress import Progress, TextColumn
+
+    from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
 
     parser = argparse.ArgumentParser(description="Data-parallel training of a digits classifier.")
     parser.add_argument("--workload", default="digits_mlp", choices=sorted(WORKLOADS))

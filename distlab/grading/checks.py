@@ -29,7 +29,9 @@ def trace(exercise_id: str) -> Callable[[F], F]:
     return mark
 
 
-def fail(message: str, *, cause: str = "wrong", rank: int | None = None, line: str = "") -> NoReturn:
+def fail(
+    message: str, *, cause: str = "wrong", rank: int | None = None, line: str = ""
+) -> NoReturn:
     """Fail the check with a message, a stable cause, and the rank and line where it shows."""
     raise CheckFailed(message, cause=cause, rank=rank, line=line)
 

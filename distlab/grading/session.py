@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..course import Course, Exercise, load_course
@@ -67,7 +68,7 @@ class Session:
                 exercise.id,
                 exercise.title,
                 exercise.points,
-                str(self.source(exercise).path(exercise.file)),
+                _shown(self.source(exercise).path(exercise.file)),
             ),
         )
 
@@ -173,6 +174,11 @@ class Session:
         result.seconds += check.seconds
         if check.verdict == "hang" and self.not_run.get(exercise.id) is None:
             self.not_run[exercise.id] = NotRun("blocked", f"not run, because {check.name} hung")
+
+
+def _shown(path: Path) -> str:
+    """The path as the learner types it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def verdict_of(error: BaseException | None) -> CheckResult:

@@ -172,7 +172,7 @@ def train(
 
 
 def weight_hash(model: nn.Module) -> str:
-    """SHA-256 over the bytes of all parameters and buffers, in order: equal replicas, equal hash."""
+    """SHA-256 over the bytes of all parameters and buffers: equal replicas, equal hash."""
     # --- exercise 1.5: start
     # Step 7: hash the raw bytes, not rounded numbers: drift begins in the last bit
     digest = hashlib.sha256()

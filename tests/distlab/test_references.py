@@ -49,7 +49,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="can't be read"):
         references.load("cpu", "digits_mlp", tmp_path)
     copy.unlink()
-    with pytest.raises(ValueError, match="python -m distlab.record"):
+    with pytest.raises(ValueError, match=r"python -m distlab\.record"):
         references.load("cpu", "digits_mlp", tmp_path)
 
 

@@ -10,8 +10,8 @@ import torch
 from distlab.grading import exercise, expect_equal, fail, trace
 
 CASES = [
-    (n, w) for w in (1, 2, 3, 4, 7) for n in (1, w - 1, w, w + 1, 13, 21, 64) if n >= 1
-]  # also more ranks than samples
+    (n, w) for w in (3, 2, 1, 4, 7) for n in (64, 21, 13, w + 1, w, w - 1, 1) if n >= 1
+]  # the telling ones first; also more ranks than samples
 
 
 def order_of(n: int, seed: int) -> list[int]:

@@ -196,7 +196,8 @@ def check_average(run, impl, seed, counts: list[int], what: str) -> None:
 
     results = run(body, len(counts))
     want = results[0][2]
-    for rank, (before, after, _) in enumerate(results):
+    for rank in reversed(range(len(counts))):  # rank 0 is right by accident more often
+        before, after, _ = results[rank]
         for name, value in want.items():
             if value is None:
                 if after[name] is not None:
@@ -225,7 +226,7 @@ def check_average(run, impl, seed, counts: list[int], what: str) -> None:
 @exercise("1.4", cuda=True)
 def test_average_equals_global_batch(impl, run, seed):
     """The average is the gradient of the global batch; all parameters, tied and partly unused."""
-    for w in (1, 2, 3, 4):
+    for w in (3, 1, 2, 4):
         check_average(run, impl, seed, [3] * w, f"{w} ranks, 3 samples each")
 
 

@@ -1,0 +1,48 @@
+"""What the benchmarks share: a table of results, and medians of runs taken in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """One benchmark's result, as it stands in benchmarks/README.md."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table with its title and note."""
+        lines = [f"### {self.title}", "", *([self.note, ""] if self.note else [])]
+        lines += ["| " + " | ".join(self.header) + " |"]
+        lines += ["|" + " --- |" * len(self.header)]
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        return "\n".join(lines)
+
+
+def seconds(fn: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    begun = time.perf_counter()
+    fn()
+    return time.perf_counter() - begun
+
+
+def in_turn(contestants: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Each contestant's values, one of each per round, so that a busy moment hits them all."""
+    values: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, measure in contestants.items():
+            values[name].append(measure())
+    return values
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """``"0.10 (0.09 … 0.12)"``: median, least and most."""
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} … {high:.{digits}f})"

@@ -1,0 +1,135 @@
+"""Training throughput: the trainer of phase 1 against the same loop under torch's DDP.
+
+Both train in the same ranks, epoch by epoch in turn, on the same batches, and both report the
+global loss of every step. DistributedDataParallel reduces buckets while backward still runs; the
+trainer of phase 1 reduces everything afterwards in one message.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from distlab.ranks import RankContext, run_ranks
+from distlab.workloads import build_model, digits
+from solutions.phase1_data_parallel import trainer
+from solutions.phase1_data_parallel.data_loader import build_loader
+
+from .common import Table, spread
+
+BATCH = 128  # global; divides evenly but for the last, which both leave out
+Step = Callable[[Tensor, Tensor], float]
+
+
+def wide() -> nn.Module:
+    """64-1024-1024-10: 1.1 million parameters, 4.5 MB of gradients."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 10),
+        )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "digits MLP": lambda: build_model("mlp"),
+    "digits CNN": lambda: build_model("cnn"),
+    "wide MLP": wide,
+}
+
+
+def solution_step(model: nn.Module) -> Step:
+    """One step of the trainer of phase 1."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return lambda inputs, targets: trainer.train_step(model, optimizer, inputs, targets)
+
+
+def ddp_step(model: nn.Module) -> Step:
+    """The same step under DistributedDataParallel."""
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
+
+    def step(inputs: Tensor, targets: Tensor) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(wrapped(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        sums = torch.tensor([loss.item() * len(targets), len(targets)], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return (sums[0] / sums[1]).item()
+
+    return step
+
+
+def epoch(step: Step, loader: DataLoader[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """(samples per second over all ranks, last loss) of one epoch; starts together."""
+    dist.barrier()
+    begun, loss, seen = time.perf_counter(), 0.0, 0
+    for inputs, targets in loader:
+        if len(targets) * dist.get_world_size() < BATCH:
+            break
+        loss = step(inputs, targets)
+        seen += BATCH
+    return seen / (time.perf_counter() - begun), loss
+
+
+def compare(model: str, world_size: int, epochs: int) -> dict[str, list[float]]:
+    """Samples per second of each epoch after the first, for both."""
+
+    def body(ctx: RankContext) -> dict[str, list[tuple[float, float]]]:
+        loader = build_loader(
+            digits(), rank=ctx.rank, world_size=ctx.world_size, global_batch_size=BATCH
+        )
+        steps = {"solution": solution_step(MODELS[model]()), "DDP": ddp_step(MODELS[model]())}
+        values: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+        for number in range(epochs + 1):
+            loader.batch_sampler.set_epoch(number)  # type: ignore[union-attr]
+            for name, step in steps.items():
+                values[name].append(epoch(step, loader))
+        return values
+
+    found = run_ranks(body, world_size, ledger=False, timeout=300)[0]
+    losses = [[loss for _, loss in found[name]] for name in ("solution", "DDP")]
+    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-3, atol=1e-3)  # same training
+    return {name: [rate for rate, _ in values[1:]] for name, values in found.items()}
+
+
+def measure(epochs: int = 9) -> Table:
+    """Samples per second side by side."""
+    rows = []
+    for model in MODELS:
+        for world_size in (2, 4):
+            rates = compare(model, world_size, epochs)
+            ratio = statistics.median(rates["solution"]) / statistics.median(rates["DDP"])
+            rows.append(
+                [
+                    model,
+                    str(world_size),
+                    spread(rates["solution"], 0),
+                    spread(rates["DDP"], 0),
+                    f"{ratio:.2f}",
+                ]
+            )
+    return Table(
+        "Training on the digits, samples/s over all ranks",
+        ["model", "ranks", "phase 1 solution", "torch DDP", "ratio of medians"],
+        rows,
+        f"Global batch {BATCH}, SGD with momentum; median (least … most) of {epochs} epochs taken "
+        "in turn in the same ranks.",
+    )
+
+
+if __name__ == "__main__":
+    print(measure().markdown())

@@ -1,0 +1,84 @@
+"""Wrong implementations: small patches of the solution, each killed by the check that it names.
+
+They prove that the checks can fail, and that the learner is told the right cause.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .course import load_course, root
+from .grading.run import grade
+from .grading.session import Request
+from .grading.verdicts import CheckResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One wrong implementation.
+
+    ``bug`` names it (with its number in the list of bugs, if it has one); ``find`` occurs exactly
+    once in the solution and is replaced by ``replace`` (``patches``: further pairs); ``killed_by``
+    is the check that must fail, with ``cause``.
+    """
+
+    id: str
+    exercise: str
+    bug: str
+    find: str
+    replace: str
+    killed_by: str
+    cause: str
+    patches: Sequence[tuple[str, str]] = ()
+
+
+def all_mutants(folder: Path | None = None) -> list[Mutant]:
+    """The mutants of all phases, in order."""
+    found: list[Mutant] = []
+    for path in sorted((folder or root() / "tests" / "mutants").glob("phase*_*.py")):
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found += module.MUTANTS
+    return found
+
+
+def mutants_per_exercise() -> dict[str, int]:
+    """How many wrong implementations each exercise has."""
+    return dict(Counter(m.exercise for m in all_mutants()))
+
+
+def patched(mutant: Mutant) -> str:
+    """The solution's text with the mutant's patches; ValueError if one doesn't occur just once."""
+    path = load_course().exercise(mutant.exercise).solution_path
+    text = path.read_text(encoding="utf-8")
+    for find, replace in ((mutant.find, mutant.replace), *mutant.patches):
+        if text.count(find) != 1:
+            raise ValueError(
+                f"mutant {mutant.id}: its text occurs {text.count(find)} times in {path.name}"
+            )
+        text = text.replace(find, replace)
+    return text
+
+
+def run_mutant(mutant: Mutant, folder: Path, seed: int | None = None) -> CheckResult | None:
+    """Grade the mutant by its named check; ``folder`` (empty) takes the implementation."""
+    exercise = load_course().exercise(mutant.exercise)
+    for sibling in exercise.solution_path.parent.glob("*.py"):
+        (folder / sibling.name).write_text(sibling.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / exercise.solution_path.name).write_text(patched(mutant), encoding="utf-8")
+    request = Request(
+        impl=str(folder),
+        device="cpu",
+        seed=seed,
+        exercises=(mutant.exercise,),
+        checks=(mutant.killed_by,),
+        trusted=True,
+    )
+    return grade(exercise.phase.number, request).check(mutant.killed_by)

@@ -1,0 +1,266 @@
+"""What the ranks did over time: spans, a picture of them, and a trace for Perfetto.
+
+A ``Span`` is one thing one rank did from ``start`` to ``end``. Compute comes from the ledger's
+tensor operators, communication from its events. A communication is split where its data could
+move at the earliest: a receive can't before its send was issued, an all-reduce not before the last
+rank has come, a broadcast not before its root has. What lies before that moment is a "wait", and it
+names the rank that was waited for. So a picture tells three things apart: a rank computes, it
+communicates, or it waits for a slower one.
+
+    ready(receive)             = start of the matching send
+    ready(broadcast, scatter)  = start on the root
+    ready(reduce, gather)      = on the root, the latest start of all; elsewhere its own start
+    ready(other collectives)   = the latest start over the ranks of the group
+
+The format of the trace is Chrome's Trace Event Format; ui.perfetto.dev opens it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .ledger import P2P, readable
+
+if TYPE_CHECKING:
+    from .ledger import Event, Log
+    from .ranks import RankResults
+
+Lane = Literal["compute", "communication", "data"]
+
+WAIT = "wait"
+JOIN = 2e-4  # Python between two operators of one phase takes less than this: one span
+SHORTEST_WAIT = 2e-5  # ranks are never at the same place to the microsecond
+ROOT_GIVES = ("broadcast", "scatter")
+ROOT_TAKES = ("reduce", "gather")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One thing that ``rank`` did, in seconds on a clock that all ranks share.
+
+    ``peer`` is the other rank of a message, the root of a collective, or the rank waited for;
+    ``message`` is the same number at both ends of a message; ``line`` the learner's line.
+    """
+
+    rank: int
+    lane: Lane
+    name: str
+    start: float
+    end: float
+    detail: str = ""
+    nbytes: int = 0
+    peer: int | None = None
+    line: str = ""
+    region: str = ""
+    message: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+def spans_of(results: RankResults) -> list[Span]:
+    """The compute and communication of a run of ``run_ranks``, ordered by rank and time."""
+    logs = results.logs
+    ready, messages = _ready(logs), _messages(logs)
+    moments = [span[2] for log in logs for span in log.spans]
+    moments += [t for log in logs for e in log.events for t in (e.start, e.end) if t is not None]
+    spans: list[Span] = []
+    for log in logs:
+        spans += _computed(log)
+        for event in log.events:
+            key = (log.rank, event.index)
+            until, whom = ready.get(key, (event.start, None))
+            spans += _communicated(log.rank, event, until, whom, messages.get(key), max(moments))
+    return sorted(spans, key=lambda s: (s.rank, s.start, s.end))
+
+
+def _computed(log: Log) -> list[Span]:
+    """Compute of one rank: neighbours of one name become one span.
+
+    The recorder knows backward and optimizer; all else it calls forward. Without a backward (a
+    collective by itself), or between backward and optimizer (averaging), it is "other".
+    """
+    raw = sorted(log.spans, key=lambda span: span[1])
+    trains = any(name == "backward" for name, _, _ in raw)
+    named, upcoming = [], ""
+    for name, start, end in reversed(raw):
+        if name in ("backward", "optimizer"):
+            upcoming = name
+        elif name == "forward" and (not trains or upcoming == "optimizer"):
+            name = "other"
+        named.append((name, start, end))
+    begins = sorted(event.start for event in log.events)
+    spans: list[Span] = []
+    for name, start, end in reversed(named):
+        last = spans[-1] if spans else None
+        joined = last is not None and last.name == name and start - last.end < JOIN
+        if joined and bisect.bisect(begins, last.end) == bisect.bisect(begins, start):
+            end = max(end, last.end)
+            spans[-1] = Span(log.rank, last.lane, name, last.start, end)
+        else:
+            spans.append(Span(log.rank, "data" if name == "data" else "compute", name, start, end))
+    return spans
+
+
+def _communicated(
+    rank: int, event: Event, ready: float, whom: int | None, message: int | None, horizon: float
+) -> list[Span]:
+    """One event as a wait (if another rank was late) and the operator itself."""
+    end = horizon if event.end is None else event.end
+    begin = event.start if ready - event.start < SHORTEST_WAIT else min(ready, end)
+    more: dict[str, Any] = {"line": event.line, "region": event.region}
+    spans = []
+    if begin > event.start:
+        detail = f"{event.op}: waits for rank {whom}"
+        spans.append(
+            Span(rank, "communication", WAIT, event.start, begin, detail, peer=whom, **more)
+        )
+    detail = str(event) + ("; never waited for" if event.end is None else "")
+    nbytes = max(event.sent, event.received)
+    if nbytes:
+        detail += f", {readable(nbytes)}"
+    more |= {"nbytes": nbytes, "peer": event.peer, "message": message}
+    return [*spans, Span(rank, "communication", event.op, begin, end, detail, **more)]
+
+
+Key = tuple[int, int]  # rank, index of the event on it
+
+
+def _ready(logs: Sequence[Log]) -> dict[Key, tuple[float, int | None]]:
+    """For each event that depends on another rank: when that rank was there, and which it was."""
+    ready: dict[Key, tuple[float, int | None]] = {}
+    together: dict[Any, list[tuple[int, Event]]] = defaultdict(list)
+    issued: Counter[Any] = Counter()
+    for log in logs:
+        for event in log.events:
+            if event.op not in P2P:
+                place = (log.rank, event.group)
+                together[event.group, issued[place]].append((log.rank, event))
+                issued[place] += 1
+    for members in together.values():
+        latest, last = max((event.start, rank) for rank, event in members)
+        began = {rank: event.start for rank, event in members}
+        for rank, event in members:
+            root = event.peer
+            if event.op in ROOT_GIVES and root is not None:
+                ready[rank, event.index] = began.get(root, event.start), root
+            elif event.op not in ROOT_TAKES or rank == root:
+                ready[rank, event.index] = latest, last
+    for (sender, send), (receiver, receive) in _pairs(logs):
+        ready[receiver, receive.index] = send.start, sender
+    return ready
+
+
+def _pairs(logs: Sequence[Log]) -> list[tuple[tuple[int, Event], tuple[int, Event]]]:
+    """Each send with its receive: the k-th of one rank to another with the same tag."""
+    sends: dict[Any, list[tuple[int, Event]]] = defaultdict(list)
+    receives: dict[Any, list[tuple[int, Event]]] = defaultdict(list)
+    for log in logs:
+        for event in log.events:
+            if event.op == "send":
+                sends[log.rank, event.peer, event.tag].append((log.rank, event))
+            elif event.op == "recv" and event.peer is not None:
+                receives[event.peer, log.rank, event.tag].append((log.rank, event))
+    return [pair for link in sends for pair in zip(sends[link], receives[link], strict=False)]
+
+
+def _messages(logs: Sequence[Log]) -> dict[Key, int]:
+    """A number for each message, at both of its ends."""
+    numbers: dict[Key, int] = {}
+    for number, pair in enumerate(_pairs(logs)):
+        for rank, event in pair:
+            numbers[rank, event.index] = number
+    return numbers
+
+
+def stack(spans: Iterable[Span]) -> dict[Span, int]:
+    """A row for each span so that no two in one row overlap; as few rows as possible."""
+    rows: dict[Span, int] = {}
+    ends: list[float] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        row = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))
+        ends[row:] = [span.end, *ends[row + 1 :]]
+        rows[span] = row
+    return rows
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """Seconds in which at least one of ``spans`` goes on."""
+    total, reached = 0.0, -math.inf
+    for span in sorted(spans, key=lambda s: s.start):
+        total += max(0.0, span.end - max(span.start, reached))
+        reached = max(reached, span.end)
+    return total
+
+
+def chrome_trace(spans: Sequence[Span], path: str | Path) -> Path:
+    """Write ``spans`` as a trace for ui.perfetto.dev or chrome://tracing: one process per rank."""
+    begin = min((s.start for s in spans), default=0.0)
+    out: list[dict[str, Any]] = []
+    for rank in sorted({s.rank for s in spans}):
+        out += _named(rank, "process", 0, f"rank {rank}", rank)
+        for place, lane in enumerate(("data", "compute", "communication")):
+            rows = stack(s for s in spans if s.rank == rank and s.lane == lane)
+            for row in range(max(rows.values(), default=-1) + 1):
+                name = lane if row == 0 else f"{lane} {row + 1}"
+                out += _named(rank, "thread", 100 * place + row, name, 100 * place + row)
+            for span, row in rows.items():
+                out += _traced(span, 100 * place + row, begin)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"traceEvents": out, "displayTimeUnit": "ms"}), encoding="utf-8")
+    return path
+
+
+def _named(rank: int, kind: str, tid: int, name: str, order: int) -> list[dict[str, Any]]:
+    """Name and position of a process or thread."""
+    head = {"ph": "M", "pid": rank, "tid": tid}
+    return [
+        {**head, "name": f"{kind}_name", "args": {"name": name}},
+        {**head, "name": f"{kind}_sort_index", "args": {"sort_index": order}},
+    ]
+
+
+def _traced(span: Span, tid: int, begin: float) -> list[dict[str, Any]]:
+    """A complete event, and for a message one end of the arrow from send to receive."""
+    arguments = {
+        "detail": span.detail,
+        "bytes": span.nbytes,
+        "peer": span.peer,
+        "line": span.line,
+        "region": span.region,
+    }
+    head = {"pid": span.rank, "tid": tid, "ts": round((span.start - begin) * 1e6, 3)}
+    event = {**head, "ph": "X", "name": span.name, "cat": span.lane}
+    event["dur"] = round(span.seconds * 1e6, 3)
+    event["args"] = {k: v for k, v in arguments.items() if v not in ("", None)}
+    if span.message is None:
+        return [event]
+    arrow = {**head, "name": "message", "cat": "message", "id": span.message}
+    end = {"ph": "s"} if span.name == "send" else {"ph": "f", "bp": "e"}
+    return [event, {**arrow, **end}]
+
+
+def draw(spans: Sequence[Span], path: str | Path, title: str = "") -> Path:
+    """Write a picture of ``spans`` as PNG or SVG, by the suffix of ``path``."""
+    from .picture import draw_spans  # imports matplotlib, which takes most of a second
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return draw_spans(spans, path, title)
+
+
+def trace_run(results: RankResults, out_png: str | Path, title: str = "") -> tuple[Path, Path]:
+    """Write the picture of a run and, beside it, its trace: (picture, ``….json``)."""
+    spans = spans_of(results)
+    picture = draw(spans, out_png, title)
+    return picture, chrome_trace(spans, picture.with_suffix(".json"))

@@ -1,0 +1,34 @@
+"""Every wrong implementation is killed by its named check, with its named diagnosis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
+
+from distlab.course import load_course
+from distlab.mutants import Mutant, all_mutants, patched, run_mutant
+
+MUTANTS = all_mutants()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.id)
+def test_mutant_is_killed(mutant: Mutant, tmp_path: Path) -> None:
+    result = run_mutant(mutant, tmp_path)
+    assert result is not None, f"there is no check {mutant.killed_by}"
+    assert result.verdict != "pass", f"{mutant.id} survives {mutant.killed_by}: {mutant.bug}"
+    assert result.cause == mutant.cause, f"{result.verdict}: {result.message}"
+    assert result.message
+
+
+def test_ids_are_unique_and_patches_apply() -> None:
+    assert not [i for i, count in Counter(m.id for m in MUTANTS).items() if count > 1]
+    for mutant in MUTANTS:
+        compile(patched(mutant), mutant.id, "exec")
+
+
+def test_enough_of_them() -> None:
+    per_phase = Counter(load_course().exercise(m.exercise).phase.number for m in MUTANTS)
+    assert per_phase[1] >= 40

@@ -1,0 +1,403 @@
+"""Checks of exercises 1.5 and 1.6: the synchronous training loop and global metrics."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from distlab import references
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
+
+OPTIMIZERS = {
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.1),
+}
+
+
+def data_of(seed: int, n: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs, torch.randint(0, 3, (n,), generator=generator))
+
+
+def net(seed: int, device) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+        return layers.double().to(device)
+
+
+def alone(model, optimizer, dataset, *, batch: int, epochs: int, seed: int, device) -> list[float]:
+    """The yardstick: one process on the same global batches."""
+    inputs, targets = (t.to(device) for t in dataset.tensors)
+    losses = []
+    for epoch in range(epochs):
+        order = epoch_order(len(targets), seed, epoch)
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[chosen]), targets[chosen])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def loader_of(impl, ctx, dataset, batch: int, seed: int, remainder: str = "keep", **kwargs):
+    return impl.module("data_loader").build_loader(
+        dataset,
+        rank=ctx.rank,
+        world_size=ctx.world_size,
+        global_batch_size=batch,
+        seed=seed,
+        remainder=remainder,
+        **kwargs,
+    )
+
+
+def check_training(run, impl, seed: int, world_size: int, n: int, name: str) -> None:
+    batch, epochs = 4 * world_size, 3
+
+    def body(ctx):
+        make, dataset = OPTIMIZERS[name], data_of(seed, n)
+        model = net(seed + ctx.rank, ctx.device)  # only rank 0 starts with the right weights
+        loader = loader_of(impl, ctx, dataset, batch, seed)
+        seen = []
+        losses = impl.train(
+            model,
+            loader,
+            make(model.parameters()),
+            epochs=epochs,
+            device=ctx.device,
+            on_step=lambda step, loss, samples: seen.append((step, loss, samples)),
+        )
+        yardstick = net(seed, ctx.device)
+        want = alone(
+            yardstick,
+            make(yardstick.parameters()),
+            dataset,
+            batch=batch,
+            epochs=epochs,
+            seed=seed,
+            device=ctx.device,
+        )
+        flat = torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
+        right = torch.cat([p.detach().flatten() for p in yardstick.parameters()]).cpu()
+        return losses, want, flat, right, impl.weight_hash(model), seen
+
+    results = run(body, world_size)
+    where = f"{name}, {world_size} ranks, {n} samples"
+    steps = -(-n // batch) * epochs
+    per_step = [0] * steps
+    for rank, result in enumerate(results):
+        if not torch.equal(result[2], results[0][2]):
+            apart = float((result[2] - results[0][2]).abs().max())
+            fail(
+                f"{where}: the weights of ranks 0 and {rank} differ by up to {apart:.3g} after "
+                "training: the replicas did not start equal, or did not take equal steps",
+                cause="replicas-differ",
+                rank=rank,
+            )
+    for rank, (losses, want, flat, right, _, seen) in enumerate(results):
+        expect_equal(len(losses), steps, what=f"{where}: number of steps", rank=rank, cause="steps")
+        expect_close(
+            torch.tensor(losses, dtype=torch.float64),
+            torch.tensor(want, dtype=torch.float64),
+            what=f"{where}: global loss of every step (one process has it from the same batches)",
+            rank=rank,
+            rtol=1e-8,
+            atol=1e-8,
+        )
+        expect_close(flat, right, what=f"{where}: final weights", rank=rank, rtol=1e-7, atol=1e-7)
+        told = [step for step, _, _ in seen]
+        expect_equal(told, list(range(1, steps + 1)), what="steps told to on_step", rank=rank)
+        for step, _, samples in seen:
+            per_step[step - 1] += samples
+    for rank, result in enumerate(results):
+        what = "weight_hash of equal weights"
+        expect_equal(result[4], results[0][4], what=what, rank=rank, cause="hash")
+    sizes = [min(batch, n - start) for start in range(0, n, batch)] * epochs
+    expect_equal(per_step, sizes, what=f"{where}: samples per optimizer step, all ranks together")
+
+
+@exercise("1.5", cuda=True)
+def test_training_equals_one_process(impl, run, seed):
+    """W ranks equal one process on the same global batches, for SGD with momentum and AdamW."""
+    for name in OPTIMIZERS:
+        check_training(run, impl, seed, 2, 24, name)
+
+
+@exercise("1.5")
+def test_training_with_uneven_and_empty_batches(impl, run, seed):
+    """The last batches are uneven over the ranks, or empty on some."""
+    check_training(run, impl, seed, 4, 37, "SGD with momentum")  # last batch: 2, 1, 1, 1
+    check_training(run, impl, seed, 3, 25, "AdamW")  # last batch: 1, 0, 0
+    check_training(run, impl, seed, 1, 9, "AdamW")
+
+
+@exercise("1.5")
+def test_one_step_on_unequal_parts(impl, run, seed):
+    """train_step returns the global mean loss, and every rank takes the same step."""
+    counts = [1, 5, 0]
+
+    def body(ctx):
+        inputs, targets = data_of(seed, 6).tensors
+        ends = [1, 6, 6]
+        part = slice(ends[ctx.rank] - counts[ctx.rank], ends[ctx.rank])
+        model = net(seed, ctx.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        for p in model.parameters():  # left from before: must not be counted
+            p.grad = torch.ones_like(p)
+        got = impl.train_step(model, optimizer, inputs[part], targets[part])
+        fresh = net(seed, ctx.device)
+        want = F.cross_entropy(fresh(inputs), targets)
+        want.backward()
+        moved = [(p - p.grad).detach() for p in fresh.parameters()]
+        own = F.cross_entropy(fresh(inputs[part]), targets[part]).item()
+        return float(got), want.item(), own, [p.detach() for p in model.parameters()], moved
+
+    results = run(body, 3)
+    owns = [r[2] if counts[i] else 0.0 for i, r in enumerate(results)]
+    for rank, (got, want, _, params, moved) in enumerate(results):
+        expect_close(
+            torch.tensor([got], dtype=torch.float64),
+            torch.tensor([want], dtype=torch.float64),
+            what="the global mean loss of 1, 5 and 0 samples",
+            rank=rank,
+            contributions=[torch.tensor([v], dtype=torch.float64) for v in owns],
+            weights=counts,
+            rtol=1e-9,
+            atol=1e-9,
+        )
+        for p, q in zip(params, moved, strict=True):
+            expect_close(p, q, what="weights after the step", rank=rank, rtol=1e-9, atol=1e-9)
+
+
+@exercise("1.5")
+def test_hash_sees_every_bit(impl, run, seed):
+    """Equal replicas have equal hashes; one changed bit anywhere changes it."""
+
+    def body(ctx):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).double()
+        hashes = [impl.weight_hash(model), impl.weight_hash(model)]
+        with torch.no_grad():
+            model[0].weight[1, 2] += 1e-15
+        hashes.append(impl.weight_hash(model))
+        model[1].running_mean[0] += 1.0
+        hashes.append(impl.weight_hash(model))
+        return hashes
+
+    first, again, moved, buffer = run(body, 1, process_group=False)[0]
+    expect_equal(again, first, what="the hash of the same weights", cause="hash")
+    if moved == first:
+        fail("a weight changed in its last bits and the hash did not", cause="hash")
+    if buffer == moved:
+        fail("a buffer changed and the hash did not", cause="hash")
+
+
+@exercise("1.5")
+def test_communication_of_a_step(impl, run, seed):
+    """Per step only the gradients travel: no weights, no frozen parameters."""
+
+    def body(ctx):
+        inputs, targets = data_of(seed, 16).tensors
+        model = nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 3)).double()
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        mine = slice(ctx.rank, None, ctx.world_size)
+        with ctx.region("step"):
+            impl.train_step(model, optimizer, inputs[mine], targets[mine])
+        return sum(p.numel() for p in model[2].parameters()) * 8
+
+    results = run(body, 4)
+    for log, nbytes in zip(results.logs, results, strict=True):
+        log = log.select(region="step")
+        log.all_waited()
+        log.sent_at_most(1.5 * (nbytes + 16 * 8), "2(W-1)/W of the gradients and a few numbers")
+        log.sent_at_least(1.5 * nbytes - 64, "2(W-1)/W of the gradients")
+
+
+@exercise("1.5")
+def test_training_matches_the_reference_run(impl, run, seed):
+    """Two epochs on the digits give the losses of the recorded reference run."""
+    chosen, epochs = WORKLOADS["digits_mlp"], 2
+    try:
+        reference, note = references.best(chosen.name)
+    except ValueError as error:
+        fail(str(error), cause="reference")
+    digits()  # read once, before the ranks fork
+
+    def body(ctx):
+        model = build_model(chosen.model, chosen.seed + ctx.rank).to(ctx.device)
+        optimizer = build_optimizer(chosen, model)
+        loader = loader_of(impl, ctx, digits(), chosen.global_batch_size, chosen.seed)
+        return impl.train(model, loader, optimizer, epochs=epochs, device=ctx.device)
+
+    for rank, losses in enumerate(run(body, 4, timeout=30)):
+        for problem in references.compare(reference, losses, references.LOSS_TOLERANCE):
+            fail(f"{problem}; reference: {note}", cause="reference", rank=rank)
+        if len(losses) != 46:
+            fail(f"{len(losses)} steps in two epochs, expected 46", cause="steps", rank=rank)
+
+
+@exercise("1.6")
+def test_metrics_of_uneven_shards(impl, run, seed):
+    """Mean loss and accuracy over all samples, not the mean of means; one message."""
+    mine = [(6.0, 3, 4), (0.5, 0, 1), (0.0, 0, 0)]
+
+    def body(ctx):
+        with ctx.region("metrics"):
+            got = impl.global_metrics(*mine[ctx.rank])
+        many = impl.global_metrics(0.0, 2**24 + 1, 2**25)  # float32 can't hold the first count
+        try:
+            impl.global_metrics(0.0, 0, 0)
+            refused = False
+        except ValueError:
+            refused = True
+        return [float(v) for v in got], float(many[1]), refused
+
+    results = run(body, 3)
+    for rank, (got, many, refused) in enumerate(results):
+        want = [6.5 / 5, 3 / 5]
+        if got == [mine[rank][0] / max(mine[rank][2], 1), mine[rank][1] / max(mine[rank][2], 1)]:
+            fail("these are the rank's own numbers", cause="own-metrics", rank=rank)
+        for what, value, right in zip(("mean loss", "accuracy"), got, want, strict=True):
+            if abs(value - right) > 1e-12:
+                cause = "mean-of-means" if abs(value - right) < 1 else "wrong"
+                fail(
+                    f"{what} of 4, 1 and 0 samples: expected {right}, got {value}",
+                    cause=cause,
+                    rank=rank,
+                )
+        if many != (2**24 + 1) / 2**25:
+            fail("counts above 16 million are not exact: sum them in float64", cause="precision")
+        expect_equal(refused, True, what="ValueError where no rank has a sample", rank=rank)
+    messages = results.logs[0].select(region="metrics").messages
+    expect_equal(messages, 1, what="messages of global_metrics", cause="too-many-messages")
+
+
+class Moody(nn.Module):
+    """Different in eval mode; remembers whether gradients were recorded and how it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.recorded = False
+        self.fail = False
+
+    def forward(self, x):
+        self.recorded |= torch.is_grad_enabled()
+        if self.fail:
+            raise RuntimeError("evaluation fails")
+        out = self.linear(x)
+        return out.flip(1) * 3 if self.training else out
+
+
+def check_evaluation(run, impl, seed: int, world_size: int, n: int, remainder: str) -> None:
+    def body(ctx):
+        dataset = data_of(seed, n)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = Moody().double().to(ctx.device)
+        loader = loader_of(impl, ctx, dataset, 4 * ctx.world_size, seed, remainder, shuffle=False)
+        out = []
+        for training in (True, False):
+            model.train(training)
+            loss, accuracy = impl.evaluate(model, loader, device=ctx.device)
+            out.append([float(loss), float(accuracy), model.training == training])
+        recorded = model.recorded
+        model.eval()
+        inputs, targets = (t.to(ctx.device) for t in dataset.tensors)
+        logits = model.linear(inputs)
+        want = [F.cross_entropy(logits, targets).item()]
+        want.append((logits.argmax(1) == targets).double().mean().item())
+        return out, want, recorded
+
+    where = f"{n} samples on {world_size} ranks, remainder={remainder!r}"
+    for rank, (out, want, recorded) in enumerate(run(body, world_size)):
+        for loss, accuracy, kept in out:
+            for what, got, right in (("loss", loss, want[0]), ("accuracy", accuracy, want[1])):
+                if abs(got - right) > 1e-9:
+                    padded = " (repeated samples counted?)" if remainder == "pad" else ""
+                    fail(
+                        f"{where}: {what} of the test set is {right}, got {got}{padded}",
+                        cause="not-exact",
+                        rank=rank,
+                    )
+            if not kept:
+                fail("the model's training mode was not restored", cause="mode-lost", rank=rank)
+        if recorded:
+            fail("gradients were recorded in evaluation", cause="grad-recorded", rank=rank)
+
+
+@exercise("1.6", cuda=True)
+def test_evaluation_is_exact(impl, run, seed):
+    """Each sample counts once, under padding, uneven shards and empty ones."""
+    check_evaluation(run, impl, seed, 2, 21, "pad")
+    check_evaluation(run, impl, seed, 4, 21, "keep")
+    check_evaluation(run, impl, seed, 3, 2, "pad")
+    check_evaluation(run, impl, seed, 3, 2, "keep")
+
+
+@exercise("1.6")
+def test_mode_is_restored_after_an_error(impl, run, seed):
+    """A model that raises in evaluation is left in training mode."""
+
+    def body(ctx):
+        model = Moody().double()
+        model.fail = True
+        loader = loader_of(impl, ctx, data_of(seed, 8), 4, seed)
+        try:
+            impl.evaluate(model, loader)
+        except RuntimeError as error:
+            return model.training, "evaluation fails" in str(error)
+        return model.training, False
+
+    training, raised = run(body, 1)[0]
+    expect_equal(raised, True, what="the model's own error comes out", cause="error-swallowed")
+    expect_equal(training, True, what="training mode after an error", cause="mode-lost")
+
+
+@exercise("1.6")
+def test_one_rank_prints(impl, run):
+    """Only the group's first rank prints, and nothing is communicated for it."""
+
+    def body(ctx):
+        group = dist.new_group([1, 2])
+        with ctx.region("print"):
+            impl.print_once("epoch 1 of 3")
+            if ctx.rank in (1, 2):
+                impl.print_once("in the group", group)
+            if ctx.rank == 0:
+                impl.print_once("only rank 0 comes here")
+
+    results = run(body, 3)
+    lines = [text.splitlines() for text in results.output]
+    for rank, (mine, want) in enumerate(
+        zip(lines, (["epoch 1 of 3", "only rank 0 comes here"], ["in the group"], []), strict=True)
+    ):
+        got = [line for line in mine if line in ("epoch 1 of 3", "in the group") or line in want]
+        cause = "every-rank-prints" if len(got) > len(want) else "not-printed"
+        expect_equal(got, want, what="printed lines", rank=rank, cause=cause)
+        events = results.logs[rank].select(region="print").events
+        expect_equal(len(events), 0, what="communication to print", rank=rank, cause="communicates")
+
+
+@trace("1.5")
+@trace("1.6")
+def trace_training(impl):
+    """One epoch on the digits with evaluation, 4 ranks."""
+
+    def body(ctx):
+        chosen = WORKLOADS["digits_mlp"]
+        model = build_model(chosen.model, ctx.rank)
+        loader = loader_of(impl, ctx, digits(), 256, 0)
+        impl.train(model, loader, build_optimizer(chosen, model), epochs=1)
+        impl.evaluate(model, loader_of(impl, ctx, digits(train=False), 256, 0, shuffle=False))
+
+    return body
