@@ -8,7 +8,8 @@ time that each rank computed, communicated (also while it computed) and only wai
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,11 @@ COLOURS = {
 }
 LEGEND = {"data": "load data", "other": "other compute", WAIT: "wait for another rank"}
 INK, SOFT, EDGE = "#222222", "#6B6B6B", "#A8A8A8"
-WIDTH, ROW, MARGIN = 12.5, 0.86, 1.55  # inches: width, height of a rank, all but the ranks
-MOST_LABELS, MOST_ARROWS, MOST_ROWS = 600, 250, 4
-COMPUTE = (0.10, 0.44)  # top and bottom of the lanes in the row of a rank, from its top
-COMMUNICATION = (0.48, 0.86)
+HATCH = "////"
+WIDTH, ROW, TOP, BOTTOM = 12.5, 0.86, 0.62, 0.82  # inches: width, height per rank, margins
+LEFT, RIGHT = 0.105, 0.885  # of the width
+MOST_LABELS, MOST_ARROWS, MOST_ROWS = 600, 64, 4
+LANES = {"compute": (0.10, 0.44), "network": (0.48, 0.86)}  # top and bottom in a rank's row
 
 
 def draw_spans(spans: Sequence[Span], path: Path, title: str) -> Path:
@@ -50,94 +52,76 @@ def draw_spans(spans: Sequence[Span], path: Path, title: str) -> Path:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    style = {"font.size": 9, "hatch.linewidth": 0.6, "svg.hashsalt": "timeline"}
-    with rc_context(style):
-        ranks = sorted({s.rank for s in spans})
-        figure = Figure(figsize=(WIDTH, MARGIN + ROW * max(1, len(ranks))), dpi=130)
+    ranks = sorted({s.rank for s in spans})
+    height = TOP + BOTTOM + ROW * max(1, len(ranks))
+    with rc_context({"font.size": 9, "hatch.linewidth": 0.6, "svg.hashsalt": "timeline"}):
+        figure = Figure(figsize=(WIDTH, height), dpi=130, facecolor="white")
+        figure.subplots_adjust(LEFT, BOTTOM / height, RIGHT, 1 - TOP / height)
+        top = 1 - 0.1 / height
+        figure.suptitle(title, x=0.012, y=top, ha="left", va="top", size=12, weight="bold")
         axes = figure.add_subplot()
         if spans:
             _Picture(axes, spans, ranks).draw()
         else:
             axes.text(0.5, 0.5, "nothing was recorded", ha="center", color=SOFT)
             axes.set_axis_off()
-        _frame(axes, title, spans, max(1, len(ranks)))
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(path, metadata=metadata, facecolor="white")
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
 
-def _frame(axes: Axes, title: str, spans: Sequence[Span], rows: int) -> None:
-    """Title, legend and margins."""
-    from matplotlib.patches import Patch
+@dataclass(frozen=True)
+class Box:
+    """Where a span lies: milliseconds from ``x0`` to ``x1``, rows from ``y0`` down to ``y1``."""
 
-    height = MARGIN + ROW * rows
-    axes.figure.subplots_adjust(0.105, 0.95 / height, 0.885, 1 - 0.6 / height)
-    axes.figure.suptitle(
-        title, x=0.012, y=1 - 0.1 / height, ha="left", va="top", size=12, weight="bold", color=INK
-    )
-    used = {s.name for s in spans}
-    names = [n for n in COLOURS if n in used] + sorted(used - set(COLOURS))
-    patches = [
-        Patch(
-            facecolor=_colour(name),
-            edgecolor=EDGE if name == WAIT else "none",
-            hatch="////" if name == WAIT else None,
-            label=LEGEND.get(name, name),
-        )
-        for name in names
-    ]
-    if patches:
-        axes.figure.legend(
-            handles=patches,
-            loc="lower center",
-            ncols=min(8, len(patches)),
-            frameon=False,
-            fontsize=8.5,
-            handlelength=1.4,
-            borderaxespad=0.3,
-        )
+    span: Span
+    x0: float
+    x1: float
+    y0: float
+    y1: float
 
-
-def _colour(name: str) -> str:
-    return COLOURS.get(name, "#7F7F7F")
+    @property
+    def centre(self) -> tuple[float, float]:
+        """The middle of the box."""
+        return (self.x0 + self.x1) / 2, (self.y0 + self.y1) / 2
 
 
 class _Picture:
-    """Where each span lies, and the parts of the picture that are drawn from it."""
+    """The parts of the picture, drawn into ``axes``: x in milliseconds, y in ranks."""
 
     def __init__(self, axes: Axes, spans: Sequence[Span], ranks: list[int]) -> None:
         self.axes = axes
         self.spans = spans
         self.begin = min(s.start for s in spans)
         self.total = max(max(s.end for s in spans) - self.begin, 1e-9)
+        self.inches_per_ms = WIDTH * (RIGHT - LEFT) / (self.total * 1e3)
         self.row_of = {rank: row for row, rank in enumerate(ranks)}
-        self.box: dict[Span, tuple[float, float, float, float]] = {}  # x0, x1, top, bottom
-        for rank, row in self.row_of.items():
-            for lane, (top, bottom) in (("compute", COMPUTE), ("communication", COMMUNICATION)):
-                mine = [
-                    s
-                    for s in spans
-                    if s.rank == rank and (s.lane == "communication") == (lane == "communication")
-                ]
-                self._place(mine, row + top, row + bottom)
+        lanes: dict[tuple[int, str], list[Span]] = defaultdict(list)
+        for span in spans:
+            lane = "network" if span.lane == "communication" else "compute"
+            lanes[span.rank, lane].append(span)
+        self.boxes = [
+            box
+            for (rank, lane), mine in lanes.items()
+            for together in _overlapping(mine)
+            for box in self._placed(together, self.row_of[rank], *LANES[lane])
+        ]
 
-    def _place(self, spans: list[Span], top: float, bottom: float) -> None:
-        """Give each span its box; what overlaps shares the height of the lane."""
-        rows = stack(spans)
-        count = min(MOST_ROWS, max(rows.values(), default=0) + 1)
+    def _placed(self, spans: list[Span], row: int, top: float, bottom: float) -> Iterator[Box]:
+        """Spans that overlap share the height of their lane."""
+        placed = stack(spans)
+        count = min(MOST_ROWS, 1 + max(place for _, place in placed))
         height = (bottom - top) / count
-        for span, row in rows.items():
-            y = top + min(row, count - 1) * height
-            self.box[span] = (self.ms(span.start), self.ms(span.end), y, y + height)
+        for span, place in placed:
+            y = row + top + min(place, count - 1) * height
+            yield Box(span, self.ms(span.start), self.ms(span.end), y, y + height)
 
     def ms(self, moment: float) -> float:
         """A moment as milliseconds since the begin of the picture."""
         return (moment - self.begin) * 1e3
 
-    @property
-    def inches_per_ms(self) -> float:
-        """Inches on paper per millisecond."""
-        return WIDTH * 0.78 / (self.total * 1e3)
+    def points(self, box: Box) -> float:
+        """The width of a box on paper."""
+        return (box.x1 - box.x0) * self.inches_per_ms * 72
 
     def draw(self) -> None:
         """All of it."""
@@ -147,24 +131,23 @@ class _Picture:
         self._arrows()
         self._labels()
         self._shares()
+        self._legend()
 
     def _axes(self) -> None:
-        axes, rows = self.axes, len(self.row_of)
+        axes = self.axes
         axes.set_xlim(0, self.total * 1e3)
-        axes.set_ylim(rows, 0)
+        axes.set_ylim(len(self.row_of), 0)
         axes.set_xlabel("milliseconds", color=SOFT, labelpad=2)
         axes.tick_params(axis="x", colors=SOFT, length=3)
-        axes.tick_params(axis="y", length=0)
         axes.set_yticks([])
         axes.grid(axis="x", color="#E6E6E6", linewidth=0.7)
         axes.set_axisbelow(True)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
+        axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(EDGE)
         for rank, row in self.row_of.items():
-            self._aside(-0.100, row + 0.48, f"rank {rank}", size=10.5, weight="bold", color=INK)
-            self._aside(-0.008, row + sum(COMPUTE) / 2, "compute", ha="right")
-            self._aside(-0.008, row + sum(COMMUNICATION) / 2, "network", ha="right")
+            self._aside(-0.1, row + 0.48, f"rank {rank}", size=10.5, weight="bold", color=INK)
+            for lane, ends in LANES.items():
+                self._aside(-0.008, row + sum(ends) / 2, lane, ha="right")
             if row:
                 axes.axhline(row - 0.02, color="#D8D8D8", linewidth=0.7, zorder=0.5)
 
@@ -174,90 +157,66 @@ class _Picture:
         self.axes.text(x, y, text, transform=self.axes.get_yaxis_transform(), **style)
 
     def _boxes(self) -> None:
+        """One collection per name: thousands of spans are drawn at once."""
         from matplotlib.collections import PolyCollection
 
-        by_name: dict[str, list[Span]] = defaultdict(list)
-        for span in self.spans:
-            by_name[span.name].append(span)
-        for name, spans in by_name.items():
-            corners = []
-            edges = []
-            for span in spans:
-                x0, x1, y0, y1 = self.box[span]
-                corners.append([(x0, y0), (x1, y0), (x1, y1), (x0, y1)])
-                wide = (x1 - x0) * self.inches_per_ms > 0.03
-                edges.append(EDGE if name == WAIT else "white" if wide else _colour(name))
-            self.axes.add_collection(
-                PolyCollection(
-                    corners,
-                    facecolors=_colour(name),
-                    edgecolors=edges,
-                    linewidths=0.5,
-                    hatch="////" if name == WAIT else None,
-                    zorder=1.5 if name == WAIT else 2,
-                )
+        by_name: dict[str, list[Box]] = defaultdict(list)
+        for box in self.boxes:
+            by_name[box.span.name].append(box)
+        for name, boxes in by_name.items():
+            colour, waits = _colour(name), name == WAIT
+            narrow = EDGE if waits else colour  # so that the shortest span can still be seen
+            shapes = PolyCollection(
+                [[(b.x0, b.y0), (b.x1, b.y0), (b.x1, b.y1), (b.x0, b.y1)] for b in boxes],
+                facecolors=colour,
+                edgecolors=[narrow if waits or self.points(b) < 2 else "white" for b in boxes],
+                linewidths=0.5,
+                hatch=HATCH if waits else None,
+                zorder=1.5 if waits else 2,
             )
+            self.axes.add_collection(shapes, autolim=False)
 
     def _arrows(self) -> None:
         """From each send to its receive, unless there are too many to follow."""
-        ends: dict[int, dict[str, Span]] = defaultdict(dict)
-        for span in self.spans:
-            if span.message is not None:
-                ends[span.message][span.name] = span
-        pairs = [e for e in ends.values() if len(e) == 2]
-        if len(pairs) > MOST_ARROWS:
-            return
-        for pair in pairs:
-            x0, _, y0, y1 = self.box[pair["send"]]
-            _, x1, y2, y3 = self.box[pair["recv"]]
+        ends: dict[int, dict[str, Box]] = defaultdict(dict)
+        for box in self.boxes:
+            if box.span.message is not None:
+                ends[box.span.message][box.span.name] = box
+        pairs = [pair for pair in ends.values() if len(pair) == 2]
+        style = {"arrowstyle": "-|>,head_length=0.35,head_width=0.16", "shrinkA": 0, "shrinkB": 0}
+        for pair in pairs if len(pairs) <= MOST_ARROWS else ():
+            begin, end = pair["send"], pair["recv"]
             self.axes.annotate(
                 "",
-                xy=(x1, (y2 + y3) / 2),
-                xytext=(x0, (y0 + y1) / 2),
-                arrowprops={
-                    "arrowstyle": "-|>,head_length=0.35,head_width=0.16",
-                    "color": "#333333",
-                    "linewidth": 0.7,
-                    "alpha": 0.75,
-                    "shrinkA": 0,
-                    "shrinkB": 0,
-                },
+                xy=(end.x1, end.centre[1]),
+                xytext=(begin.x0, begin.centre[1]),
+                arrowprops={**style, "color": "#333333", "linewidth": 0.7, "alpha": 0.75},
                 zorder=3,
             )
 
     def _labels(self) -> None:
         """The name on each span that is wide enough for it, the widest first."""
-        spans = sorted(self.spans, key=lambda s: -s.seconds)[:MOST_LABELS]
-        for span in spans:
-            x0, x1, y0, y1 = self.box[span]
-            size = 7.5 if y1 - y0 > 0.15 else 6.0
-            if (y1 - y0) * ROW * 72 < size:
-                continue
-            room = (x1 - x0) * self.inches_per_ms * 72 - 5
-            text = next((t for t in _texts(span) if len(t) * size * 0.56 < room), "")
-            self.axes.text(
-                (x0 + x1) / 2,
-                (y0 + y1) / 2,
-                text,
-                size=size,
-                ha="center",
-                va="center_baseline",
-                color=_ink_on(_colour(span.name)),
-                zorder=4,
-                bbox={"facecolor": "#F4F4F4", "edgecolor": "none", "pad": 0.8}
-                if text and span.name == WAIT
-                else None,
-            )
+        plain = {"facecolor": _colour(WAIT), "edgecolor": "none", "pad": 0.8}
+        for box in sorted(self.boxes, key=lambda b: -b.span.seconds)[:MOST_LABELS]:
+            size = min(7.5, (box.y1 - box.y0) * ROW * 72 * 0.8)
+            room = self.points(box) - 5
+            text = next((t for t in _texts(box.span) if len(t) * size * 0.56 < room), "")
+            if text and size >= 5:
+                self.axes.text(
+                    *box.centre,
+                    text,
+                    size=size,
+                    ha="center",
+                    va="center_baseline",
+                    color=_ink_on(_colour(box.span.name)),
+                    zorder=4,
+                    bbox=plain if box.span.name == WAIT else None,
+                )
 
     def _regions(self) -> None:
-        """A bracket over the picture for each named region of the program."""
-        inside: dict[str, list[Span]] = defaultdict(list)
-        for span in self.spans:
-            if span.region:
-                inside[span.region].append(span)
-        for number, (name, spans) in enumerate(inside.items()):
-            x0 = self.ms(min(s.start for s in spans))
-            x1 = self.ms(max(s.end for s in spans))
+        """A bracket over the picture for each time the program was in a named region."""
+        for number, ((name, _), (start, end)) in enumerate(_regions(self.spans).items()):
+            x0, x1 = self.ms(start), self.ms(end)
             if number % 2 == 0:
                 self.axes.axvspan(x0, x1, color="#F5F7FA", zorder=0)
             if len(name) * 8 * 0.6 < (x1 - x0) * self.inches_per_ms * 72:
@@ -268,29 +227,77 @@ class _Picture:
         """At the right: how much of the time each rank computed, communicated, only waited."""
         for rank, row in self.row_of.items():
             mine = [s for s in self.spans if s.rank == rank]
-            waits = [s for s in mine if s.name == WAIT]
             computes = [s for s in mine if s.lane != "communication"]
             moves = [s for s in mine if s.lane == "communication" and s.name != WAIT]
-            only_waits = covered(mine) - covered([*computes, *moves])
-            shares = (
-                ("computes", covered(computes)),
-                ("communicates", covered(moves)),
-                ("waits", only_waits if waits else 0.0),
-            )
-            for line, (what, seconds) in enumerate(shares):
+            shares = {
+                "computes": covered(computes),
+                "communicates": covered(moves),
+                "waits": covered(mine) - covered([*computes, *moves]),
+            }
+            for line, (what, seconds) in enumerate(shares.items()):
                 y = row + 0.24 + 0.24 * line
-                self._aside(1.045, y, f"{seconds / self.total:.0%}", ha="right", color=INK)
+                share = f"{max(0.0, seconds) / self.total:.0%}"
+                self._aside(1.045, y, share, ha="right", color=INK)
                 self._aside(1.051, y, what)
+
+    def _legend(self) -> None:
+        from matplotlib.patches import Patch
+
+        used = {s.name for s in self.spans}
+        names = [n for n in COLOURS if n in used] + sorted(used - set(COLOURS))
+        patches = [Patch(facecolor=_colour(n), label=LEGEND.get(n, n)) for n in names]
+        for patch in patches:
+            if patch.get_label() == LEGEND[WAIT]:
+                patch.set(edgecolor=EDGE, hatch=HATCH)
+        style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
+        columns = min(9, len(patches))
+        self.axes.figure.legend(handles=patches, loc="lower center", ncols=columns, **style)
+
+
+def _overlapping(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    """The spans in groups: what overlaps, directly or through others, is in one group."""
+    group: list[Span] = []
+    reached = 0.0
+    for span in sorted(spans, key=lambda s: s.start):
+        if group and span.start >= reached:
+            yield group
+            group = []
+        reached = max(reached, span.end) if group else span.end
+        group.append(span)
+    if group:
+        yield group
+
+
+def _regions(spans: Iterable[Span]) -> dict[tuple[str, int], tuple[float, float]]:
+    """Begin and end over all ranks of the k-th time that the ranks were in a region."""
+    times: dict[tuple[str, int], tuple[float, float]] = {}
+    visits: dict[tuple[int, str], int] = defaultdict(int)
+    current: dict[int, str] = {}
+    for span in sorted(spans, key=lambda s: s.start):
+        if span.lane != "communication":
+            continue
+        if current.get(span.rank, "") != span.region:
+            current[span.rank] = span.region
+            visits[span.rank, span.region] += 1
+        if span.region:
+            visit = (span.region, visits[span.rank, span.region])
+            start, end = times.get(visit, (span.start, span.end))
+            times[visit] = (min(start, span.start), max(end, span.end))
+    return times
+
+
+def _colour(name: str) -> str:
+    return COLOURS.get(name, "#7F7F7F")
 
 
 def _texts(span: Span) -> list[str]:
     """What may be written on a span, the longest first."""
     if span.name == WAIT:
-        return [f"wait for rank {span.peer}", f"wait for {span.peer}", f"{span.peer}?"]
+        return [f"wait for rank {span.peer}", f"wait for {span.peer}", "wait"]
     size = f" {readable(span.nbytes)}" if span.nbytes else ""
     if span.name in ("send", "recv") and span.peer is not None:
-        arrow = f"to {span.peer}" if span.name == "send" else f"from {span.peer}"
-        return [f"{span.name} {arrow},{size}", f"{span.name} {arrow}", arrow]
+        short = f"{'to' if span.name == 'send' else 'from'} {span.peer}"
+        return [f"{span.name} {short},{size}", f"{span.name} {short}", short]
     name = LEGEND.get(span.name, span.name)
     return [f"{name}{size}", name]
 

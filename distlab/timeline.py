@@ -67,9 +67,9 @@ class Span:
         return self.end - self.start
 
 
-def spans_of(results: RankResults) -> list[Span]:
-    """The compute and communication of a run of ``run_ranks``, ordered by rank and time."""
-    logs = results.logs
+def spans_of(run: RankResults | Sequence[Log]) -> list[Span]:
+    """The compute and communication of a run or of its logs, ordered by rank and time."""
+    logs: Sequence[Log] = getattr(run, "logs", run)
     ready, messages = _ready(logs), _messages(logs)
     moments = [span[2] for log in logs for span in log.spans]
     moments += [t for log in logs for e in log.events for t in (e.start, e.end) if t is not None]
@@ -86,8 +86,8 @@ def spans_of(results: RankResults) -> list[Span]:
 def _computed(log: Log) -> list[Span]:
     """Compute of one rank: neighbours of one name become one span.
 
-    The recorder knows backward and optimizer; all else it calls forward. Without a backward (a
-    collective by itself), or between backward and optimizer (averaging), it is "other".
+    The recorder is sure of backward and optimizer. What it calls forward is "other" where there
+    is no backward (a collective by itself) or an optimizer step is next (averaging of gradients).
     """
     raw = sorted(log.spans, key=lambda span: span[1])
     trains = any(name == "backward" for name, _, _ in raw)
@@ -102,10 +102,13 @@ def _computed(log: Log) -> list[Span]:
     spans: list[Span] = []
     for name, start, end in reversed(named):
         last = spans[-1] if spans else None
-        joined = last is not None and last.name == name and start - last.end < JOIN
-        if joined and bisect.bisect(begins, last.end) == bisect.bisect(begins, start):
-            end = max(end, last.end)
-            spans[-1] = Span(log.rank, last.lane, name, last.start, end)
+        if (
+            last is not None
+            and last.name == name
+            and start - last.end < JOIN
+            and bisect.bisect(begins, last.end) == bisect.bisect(begins, start)
+        ):
+            spans[-1] = Span(log.rank, last.lane, name, last.start, max(end, last.end))
         else:
             spans.append(Span(log.rank, "data" if name == "data" else "compute", name, start, end))
     return spans
@@ -182,15 +185,20 @@ def _messages(logs: Sequence[Log]) -> dict[Key, int]:
     return numbers
 
 
-def stack(spans: Iterable[Span]) -> dict[Span, int]:
-    """A row for each span so that no two in one row overlap; as few rows as possible."""
-    rows: dict[Span, int] = {}
+def stack(spans: Iterable[Span]) -> list[tuple[Span, int]]:
+    """Each span with a row, so that no two in one row overlap; few rows, by time of start.
+
+    A span that begins at the moment when another ends follows it in the same row: a wait and what
+    it waited for stay together.
+    """
+    placed: list[tuple[Span, int]] = []
     ends: list[float] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
-        row = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))
+        free = [row for row, end in enumerate(ends) if end <= span.start]
+        row = next((r for r in free if ends[r] == span.start), free[0] if free else len(ends))
         ends[row:] = [span.end, *ends[row + 1 :]]
-        rows[span] = row
-    return rows
+        placed.append((span, row))
+    return placed
 
 
 def covered(spans: Iterable[Span]) -> float:
@@ -209,11 +217,11 @@ def chrome_trace(spans: Sequence[Span], path: str | Path) -> Path:
     for rank in sorted({s.rank for s in spans}):
         out += _named(rank, "process", 0, f"rank {rank}", rank)
         for place, lane in enumerate(("data", "compute", "communication")):
-            rows = stack(s for s in spans if s.rank == rank and s.lane == lane)
-            for row in range(max(rows.values(), default=-1) + 1):
+            placed = stack(s for s in spans if s.rank == rank and s.lane == lane)
+            for row in sorted({row for _, row in placed}):
                 name = lane if row == 0 else f"{lane} {row + 1}"
                 out += _named(rank, "thread", 100 * place + row, name, 100 * place + row)
-            for span, row in rows.items():
+            for span, row in placed:
                 out += _traced(span, 100 * place + row, begin)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -262,5 +270,5 @@ def draw(spans: Sequence[Span], path: str | Path, title: str = "") -> Path:
 def trace_run(results: RankResults, out_png: str | Path, title: str = "") -> tuple[Path, Path]:
     """Write the picture of a run and, beside it, its trace: (picture, ``….json``)."""
     spans = spans_of(results)
-    picture = draw(spans, out_png, title)
+    picture = draw(spans, out_png, title.rstrip("."))
     return picture, chrome_trace(spans, picture.with_suffix(".json"))
