@@ -95,12 +95,14 @@ def readable(nbytes: float) -> str:
 class Log:
     """The communication of one rank, in order of issue, and its compute ``spans``.
 
-    ``spans`` are (name, start, end) with name forward, backward, optimizer, data or other.
+    ``spans`` are (name, start, end) with name forward, backward, optimizer, data or other;
+    timelines begin at ``picture_from``.
     """
 
     rank: int
     events: list[Event]
     spans: list[tuple[str, float, float]]
+    picture_from: float = 0.0
 
     def select(self, op: str | None = None, region: str | None = None) -> Log:
         """The part of the log that is ``op`` and was issued in ``region``."""

@@ -158,7 +158,8 @@ def _run(
     ctx.ledger = Ledger(options.learner_files, pipe.event, pause, own_seed)
     with ctx.ledger:
         value = fn(ctx, *args)
-    pipe.send(b"S", json.dumps(ctx.ledger.raw_spans).encode())
+    spans = {"spans": ctx.ledger.raw_spans, "picture_from": ctx.ledger.picture_from}
+    pipe.send(b"S", json.dumps(spans).encode())
     return value
 
 

@@ -45,7 +45,7 @@ class Member:
     events: list[Event] = field(default_factory=list)
     issued: Counter[tuple[object, ...]] = field(default_factory=Counter)
     places: list[int] = field(default_factory=list)
-    spans: list[Any] = field(default_factory=list)
+    spans: dict[str, Any] = field(default_factory=dict)
     waiting: Event | None = None
     waiting_line: str = ""
     result: bytes | None = None
@@ -266,7 +266,15 @@ class Watch:
         for member in self.members:
             assert member.result is not None
             values.append(torch.load(io.BytesIO(member.result), weights_only=True))
-        logs = [Log(m.rank, m.events, [(n, s, e) for n, s, e in m.spans]) for m in self.members]
+        logs = [
+            Log(
+                m.rank,
+                m.events,
+                [(name, start, end) for name, start, end in m.spans.get("spans", [])],
+                m.spans.get("picture_from", 0.0),
+            )
+            for m in self.members
+        ]
         return RankResults(values, logs, [m.output for m in self.members])
 
     def __exit__(self, *exc: object) -> None:

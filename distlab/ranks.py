@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,11 @@ class RankContext:
     def generator(self, salt: int = 0) -> torch.Generator:
         """A CPU generator that differs by seed, rank and ``salt``."""
         return torch.Generator().manual_seed((self.seed * 1_000_003 + self.rank) * 1009 + salt)
+
+    def start_picture(self) -> None:
+        """Leave what came before out of timelines: set-up, imports, warm-up."""
+        if self.ledger is not None:
+            self.ledger.picture_from = time.monotonic()
 
     @contextlib.contextmanager
     def region(self, name: str) -> Iterator[None]:

@@ -20,6 +20,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -107,6 +111,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.events: list[Event] = []
         self.raw_spans: list[tuple[str, float, float]] = []
+        self.picture_from = 0.0
         self.region = ""
         self.learner_files = frozenset(learner_files)
         self.emit = emit or (lambda kind, fields: None)
@@ -215,7 +220,7 @@ class Ledger(TorchDispatchMode):
             self.emit("end", {"index": event.index, **done})
 
     def _compute(self, start: float, end: float) -> None:
-        name = self._phase() or "forward"
+        name = self._phase() or "other"
         spans = self.raw_spans
         if spans and spans[-1][0] == name and start - spans[-1][2] < 3e-5:
             spans[-1] = (name, spans[-1][1], end)
@@ -226,6 +231,11 @@ class Ledger(TorchDispatchMode):
         if torch._C._current_graph_task_id() != -1:
             return "backward"
         return getattr(self.local, "phase", "")
+
+    def _enter_module(self, step: int) -> None:
+        """Follow calls of modules: what runs inside the outermost one is forward."""
+        self.local.depth = getattr(self.local, "depth", 0) + step
+        self.local.phase = "forward" if self.local.depth > 0 else ""
 
     def _line(self) -> str:
         """The innermost learner frame, else the innermost frame outside torch and the toolkit."""
@@ -254,6 +264,10 @@ class Ledger(TorchDispatchMode):
         for phase, register in _OPTIMIZER_HOOKS.items():
             handle = register(lambda *_, p=phase: setattr(self.local, "phase", p))
             self._undo.callback(handle.remove)
+        enter = register_module_forward_pre_hook(lambda *_: self._enter_module(1))
+        leave = register_module_forward_hook(lambda *_: self._enter_module(-1))
+        self._undo.callback(enter.remove)
+        self._undo.callback(leave.remove)
         return super().__enter__()
 
     def __exit__(self, *exc: object) -> None:

@@ -1,6 +1,7 @@
 """Derive the learners' templates from the solutions, and prove that they are in step.
 
-A region ``# --- exercise 1.4: start`` … ``end`` becomes its ``# Step`` comments and
+A region ``# --- exercise 1.4: start`` … ``end`` becomes its ``# Step`` comments (with the indented
+comment lines that continue them) and
 ``raise NotImplementedError("exercise 1.4")``; everything else stays as it is.
 """
 
@@ -41,7 +42,7 @@ def generate(solution: str, phase: int, name: str = "solution") -> str:
 def _blank(lines: list[str], region: Region) -> list[str]:
     """The region's steps and the raise, at its indentation."""
     body = lines[region.start : region.end - 1]
-    steps = [line for line in body if line.lstrip().startswith("# Step")]
+    steps = [line for line in body if line.lstrip().startswith(("# Step", "#    "))]
     indent = re.match(r"\s*", lines[region.start - 1])
     assert indent is not None
     return [*steps, f'{indent[0]}raise NotImplementedError("exercise {region.exercise}")']

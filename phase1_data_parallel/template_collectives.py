@@ -74,7 +74,7 @@ def all_reduce_root(tensor: Tensor, op: Op = "sum", root: int = 0, group: Group 
     # Step 1: refuse bad arguments first, alike on all ranks
     # Step 2: every rank but the root sends its tensor (contiguous) and receives the result
     # Step 3: the root combines what it receives, in rank order, divides for the mean, and sends
-    # Step 3: the result to everybody
+    #         the result to everybody
     # Step 4: write the result into the caller's tensor, also when it is a strided view
     raise NotImplementedError("exercise 1.7")
 

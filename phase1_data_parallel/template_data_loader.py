@@ -95,7 +95,7 @@ class ShardedSampler(Sampler[int]):
         """Choose the epoch whose order the next pass takes; a resumed position is forgotten
         when the epoch is another one."""
         # Step 7: a new epoch begins at its first entry; naming the resumed epoch again keeps
-        # Step 7: the position
+        #         the position
         raise NotImplementedError("exercise 1.1")
 
     def state_dict(self, consumed: int) -> dict[str, int]:
@@ -144,7 +144,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Lists of at most ``batch_size`` indices, possibly empty at the end."""
         # Step 3: a resumed epoch has fewer batches left; cut this rank's entries into batches and
-        # Step 3: go on, with empty ones, to the number that all ranks agree on
+        #         go on, with empty ones, to the number that all ranks agree on
         raise NotImplementedError("exercise 1.2")
 
     def set_epoch(self, epoch: int) -> None:
@@ -156,7 +156,7 @@ def seed_everything(seed: int, rank: int, worker: int = 0) -> None:
     """Seed torch, numpy and random so that every (seed, rank, worker) draws different numbers,
     and the same ones when run again."""
     # Step 4: mix the three numbers so that no two combinations meet (seed + rank would: seed 1 on
-    # Step 4: rank 0 is seed 0 on rank 1), then seed all three libraries
+    #         rank 0 is seed 0 on rank 1), then seed all three libraries
     raise NotImplementedError("exercise 1.2")
 
 

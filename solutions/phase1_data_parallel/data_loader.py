@@ -112,7 +112,7 @@ class ShardedSampler(Sampler[int]):
         when the epoch is another one."""
         # --- exercise 1.1: start
         # Step 7: a new epoch begins at its first entry; naming the resumed epoch again keeps
-        # Step 7: the position
+        #         the position
         if epoch != self.epoch:
             self.skip = 0
         self.epoch = epoch
@@ -181,7 +181,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         """Lists of at most ``batch_size`` indices, possibly empty at the end."""
         # --- exercise 1.2: start
         # Step 3: a resumed epoch has fewer batches left; cut this rank's entries into batches and
-        # Step 3: go on, with empty ones, to the number that all ranks agree on
+        #         go on, with empty ones, to the number that all ranks agree on
         begun = self.sampler.skip // self.batch_size
         mine = list(self.sampler)
         for start in range(0, (len(self) - begun) * self.batch_size, self.batch_size):
@@ -198,7 +198,7 @@ def seed_everything(seed: int, rank: int, worker: int = 0) -> None:
     and the same ones when run again."""
     # --- exercise 1.2: start
     # Step 4: mix the three numbers so that no two combinations meet (seed + rank would: seed 1 on
-    # Step 4: rank 0 is seed 0 on rank 1), then seed all three libraries
+    #         rank 0 is seed 0 on rank 1), then seed all three libraries
     mixed = np.random.SeedSequence([seed, rank, worker]).generate_state(1)[0]
     torch.manual_seed(int(mixed))
     np.random.seed(int(mixed))

@@ -44,9 +44,9 @@ def broadcast_model_state(model: nn.Module, src: int = 0, group: Group = None) -
     """
     # --- exercise 1.3: start
     # Step 1: model.parameters() and model.buffers() name each tied tensor once (state_dict() does
-    # Step 1: not, and it leaves out non-persistent buffers)
+    #         not, and it leaves out non-persistent buffers)
     # Step 2: broadcast a contiguous copy of each and write it back into the tensor that the model
-    # Step 2: and the optimizer hold
+    #         and the optimizer hold
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.numel() == 0:
@@ -75,10 +75,10 @@ def average_gradients(
     # --- exercise 1.4: start
     # Step 1: keep the trainable parameters, each once (dict.fromkeys keeps the order)
     # Step 2: one small all-reduce tells everybody the number of samples and which gradients exist
-    # Step 2: somewhere; deciding that locally would let ranks issue different communication
+    #         somewhere; deciding that locally would let ranks issue different communication
     # Step 3: weight the local gradients by this rank's share of the samples, missing ones by zero
     # Step 4: join gradients of one dtype and device to one flat tensor, sum it over the ranks:
-    # Step 4: few large messages are faster than many small ones
+    #         few large messages are faster than many small ones
     # Step 5: cut the sum apart again, into p.grad
     trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     if not trainable:

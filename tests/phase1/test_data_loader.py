@@ -8,6 +8,7 @@ from collections import Counter
 import torch
 
 from distlab.grading import exercise, expect_equal, fail, trace
+from distlab.workloads import digits
 
 CASES = [
     (n, w) for w in (3, 2, 1, 4, 7) for n in (64, 21, 13, w + 1, w, w - 1, 1) if n >= 1
@@ -439,14 +440,14 @@ def test_loader_settings_follow_workers_and_device(impl, run):
 @trace("1.1")
 @trace("1.2")
 def trace_loading(impl):
-    """Every rank loads an epoch of images in its own order."""
+    """Every rank loads two epochs of images in its own order."""
+    digits()
 
     def body(ctx):
-        from distlab.workloads import digits
-
         loader = impl.build_loader(
             digits(), rank=ctx.rank, world_size=ctx.world_size, global_batch_size=256
         )
-        return sum(len(labels) for _, labels in loader)
+        ctx.start_picture()
+        return [len(labels) for _ in range(2) for _, labels in loader]
 
     return body

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_same_sequence, fail, trace
+from distlab.workloads import build_model, digits
 
 
 class Zoo(nn.Module):
@@ -314,8 +315,6 @@ def test_dtypes_and_groups(impl, run, seed):
 
 
 def traced_steps(impl, ctx) -> None:
-    from distlab.workloads import build_model, digits
-
     images, labels = digits()[ctx.rank :: ctx.world_size]
     model = build_model("mlp", ctx.rank)
     with ctx.region("1.3"):
@@ -334,8 +333,12 @@ def traced_steps(impl, ctx) -> None:
 @trace("1.4")
 def trace_averaging(impl):
     """Broadcast, then three steps on the digits: forward, backward, averaging."""
+    digits()
 
     def body(ctx):
+        traced_steps(impl, ctx)  # warms up
+        dist.barrier()
+        ctx.start_picture()
         traced_steps(impl, ctx)
 
     return body

@@ -393,11 +393,17 @@ def test_one_rank_prints(impl, run):
 def trace_training(impl):
     """One epoch on the digits with evaluation, 4 ranks."""
 
+    chosen = WORKLOADS["digits_mlp"]
+    digits(), digits(train=False)
+
     def body(ctx):
-        chosen = WORKLOADS["digits_mlp"]
         model = build_model(chosen.model, ctx.rank)
         loader = loader_of(impl, ctx, digits(), 256, 0)
-        impl.train(model, loader, build_optimizer(chosen, model), epochs=1)
+        optimizer = build_optimizer(chosen, model)
+        impl.train(model, loader, optimizer, epochs=1)  # warms up
+        dist.barrier()
+        ctx.start_picture()
+        impl.train(model, loader, optimizer, epochs=1)
         impl.evaluate(model, loader_of(impl, ctx, digits(train=False), 256, 0, shuffle=False))
 
     return body

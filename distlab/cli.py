@@ -1,0 +1,228 @@
+"""The ``distlab`` command: map and progress, watch, hint, reset, solution, trace, templates."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from . import progress, templates
+from .course import Course, Exercise, load_course, regions_of, root
+
+
+def console() -> Console:
+    """A console that is plain when its output is not a terminal."""
+    out = Console()
+    return out if out.is_terminal else Console(width=100, color_system=None)
+
+
+def show_map(course: Course, out: Console) -> int:
+    """All phases and exercises with verdicts, and the next step."""
+    entries, warnings = progress.load()
+    todo: Exercise | None = None
+    for phase in course.phases:
+        out.print(Text(f"\nPhase {phase.number}: {phase.title}", "bold"))
+        if not phase.ready:
+            out.print(Text("  to come", "dim"))
+            continue
+        table = Table(box=None, show_header=False, padding=(0, 2))
+        for e in phase.exercises:
+            mine = entries.get(e.id, {})
+            verdict = mine.get("verdict", "not graded yet")
+            style = {"pass": "bold green", "fail": "bold red"}.get(verdict, "dim")
+            points = mine.get("points", 0)
+            hints = f"{mine['hints']} hints" if mine.get("hints") else ""
+            table.add_row(e.id, e.title, Text(verdict, style), f"{points}/{e.points}", hints)
+            if verdict != "pass" and todo is None:
+                todo = e
+        out.print(table)
+        score = sum(entries.get(e.id, {}).get("points", 0) for e in phase.exercises)
+        out.print(f"  {score} of {sum(e.points for e in phase.exercises)} points")
+    for warning in warnings:
+        out.print(Text(warning, "yellow"))
+    if todo:
+        out.print(
+            f"\nnext: {todo.id} {todo.title}\n"
+            f"  read   {_short(todo.guidelines_path)}, section {todo.id}\n"
+            f"  edit   {_short(todo.template_path)}\n"
+            f"  grade  python test_phase{todo.phase.number}.py {todo.id}   "
+            f"(at every save: distlab watch {todo.id})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return 0
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def hint(exercise: Exercise, out: Console) -> int:
+    """The next of three hints; the earlier ones are shown again."""
+    level = min(progress.hints_used(exercise.id) + 1, len(exercise.hints))
+    warnings = progress.update(exercise.id, hints=level)
+    for number, text in enumerate(exercise.hints[:level], 1):
+        out.print(Text(f"hint {number} of {len(exercise.hints)}: {text}"), soft_wrap=True)
+    if level < len(exercise.hints):
+        out.print(Text(f"(again: distlab hint {exercise.id})", "dim"))
+    for warning in warnings:
+        out.print(Text(warning, "yellow"))
+    return 0
+
+
+def reset(exercise: Exercise, out: Console) -> int:
+    """Make the exercise's file blank again; the learner's goes to a dated copy."""
+    path = exercise.template_path
+    text = templates.template_of(exercise)
+    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
+        out.print(f"{_short(path)} is blank already")
+        return 0
+    if path.is_file():
+        stamp = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
+        copy = root() / ".distlab" / "kept" / f"{path.stem}-{stamp}.py"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+        out.print(f"your file is kept as {_short(copy)}", highlight=False, soft_wrap=True)
+    path.write_text(text, encoding="utf-8")
+    same = [e.id for e in exercise.phase.exercises if e.file == exercise.file]
+    out.print(f"{_short(path)} is blank again (exercises {', '.join(same)})", highlight=False)
+    return 0
+
+
+def solution(exercise: Exercise, give_up: bool, out: Console) -> int:
+    """The solution's regions, once the exercise passed or was given up."""
+    mine = progress.entry(exercise.id)
+    if give_up:
+        for warning in progress.update(exercise.id, gave_up=True):
+            out.print(Text(warning, "yellow"))
+    elif not (mine.get("passed_once") or mine.get("gave_up")):
+        raise ValueError(
+            f"{exercise.id} has not passed yet: `distlab hint {exercise.id}` helps, "
+            f"`distlab solution {exercise.id} --give-up` shows the solution all the same"
+        )
+    lines = exercise.solution_path.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(lines)
+    for region in regions_of(text):
+        if region.exercise == exercise.id:
+            body = "\n".join(lines[region.start : region.end - 1])
+            out.print(Text(f"{_short(exercise.solution_path)}, line {region.start + 1}", "dim"))
+            syntax = Syntax(body, "python", background_color="default")
+            out.print(syntax if out.is_terminal else body, highlight=False, markup=False)
+    return 0
+
+
+def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
+    """Run the exercise's scenario on 4 ranks and write picture and Chrome trace."""
+    from .grading.implementation import Implementation, find_source, protect_this_process
+    from .ranks import RankFailure, run_ranks
+    from .timeline import chrome_trace, draw, spans_of
+
+    protect_this_process()
+    source = find_source(impl, exercise.phase)
+    passes = set(progress.known_passes(exercise.phase)) | {exercise.id}
+    others = [e for e in exercise.phase.exercises if e.id not in passes]
+    replaced = others if impl == "templates" else []
+    body = _scenario(exercise)(Implementation(source, exercise.file, replaced))
+    try:
+        results = run_ranks(body, 4, timeout=60, learner_files=source.files())
+    except RankFailure as failure:
+        where = f"\n  your line: {failure.line}" if failure.line else ""
+        raise ValueError(f"the run of {exercise.id} failed: {failure.message}{where}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    spans = spans_of(results.logs)
+    name = f"trace-{exercise.id}"
+    picture = draw(spans, folder / f"{name}.png", f"{exercise.id} {exercise.title}: {impl}")
+    chrome = chrome_trace(spans, folder / f"{name}.json")
+    out.print(f"{_short(picture)}  (picture)", highlight=False, soft_wrap=True)
+    out.print(f"{_short(chrome)}  (for Perfetto)", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _scenario(exercise: Exercise) -> Any:
+    """The function marked ``@trace(id)`` in the exercise's check files."""
+    sys.path.insert(0, str(root()))
+    for path in sorted(root().glob(exercise.checks_glob)):
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for value in vars(module).values():
+            if exercise.id in getattr(value, "trace_of", ()):
+                return value
+    raise ValueError(f"exercise {exercise.id} has no scenario to trace")
+
+
+def make_templates(course: Course, write: bool, force: bool, out: Console) -> int:
+    """Check that the templates are in step with the solutions, or write them."""
+    if write:
+        for path in templates.write(course, force):
+            out.print(f"wrote {_short(path)}", highlight=False)
+    problems = templates.check(course)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
+    commands = parser.add_subparsers(dest="command", title="commands")
+    one = argparse.ArgumentParser(add_help=False)
+    one.add_argument("exercise", help="for example 1.4")
+    watch = commands.add_parser("watch", help="grade at every save")
+    watch.add_argument("exercise", nargs="?", help="default: the first that does not pass")
+    commands.add_parser("hint", parents=[one], help="the next of three hints")
+    commands.add_parser("reset", parents=[one], help="make a file blank again, keeping a copy")
+    shown = commands.add_parser("solution", parents=[one], help="show the solution")
+    shown.add_argument("--give-up", action="store_true", help="before it passes, too")
+    traced = commands.add_parser("trace", parents=[one], help="draw what your ranks do")
+    traced.add_argument("--impl", default="templates", help="templates, solutions or a folder")
+    traced.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the files")
+    made = commands.add_parser("templates", help="for contributors: templates from solutions")
+    made.add_argument("--write", action="store_true")
+    made.add_argument("--check", action="store_true", help="(the default)")
+    made.add_argument("--force", action="store_true", help="overwrite edited templates")
+    return parser
+
+
+def run(options: argparse.Namespace, out: Console) -> int:
+    """Do what the command line asks for; the exit status."""
+    course = load_course()
+    if options.command is None:
+        return show_map(course, out)
+    if options.command == "templates":
+        return make_templates(course, options.write, options.force, out)
+    if options.command == "watch":
+        from .watch import watch
+
+        return watch(course, options.exercise, out)
+    exercise = course.exercise(options.exercise)
+    if options.command == "hint":
+        return hint(exercise, out)
+    if options.command == "reset":
+        return reset(exercise, out)
+    if options.command == "solution":
+        return solution(exercise, options.give_up, out)
+    return trace(exercise, options.impl, options.out, out)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of the ``distlab`` command: 0 done, 1 not in order, 2 a wrong call."""
+    options = _parser().parse_args(argv)
+    try:
+        return run(options, console())
+    except (ValueError, OSError) as error:
+        print(f"distlab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
