@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .ledger import readable
-from .timeline import WAIT, Span, covered, stack
+from .timeline import WAIT, Span, covered, overlapping, stack
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ INK, SOFT, EDGE = "#222222", "#6B6B6B", "#A8A8A8"
 HATCH = "////"
 WIDTH, ROW, TOP, BOTTOM = 12.5, 0.86, 0.62, 0.82  # inches: width, height per rank, margins
 LEFT, RIGHT = 0.105, 0.885  # of the width
-MOST_LABELS, MOST_ARROWS, MOST_ROWS = 600, 64, 4
+MOST_LABELS, MOST_ARROWS, MOST_ROWS = 600, 64, 8
 LANES = {"compute": (0.10, 0.44), "network": (0.48, 0.86)}  # top and bottom in a rank's row
 
 
@@ -102,7 +102,7 @@ class _Picture:
         self.boxes = [
             box
             for (rank, lane), mine in lanes.items()
-            for together in _overlapping(mine)
+            for together in overlapping(mine)
             for box in self._placed(together, self.row_of[rank], *LANES[lane])
         ]
 
@@ -199,8 +199,8 @@ class _Picture:
         plain = {"facecolor": _colour(WAIT), "edgecolor": "none", "pad": 0.8}
         for box in sorted(self.boxes, key=lambda b: -b.span.seconds)[:MOST_LABELS]:
             size = min(7.5, (box.y1 - box.y0) * ROW * 72 * 0.8)
-            room = self.points(box) - 5
-            text = next((t for t in _texts(box.span) if len(t) * size * 0.56 < room), "")
+            room = self.points(box) - 4
+            text = next((t for t in _texts(box.span) if len(t) * size * 0.54 < room), "")
             if text and size >= 5:
                 self.axes.text(
                     *box.centre,
@@ -252,20 +252,6 @@ class _Picture:
         style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
         columns = min(9, len(patches))
         self.axes.figure.legend(handles=patches, loc="lower center", ncols=columns, **style)
-
-
-def _overlapping(spans: Iterable[Span]) -> Iterator[list[Span]]:
-    """The spans in groups: what overlaps, directly or through others, is in one group."""
-    group: list[Span] = []
-    reached = 0.0
-    for span in sorted(spans, key=lambda s: s.start):
-        if group and span.start >= reached:
-            yield group
-            group = []
-        reached = max(reached, span.end) if group else span.end
-        group.append(span)
-    if group:
-        yield group
 
 
 def _regions(spans: Iterable[Span]) -> dict[tuple[str, int], tuple[float, float]]:

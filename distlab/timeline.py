@@ -21,7 +21,7 @@ import bisect
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,39 +68,30 @@ class Span:
 
 
 def spans_of(run: RankResults | Sequence[Log]) -> list[Span]:
-    """The compute and communication of a run or of its logs, ordered by rank and time."""
+    """The compute and communication of a run or of its logs, ordered by rank and time.
+
+    Without what a rank did before its ``RankContext.start_picture``.
+    """
     logs: Sequence[Log] = getattr(run, "logs", run)
     ready, messages = _ready(logs), _messages(logs)
     moments = [span[2] for log in logs for span in log.spans]
     moments += [t for log in logs for e in log.events for t in (e.start, e.end) if t is not None]
     spans: list[Span] = []
     for log in logs:
-        spans += _computed(log)
+        mine = _computed(log)
         for event in log.events:
             key = (log.rank, event.index)
             until, whom = ready.get(key, (event.start, None))
-            spans += _communicated(log.rank, event, until, whom, messages.get(key), max(moments))
+            mine += _communicated(log.rank, event, until, whom, messages.get(key), max(moments))
+        spans += [span for span in mine if span.start >= log.picture_from]
     return sorted(spans, key=lambda s: (s.rank, s.start, s.end))
 
 
 def _computed(log: Log) -> list[Span]:
-    """Compute of one rank: neighbours of one name become one span.
-
-    The recorder is sure of backward and optimizer. What it calls forward is "other" where there
-    is no backward (a collective by itself) or an optimizer step is next (averaging of gradients).
-    """
-    raw = sorted(log.spans, key=lambda span: span[1])
-    trains = any(name == "backward" for name, _, _ in raw)
-    named, upcoming = [], ""
-    for name, start, end in reversed(raw):
-        if name in ("backward", "optimizer"):
-            upcoming = name
-        elif name == "forward" and (not trains or upcoming == "optimizer"):
-            name = "other"
-        named.append((name, start, end))
+    """Compute of one rank: neighbours of one name become one span, unless it communicates there."""
     begins = sorted(event.start for event in log.events)
     spans: list[Span] = []
-    for name, start, end in reversed(named):
+    for name, start, end in sorted(log.spans, key=lambda span: span[1]):
         last = spans[-1] if spans else None
         if (
             last is not None
@@ -208,6 +199,20 @@ def covered(spans: Iterable[Span]) -> float:
         total += max(0.0, span.end - max(span.start, reached))
         reached = max(reached, span.end)
     return total
+
+
+def overlapping(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    """The spans in groups: what overlaps, directly or through others, is in one group."""
+    group: list[Span] = []
+    reached = 0.0
+    for span in sorted(spans, key=lambda s: s.start):
+        if group and span.start >= reached:
+            yield group
+            group = []
+        reached = max(reached, span.end) if group else span.end
+        group.append(span)
+    if group:
+        yield group
 
 
 def chrome_trace(spans: Sequence[Span], path: str | Path) -> Path:
