@@ -225,7 +225,8 @@ def _missing(exercise: Exercise, earlier: set[str]) -> list[str]:
         found.append("has no check")
     guidelines = exercise.guidelines_path
     text = guidelines.read_text(encoding="utf-8") if guidelines.is_file() else ""
-    section = re.search(rf"^## {re.escape(exercise.id)} .*\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    heading = rf"^## {re.escape(exercise.id)} [^\n]*\n"
+    section = re.search(heading + r"(.*?)(?=^## |\Z)", text, re.M | re.S)
     if not section or len(section[1].strip()) < 200:
         found.append("has no section in guidelines.md")
     return found

@@ -133,6 +133,8 @@ class Ledger(TorchDispatchMode):
         kwargs = kwargs or {}
         if os.getpid() != self.pid:  # a forked worker of the learner has no ledger
             return func(*args, **kwargs)
+        if any(t.__name__ == "AsyncCollectiveTensor" for t in types):
+            return NotImplemented  # it waits for its collective first, which comes here again
         if func.namespace in ("c10d", "_c10d_functional"):
             return self._communicate(func, args, kwargs)
         start = time.monotonic()

@@ -79,20 +79,27 @@ class Session:
         return exercise_id in self.results and self.results[exercise_id].verdict == "pass"
 
     def substitutes(self, exercise: Exercise) -> list[Exercise]:
-        """The exercises it builds on (also indirectly) that are taken from the solution."""
+        """The exercises that are taken from the solution while this one is graded."""
+        found = {e.id: e for e in self.built_on(exercise)}
+        for other in exercise.phase.exercises:  # imported along, so it must not break the import
+            if other.file != exercise.file and not self.passed(other.id):
+                found[other.id] = other
+        return list(found.values())
+
+    def built_on(self, exercise: Exercise) -> list[Exercise]:
+        """Those of them whose functions the exercise calls: what the report names."""
         found: dict[str, Exercise] = {}
         for other in map(self.course.exercise, (*exercise.uses, *exercise.requires)):
             if not self.passed(other.id):
                 found[other.id] = other
-            found.update({e.id: e for e in self.substitutes(other)})
+            found.update({e.id: e for e in self.built_on(other)})
         return [found[i] for i in sorted(found)]
 
     def prepare(self, exercise: Exercise) -> None:
         """Raise NotRun if the exercise's checks can't or need not run."""
         if exercise.id not in self.not_run:
             self.not_run[exercise.id] = self._obstacle(exercise)
-            substitutes = self.substitutes(exercise)
-            self.result(exercise).used_solution_of = [e.id for e in substitutes]
+            self.result(exercise).used_solution_of = [e.id for e in self.built_on(exercise)]
         obstacle = self.not_run[exercise.id]
         if obstacle is not None:
             raise obstacle

@@ -1,0 +1,135 @@
+# alternative for: 1.3, 1.4, 1.5, 1.6
+"""Message by message: no buckets, asynchronous handles, objects gathered for metrics."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from solutions.phase1_data_parallel.trainer import *
+
+
+def broadcast_model_state(model, src=0, group=None):
+    """Point-to-point from the source to each rank, one tensor at a time."""
+    me = dist.get_rank()
+    others = [r for r in dist.get_process_group_ranks(group or dist.group.WORLD) if r != src]
+    seen = set()
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) in seen or not tensor.numel():
+            continue
+        seen.add(id(tensor))
+        data = tensor.data.contiguous()
+        if me == src:
+            for handle in [dist.isend(data, other, group=group) for other in others]:
+                handle.wait()
+        else:
+            dist.recv(data, src, group=group)
+            tensor.data.copy_(data)
+
+
+def average_gradients(parameters, num_samples, group=None):
+    """One asynchronous all-reduce per parameter, waited for at the end; then divided."""
+    mine = []
+    for p in parameters:
+        if p.requires_grad and all(p is not q for q in mine):
+            mine.append(p)
+    if not mine:
+        return
+    flags = torch.tensor([num_samples, *(p.grad is not None for p in mine)], dtype=torch.float32,
+                         device=mine[0].device)
+    dist.all_reduce(flags, group=group)
+    total = max(flags[0].item(), 1.0)
+    pending = []
+    for p, holders in zip(mine, flags[1:].tolist(), strict=True):
+        if holders == 0:
+            continue
+        if p.grad is None or num_samples == 0:
+            p.grad = torch.zeros_like(p)
+        else:
+            p.grad = p.grad * num_samples
+        pending.append((p, dist.all_reduce(p.grad, group=group, async_op=True)))
+    for p, handle in pending:
+        handle.wait()
+        p.grad /= total
+
+
+def train_step(model, optimizer, inputs, targets, group=None):
+    """The loss of the rank's sum, divided afterwards."""
+    for p in model.parameters():
+        p.grad = None
+    facts = torch.zeros(2, dtype=torch.float64, device=inputs.device)
+    if targets.numel():
+        total = F.cross_entropy(model(inputs), targets, reduction="sum")
+        (total / targets.numel()).backward()
+        facts = torch.stack([total.detach().double(), total.new_tensor(targets.numel()).double()])
+    dist.all_reduce(facts, group=group)
+    average_gradients(model.parameters(), targets.numel(), group)
+    optimizer.step()
+    return float(facts[0] / facts[1])
+
+
+def train(model, loader, optimizer, *, epochs, group=None, device="cpu", on_step=None):
+    first = min(dist.get_process_group_ranks(group or dist.group.WORLD))
+    broadcast_model_state(model, first, group)
+    model.train()
+    history = []
+    for epoch in range(epochs):
+        loader.batch_sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = train_step(model, optimizer, x.to(device), y.to(device), group)
+            history.append(loss)
+            if on_step is not None:
+                on_step(len(history), loss, len(y))
+    return history
+
+
+def weight_hash(model):
+    import io
+
+    buffer = io.BytesIO()
+    for t in [*model.parameters(), *model.buffers()]:
+        buffer.write(t.detach().cpu().contiguous().numpy().tobytes())
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def global_metrics(loss_sum, correct, count, group=None, device="cpu"):
+    """All-gather of the three numbers, added up on every rank."""
+    mine = torch.tensor([loss_sum, correct, count], dtype=torch.float64, device=device)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, mine, group=group)
+    total = torch.stack(parts).sum(0)
+    if total[2] == 0:
+        raise ValueError("nothing to average")
+    return (total[0] / total[2]).item(), (total[1] / total[2]).item()
+
+
+@torch.no_grad()
+def evaluate(model, loader, group=None, device="cpu"):
+    modes = {m: m.training for m in model.modules()}
+    model.eval()
+    losses, hits, seen = [], [], 0
+    try:
+        real = loader.batch_sampler.sampler.num_real
+        for x, y in loader:
+            keep = max(0, min(len(y), real - seen))
+            seen += len(y)
+            if keep:
+                out = model(x[:keep].to(device))
+                y = y[:keep].to(device)
+                losses.append(F.cross_entropy(out, y, reduction="none").double())
+                hits.append((out.argmax(-1) == y).double())
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+    loss = torch.cat(losses) if losses else torch.zeros(0)
+    hit = torch.cat(hits) if hits else torch.zeros(0)
+    return global_metrics(loss.sum().item(), hit.sum().item(), len(loss), group, device)
+
+
+def print_once(message, group=None):
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if ranks[0] == dist.get_rank():
+        print(message)

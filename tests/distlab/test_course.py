@@ -1,0 +1,132 @@
+"""The map, the templates and progress: complete, in step, and robust."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from distlab import progress, templates
+from distlab.course import functions_of, load_course, regions_of, validate
+from distlab.mutants import mutants_per_exercise
+
+COURSE = load_course()
+SOLUTION = '''"""Module."""
+
+from .other import thing
+
+
+def f(x):
+    """Contract."""
+    # --- exercise 1.1: start
+    # Step 1: double it,
+    #         carefully
+    # a private remark
+    secret_value = 2 * x
+    return secret_value
+    # --- exercise 1.1: end
+
+
+class C:
+    def m(self):
+        # --- exercise 1.2: start
+        # Step 1: nothing
+        return thing
+        # --- exercise 1.2: end
+'''
+
+
+def test_every_exercise_is_complete() -> None:
+    assert validate(COURSE, mutants_per_exercise()) == []
+
+
+def test_templates_are_in_step() -> None:
+    assert templates.check(COURSE) == []
+
+
+def test_generator() -> None:
+    text = templates.generate(SOLUTION, 1)
+    assert "secret_value" not in text
+    assert "private remark" not in text
+    assert "    # Step 1: double it,\n    #         carefully\n" in text
+    assert '    raise NotImplementedError("exercise 1.1")' in text
+    assert '        raise NotImplementedError("exercise 1.2")' in text
+    assert "from .template_other import thing" in text
+    assert "python test_phase1.py 1.1" in text
+    ast.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    # --- exercise 1.1: end\n", "", "has not ended"),
+        ("1.2: end", "1.3: end", "without its start"),
+        ("exercise 1.2: start", "exercise 1.2 start", "not a region marker"),
+        ("        # --- exercise 1.2: end\n", "", "never ends"),
+    ],
+)
+def test_broken_regions_are_named(old: str, new: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        regions_of(SOLUTION.replace(old, new))
+
+
+def test_functions_of_an_exercise() -> None:
+    assert functions_of(COURSE.exercise("1.4")) == ["average_gradients"]
+    assert "ShardedSampler.__iter__" in functions_of(COURSE.exercise("1.1"))
+    assert functions_of(COURSE.exercise("1.2"))[0] == "split_batch"
+
+
+def test_unknown_exercise_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"did you mean 1\.4"):
+        COURSE.exercise("1.44")
+    with pytest.raises(ValueError, match="no phase 9"):
+        COURSE.phase(9)
+
+
+@pytest.fixture
+def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / ".distlab" / "progress.json"
+    monkeypatch.setattr(progress, "progress_file", lambda: file)
+    return file
+
+
+def test_progress_is_remembered_and_its_loss_is_harmless(own_progress: Path) -> None:
+    assert progress.load() == ({}, [])
+    assert progress.update("1.4", hints=2) == []
+    assert progress.hints_used("1.4") == 2
+    own_progress.write_text("{broken")
+    entries, warnings = progress.load()
+    assert entries == {}
+    assert "no work is lost" in warnings[0]
+    progress.update("1.5", verdict="pass")
+    assert progress.entry("1.5") == {"verdict": "pass"}
+
+
+def test_unwritable_progress_is_a_warning(
+    own_progress: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(progress.tempfile, "mkstemp", refuse)
+    assert "could not be saved" in progress.update("1.1", hints=1)[0]
+
+
+def test_fingerprint_ignores_other_exercises(tmp_path: Path) -> None:
+    exercise = COURSE.exercise("1.4")
+    text = templates.template_of(exercise)
+    copy = tmp_path / exercise.phase.folder / exercise.template_path.name
+    copy.parent.mkdir()
+    seen = []
+    for old, new in (("", ""), ('"exercise 1.3"', '"x"'), ('"exercise 1.4"', '"x"')):
+        copy.write_text(text.replace(old, new) if old else text)
+        moved = type(exercise)(**{**vars(exercise), "folder": tmp_path})
+        solution = tmp_path / "solutions" / exercise.phase.folder
+        solution.mkdir(parents=True, exist_ok=True)
+        (solution / "trainer.py").write_text(exercise.solution_path.read_text())
+        seen.append(progress._without(ast.parse(copy.read_text()), {"broadcast_model_state"}))
+        assert moved.template_path == copy
+    dumps = [ast.dump(tree) for tree in seen]
+    assert dumps[0] == dumps[1]
+    assert dumps[0] != dumps[2]

@@ -1,0 +1,205 @@
+"""The grader as a learner meets it: verdicts, reports, bad input, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
+
+from distlab import templates
+from distlab.course import load_course, root
+from distlab.grading import grade
+from distlab.grading.report import console, print_report
+from distlab.grading.session import Request
+from distlab.grading.verdicts import Report
+
+COURSE = load_course()
+AVERAGE = 'raise NotImplementedError("exercise 1.4")'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A learner's folder: all templates, untouched."""
+    for exercise in templates.files_of(COURSE):
+        path = tmp_path / exercise.template_path.name
+        path.write_text(templates.template_of(exercise))
+    return tmp_path
+
+
+def graded(folder: Path, *exercises: str, **options) -> Report:
+    return grade(1, Request(impl=str(folder), device="cpu", exercises=exercises, **options))
+
+
+def write_average(folder: Path, code: str) -> None:
+    file = folder / "template_trainer.py"
+    file.write_text(file.read_text().replace(AVERAGE, code))
+
+
+def printed(report: Report, capsys: pytest.CaptureFixture[str]) -> str:
+    print_report(report, COURSE.phase(1), console())
+    return capsys.readouterr().out
+
+
+def test_untouched_templates_are_blank(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = graded(folder)
+    assert [e.verdict for e in report.exercises] == ["blank"] * 9
+    assert not report.passed
+    text = printed(report, capsys)
+    assert "score: 0 of 100 points" in text
+    assert "next: write exercise 1.1" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "expected"),
+    [
+        ("import time; time.sleep(1000)", "hang", ["is still running", "template_trainer.py"]),
+        ("import os; os.kill(os.getpid(), 9)", "crash", ["SIGKILL"]),
+        ("import sys; sys.exit(0)", "crash", ["sys.exit(0)", "template_trainer.py"]),
+        ("raise ValueError('odd')", "fail", ["raised ValueError: odd", "template_trainer.py"]),
+        (
+            "dist.all_reduce(torch.ones(1 + dist.get_rank()))",
+            "fail",
+            ["different collectives", "float32 element", "dist.all_reduce(torch.ones"],
+        ),
+        (
+            "if dist.get_rank() == 0: dist.barrier()",
+            "hang",
+            ["waits in barrier", "never came to this barrier", "has already returned"],
+        ),
+        ("pass", "fail", ["unchanged"]),
+        ("for _ in range(99999): print('x' * 99)", "fail", ["printed:"]),
+        (
+            "import os\n    if os.fork() == 0:\n        import time; time.sleep(1000)\n",
+            "fail",
+            ["unchanged"],
+        ),
+    ],
+)
+def test_misbehaviour_gets_a_verdict(
+    folder: Path, code: str, verdict: str, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_average(folder, code)
+    check = "test_dtypes_and_groups" if "sleep(1000)" in code and "fork" not in code else ""
+    report = graded(folder, "1.4", "1.1", checks=(check,) if check else ())
+    by_id = {e.id: e for e in report.exercises}
+    assert by_id["1.4"].verdict == verdict
+    text = printed(report, capsys)
+    assert "Traceback" not in text
+    if "printed" not in expected[0]:
+        assert all(part in text for part in expected), text
+    if not check:
+        assert by_id["1.1"].verdict == "blank"  # one failing exercise hides no other
+
+
+def test_syntax_and_import_errors_leave_the_rest_graded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = folder / "template_trainer.py"
+    broken.write_text(broken.read_text() + "\n\ndef f(:\n")
+    other = folder / "template_collectives.py"
+    text = other.read_text().replace("import argparse", "import surely_not_installed")
+    other.write_text(text.replace("raise NotImpl", "pass  # NotImpl"))
+    report = graded(folder)
+    verdicts = {e.id: e.verdict for e in report.exercises}
+    assert verdicts["1.1"] == "blank"
+    assert {verdicts[i] for i in ("1.3", "1.4", "1.5", "1.6", "1.7", "1.9")} == {"error"}
+    text = printed(report, capsys)
+    assert "not valid Python" in text
+    assert "def f(:" in text
+    assert "No module named 'surely_not_installed'" in text
+
+
+def test_blocked_and_substituted(folder: Path) -> None:
+    solution = root() / "solutions" / "phase1_data_parallel"
+    (folder / "template_data_loader.py").unlink()
+    (folder / "data_loader.py").write_text("raise RuntimeError('broken at import')\n")
+    (folder / "template_trainer.py").write_text(
+        (solution / "trainer.py").read_text().replace(".data_loader", ".template_data_loader")
+    )
+    report = graded(folder, "1.5", "1.6", "1.8")
+    by_id = {e.id: e for e in report.exercises}
+    assert by_id["1.5"].verdict == "pass"
+    assert by_id["1.5"].used_solution_of == ["1.1", "1.2"]
+    assert by_id["1.6"].verdict == "pass"
+    assert by_id["1.8"].verdict == "blank"
+    collectives = (solution / "collectives.py").read_text()
+    wrong = collectives.replace('    check_op(tensor, op)\n', "    return\n", 1)
+    (folder / "template_collectives.py").write_text(wrong)
+    report = graded(folder, "1.8")
+    assert report.exercises[0].verdict == "blocked"
+    assert not report.passed
+
+
+def test_needs_is_never_a_pass(folder: Path) -> None:
+    report = grade(1, Request(impl="solutions", device="auto", exercises=("1.3",)))
+    result = report.exercises[0]
+    by_tier = {c.name: c.verdict for c in result.checks}
+    assert by_tier["test_state_equals_the_source[cpu]"] == "pass"
+    assert by_tier["test_state_equals_the_source[cuda]"] in ("needs", "pass")
+    only = grade(
+        1, Request(impl="solutions", exercises=("1.3",), checks=("test_state_equals_the_source",))
+    )
+    cuda = [c for c in only.exercises[0].checks if c.name.endswith("[cuda]")]
+    only.exercises[0].checks = cuda
+    if cuda[0].verdict == "needs":
+        assert only.exercises[0].verdict == "needs"
+        assert (only.score, only.passed) == (0, False)
+
+
+def run_script(*arguments: str, python: str = sys.executable, **options):
+    return subprocess.run(
+        [python, str(root() / "test_phase1.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def test_command_line_of_a_passing_exercise(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    xml = tmp_path / "r.xml"
+    done = run_script("1.1", "--impl", "solutions", "--json", str(out), "--junitxml", str(xml))
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads(out.read_text())
+    assert {"phase", "impl", "score", "max_score", "seed", "device", "exercises"} == set(data)
+    assert (data["score"], data["max_score"]) == (10, 10)
+    first = data["exercises"][0]
+    assert (first["id"], first["verdict"], first["used_solution_of"]) == ("1.1", "pass", [])
+    assert {"name", "verdict", "message", "cause", "rank"} <= set(first["checks"][0])
+    assert "<testsuite" in xml.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["1.44"], "did you mean 1.4?"),
+        (["--impl", "nowhere"], "'solutions', 'templates' or a folder"),
+        (["--json", "/no/such/folder/r.json"], "does not exist"),
+        (["1.1", "--impl", "solutions", "-k", "zzz"], "no check matches"),
+    ],
+)
+def test_bad_calls_get_one_line(arguments: list[str], message: str) -> None:
+    done = run_script(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_python_without_the_dependencies_is_told_what_to_do() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(root() / "test_phase1.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    assert done.returncode != 0
+    assert "make env" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
