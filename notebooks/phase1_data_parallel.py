@@ -1,0 +1,253 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Phase 1: data parallelism, seen
+#
+# Three questions, answered with real processes on this machine:
+#
+# 1. Who trains on what? (sharding)
+# 2. Why is the average of gradients the right thing, and when is it not? (averaging)
+# 3. What does communication cost? (bytes, messages, time)
+#
+# Each cell starts ranks of its own: forked processes with a gloo group. By default they run the
+# solutions; set `IMPL = "templates"` to look at *your* files in `phase1_data_parallel/` instead.
+# Cells whose exercise is still blank then say so and go on.
+
+# %%
+IMPL = "solutions"
+
+# %%
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "course.toml").exists())
+os.chdir(ROOT)
+sys.path.insert(0, str(ROOT))
+
+import torch
+import torch._dynamo  # torch.optim imports it: once here, not in every rank
+import torch.distributed as dist
+import torch.nn.functional as F
+from IPython.display import Image, display
+from matplotlib import pyplot as plt
+
+from distlab.course import load_course
+from distlab.grading.implementation import Implementation, find_source, protect_this_process
+from distlab.ranks import RankFailure, run_ranks
+from distlab.references import train_alone
+from distlab.timeline import draw, spans_of
+from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+
+torch.set_num_threads(1)
+protect_this_process()
+source = find_source(IMPL, load_course().phase(1))
+data_loader, trainer, collectives = (
+    Implementation(source, name) for name in ("data_loader", "trainer", "collectives")
+)
+
+
+def ranks(body, world_size, **options):
+    """The ranks' results, or None with one line that says why there are none."""
+    try:
+        return run_ranks(body, world_size, timeout=60, learner_files=source.files(), **options)
+    except RankFailure as failure:
+        print(f"{failure.message}  {failure.line}")
+        return None
+
+
+# %% [markdown]
+# ## 1. Who trains on what?
+#
+# 22 samples, 4 ranks, global batches of 8. Every column is a position in the epoch's order, every
+# colour a rank. Each block of 8 columns is one optimizer step: all ranks together consume exactly
+# the samples that one process would. The hatched cells are padding: repeated samples that make the
+# shards equally long.
+
+# %%
+N, WORLD, BATCH = 22, 4, 8
+
+
+def who_has_what(ctx):
+    out = []
+    for epoch in (0, 1):
+        for rank in range(WORLD):
+            sampler = data_loader.ShardedSampler(N, rank=rank, world_size=WORLD, seed=3)
+            sampler.set_epoch(epoch)
+            out.append([sampler.num_real, [int(i) for i in sampler]])
+    return out
+
+
+found = ranks(who_has_what, 1, process_group=False)
+if found:
+    figure, axes = plt.subplots(2, 1, figsize=(10, 3.6), sharex=True, layout="constrained")
+    for epoch, axis in enumerate(axes):
+        for rank in range(WORLD):
+            real, indices = found[0][epoch * WORLD + rank]
+            for k, index in enumerate(indices):
+                style = {"hatch": "////", "alpha": 0.5} if k >= real else {}
+                axis.bar(k * WORLD + rank, 1, width=0.95, color=f"C{rank}", **style)
+                axis.text(k * WORLD + rank, 0.5, str(index), ha="center", va="center", color="w")
+        for step in range(BATCH, N + WORLD, BATCH):
+            axis.axvline(step - 0.5, color="black", linewidth=2)
+        axis.set(yticks=[], ylabel=f"epoch {epoch}")
+        axis.spines[:].set_visible(False)
+    axes[1].set_xlabel("position in the epoch's order (the number is the sample)")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=f"C{r}") for r in range(WORLD)]
+    figure.legend(handles, [f"rank {r}" for r in range(WORLD)], loc="outside right upper")
+    plt.show()
+
+# %% [markdown]
+# ## 2. Averaging
+#
+# Rank 0 has one sample, rank 1 has three. The gradient of the mean over all four is the *weighted*
+# mean of the ranks' gradients. The plain mean gives rank 0's single sample half of the say.
+
+# %%
+COUNTS = [1, 3]
+VALUES = torch.tensor([8.0, 1.0, 2.0, 1.0])
+
+
+def average(ctx):
+    start = sum(COUNTS[: ctx.rank])
+    mine = VALUES[start : start + COUNTS[ctx.rank]]
+    weight = torch.nn.Parameter(torch.zeros(()))
+    (weight * mine).mean().backward()  # the gradient is the mean of the rank's values
+    own = weight.grad.clone()
+    trainer.average_gradients([weight], len(mine))
+    return own, weight.grad
+
+
+results = ranks(average, 2)
+if results:
+    owns = [own.item() for own, _ in results]
+    print(f"the ranks' own gradients   {owns[0]:.3f}, {owns[1]:.3f}")
+    print(f"plain mean                 {sum(owns) / 2:.3f}")
+    print(f"average_gradients          {results[0][1].item():.3f}")
+    print(f"one process, all samples   {VALUES.mean().item():.3f}")
+
+# %% [markdown]
+# Now for real: four ranks train the digits classifier, then one process does, on the same global
+# batches. The curves lie on each other; their difference is rounding, and it is plotted below.
+
+# %%
+workload, EPOCHS = WORKLOADS["digits_mlp"], 4
+digits()
+
+
+def train(ctx):
+    model = build_model(workload.model, workload.seed + ctx.rank)
+    loader = data_loader.build_loader(
+        digits(),
+        rank=ctx.rank,
+        world_size=ctx.world_size,
+        global_batch_size=workload.global_batch_size,
+        seed=workload.seed,
+        remainder="keep",
+    )
+    losses = trainer.train(model, loader, build_optimizer(workload, model), epochs=EPOCHS)
+    return losses, trainer.weight_hash(model)
+
+
+results = ranks(train, 4, ledger=False)
+if results:
+    losses, hashes = results[0][0], {h for _, h in results}
+    single, _, _ = train_alone(workload, epochs=EPOCHS, dtype=torch.float32)
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(9, 5), sharex=True, layout="constrained")
+    upper.plot(single, label="1 process", linewidth=4, alpha=0.4)
+    upper.plot(losses, label="4 ranks", linewidth=1.2)
+    upper.set(ylabel="global loss", yscale="log")
+    upper.legend()
+    lower.semilogy([abs(a - b) + 1e-12 for a, b in zip(losses, single, strict=True)], ".")
+    lower.set(xlabel="step", ylabel="difference")
+    plt.show()
+    print(f"different weight hashes among the 4 ranks: {len(hashes)} (1 means: equal to the bit)")
+
+# %% [markdown]
+# What did the ranks do meanwhile? The ledger recorded each operator; here is one epoch. On a small
+# model most of the time goes to communication: its cost is latency, not bytes.
+
+# %%
+def one_epoch(ctx):
+    model = build_model(workload.model, ctx.rank)
+    optimizer = build_optimizer(workload, model)
+    loader = data_loader.build_loader(
+        digits(), rank=ctx.rank, world_size=ctx.world_size, global_batch_size=256
+    )
+    trainer.train(model, loader, optimizer, epochs=1)  # warms up
+    dist.barrier()
+    ctx.start_picture()
+    trainer.train(model, loader, optimizer, epochs=1)
+
+
+results = ranks(one_epoch, 4)
+if results:
+    with tempfile.TemporaryDirectory() as folder:
+        picture = draw(spans_of(results), Path(folder) / "ranks.png", "One epoch on 4 ranks")
+        display(Image(picture.read_bytes()))
+
+# %% [markdown]
+# ## 3. What does communication cost?
+#
+# First the count: bytes sent by the busiest rank and messages in all, from the ledger, against the
+# formulas of exercise 1.8.
+
+# %%
+NUMEL = 10_000
+
+
+def reduce_once(ctx, name):
+    getattr(collectives, f"all_reduce_{name}")(torch.ones(NUMEL))
+    if ctx.rank == 0:
+        cost = collectives.communication_cost(name, ctx.world_size, 4 * NUMEL)
+        return cost.messages, cost.max_bytes_per_rank
+    return None
+
+
+print(f"{'strategy':10}{'ranks':>6}{'messages':>10}{'formula':>9}{'busiest, bytes':>16}{'formula':>9}")
+for name in ("root", "direct", "chain"):
+    for world_size in (2, 4):
+        results = ranks(lambda ctx, name=name: reduce_once(ctx, name), world_size)
+        if results:
+            messages = sum(log.select("send").messages for log in results.logs)
+            busiest = max(log.sent for log in results.logs)
+            want, most = results[0]
+            print(f"{name:10}{world_size:6}{messages:10}{want:9}{busiest:16,}{most:9,.0f}")
+
+# %% [markdown]
+# Then the clock: time over size. Flat at the left, where latency counts; straight at the right,
+# where bytes do. (On two cores four ranks compete for the processor: expect noise.)
+
+# %%
+SIZES = [4 * 10**k for k in range(1, 7)]
+
+
+def measure(ctx):
+    rows = collectives.compare_strategies(SIZES, warmup=1, repeats=5)
+    return [[r.strategy, r.nbytes, r.seconds, r.bus_bandwidth] for r in rows]
+
+
+results = ranks(measure, 4, ledger=False)
+if results:
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for name in dict.fromkeys(row[0] for row in results[0]):
+        rows = [row for row in results[0] if row[0] == name]
+        axis.loglog([r[1] for r in rows], [r[2] * 1e3 for r in rows], marker="o", label=name)
+    axis.set(xlabel="bytes", ylabel="time of one all-reduce (ms)", title="4 ranks, gloo")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    plt.show()
+    biggest = [row for row in results[0] if row[1] == SIZES[-1]]
+    for name, nbytes, seconds, bus in biggest:
+        print(f"{name:10}{nbytes / 1e6:6.0f} MB {seconds * 1e3:8.2f} ms {bus / 1e6:9.0f} MB/s bus")
+
+# %% [markdown]
+# **To think about.** Where do the lines cross, and why there? What would they look like with a
+# network of 1 ms latency? Phase 2's virtual cluster will answer that without a network.
