@@ -103,6 +103,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     check.name = item.name
     check.title = _title(item)
     check.seconds = call.duration
+    if check.verdict == "fail" and not check.line:
+        source = inspect.getsource(item.function)  # type: ignore[attr-defined]
+        check.line = item.config.stash[SESSION].definition(exercise, source)
     item.config.stash[SESSION].record(exercise, check)
     if check.verdict == "needs":
         report.outcome = "skipped"

@@ -149,8 +149,8 @@ def _print_next(report: Report, out: Console) -> None:
         return
     verb = "write" if todo.verdict == "blank" else "look at"
     out.print(
-        f"next: {verb} exercise {todo.id} ({todo.title}) in {todo.file}, "
-        f"then run: python test_phase{report.phase}.py {todo.id}",
+        f"next: {verb} exercise {todo.id} ({todo.title}) in {todo.file}\n"
+        f"      then: python test_phase{report.phase}.py {todo.id}",
         soft_wrap=True,
         highlight=False,
     )

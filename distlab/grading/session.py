@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..course import Course, Exercise, load_course
+from ..course import Course, Exercise, functions_of, load_course
 from ..failure import CheckFailed
 from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported, run_ranks
 from .implementation import Implementation, Source, blank_places, find_source
@@ -173,6 +174,17 @@ class Session:
             return run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
 
         return run
+
+    def definition(self, exercise: Exercise, check_source: str) -> str:
+        """Where the learner defines the function that the check is about: a wrong value has no
+        line of its own."""
+        names = [name.split(".")[-1] for name in functions_of(exercise)]
+        about = next((n for n in names if n in check_source), names[0])
+        path = self.source(exercise).path(exercise.file)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.match(rf"\s*def {about}\(", line):
+                return f"{path.name}:{number}: {line.strip()}"
+        return ""
 
     def record(self, exercise: Exercise, check: CheckResult) -> None:
         """Note a check's result; after a hang the exercise's other checks are not run."""
