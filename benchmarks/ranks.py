@@ -50,8 +50,10 @@ def spawned(world_size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = mp.get_context("spawn").SimpleQueue()
         store = str(Path(folder) / "store")
-        mp.spawn(_spawned_rank, (world_size, store, results), nprocs=world_size)
-        found = dict(results.get() for _ in range(world_size))
+        ranks = mp.spawn(_spawned_rank, (world_size, store, results), world_size, join=False)
+        found = dict(results.get() for _ in range(world_size))  # before joining: pipes fill up
+        while not ranks.join():
+            pass
     _check([torch.tensor(found[rank]) for rank in range(world_size)], world_size)
 
 
