@@ -32,64 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .ledger import Event, traffic
-
-# dispatcher name -> canonical operator; trailing underscores and "_coalesced" are cut off first
-CANONICAL = {
-    "send": "send",
-    "isend": "send",
-    "recv": "recv",
-    "irecv": "recv",
-    "recv_any_source": "recv",
-    "recv_anysource": "recv",
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_into_tensor": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "gather": "gather",
-    "gather_into_tensor": "gather",
-    "gather_single": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "monitored_barrier": "barrier",
-}
-# the argument that holds what this rank passes in (scatter: what it gets), first match counts
-PAYLOAD = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors", "tensor")
-ROOT = ("root_rank", "dst", "src")
-METHODS = [
-    *sorted(set(CANONICAL) - {"isend", "irecv", "recv_any_source"}),
-    "allreduce_coalesced",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "reduce_scatter_tensor_coalesced",
-]
-
-
-def canonical(name: str) -> str | None:
-    """The canonical operator behind a dispatcher or method name, None if it is none."""
-    name = name.split(".")[0].rstrip("_").removesuffix("_coalesced")
-    return CANONICAL.get(name)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+from .operators import METHODS, canonical, group_of, payload_of, root_of, tensors_in
 
 
 class Ledger(TorchDispatchMode):
@@ -145,7 +88,7 @@ class Ledger(TorchDispatchMode):
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name.split("::")[1]
         if name.startswith("wait_tensor"):
-            found = [self.by_tensor.pop(t.data_ptr(), None) for t in _tensors(args)]
+            found = [self.by_tensor.pop(t.data_ptr(), None) for t in tensors_in(args)]
             waited = [event for event in found if event is not None]
             for event in waited:
                 self._wait(event)
@@ -157,19 +100,16 @@ class Ledger(TorchDispatchMode):
         if op is None:
             return func(*args, **kwargs)
         named = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
-        group = _group_of(named)
-        payload = next((named[k] for k in PAYLOAD if k in named), ())
-        if op == "scatter":
-            payload = named["output_tensors"]
-        root = next((named[k] for k in ROOT if k in named), None)
-        event = self._begin(op, group, list(_tensors(payload)), root, named.get("tag", 0))
+        group = group_of(named)
+        payload, root = payload_of(op, named), root_of(named)
+        event = self._begin(op, group, payload, root, named.get("tag", 0))
         if name.startswith("monitored_barrier"):  # the only one that blocks in the call itself
             self._wait(event)
         out = func(*args, **kwargs)
         if name.startswith("monitored_barrier"):
             self._end(event)
         if func.namespace == "_c10d_functional":
-            for tensor in _tensors(out):
+            for tensor in tensors_in(out):
                 self.by_tensor[tensor.data_ptr()] = event
         return out
 
@@ -267,7 +207,9 @@ class Ledger(TorchDispatchMode):
             handle = register(lambda *_, p=phase: setattr(self.local, "phase", p))
             self._undo.callback(handle.remove)
         enter = register_module_forward_pre_hook(lambda *_: self._enter_module(1))
-        leave = register_module_forward_hook(lambda *_: self._enter_module(-1))
+        leave = register_module_forward_hook(
+            lambda *_: self._enter_module(-1), always_call=True
+        )
         self._undo.callback(enter.remove)
         self._undo.callback(leave.remove)
         return super().__enter__()
@@ -290,7 +232,7 @@ class Ledger(TorchDispatchMode):
         op = canonical(original.__name__)
 
         def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
-            tensors = list(_tensors(args[:1]))
+            tensors = list(tensors_in(args[:1]))
             root = args[1] if op in ("send", "recv") and len(args) > 1 else None
             event = self._begin(str(op), tuple(range(backend.size())), tensors, root)
             work = original(backend, *args, **kwargs)
@@ -367,17 +309,6 @@ _OPTIMIZER_HOOKS = {
     "optimizer": register_optimizer_step_pre_hook,
     "": register_optimizer_step_post_hook,
 }
-
-
-def _group_of(named: dict[str, Any]) -> tuple[int, ...]:
-    """Global ranks of the group that a dispatcher call names."""
-    if "process_group" in named:
-        group = dist.ProcessGroup.unbox(named["process_group"])
-    else:
-        group = named["group_name"]
-        if isinstance(group, str):
-            group = dist.distributed_c10d._resolve_process_group(group)
-    return tuple(dist.get_process_group_ranks(group))
 
 
 @contextlib.contextmanager

@@ -225,6 +225,29 @@ def check_average(run, impl, seed, counts: list[int], what: str) -> None:
 
 
 @exercise("1.4", cuda=True)
+def test_mean_over_the_ranks(impl, run, seed):
+    """With equally many samples everywhere, the plain mean over the ranks."""
+
+    def body(ctx):
+        params = [nn.Parameter(torch.zeros(n, device=ctx.device)) for n in (5, 7)]
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=ctx.generator(p.numel())).to(ctx.device)
+        own = [p.grad.cpu().clone() for p in params]
+        impl.average_gradients(params, 4)
+        return own, [p.grad.cpu() for p in params]
+
+    results = run(body, 3)
+    for rank in reversed(range(3)):
+        for i, got in enumerate(results[rank][1]):
+            parts = [own[i] for own, _ in results]
+            mean = torch.stack(parts).mean(0)
+            what = f"gradient of parameter {i}, 3 ranks, 4 samples each"
+            expect_close(
+                got, mean, what=what, rank=rank, contributions=parts, before=parts[rank]
+            )
+
+
+@exercise("1.4", cuda=True)
 def test_average_equals_global_batch(impl, run, seed):
     """The average is the gradient of the global batch; all parameters, tied and partly unused."""
     for w in (3, 1, 2, 4):

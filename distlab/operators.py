@@ -1,0 +1,91 @@
+"""The names of torch's communication operators, and how their arguments are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# dispatcher name -> canonical operator; trailing underscores and "_coalesced" are cut off first
+CANONICAL = {
+    "send": "send",
+    "isend": "send",
+    "recv": "recv",
+    "irecv": "recv",
+    "recv_any_source": "recv",
+    "recv_anysource": "recv",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "gather": "gather",
+    "gather_into_tensor": "gather",
+    "gather_single": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "monitored_barrier": "barrier",
+}
+# the argument that holds what this rank passes in (scatter: what it gets), first match counts
+PAYLOAD = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors", "tensor")
+ROOT = ("root_rank", "dst", "src")
+METHODS = [
+    *sorted(set(CANONICAL) - {"isend", "irecv", "recv_any_source"}),
+    "allreduce_coalesced",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+]
+
+
+def canonical(name: str) -> str | None:
+    """The canonical operator behind a dispatcher or method name, None if it is none."""
+    name = name.split(".")[0].rstrip("_").removesuffix("_coalesced")
+    return CANONICAL.get(name)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def payload_of(op: str, named: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that this rank passes in (for scatter: gets), from the named arguments."""
+    if op == "scatter":
+        return list(tensors_in(named["output_tensors"]))
+    return list(tensors_in(next((named[k] for k in PAYLOAD if k in named), ())))
+
+
+def root_of(named: dict[str, Any]) -> int | None:
+    """The group rank of the root or peer, None if the operator has none."""
+    return next((named[k] for k in ROOT if k in named), None)
+
+
+def group_of(named: dict[str, Any]) -> tuple[int, ...]:
+    """Global ranks of the group that a dispatcher call names."""
+    if "process_group" in named:
+        group = dist.ProcessGroup.unbox(named["process_group"])
+    else:
+        group = named["group_name"]
+        if isinstance(group, str):
+            group = dist.distributed_c10d._resolve_process_group(group)
+    return tuple(dist.get_process_group_ranks(group))
