@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from ..course import Exercise
 from ..ranks import RankResults
@@ -33,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the session's state, unless the caller brought one."""
     config.addinivalue_line("markers", "exercise(id, cuda=False): a check of this exercise")
     protect_this_process()
+    torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
     if SESSION not in config.stash:
         chosen = config.option
         request = Request(impl=chosen.impl, device=chosen.device, seed=chosen.seed)
