@@ -18,8 +18,9 @@ from .workloads import WORKLOADS, build_model, digits
 
 RANKS = 4
 WANTED_ACCURACY = 0.97
-# float32 after 345 steps on 4 ranks against float64 on one: relative error of a parameter's norm
-WEIGHT_TOLERANCE = 1e-3
+# float32 after 345 steps on 4 ranks against float64 on one: relative error of a parameter's norm;
+# measured: 4e-7
+WEIGHT_TOLERANCE = 1e-4
 
 
 def train(file: Path) -> None:

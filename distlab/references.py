@@ -30,7 +30,9 @@ from .course import root
 from .workloads import Workload, build_model, build_optimizer, digits, epoch_order
 
 # fp32 on another device or number of ranks against the record: rounding (6e-8 per operation) grows
-# with each step of training; measured growth over the first 100 steps stays below 1e-5.
+# with each step of training. Measured against float64: digits_mlp (SGD) 1.3e-6 over all 345 steps;
+# digits_cnn (AdamW, whose steps follow the sign of tiny gradients) 2e-5 over 46 steps and 5e-3 over
+# 230, so compare it over few steps, or in float64.
 LOSS_TOLERANCE = 1e-4
 
 
