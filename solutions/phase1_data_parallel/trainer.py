@@ -324,6 +324,8 @@ def main() -> None:
         )
         if options.save and rank == 0:
             torch.save({"losses": losses, "model": model.state_dict()}, options.save)
+    except (ValueError, OSError) as error:  # a batch that doesn't divide, a file not writable
+        sys.exit(f"trainer: {error}" if rank == 0 else 1)
     finally:
         dist.destroy_process_group()
 
