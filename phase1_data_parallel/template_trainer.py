@@ -90,8 +90,9 @@ def train_step(
     """
     # Step 1: forget the last step's gradients (to None, so that unused ones are seen)
     # Step 2: forward and backward on the own samples, if there are any
-    # Step 3: average the gradients, weighted by samples, then step on every rank
-    # Step 4: the global loss needs the sums over the ranks, not rank 0's own mean
+    # Step 3: the global loss needs the sums over the ranks, not rank 0's own mean; start that
+    #         all-reduce now and wait for it last, so that it costs no time of its own
+    # Step 4: average the gradients, weighted by samples, then step on every rank
     raise NotImplementedError("exercise 1.5")
 
 
