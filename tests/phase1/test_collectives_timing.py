@@ -161,8 +161,8 @@ def test_share_of_a_step(impl, run):
     """The share of a step spent communicating, between 0 and 1."""
 
     def body(ctx):
-        slow = lambda: time.sleep(4 * QUEUE)
-        fast = lambda: time.sleep(QUEUE)
+        slow = lambda: time.sleep(8 * QUEUE)
+        fast = lambda: time.sleep(2 * QUEUE)
         options = {"warmup": 0, "repeats": 1}
         return [
             impl.communication_share(slow, fast, **options),
@@ -172,7 +172,7 @@ def test_share_of_a_step(impl, run):
     for rank, (share, negative) in enumerate(run(body, 2)):
         if not 0.6 < share < 0.9:
             fail(
-                f"a step of {4 * QUEUE} s that takes {QUEUE} s without communication: expected a "
+                f"a step of {8 * QUEUE} s that takes {2 * QUEUE} s without communication: expected a "
                 f"share near 0.75, got {share:.3f}",
                 cause="share",
                 rank=rank,
