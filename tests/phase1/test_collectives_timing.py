@@ -172,8 +172,8 @@ def test_share_of_a_step(impl, run):
     for rank, (share, negative) in enumerate(run(body, 2)):
         if not 0.6 < share < 0.9:
             fail(
-                f"a step of {8 * QUEUE} s that takes {2 * QUEUE} s without communication: expected a "
-                f"share near 0.75, got {share:.3f}",
+                f"a step of {8 * QUEUE} s that takes {2 * QUEUE} s without communication: "
+                f"expected a share near 0.75, got {share:.3f}",
                 cause="share",
                 rank=rank,
             )
