@@ -122,20 +122,23 @@ class PeakMemory(TorchDispatchMode):
         return False  # see Ledger
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        before = {s.data_ptr() for s in _storages((args, tuple(kwargs.values())))}
+        return self.watch(func, args, kwargs or {})
+
+    def watch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call an operator and count the storages that it makes (also those of meta tensors)."""
+        before = {s._cdata for s in _storages((args, tuple(kwargs.values())))}
         out = func(*args, **kwargs)
         for storage in _storages((out,)):
-            pointer = storage.data_ptr()
-            if pointer and pointer not in before and pointer not in self.alive:
-                self.alive[pointer] = storage.nbytes()
-                self.current += storage.nbytes()
-                weakref.finalize(storage, self._freed, pointer)
+            key, nbytes = storage._cdata, storage.nbytes()
+            if nbytes and key not in before and key not in self.alive:
+                self.alive[key] = nbytes
+                self.current += nbytes
+                weakref.finalize(storage, self._freed, key)
         self.peak = max(self.peak, self.current)
         return out
 
-    def _freed(self, pointer: int) -> None:
-        self.current -= self.alive.pop(pointer, 0)
+    def _freed(self, key: int) -> None:
+        self.current -= self.alive.pop(key, 0)
 
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:

@@ -104,11 +104,16 @@ def _crash(member: Member, members: list[Member], options: Options) -> RankFailu
     )
 
 
-def mismatch(members: list[Member], found: Mismatch, options: Options) -> RankFailure:
-    """Two ranks of a group entered different collectives."""
+def mismatch(
+    members: list[Member],
+    found: Mismatch,
+    options: Options,
+    head: str = "ranks are in different collectives",
+) -> RankFailure:
+    """Two ranks entered communication that cannot belong together."""
     rank_a, rank_b, a, b = found
     return RankFailure(
-        "ranks are in different collectives:\n"
+        f"{head}:\n"
         + _bullet(rank_a, f"calls {a}", a.line)
         + "\n"
         + _bullet(rank_b, f"calls {b}", b.line),

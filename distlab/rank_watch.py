@@ -94,11 +94,7 @@ class Member:
         elif kind == b"S":
             self.spans = data
         elif data[0] == "begin":
-            event = Event(**data[1] | {"group": tuple(data[1]["group"])})
-            self.events.append(event)
-            self.places.append(self.issued[_channel(event)])
-            self.issued[_channel(event)] += 1
-            return event
+            return self.began(data[1])
         elif data[0] == "wait":
             self.waiting = self.events[data[1]["index"]]
             self.waiting_line = data[1]["line"]
@@ -107,6 +103,19 @@ class Member:
             event.end, event.overwritten = data[1]["end"], data[1]["overwritten"]
             self.waiting = None
         return None
+
+    def began(self, fields: dict[str, Any]) -> Event:
+        """Note a communication that the rank has issued."""
+        event = Event(**fields | {"group": tuple(fields["group"])})
+        self.events.append(event)
+        self.places.append(self.issued[_channel(event)])
+        self.issued[_channel(event)] += 1
+        return event
+
+    def log(self) -> Log:
+        """What the rank communicated and computed."""
+        spans = [(name, start, end) for name, start, end in self.spans.get("spans", [])]
+        return Log(self.rank, self.events, spans, self.spans.get("picture_from", 0.0))
 
 
 class Watch:
@@ -266,16 +275,7 @@ class Watch:
         for member in self.members:
             assert member.result is not None
             values.append(torch.load(io.BytesIO(member.result), weights_only=True))
-        logs = [
-            Log(
-                m.rank,
-                m.events,
-                [(name, start, end) for name, start, end in m.spans.get("spans", [])],
-                m.spans.get("picture_from", 0.0),
-            )
-            for m in self.members
-        ]
-        return RankResults(values, logs, [m.output for m in self.members])
+        return RankResults(values, [m.log() for m in self.members], [m.output for m in self.members])
 
     def __exit__(self, *exc: object) -> None:
         for member in self.members:

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .ledger import Event, traffic
+from .lines import learner_line
 from .operators import METHODS, canonical, group_of, payload_of, root_of, tensors_in
 
 
@@ -180,17 +181,7 @@ class Ledger(TorchDispatchMode):
         self.local.phase = "forward" if self.local.depth > 0 else ""
 
     def _line(self) -> str:
-        """The innermost learner frame, else the innermost frame outside torch and the toolkit."""
-        frame, fallback = sys._getframe(1), ""
-        here = os.path.dirname(__file__)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if name in self.learner_files:
-                return f"{name}:{frame.f_lineno}"
-            if not fallback and not name.startswith((here, _TORCH, "<")):
-                fallback = f"{name}:{frame.f_lineno}"
-            frame = frame.f_back
-        return fallback
+        return learner_line(sys._getframe(1), self.learner_files)
 
     # -- what the dispatcher does not show -----------------------------------------------------
     def __enter__(self) -> Ledger:
@@ -302,7 +293,6 @@ class _ThreadView(TorchDispatchMode):
         return self.ledger.__torch_dispatch__(func, types, args, kwargs)
 
 
-_TORCH = os.path.dirname(torch.__file__)
 _BACKEND = torch._C._distributed_c10d.Backend
 _EVENT_OF: dict[int, tuple[Event, Any]] = {}  # keeps the handle alive, so that its id is its own
 _OPTIMIZER_HOOKS = {

@@ -1,0 +1,341 @@
+"""The ``torch.distributed`` backend of virtual ranks: a process group whose transport is in memory.
+
+Every method turns its arguments into a ``Part`` and posts it; ``VirtualWork`` is the handle that
+waits for it. Signatures are those that torch calls, from Python and from C++ (functional
+collectives, DistributedDataParallel), old and new names.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from .transport import COMBINE, Part
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class RankFuture(torch.futures.Future[Any]):
+    """A future of an operation in flight: waiting for it hands the baton on."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+
+    def wait(self) -> Any:
+        """The value, once the operation is complete."""
+        self.world.fulfil(self)
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> RankFuture:
+        """The future of ``callback(self)``."""
+        after = RankFuture(self.world)
+
+        def call(done: torch.futures.Future[Any]) -> None:
+            try:
+                after.set_result(callback(done))
+            except Exception as error:
+                after.set_exception(error)
+
+        self.add_done_callback(call)
+        return after
+
+
+class VirtualWork(dist.Work):
+    """Handle of an operation in flight."""
+
+    def __init__(self, world: World, part: Part, outputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.world, self.part, self.outputs = world, part, outputs
+        self.future: RankFuture | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block this rank until the operation is complete; its clock moves to that moment."""
+        part = self.part
+        self.world.scheduler.wait(part.rank, part)
+        self._done()
+        return True
+
+    def _done(self) -> None:
+        self.part.acknowledge()
+        self.world.settle(self)
+
+    def is_completed(self) -> bool:
+        """Whether it is complete by now."""
+        done = self.world.scheduler.poll(self.part.rank, self.part)
+        if done:
+            self._done()
+        return done
+
+    def is_success(self) -> bool:
+        """An operation either succeeds or ends the run."""
+        return self.part.done
+
+    def exception(self) -> None:
+        """Failures end the run; none is kept in the handle."""
+
+    def synchronize(self) -> None:
+        """Virtual ranks have one stream: the same as waiting."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Virtual ranks have one stream: the same as waiting."""
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        """The tensors that were written."""
+        return list(self.outputs)
+
+    def source_rank(self) -> int:
+        """The global rank that a message came from."""
+        return self.part.peer if self.part.peer is not None else -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future with the outputs.
+
+        It is fulfilled on this rank's own thread. C++ code that waits for it at the end of backward
+        (DistributedDataParallel) would block the baton, so backward itself waits first.
+        """
+        if self.future is None:
+            self.future = RankFuture(self.world)
+            self.world.expect(self)
+            if torch._C._current_graph_task_id() != -1:
+                torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+        return self.future
+
+
+def _many(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _flat(tensor: Tensor, what: str) -> Tensor:
+    if not tensor.is_contiguous():
+        raise ValueError(f"{what}: tensors must be contiguous")
+    return tensor.detach().view(-1)
+
+
+class VirtualGroup(dist.ProcessGroup):
+    """One rank's membership in a group; ``channel`` is the same object for all its members."""
+
+    def __init__(self, world: World, ranks: tuple[int, ...], channel: Any, rank: int) -> None:
+        super().__init__(rank, len(ranks))
+        self.world, self.ranks, self.channel = world, ranks, channel
+        self.member = world.scheduler.me
+        self.thread = threading.get_ident()
+        self.name = channel.name
+
+    # -- identity -------------------------------------------------------------------------------
+    def getBackendName(self) -> str:
+        """The name that the backend is registered by."""
+        return "virtual"
+
+    @property
+    def pg_name(self) -> str:
+        """The name that torch keeps the group by."""
+        return self.name
+
+    @property
+    def group_name(self) -> str:
+        """The same; functional collectives look the group up by it."""
+        return self.name
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Sub-groups are made anew, not split from this one."""
+        return False
+
+    def _get_backend(self, device: torch.device) -> VirtualGroup:
+        return self
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """Batches of messages are issued one by one."""
+        return False
+
+    # -- posting --------------------------------------------------------------------------------
+    def _post(self, op: str, outputs: Sequence[Tensor], **fields: Any) -> VirtualWork:
+        for tensor in (*fields.get("gives", ()), *fields.get("gets", ())):
+            if tensor.is_cuda or tensor.is_sparse:
+                kind = "CUDA" if tensor.is_cuda else "sparse"
+                raise ValueError(f"virtual ranks can't communicate a {kind} tensor")
+        return self._issue(Part(self.member, op, self.ranks, **fields), outputs)
+
+    def _issue(self, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
+        if threading.get_ident() != self.thread:
+            self.world.scheduler.me  # noqa: B018 (raises with an explanation)
+        self.world.post(part, self.channel)
+        work = VirtualWork(self.world, part, outputs)
+        self.world.states[part.rank.index].works[id(work)] = work
+        return work
+
+    def _root(self, opts: Any, tensor: int = 0) -> int:
+        root = opts if isinstance(opts, int) else opts.rootRank
+        if not 0 <= root < len(self.ranks):
+            raise ValueError(f"root {root} is not in a group of {len(self.ranks)}")
+        return self.ranks[root]
+
+    def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> Any:
+        op = getattr(opts, "reduceOp", opts)
+        if op is None:
+            op = ReduceOp.SUM
+        if not any(op == known for known, _ in COMBINE):
+            raise ValueError(f"virtual ranks have no reduction {op}")
+        if op == ReduceOp.AVG and any(t.device.type == "cpu" for t in tensors):
+            raise ValueError("ReduceOp.AVG needs NCCL; on the CPU sum, then divide")
+        return op
+
+    # -- messages -------------------------------------------------------------------------------
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> VirtualWork:
+        """One message to group rank ``dst``."""
+        mine = self._buffer(tensors)
+        part = Part(self.member, "send", self.ranks, mine, (), self._peer(dst), tag)
+        part.payload = mine
+        return self._issue(part, ())
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> VirtualWork:
+        """One message from group rank ``src``."""
+        mine = self._buffer(tensors)
+        part = Part(self.member, "recv", self.ranks, (), mine, self._peer(src), tag)
+        part.payload = mine
+        return self._issue(part, mine)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> VirtualWork:
+        """One message from whoever sends first."""
+        mine = self._buffer(tensors)
+        return self._post("recv", mine, gets=mine, payload=mine, tag=tag)
+
+    def _buffer(self, tensors: Any) -> Sequence[Tensor]:
+        mine = [tensors] if isinstance(tensors, Tensor) else tensors
+        if len(mine) != 1 or not mine[0].is_contiguous() or mine[0].is_cuda:
+            raise ValueError("a message is one contiguous tensor that is not on this GPU")
+        return mine
+
+    def _peer(self, rank: int) -> int:
+        if not 0 <= rank < len(self.ranks):
+            raise ValueError(f"rank {rank} is not in a group of {len(self.ranks)}")
+        return self.ranks[rank]
+
+    # -- collectives ----------------------------------------------------------------------------
+    def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> VirtualWork:
+        """Every rank gets the reduction."""
+        mine = _many(tensors)
+        op = self._reduction(opts, mine)
+        return self._post("all_reduce", mine, gives=mine, gets=mine, payload=mine, reduce_op=op)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Any, opts: Any, *_: Any) -> VirtualWork:
+        """Every rank gets the root's tensors."""
+        mine = _many(tensors)
+        return self._post(
+            "broadcast", mine, gives=mine, gets=mine, payload=mine, peer=self._root(opts)
+        )
+
+    def reduce(self, tensors: Any, opts: Any, *more: Any) -> VirtualWork:
+        """The root gets the reduction."""
+        mine = _many(tensors)
+        op = self._reduction(more[0] if more else getattr(opts, "reduceOp", None), mine)
+        root = self._root(opts)
+        return self._post(
+            "reduce", mine, gives=mine, gets=mine, payload=mine, peer=root, reduce_op=op
+        )
+
+    def allgather(self, outputs: Any, inputs: Any, *_: Any) -> VirtualWork:
+        """Every rank gets all inputs."""
+        mine = _many(inputs)
+        lists = [outputs] if isinstance(outputs[0], Tensor) else outputs
+        gets = [tensor for out in lists for tensor in out]
+        return self._post("all_gather", gets, gives=mine, gets=gets, payload=mine)
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Any, inputs: Any, *_: Any
+    ) -> VirtualWork:
+        """Every rank gets all inputs, joined."""
+        gives, wholes = _many(inputs), _many(outputs)
+        gets = [
+            chunk for out in wholes for chunk in _flat(out, "all_gather").chunk(len(self.ranks))
+        ]
+        return self._post("all_gather", wholes, gives=gives, gets=gets, payload=gives)
+
+    all_gather_single = all_gather_single_coalesced = allgather_into_tensor_coalesced
+    _allgather_base = allgather_coalesced = allgather_into_tensor_coalesced
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> VirtualWork:
+        """Rank r gets the reduction of everybody's r-th input."""
+        mine = _many(outputs)
+        lists = [inputs] if isinstance(inputs[0], Tensor) else inputs
+        gives = [tensor for each in lists for tensor in each]
+        op = self._reduction(opts, mine)
+        return self._post(
+            "reduce_scatter", mine, gives=gives, gets=mine, payload=gives, reduce_op=op
+        )
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None, *_: Any
+    ) -> VirtualWork:
+        """Rank r gets the reduction of everybody's r-th chunk."""
+        mine, wholes = _many(outputs), _many(inputs)
+        gives = [
+            chunk for t in wholes for chunk in _flat(t, "reduce_scatter").chunk(len(self.ranks))
+        ]
+        op = self._reduction(opts, mine)
+        return self._post(
+            "reduce_scatter", mine, gives=gives, gets=mine, payload=wholes, reduce_op=op
+        )
+
+    reduce_scatter_single = reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    _reduce_scatter_base = reduce_scatter_tensor_coalesced
+
+    def alltoall(self, outputs: Any, inputs: Any, *_: Any) -> VirtualWork:
+        """Rank r gets everybody's r-th input."""
+        gets, gives = list(outputs), list(inputs)
+        return self._post("all_to_all", gets, gives=gives, gets=gets, payload=gives)
+
+    def alltoall_base(
+        self, output: Tensor, input: Tensor, output_splits: Any, input_splits: Any, *_: Any
+    ) -> VirtualWork:
+        """Rank r gets everybody's r-th part; the parts are ``splits`` rows, or equal."""
+        gets = self._parts(output, output_splits)
+        gives = self._parts(input, input_splits)
+        return self._post("all_to_all", [output], gives=gives, gets=gets, payload=[input])
+
+    all_to_all_single = alltoall_base
+
+    def _parts(self, tensor: Tensor, splits: Any) -> list[Tensor]:
+        _flat(tensor, "all_to_all")
+        count = len(self.ranks)
+        if not splits:
+            if tensor.shape[0] % count:
+                raise ValueError(f"all_to_all of {tensor.shape[0]} rows over {count} ranks")
+            splits = [tensor.shape[0] // count] * count
+        return list(tensor.detach().split(list(splits)))
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any, *_: Any) -> VirtualWork:
+        """The root gets all inputs."""
+        mine, root = _many(inputs), self._root(opts)
+        gets = list(outputs[0]) if root == self.member.index else []
+        return self._post("gather", gets, gives=mine, gets=gets, payload=mine, peer=root)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any, *_: Any) -> VirtualWork:
+        """Rank r gets the root's r-th input."""
+        mine, root = _many(outputs), self._root(opts)
+        gives = list(inputs[0]) if root == self.member.index else []
+        return self._post("scatter", mine, gives=gives, gets=mine, payload=mine, peer=root)
+
+    def barrier(self, *_: Any, **__: Any) -> VirtualWork:
+        """Nobody goes on before all have come."""
+        return self._post("barrier", [])
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        """A barrier that waits in the call."""
+        self.barrier().wait()

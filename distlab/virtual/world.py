@@ -1,0 +1,360 @@
+"""What each virtual rank believes to be its own: groups, random state, environment, clock, output.
+
+Only one rank runs at a time, so global state can be exchanged when the baton changes hands:
+``install`` puts a rank's own in place, ``remove`` takes it away again. Clocks and standard output
+are read and written all the time; they ask for the current rank instead.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..failure import CheckFailed
+from ..ledger import Event
+from ..lines import learner_line
+from ..rank_report import source_line
+from . import internals
+from .cluster import Network
+from .group import VirtualGroup, VirtualWork
+from .scheduler import Scheduler, VirtualRank
+from .transport import Exchange, Mismatched, Part
+
+KEPT_OUTPUT = 64 * 1024
+READ_CLOCK = 5e-8  # virtual seconds that reading the time takes, so that a loop until a time ends
+
+
+class RankLost(Exception):
+    """The run was asked to lose this rank here."""
+
+
+class VirtualLedger:
+    """A rank's recorder: what ``RankContext`` needs, filled by the process group."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.raw_spans: list[tuple[str, float, float]] = []
+        self.picture_from = 0.0
+        self.region = ""
+        self.depth = 0
+        self.phase = ""
+
+
+@dataclass(eq=False)
+class Channel:
+    """What the members of a group have in common; compared by identity, which is fast."""
+
+    name: str
+
+
+@dataclass(eq=False, slots=True)
+class RankState:
+    """What belongs to one rank."""
+
+    rank: VirtualRank
+    environ: dict[Any, Any]
+    torch_state: torch.Tensor
+    numpy_state: Any
+    random: random.Random
+    groups: internals.GroupTable = field(default_factory=internals.GroupTable)
+    ledger: VirtualLedger = field(default_factory=VirtualLedger)
+    output: list[str] = field(default_factory=list)
+    printed: int = 0
+    works: dict[int, VirtualWork] = field(default_factory=dict)
+    expecting: list[VirtualWork] = field(default_factory=list)
+    communications: int = 0
+    compute_since: float = 0.0
+
+
+class World:
+    """One run's ranks with all that is theirs; the process group's methods end here.
+
+    ``record``: keep an event for every operator. ``measured``: factor by which the real compute
+    time of a rank goes into its clock (0: only what is modelled). ``lose``: (rank, n): that rank
+    disappears at its n-th communication. ``slow_ranks``: factors on compute time.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        network: Network,
+        *,
+        seed: int | None,
+        base_seed: int,
+        learner_files: tuple[str, ...],
+        record: bool = True,
+        measured: float = 0.0,
+        modelled: bool = False,
+        lose: tuple[int, int] | None = None,
+        slow_ranks: dict[int, float] | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(world_size, seed, self.install, self.remove)
+        self.exchange = Exchange(self.scheduler, network, modelled)
+        self.network = network
+        self.channels: dict[Any, Channel] = {}
+        self.store = internals.VirtualStore(self.scheduler)
+        self.learner_files = frozenset(learner_files)
+        self.record, self.measured, self.lose = record, measured, lose
+        self.slow_ranks = slow_ranks or {}
+        self.mismatch: Mismatched | None = None
+        self.states = [self._state(r, world_size, base_seed) for r in self.scheduler.ranks]
+        internals.register(self._create_group)
+        _own_clock(self)
+        _own_random(self)
+        _no_cuda()
+        sys.stdout = sys.__stdout__ = Output(self)  # type: ignore[assignment, misc]
+        sys.stderr = sys.__stderr__ = Output(self)  # type: ignore[assignment, misc]
+
+    def _state(self, rank: VirtualRank, world_size: int, base_seed: int) -> RankState:
+        own_seed = base_seed * 1_000_003 + rank.index  # ranks that don't synchronise must differ
+        local = self.network.cluster.gpus_per_node
+        environ = {
+            "RANK": rank.index,
+            "LOCAL_RANK": rank.index % local,
+            "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": min(local, world_size),
+            "GROUP_RANK": rank.index // local,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
+        }
+        encode = os.environ.encodekey  # type: ignore[attr-defined]
+        own = {encode(k): os.environ.encodevalue(str(v)) for k, v in environ.items()}  # type: ignore
+        return RankState(
+            rank=rank,
+            environ={**os.environ._data, **own},  # type: ignore[attr-defined]
+            torch_state=torch.Generator().manual_seed(own_seed).get_state(),
+            numpy_state=np.random.MT19937(own_seed % 2**32),
+            random=random.Random(own_seed),
+        )
+
+    def _create_group(self, options: Any, _: Any) -> VirtualGroup:
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(len(self.states)))
+        key = options.group_id, ranks
+        channel = self.channels.setdefault(key, Channel(options.group_id))
+        return VirtualGroup(self, ranks, channel, options.group_rank)
+
+    @property
+    def mine(self) -> RankState:
+        """The state of the rank whose thread this is."""
+        return self.states[self.scheduler.me.index]
+
+    @property
+    def current(self) -> RankState | None:
+        """The same; None on a thread that is no rank."""
+        rank = getattr(self.scheduler.local, "rank", None)
+        return None if rank is None else self.states[rank.index]
+
+    # -- exchanging what is global ----------------------------------------------------------------
+    def install(self, rank: VirtualRank) -> None:
+        """``rank`` has got the baton."""
+        state = self.states[rank.index]
+        internals.use_groups(state.groups)
+        os.environ._data = state.environ  # type: ignore[attr-defined]
+        torch.default_generator.set_state(state.torch_state)
+        np.random.set_bit_generator(state.numpy_state)
+        if self.measured:
+            state.compute_since = time.thread_time()
+        if state.expecting:
+            for work in [w for w in state.expecting if w.part.done]:
+                self.settle(work)
+
+    def remove(self, rank: VirtualRank) -> None:
+        """``rank`` gives the baton away."""
+        state = self.states[rank.index]
+        state.torch_state = torch.default_generator.get_state()
+
+    def charge(self, state: RankState) -> None:
+        """Put the compute time since the last call on the rank's clock, where it is measured."""
+        if self.measured:
+            now = time.thread_time()
+            seconds = (now - state.compute_since) * self.measured
+            self.compute(state, seconds)
+            state.compute_since = now
+
+    def compute(self, state: RankState, seconds: float, name: str = "") -> None:
+        """The rank computes for ``seconds``."""
+        rank = state.rank
+        seconds *= self.slow_ranks.get(rank.index, 1.0)
+        start, rank.clock = rank.clock, rank.clock + seconds
+        if self.record and seconds:
+            spans, name = state.ledger.raw_spans, name or self.phase(state) or "other"
+            if spans and spans[-1][0] == name and spans[-1][2] == start:
+                spans[-1] = name, spans[-1][1], rank.clock
+            else:
+                spans.append((name, start, rank.clock))
+
+    def phase(self, state: RankState) -> str:
+        """What part of a training step this is."""
+        return "backward" if internals.in_backward() else state.ledger.phase
+
+    # -- what the process group calls --------------------------------------------------------------
+    def post(self, part: Part, channel: Any) -> None:
+        """Issue a part; a mismatch ends the run."""
+        rank = part.rank
+        state = self.states[rank.index]
+        if self.measured:
+            self.charge(state)
+        if self.lose is not None:
+            self._maybe_lose(state)
+        if self.scheduler.random is not None:
+            self.scheduler.pause(rank)
+        part.posted = rank.clock
+        if self.record:
+            part.event = part.describe(learner_line(sys._getframe(1), self.learner_files))
+            part.event.region = state.ledger.region
+            part.event.phase = self.phase(state)
+            part.event.index = len(state.ledger.events)
+            state.ledger.events.append(part.event)
+        try:
+            self.exchange.post(part, channel)
+        except Mismatched as found:
+            self.mismatch = found
+            self.scheduler.abort()
+
+    def _maybe_lose(self, state: RankState) -> None:
+        state.communications += 1
+        if self.lose == (state.rank.index, state.communications):
+            raise RankLost(f"was lost at its communication {state.communications}, as asked for")
+
+    def expect(self, work: VirtualWork) -> None:
+        """Fulfil the handle's future on its own rank as soon as the operation is complete."""
+        if work.part.done:
+            self.settle(work)
+        else:
+            self.mine.expecting.append(work)
+
+    def fulfil(self, future: torch.futures.Future[Any]) -> None:
+        """Wait for operations in flight until ``future`` is done."""
+        expecting = self.mine.expecting
+        while expecting and not future.done():
+            expecting[0].wait()
+
+    def settle(self, work: VirtualWork) -> None:
+        """The operation is complete: forget the handle, fulfil its future."""
+        state = self.states[work.part.rank.index]
+        state.works.pop(id(work), None)
+        if work.future is not None and not work.future.done():
+            if work in state.expecting:
+                state.expecting.remove(work)
+            state.rank.clock = max(state.rank.clock, work.part.finish)
+            work.part.acknowledge()
+            work.future.set_result(list(work.outputs))
+
+    def finish(self, state: RankState) -> None:
+        """The rank's body has returned: nothing may be in flight. Raises CheckFailed."""
+        self.charge(state)
+        for work in state.works.values():
+            if work.part.waited:
+                continue
+            event = work.part.describe()
+            raise CheckFailed(
+                f"rank {state.rank.index} started {event} and never waited for its handle: "
+                "the data may be used or overwritten before it has moved",
+                cause="never-waited",
+                rank=state.rank.index,
+                line=source_line(event.line),
+            )
+
+
+class Output(io.TextIOBase):
+    """Standard output: each rank's goes to its own place."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+
+    def write(self, text: str) -> int:
+        """Keep what the current rank prints, up to a limit."""
+        state = self.world.current
+        if state is not None and state.printed < KEPT_OUTPUT:
+            state.output.append(text[:KEPT_OUTPUT])
+            state.printed += len(text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        """A rank has no terminal."""
+        return False
+
+    def fileno(self) -> int:
+        """There is no file behind it."""
+        raise io.UnsupportedOperation("a virtual rank's output has no file")
+
+
+def _own_clock(world: World) -> None:
+    """``time`` tells a rank its virtual time; ``sleep`` takes none of ours."""
+    real_sleep = time.sleep
+
+    def reader(real: Callable[[], Any], scale: float, offset: float = 0.0) -> Callable[[], Any]:
+        def now() -> Any:
+            state = world.current
+            if state is None:
+                return real()
+            world.charge(state)
+            state.rank.clock += READ_CLOCK
+            return type(real())((state.rank.clock + offset) * scale)
+
+        return now
+
+    def sleep(seconds: float) -> None:
+        state = world.current
+        if state is None:
+            real_sleep(seconds)
+            return
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        world.charge(state)
+        world.compute(state, seconds, "sleep")
+        world.scheduler.pause(state.rank, always=True)
+
+    today = time.time()
+    for name in ("perf_counter", "monotonic", "process_time", "thread_time", "time"):
+        if name == "thread_time" and world.measured:
+            continue  # this is what compute is measured with
+        offset = today if name == "time" else 0.0
+        setattr(time, name, reader(getattr(time, name), 1.0, offset))
+        setattr(time, name + "_ns", reader(getattr(time, name + "_ns"), 1e9, offset))
+    time.sleep = sleep
+
+
+def _own_random(world: World) -> None:
+    """The functions of ``random`` use the current rank's generator."""
+
+    def of_rank(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            state = world.current
+            method = original if state is None else getattr(state.random, name)
+            return method(*args, **kwargs)
+
+        return call
+
+    for name in random.__all__:
+        original = getattr(random, name)
+        if getattr(original, "__self__", None) is random._inst:  # type: ignore[attr-defined]
+            setattr(random, name, of_rank(name, original))
+
+
+def _no_cuda() -> None:
+    """A virtual rank has no GPU of this machine; its own 'current device' is kept per thread."""
+    device = threading.local()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            "a virtual rank can't use this machine's GPU: put tensors on the device that the "
+            "function was given"
+        )
+
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
+    torch.cuda._lazy_init = refuse
+    torch.cuda.current_device = lambda: getattr(device, "index", 0)
+    torch.cuda.set_device = lambda index: setattr(device, "index", torch.device("cuda", index).index)
