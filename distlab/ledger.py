@@ -53,6 +53,8 @@ class Event:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"
         if self.op == "barrier":
             return "barrier"
+        if self.op == "store":
+            return f"the store for {self.dtype}"
         if self.peer is None:
             return f"recv from any rank ({self.numel} {self.dtype})" if self.op == "recv" else what
         link = {"send": "to rank", "recv": "from rank"}.get(self.op, "with root")

@@ -75,13 +75,13 @@ def rank_main(
         buffer = io.BytesIO()
         torch.save(value, buffer)
         content = buffer.getvalue()
-        _readable(content)
+        readable_content(content)
         pipe.send(b"R", content)
     except BaseException as error:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        pipe.send(b"X", json.dumps(_describe(error, options.learner_files)).encode())
+        pipe.send(b"X", json.dumps(describe(error, options.learner_files)).encode())
     while True:  # stay, so that a rank that still communicates with this one sees it wait
         signal.pause()
 
@@ -163,7 +163,7 @@ def _run(
     return value
 
 
-def _readable(content: bytes) -> None:
+def readable_content(content: bytes) -> None:
     """Refuse results that the parent would not read: it takes tensors and plain data only."""
     try:
         torch.load(io.BytesIO(content), weights_only=True)
@@ -174,7 +174,7 @@ def _readable(content: bytes) -> None:
         ) from None
 
 
-def _describe(error: BaseException, learner_files: tuple[str, ...]) -> dict[str, Any]:
+def describe(error: BaseException, learner_files: tuple[str, ...]) -> dict[str, Any]:
     """What the parent needs to know about an exception."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename in learner_files]

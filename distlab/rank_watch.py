@@ -275,7 +275,8 @@ class Watch:
         for member in self.members:
             assert member.result is not None
             values.append(torch.load(io.BytesIO(member.result), weights_only=True))
-        return RankResults(values, [m.log() for m in self.members], [m.output for m in self.members])
+        members = self.members
+        return RankResults(values, [m.log() for m in members], [m.output for m in members])
 
     def __exit__(self, *exc: object) -> None:
         for member in self.members:

@@ -112,6 +112,7 @@ class RankFailure(CheckFailed):
         super().__init__(message, cause=cause or kind, rank=rank, line=line)
         self.kind = kind
         self.reports = reports or []
+        self.interleaving: int | None = None  # of virtual ranks: the seed that repeats it
 
 
 def run_ranks(

@@ -14,9 +14,13 @@ from ..failure import CheckFailed
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def exercise(exercise_id: str, *, cuda: bool = False) -> pytest.MarkDecorator:
-    """Mark a test as a check of ``exercise_id``; with ``cuda`` it also runs on the CUDA tier."""
-    return pytest.mark.exercise(exercise_id, cuda=cuda)
+def exercise(exercise_id: str, tiers: str = "gloo") -> pytest.MarkDecorator:
+    """Mark a test as a check of ``exercise_id`` that runs on the ``tiers`` named.
+
+    ``virtual``: virtual ranks, several interleavings, every case of ``cases``; ``gloo``: forked
+    processes; ``cuda``: GPUs, where there are any. What communicates belongs on virtual first.
+    """
+    return pytest.mark.exercise(exercise_id, tiers=tuple(tiers.split()))
 
 
 def trace(exercise_id: str) -> Callable[[F], F]:

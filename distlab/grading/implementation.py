@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.abc
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ..course import Exercise, Phase, functions_of, root
@@ -105,11 +107,13 @@ class Implementation:
         """The implementation's module ``name``, for example ``data_loader``."""
         assert os.getpid() != _grader, "learner code runs in ranks only; use impl inside a body"
         if not any(isinstance(f, _Finder) for f in sys.meta_path):
-            package = ModuleType(PACKAGE)
-            package.__path__ = []
-            sys.modules[PACKAGE] = package
             sys.meta_path.insert(0, _Finder(self._source, self._substitutes))
-        return importlib.import_module(f"{PACKAGE}.{self._source.prefix}{name}")
+        rank = getattr(threading.current_thread(), "virtual_rank", "")  # modules of its own
+        package = PACKAGE + rank
+        if package not in sys.modules:
+            sys.modules[package] = ModuleType(package)
+            sys.modules[package].__path__ = []
+        return importlib.import_module(f"{package}.{self._source.prefix}{name}")
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -121,7 +125,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         package, _, stem = fullname.rpartition(".")
-        if package != PACKAGE:
+        if not package.startswith(PACKAGE) or "." in package:
             return None
         file = self.source.path(stem.removeprefix("template_"))
         return importlib.util.spec_from_file_location(fullname, file, loader=self)
@@ -136,12 +140,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if replaced and (_whole(replaced) or not _importable(file)):
             vars(module).update(vars(_solution(replaced[0])))
             return
-        code = compile(file.read_bytes(), str(file), "exec")
-        exec(code, vars(module))
+        exec(_compiled(file, file.stat().st_mtime_ns), vars(module))
         for exercise in replaced:
             for function in functions_of(exercise):
                 owner = function.split(".")[0]
                 setattr(module, owner, getattr(_solution(exercise), owner))
+
+
+@functools.lru_cache
+def _compiled(file: Path, changed: int) -> CodeType:
+    """The file's code, shared by the virtual ranks of a process; ``changed``: its last save."""
+    return compile(file.read_bytes(), str(file), "exec")
 
 
 def _whole(replaced: list[Exercise]) -> bool:

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from ..course import Exercise
-from ..ranks import RankResults
 from .implementation import Implementation, protect_this_process
-from .session import NotRun, Request, Session, verdict_of
+from .session import NotRun, Request, Runner, Session, verdict_of
+from .verdicts import TIERS
 
 SESSION = pytest.StashKey[Session]()
 
@@ -27,17 +27,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("distlab", "grading of the course's exercises")
     group.addoption("--impl", default="solutions", help="solutions, templates or a folder")
     group.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    group.addoption("--tier", default="", help="run this tier only: virtual, gloo or cuda")
     group.addoption("--seed", type=int, default=None, help="seed of inputs and delays")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the session's state, unless the caller brought one."""
-    config.addinivalue_line("markers", "exercise(id, cuda=False): a check of this exercise")
+    config.addinivalue_line("markers", "exercise(id, tiers): a check of this exercise")
     protect_this_process()
     torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
     if SESSION not in config.stash:
         chosen = config.option
-        request = Request(impl=chosen.impl, device=chosen.device, seed=chosen.seed)
+        request = Request(
+            impl=chosen.impl, device=chosen.device, seed=chosen.seed, tier=chosen.tier
+        )
         config.stash[SESSION] = Session(request)
 
 
@@ -56,23 +59,23 @@ def exercise_of(item: pytest.Item) -> Exercise | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Checks marked ``cuda=True`` run on two tiers."""
+    """A check runs once on each of its tiers."""
     marker = metafunc.definition.get_closest_marker("exercise")
-    if marker is None or not marker.kwargs.get("cuda") or "run" not in metafunc.fixturenames:
+    if marker is None or "run" not in metafunc.fixturenames:
         return
-    if metafunc.config.stash[SESSION].wants_cuda:
-        metafunc.parametrize("tier", ["cpu", "cuda"])
+    wanted = metafunc.config.stash[SESSION].tiers
+    metafunc.parametrize("tier", [tier for tier in marker.kwargs["tiers"] if tier in wanted])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Exercises in the order of the course; only those that were asked for."""
+    """Exercises in the order of the course, virtual ranks first; only what was asked for."""
     session = config.stash[SESSION]
     wanted = session.request
     order = {e.id: place for place, e in enumerate(session.course.exercises)}
 
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Item) -> tuple[int, int]:
         exercise = exercise_of(item)
-        return order[exercise.id] if exercise else -1
+        return (order[exercise.id], TIERS.index(tier_of(item))) if exercise else (-1, 0)
 
     items.sort(key=place)
     if wanted.exercises or wanted.checks:
@@ -90,7 +93,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Don't run checks of an exercise that is blank, broken or blocked."""
     exercise = exercise_of(item)
     if exercise is not None:
-        item.config.stash[SESSION].prepare(exercise)
+        item.config.stash[SESSION].prepare(exercise, tier_of(item))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -103,6 +106,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     error = call.excinfo.value if call.excinfo else None
     check = verdict_of(error)
     check.name = item.name
+    check.tier = tier_of(item)
     check.title = _title(item)
     check.seconds = call.duration
     if check.verdict == "fail" and not check.line:
@@ -124,10 +128,25 @@ def _title(item: pytest.Item) -> str:
     return doc.splitlines()[0].rstrip(".") if doc else re.sub("_", " ", item.name)
 
 
+def tier_of(item: pytest.Item) -> str:
+    """The tier that a check runs on."""
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("tier", "gloo")) if callspec else "gloo"
+
+
 @pytest.fixture
 def tier() -> str:
-    """``cpu`` or ``cuda``."""
-    return "cpu"
+    """``virtual``, ``gloo`` or ``cuda``."""
+    return "gloo"
+
+
+@pytest.fixture
+def cases(tier: str) -> Callable[..., tuple[Any, ...]]:
+    """``cases(3, 1, 2, 4, 5)``: what to check, the most telling one first.
+
+    All of them on virtual ranks, which are cheap; the first on real ones.
+    """
+    return lambda *every: every if tier == "virtual" else every[:1]
 
 
 @pytest.fixture
@@ -147,8 +166,8 @@ def impl(request: pytest.FixtureRequest) -> Implementation:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, tier: str) -> Callable[..., RankResults]:
-    """``run(body, world_size, *args, timeout=10, …)``: run_ranks with the check's defaults."""
+def run(request: pytest.FixtureRequest, tier: str) -> Runner:
+    """``run(body, world_size, *args, timeout=10, …)`` on the check's tier; ``run.worlds``."""
     session = request.config.stash[SESSION]
     exercise = exercise_of(request.node)
     if exercise is None:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..course import Phase
-from .verdicts import ExerciseResult, Report
+from .verdicts import TIERS, CheckResult, ExerciseResult, Report
 
 STYLE = {
     "pass": "bold green",
@@ -37,6 +37,7 @@ LIKELY = {
     "to a new one",
 }
 OUTPUT_LINES = 8
+NOT_RUN = ("needs", "blocked", "blank")
 
 
 def console(stderr: bool = False) -> Console:
@@ -71,25 +72,35 @@ def _table(report: Report) -> Table:
         ("exercise", "left"),
         ("verdict", "left"),
         ("points", "right"),
-        ("checks", "right"),
+        *((tier, "right") for tier in TIERS),
         ("seconds", "right"),
         ("", "left"),
     ):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for e in report.exercises:
-        right = sum(c.verdict == "pass" for c in e.checks)
-        ran = sum(c.verdict not in ("needs", "blocked", "blank") for c in e.checks)
+        ran = any(c.verdict not in NOT_RUN for c in e.checks)
         note = f"with the solution of {', '.join(e.used_solution_of)}" if _shows(e) else ""
         table.add_row(
             e.id,
             e.title,
             Text(e.verdict, STYLE[e.verdict]),
             f"{e.points}/{e.max_points}",
-            f"{right}/{len(e.checks)}" if ran else "–",
+            *(_on_tier(e, tier) for tier in TIERS),
             f"{e.seconds:.1f}" if ran else "–",
             Text(note, "dim"),
         )
     return table
+
+
+def _on_tier(e: ExerciseResult, tier: str) -> Text:
+    """Checks passed of those on this tier; why none ran, if none did."""
+    checks = [c for c in e.checks if c.tier == tier]
+    ran = [c for c in checks if c.verdict not in NOT_RUN]
+    if ran:
+        passed = sum(c.verdict == "pass" for c in ran)
+        return Text(f"{passed}/{len(checks)}", "" if passed == len(checks) else "bold red")
+    word = "needs" if any(c.verdict == "needs" for c in checks) else "–"
+    return Text(word, STYLE["needs"] if word == "needs" else "dim")
 
 
 def _shows(e: ExerciseResult) -> bool:
@@ -102,7 +113,7 @@ def _print_failure(exercise: ExerciseResult, out: Console) -> None:
     head = Text.assemble(
         (f"{exercise.id} {exercise.title}: ", "bold"),
         (check.verdict, STYLE[check.verdict]),
-        f"   {check.title}" if check.title and check.verdict != "error" else "",
+        f"   {_title(check)}" if check.title and check.verdict != "error" else "",
     )
     out.print()
     out.print(head)
@@ -122,6 +133,12 @@ def _print_failure(exercise: ExerciseResult, out: Console) -> None:
     if others > 0:
         _field(out, "", f"(and {others} more failing check{'s' if others > 1 else ''})")
     _field(out, "hint: ", f"distlab hint {exercise.id}")
+
+
+def _title(check: CheckResult) -> str:
+    """What was checked, and on which ranks if not on ordinary ones."""
+    where = {"virtual": " (virtual ranks)", "cuda": " (GPU)"}.get(check.tier, "")
+    return check.title + where
 
 
 def _field(out: Console, name: str, text: str) -> None:

@@ -57,17 +57,13 @@ def check_files(exercise: Exercise) -> list[Path]:
     return [path for path in files if marker in path.read_text(encoding="utf-8")]
 
 
-def run_session(
-    phase: Phase, request: Request, keyword: str = "", junitxml: str = ""
-) -> Report:
+def run_session(phase: Phase, request: Request, keyword: str = "", junitxml: str = "") -> Report:
     """Grade in this process: pytest on the phase's check files, silently; returns the report."""
     course = load_course()
     selected = request.exercises or tuple(e.id for e in phase.exercises)
     needed = set() if request.trusted else _prerequisites(course, selected) - request.known
     every = [e for e in course.exercises if e.id in needed or e.id in selected]
-    session = Session(
-        Request(**vars(request) | {"exercises": tuple(e.id for e in every)}), course
-    )
+    session = Session(Request(**vars(request) | {"exercises": tuple(e.id for e in every)}), course)
     files = sorted({str(path) for e in every for path in check_files(e)})
     arguments = [
         *files,

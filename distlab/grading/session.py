@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..course import Course, Exercise, functions_of, load_course
 from ..failure import CheckFailed
+from ..rank_report import source_line
 from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported, run_ranks
+from ..virtual import run_worlds
 from .implementation import Implementation, Source, blank_places, find_source
-from .verdicts import CheckResult, ExerciseResult
+from .verdicts import TIERS, CheckResult, ExerciseResult
 
 CHECK_LIMIT = 60.0  # seconds for all runs of one check
+INTERLEAVINGS = 2  # explored by every run on virtual ranks
+DELAYED = 8  # the same, where timing is what is checked
 RUN_LIMIT = 10.0  # seconds for one run of ranks, unless the check says otherwise
 
 
@@ -40,6 +45,7 @@ class Request:
     checks: tuple[str, ...] = ()
     known: frozenset[str] = frozenset()
     trusted: bool = False
+    tier: str = ""
 
 
 @dataclass
@@ -55,7 +61,9 @@ class Session:
     def __post_init__(self) -> None:
         chosen = self.request.seed
         self.seed = random.randrange(1, 1_000_000) if chosen is None else chosen
-        self.wants_cuda = self.request.device in ("auto", "cuda")
+        self.tiers = ("virtual", "gloo") if self.request.device == "cpu" else TIERS
+        if self.request.tier:
+            self.tiers = (self.request.tier,)
 
     def source(self, exercise: Exercise) -> Source:
         """Where the implementation of the exercise's phase is."""
@@ -96,14 +104,17 @@ class Session:
             found.update({e.id: e for e in self.built_on(other)})
         return [found[i] for i in sorted(found)]
 
-    def prepare(self, exercise: Exercise) -> None:
-        """Raise NotRun if the exercise's checks can't or need not run."""
+    def prepare(self, exercise: Exercise, tier: str) -> None:
+        """Raise NotRun if the exercise's checks can't or need not run on this tier."""
         if exercise.id not in self.not_run:
             self.not_run[exercise.id] = self._obstacle(exercise)
             self.result(exercise).used_solution_of = [e.id for e in self.built_on(exercise)]
         obstacle = self.not_run[exercise.id]
         if obstacle is not None:
             raise obstacle
+        failed = [c for c in self.result(exercise).checks if c.tier == "virtual" and _counts(c)]
+        if tier != "virtual" and failed:
+            raise NotRun("blocked", f"not run: {failed[0].title} fails on virtual ranks")
 
     def _obstacle(self, exercise: Exercise) -> NotRun | None:
         path = self.source(exercise).path(exercise.file)
@@ -158,22 +169,13 @@ class Session:
                 self.imports[key] = NotRun(verdict, message, failure.line)
         return self.imports[key]
 
-    def runner(self, exercise: Exercise, tier: str) -> Callable[..., RankResults]:
-        """``run(body, world_size, *args, timeout=…)`` for one check."""
+    def runner(self, exercise: Exercise, tier: str) -> Runner:
+        """What runs a check's ranks on its tier."""
         if tier == "cuda" and not cuda_ranks_supported():
             raise NotRun("needs", "a CUDA GPU")
         files = self.source(exercise).files()
-        end = time.monotonic() + CHECK_LIMIT
-
-        def run(
-            body: Callable[..., Any], world_size: int, *args: Any, **options: Any
-        ) -> RankResults:
-            left = max(1.0, end - time.monotonic())
-            limit = min(options.pop("timeout", RUN_LIMIT), left)
-            defaults = {"device": tier, "seed": self.seed, "learner_files": files}
-            return run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
-
-        return run
+        kind = VirtualRunner if tier == "virtual" else Runner
+        return kind(files, self.seed, "cuda" if tier == "cuda" else "cpu")
 
     def definition(self, exercise: Exercise, check_source: str) -> str:
         """Where the learner defines the function that the check is about: a wrong value has no
@@ -195,6 +197,62 @@ class Session:
             self.not_run[exercise.id] = NotRun("blocked", f"not run, because {check.name} hung")
 
 
+class Runner:
+    """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
+
+    def __init__(self, files: tuple[str, ...], seed: int, device: str) -> None:
+        self.files, self.seed, self.device = files, seed, device
+        self.end = time.monotonic() + CHECK_LIMIT
+
+    def __call__(
+        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
+    ) -> RankResults:
+        """``run_ranks`` with the defaults of checks."""
+        limit = min(options.pop("timeout", RUN_LIMIT), max(1.0, self.end - time.monotonic()))
+        defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
+        return run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+
+    def worlds(
+        self, body: Callable[..., Any], world_sizes: Sequence[int], *args: Any, **options: Any
+    ) -> list[RankResults]:
+        """The results for several world sizes."""
+        return [self(body, w, *args, **options) for w in world_sizes]
+
+
+class VirtualRunner(Runner):
+    """The same on virtual ranks: several interleavings each time, several sizes in one process."""
+
+    def __call__(
+        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
+    ) -> RankResults:
+        """``run_virtual`` with the defaults of checks."""
+        return self.worlds(body, (world_size,), *args, **options)[0]
+
+    def worlds(
+        self, body: Callable[..., Any], world_sizes: Sequence[int], *args: Any, **options: Any
+    ) -> list[RankResults]:
+        """The results for several world sizes."""
+        more = DELAYED if options.pop("delays", False) else INTERLEAVINGS
+        limit = min(options.pop("timeout", RUN_LIMIT), max(1.0, self.end - time.monotonic()))
+        return list(
+            run_worlds(
+                body,
+                world_sizes,
+                *args,
+                seed=self.seed,
+                seeds=more,
+                base_seed=self.seed,
+                timeout=limit,
+                learner_files=self.files,
+                **options,
+            )
+        )
+
+
+def _counts(check: CheckResult) -> bool:
+    return check.verdict not in ("pass", "needs", "blocked")
+
+
 def _shown(path: Path) -> str:
     """The path as the learner types it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
@@ -213,7 +271,8 @@ def verdict_of(error: BaseException | None) -> CheckResult:
             "", verdict, error.message, error.cause, error.rank, error.line, output=output
         )
     if isinstance(error, CheckFailed):
-        return CheckResult("", "fail", error.message, error.cause, error.rank, error.line)
+        line = source_line(error.line) if os.path.isabs(error.line) else error.line
+        return CheckResult("", "fail", error.message, error.cause, error.rank, line)
     message = str(error) or "the check failed"
     if not isinstance(error, AssertionError):
         message = f"the check could not use what came back: {type(error).__name__}: {message}"

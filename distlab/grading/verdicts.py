@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+TIERS = ("virtual", "gloo", "cuda")
 VERDICTS = ("pass", "fail", "blank", "error", "hang", "crash", "needs", "blocked")
 
 
@@ -21,6 +22,7 @@ class CheckResult:
     title: str = ""
     output: str = ""
     seconds: float = 0.0
+    tier: str = "gloo"
 
 
 @dataclass
@@ -107,7 +109,7 @@ class Report:
 
 
 def _exercise_json(e: ExerciseResult) -> dict[str, Any]:
-    shown = ("name", "verdict", "message", "cause", "rank", "line")
+    shown = ("name", "tier", "verdict", "message", "cause", "rank", "line")
     return {
         "id": e.id,
         "title": e.title,

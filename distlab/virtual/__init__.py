@@ -1,6 +1,6 @@
-"""Virtual ranks: the unchanged program on a virtual cluster, deterministic, under a virtual clock."""
+"""Virtual ranks: the unchanged program on a virtual cluster, under a virtual clock."""
 
 from .cluster import Cluster, load_cluster
-from .run import VirtualResults, run_virtual
+from .run import VirtualResults, run_virtual, run_worlds
 
-__all__ = ["Cluster", "VirtualResults", "load_cluster", "run_virtual"]
+__all__ = ["Cluster", "VirtualResults", "load_cluster", "run_virtual", "run_worlds"]

@@ -1,18 +1,17 @@
 """How long a backend's collective takes: closed forms of the algorithms that NCCL and gloo use.
 
 W ranks, N bytes per rank, α and β = 1/bandwidth of the link between two of them; a group on several
-nodes has M nodes with L ranks each, α_i, β_i inside a node and α_b, β_b between nodes. With k network
-cards per node, k rings run side by side, so that all cards of a node carry β_n = β_b / min(k, L).
+nodes has M nodes with L ranks each, α_i, β_i inside a node and α_b, β_b between nodes. With k
+network cards per node, k rings run side by side and use all cards: β_n = β_b / min(k, L).
 
-=============  ==================================================================================
-ring           2(M(α_b - α_i) + (W-1)α_i) + 2(W-1)/W · N · max(β_i, β_n); one node: 2(W-1)(α + N/W·β)
-tree           2(⌈log₂M⌉ α_b + (L-1) α_i) + 2N · max(β_i, β_n); the two halves of N use two trees, so that
-               every link carries N once each way
-hierarchical   reduce-scatter in the node, ring of N/L between nodes for each of the L ranks, all-gather
+=============  =================================================================================
+ring           2(M α_b + (W-1-M) α_i) + 2(W-1)/W·N·max(β_i, β_n); one node: 2(W-1)(α + N/W·β)
+tree           2(⌈log₂M⌉ α_b + (L-1) α_i) + 2N·max(β_i, β_n): the halves of N use two trees
+hierarchical   reduce-scatter in the nodes, L rings of N/L between them, all-gather in the nodes
 naive          gather to a root and broadcast from it: 2(W-1)(α + Nβ)
-halving        recursive halving and doubling: 2⌈log₂W⌉ α + 2(W-1)/W · Nβ
+halving        recursive halving and doubling: 2⌈log₂W⌉ α + 2(W-1)/W·Nβ
 in-network     the switch sums: 2α + N(1 + 1/W)·β (one node with a switch that can)
-=============  ==================================================================================
+=============  =================================================================================
 
 ``backend`` is the fastest of ring, tree, hierarchical and in-network, as NCCL's tuner chooses.
 Sources: Patarasuk & Yuan 2009 (ring); Sanders et al. 2009 (two trees); Thakur et al. 2005 (halving,

@@ -3,8 +3,8 @@
 time = max(FLOPs / (FLOP/s of its dtype), bytes read and written / memory bandwidth, kernel)
 
 FLOPs are counted for matrix products, convolutions and attention by torch's own table
-(``torch.utils.flop_counter``); every other operator is bound by memory. Views cost nothing. Works on
-meta tensors, which have shapes but no data: a model of any size then costs neither memory nor
+(``torch.utils.flop_counter``); every other operator is bound by memory. Views cost nothing. Works
+on meta tensors, which have shapes but no data: a model of any size then costs neither memory nor
 arithmetic. Operators that return no tensor, or whose result's size says nothing about their work,
 are counted as ``unmodelled``. Source: Williams, Waterman & Patterson 2009 (the roofline model).
 """

@@ -257,9 +257,7 @@ class VirtualGroup(dist.ProcessGroup):
         gets = [tensor for out in lists for tensor in out]
         return self._post("all_gather", gets, gives=mine, gets=gets, payload=mine)
 
-    def allgather_into_tensor_coalesced(
-        self, outputs: Any, inputs: Any, *_: Any
-    ) -> VirtualWork:
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, *_: Any) -> VirtualWork:
         """Every rank gets all inputs, joined."""
         gives, wholes = _many(inputs), _many(outputs)
         gets = [

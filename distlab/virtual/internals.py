@@ -2,9 +2,8 @@
 
 Tested on the oldest and the newest version of torch that the course supports. What is used:
 
-- ``torch._C._distributed_c10d._set_thread_isolation_mode``: names of groups are looked up per thread;
+- ``torch._C._distributed_c10d._set_thread_isolation_mode``: groups are looked up per thread;
 - ``distributed_c10d._world``: the module's table of groups, exchanged when the baton changes hands;
-- ``ProcessGroup._register_backend`` is not needed: a registered backend may return a ProcessGroup;
 - ``torch._C._DisableTorchDispatch``: the transport's own copies are no work of the rank.
 """
 
@@ -72,7 +71,7 @@ class Unseen:
 
 
 class VirtualStore(dist.Store):
-    """The store of a run: a dictionary that all ranks share; who waits for a key hands on the baton."""
+    """The store of a run, shared by all ranks; who waits for a key hands the baton on."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()

@@ -7,22 +7,18 @@ RankFailure of it that real ranks would have made, so a learner reads the same w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import ctypes
-import faulthandler
-import gc
 import io
 import json
 import mmap
 import os
+import select
 import signal
 import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +26,13 @@ import torch
 
 from .. import rank_report
 from ..ledger import Log
-from ..rank_process import Pipe, _describe, _readable
+from ..rank_process import Pipe
 from ..rank_watch import Member
-from ..ranks import Options, RankContext, RankFailure, RankResults
-from . import internals
-from .cluster import Cluster, Network, load_cluster
-from .compute import ComputeModel
-from .scheduler import VirtualRank
-from .world import RankLost, RankState, World
+from ..ranks import Options, RankFailure, RankResults
+from .child import Child, Settings
+from .cluster import Cluster, load_cluster
 
-STACK = 1 << 20  # bytes of stack per rank: 256 ranks must fit
 GRACE = 2.0  # seconds that the child may take to report after its time is up
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How virtual ranks are run; see ``run_virtual``."""
-
-    cluster: Cluster
-    seed: int | None
-    base_seed: int
-    timeout: float
-    learner_files: tuple[str, ...]
-    ledger: bool
-    process_group: bool
-    compute: str
-    algorithm: str
-    lose: tuple[int, int] | None
-    slow_ranks: dict[int, float]
-    slow_links: dict[int, float]
 
 
 class VirtualResults(RankResults):
@@ -107,117 +81,156 @@ def run_virtual(
 
     ``cluster``: a description or the name of one; its α and β make the virtual time. ``seed``: None
     simulates in the order of virtual time; a number explores one adversarial interleaving, and
-    ``seeds`` as many from there on, until one fails (the message names it). ``compute``: how a
-    rank's clock moves between communications: ``"none"``, ``"roofline"`` (counted FLOPs and bytes on
-    the cluster's GPU) or ``"measured"`` (this machine's CPU time). ``algorithm``: how the backend's
-    all-reduce is timed. ``lose``: (rank, n), that rank disappears at its n-th communication.
-    ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random state.
+    ``seeds`` as many from there on. The first that fails is raised, and names its seed; else the
+    results are those of one that differs from the first, if there is any, for the caller to judge.
+    ``compute``: how a rank's clock moves between communications: ``"none"``, ``"roofline"``
+    (counted FLOPs and bytes on the cluster's GPU) or ``"measured"`` (this machine's CPU time).
+    ``algorithm``: how the backend's all-reduce is timed. ``lose``: (rank, n), that rank disappears
+    at its n-th communication. ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random state.
 
     Raises RankFailure as ``run_ranks`` does; deadlocks and mismatches are found without waiting.
     """
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if seeds < 1 or (seeds > 1 and seed is None):
-        raise ValueError("seeds counts the interleavings from a seed on: give a seed as well")
-    settings = Settings(
-        cluster=load_cluster(cluster) if isinstance(cluster, (str, Path)) else cluster,
+    return run_worlds(
+        fn,
+        (world_size,),
+        *args,
+        cluster=cluster,
         seed=seed,
+        seeds=seeds,
         base_seed=base_seed,
         timeout=timeout,
-        learner_files=tuple(learner_files),
+        learner_files=learner_files,
         ledger=ledger,
         process_group=process_group,
         compute=compute,
         algorithm=algorithm,
         lose=lose,
+        slow_ranks=slow_ranks,
+        slow_links=slow_links,
+    )[0]
+
+
+def run_worlds(
+    fn: Callable[..., Any],
+    world_sizes: Sequence[int],
+    *args: Any,
+    cluster: Cluster | str = "laptop",
+    seed: int | None = None,
+    seeds: int = 1,
+    slow_ranks: dict[int, float] | None = None,
+    slow_links: dict[int, float] | None = None,
+    learner_files: tuple[str, ...] = (),
+    **options: Any,
+) -> list[VirtualResults]:
+    """``run_virtual`` for several world sizes in one child: a fork costs more than a small run."""
+    if min(world_sizes) < 1:
+        raise ValueError(f"world_size must be at least 1, got {min(world_sizes)}")
+    if seeds < 1 or (seeds > 1 and seed is None):
+        raise ValueError("seeds counts the interleavings from a seed on: give a seed as well")
+    settings = Settings(
+        cluster=load_cluster(cluster) if isinstance(cluster, (str, Path)) else cluster,
+        world_sizes=tuple(world_sizes),
+        seed=seed,
+        seeds=seeds,
+        learner_files=tuple(learner_files),
         slow_ranks=slow_ranks or {},
         slow_links=slow_links or {},
+        **options,
     )
-    deadline = time.monotonic() + timeout
-    for number in range(seeds):
-        left = max(1.0, deadline - time.monotonic())
-        each = Settings(**vars(settings) | {"timeout": left})
-        if seed is not None:
-            each = Settings(**vars(each) | {"seed": seed + number})
-        try:
-            results = _run_child(fn, world_size, args, each)
-        except RankFailure as failure:
-            if seeds > 1:
-                failure.message += f"\n(interleaving {seed + number}; it repeats with that seed)"
-            raise
-    return results
+    return _run_child(fn, args, settings)
 
 
 def _run_child(
-    fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], settings: Settings
-) -> VirtualResults:
+    fn: Callable[..., Any], args: tuple[Any, ...], settings: Settings
+) -> list[VirtualResults]:
     sys.stdout.flush()
     sys.stderr.flush()
+    _reap(block=False)
     reading, writing = os.pipe()
-    running = mmap.mmap(-1, mmap.PAGESIZE)  # the rank that has the baton, should the child die
+    running = mmap.mmap(-1, mmap.PAGESIZE)  # who has the baton in which world, should the child die
     with tempfile.TemporaryFile() as spill:  # what bypasses sys.stdout
         pid = os.fork()
         if pid == 0:
             os.close(reading)
-            _child(fn, world_size, args, settings, writing, running, spill.fileno())
+            who = memoryview(running).cast("i")
+            Child(fn, args, settings, Pipe(writing), who).run(spill.fileno())
         os.close(writing)
+        _ending.append(pid)
         try:
-            frames = _read_frames(reading, time.monotonic() + settings.timeout + GRACE)
+            reports = _read_reports(reading, settings)
         finally:
             os.close(reading)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
         spill.seek(0)
         extra = spill.read(1 << 16).decode(errors="replace")
-    members = [Member(rank, pid, -1, -1) for rank in range(world_size)]
+    results = []
     options = Options(
         timeout=settings.timeout, ledger=settings.ledger, learner_files=settings.learner_files
     )
-    if frames is None or not frames or frames[-1][0] != b"F":
-        members[int.from_bytes(running[:4], "little") % world_size].head += extra.encode()
-        raise _died(members, int.from_bytes(running[:4], "little"), status, frames, options)
-    return _results(frames, members, options, extra)
+    for world_size, report in zip(settings.world_sizes, reports, strict=False):
+        members = [Member(rank, pid, -1, -1) for rank in range(world_size)]
+        results.append(_results(report, members, options, extra))
+    if len(results) < len(settings.world_sizes):
+        rank, place = memoryview(running).cast("i")[:2].tolist()
+        members = [Member(rank, pid, -1, -1) for rank in range(settings.world_sizes[place])]
+        members[rank].head += extra.encode()
+        _, members[rank].status = os.waitpid(pid, 0)
+        _ending.remove(pid)
+        if os.WIFSIGNALED(members[rank].status) and reports.timed_out:
+            raise rank_report.hang(members, {}, options)
+        members[rank].closed = True
+        raise rank_report.failure(members, options)
+    return results
 
 
-def _read_frames(fd: int, deadline: float) -> list[tuple[bytes, bytes]] | None:
-    """All frames until the child closes the pipe; None if it takes too long."""
-    import select
+_ending: list[int] = []  # children that have reported: their exit need not be waited for at once
 
-    reader = Member(0, 0, -1, -1)
-    frames: list[tuple[bytes, bytes]] = []
-    while True:
+
+def _reap(block: bool = True) -> None:
+    """Collect the children that have ended."""
+    for pid in list(_ending):
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, 0 if block else os.WNOHANG)[0] == 0:
+                continue
+        _ending.remove(pid)
+
+
+atexit.register(_reap)
+Frames = list[tuple[bytes, bytes]]
+
+
+class _Reports(list[Frames]):
+    """One list of frames per world; whether the child took too long."""
+
+    timed_out = False
+
+
+def _read_reports(fd: int, settings: Settings) -> _Reports:
+    """What the child reports, until it has said all or ends."""
+    deadline = time.monotonic() + settings.timeout + GRACE
+    reader, reports = Member(0, 0, -1, -1), _Reports()
+    frames: Frames = []
+    while len(reports) < len(settings.world_sizes):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([fd], [], [], left)[0]:
-            return None
+            reports.timed_out = True
+            break
         data = os.read(fd, 1 << 20)
         if not data:
-            return frames
+            break
         reader.buffer += data
-        frames += reader.frames()
-        if frames and frames[-1][0] == b"F":
-            return frames
+        for frame in reader.frames():
+            frames.append(frame)
+            if frame[0] == b"F":
+                reports.append(frames)
+                frames = []
+    return reports
 
 
-def _died(
-    members: list[Member],
-    rank: int,
-    status: int,
-    frames: list[tuple[bytes, bytes]] | None,
-    options: Options,
-) -> RankFailure:
-    """The child ended or had to be ended without a report."""
-    if frames is None:
-        return rank_report.hang(members, {}, options)
-    members[rank].closed, members[rank].status = True, status
-    return rank_report.failure(members, options)
-
-
-def _results(
-    frames: list[tuple[bytes, bytes]], members: list[Member], options: Options, extra: str
-) -> VirtualResults:
+def _results(frames: Frames, members: list[Member], options: Options, extra: str) -> VirtualResults:
     values: list[Any] = [None] * len(members)
     summary: dict[str, Any] = {}
     for kind, content in frames:
@@ -230,7 +243,11 @@ def _results(
         else:
             _load(members, json.loads(content))
     members[0].head += extra.encode()
-    _raise_if_failed(summary, members, options)
+    try:
+        _raise_if_failed(summary, members, options)
+    except RankFailure as failure:
+        failure.interleaving = summary.get("seed")
+        raise
     return VirtualResults(values, [m.log() for m in members], [m.output for m in members], summary)
 
 
@@ -258,194 +275,3 @@ def _raise_if_failed(summary: dict[str, Any], members: list[Member], options: Op
     if verdict != "done":
         stacks = {int(rank): text for rank, text in summary["stacks"].items()}
         raise rank_report.hang(members, stacks, options, proven=verdict == "deadlock")
-
-
-# -- in the child -------------------------------------------------------------------------------
-def _child(
-    fn: Callable[..., Any],
-    world_size: int,
-    args: tuple[Any, ...],
-    settings: Settings,
-    pipe_fd: int,
-    running: mmap.mmap,
-    output_fd: int,
-) -> None:
-    """Run the ranks, report, and end this process."""
-    pipe = Pipe(pipe_fd)
-    try:
-        _detach(output_fd)
-        _stay_on_one_core()
-        gc.set_threshold(50_000, 20, 100)
-        gc.freeze()  # what the parent made is not looked through again, and its pages stay shared
-        network = Network(settings.cluster, settings.algorithm, settings.slow_links)
-        world = World(
-            world_size,
-            network,
-            seed=settings.seed,
-            base_seed=settings.base_seed,
-            learner_files=settings.learner_files,
-            record=settings.ledger,
-            measured=1.0 if settings.compute == "measured" else 0.0,
-            modelled=settings.compute == "roofline",
-            lose=settings.lose,
-            slow_ranks=settings.slow_ranks,
-        )
-        models: dict[int, ComputeModel] = {}
-        body = _body(world, models, fn, args, world_size, settings, running)
-        timer = threading.Timer(settings.timeout, world.scheduler.over.set)
-        timer.daemon = True
-        timer.start()
-        world.scheduler.run(body, STACK)
-        _report(world, models, pipe, settings)
-    except BaseException as error:
-        traceback.print_exc()
-        described = _describe(error, settings.learner_files)
-        data = {"rank": 0, "events": [], "error": described, "spans": [], "picture_from": 0.0}
-        pipe.send(b"V", json.dumps(data | {"output": "", "waiting": None, "line": ""}).encode())
-        pipe.send(b"F", json.dumps({"verdict": "failed"}).encode())
-    finally:
-        os._exit(0)
-
-
-def _detach(output_fd: int) -> None:
-    """Own session, own output, ends with its parent."""
-    os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for fd, target in ((null, 0), (output_fd, 1), (output_fd, 2)):
-        os.dup2(fd, target)
-    faulthandler.disable()
-
-
-def _stay_on_one_core() -> None:
-    """One rank runs at a time: handing the baton over within a core takes half the time.
-
-    As a batch process a thread that is woken does not push aside the one that woke it and only
-    then lets go of Python's lock.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        with contextlib.suppress(OSError), open("/proc/self/stat") as stat:
-            os.sched_setaffinity(0, {int(stat.read().rpartition(")")[2].split()[36])})
-
-
-def _body(
-    world: World,
-    models: dict[int, ComputeModel],
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    world_size: int,
-    settings: Settings,
-    running: mmap.mmap,
-) -> Callable[[VirtualRank], bytes]:
-    install, number = world.install, memoryview(running).cast("i")
-
-    def install_and_note(rank: VirtualRank) -> None:
-        number[0] = rank.index
-        install(rank)
-
-    world.scheduler.install = install_and_note
-
-    def body(rank: VirtualRank) -> bytes:
-        state = world.states[rank.index]
-        threading.current_thread().virtual_rank = rank.index  # type: ignore[attr-defined]
-        torch.autograd.set_multithreading_enabled(False).__enter__()
-        if settings.process_group:
-            internals.join_world(rank.index, world_size, world.store)
-        ctx = RankContext(rank.index, world_size, torch.device("cpu"), settings.base_seed)
-        ctx.ledger = state.ledger  # type: ignore[assignment]
-        model = ComputeModel(world, state) if settings.compute == "roofline" else None
-        if model is None:
-            value = fn(ctx, *args)
-        else:
-            models[rank.index] = model
-            with model:
-                value = fn(ctx, *args)
-        world.finish(state)
-        return _packed(value)
-
-    return body
-
-
-def _packed(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    content = buffer.getvalue()
-    _readable(content)
-    return content
-
-
-def _report(
-    world: World, models: dict[int, ComputeModel], pipe: Pipe, settings: Settings
-) -> None:
-    """Everything the parent needs, rank by rank."""
-    frames = sys._current_frames()
-    stuck: dict[int, str] = {}
-    for state in world.states:
-        rank = state.rank
-        if rank.value is not None:
-            pipe.send(b"R", rank.index.to_bytes(4, "little") + rank.value)
-        frame = frames.get(rank.thread.ident or 0) if rank.thread else None
-        if rank is world.scheduler.running and frame is not None:
-            stuck[rank.index] = "".join(reversed(traceback.format_stack(frame)))
-        pipe.send(b"V", json.dumps(_rank_data(world, state, frame)).encode())
-    verdict = "deadlock" if world.scheduler.deadlocked else "done"
-    if verdict == "done" and not all(s.rank.finished for s in world.states):
-        verdict = "timeout"
-    summary: dict[str, Any] = {
-        "verdict": verdict,
-        "stacks": stuck,
-        "clocks": [s.rank.clock for s in world.states],
-        "traffic": world.network.traffic(),
-        "unmodelled": {},
-        "peaks": [models[r].memory.peak for r in sorted(models)],
-        "flops": [models[r].flops for r in sorted(models)],
-    }
-    for model in models.values():
-        summary["unmodelled"] |= model.unmodelled
-    if world.mismatch is not None:
-        summary["verdict"], summary["message"] = "mismatch", world.mismatch.message
-        parts = world.mismatch.first, world.mismatch.second
-        summary["parts"] = [[p.rank.index, _index(world, p)] for p in parts]
-    pipe.send(b"F", json.dumps(summary).encode())
-
-
-def _index(world: World, part: Any) -> int:
-    """Where the event of ``part`` stands among those that the rank reports."""
-    return part.event.index if part.event is not None else 0
-
-
-def _rank_data(world: World, state: RankState, frame: Any) -> dict[str, Any]:
-    from ..lines import learner_line
-
-    rank, ledger = state.rank, state.ledger
-    events = [vars(event) for event in ledger.events]
-    waiting, line = None, ""
-    part = rank.waiting
-    if part is not None and not rank.finished and hasattr(part, "describe"):
-        line = learner_line(frame, world.learner_files)
-        if part.event is None:
-            events.append(vars(part.describe(line)))
-            waiting = len(events) - 1
-        else:
-            waiting = part.event.index
-    if world.mismatch is not None and not world.record:
-        parts = world.mismatch.first, world.mismatch.second
-        events = [vars(p.describe()) for p in parts if p.rank is rank][:1] or events
-    error = rank.error
-    described = None if error is None else _describe(error, tuple(world.learner_files))
-    if isinstance(error, RankLost) and described is not None:
-        described["type"] = "lost rank"
-    return {
-        "rank": rank.index,
-        "events": events,
-        "waiting": waiting,
-        "line": line,
-        "error": described,
-        "spans": ledger.raw_spans,
-        "picture_from": ledger.picture_from,
-        "output": "".join(state.output),
-    }

@@ -79,6 +79,7 @@ class Scheduler:
         remove: Callable[[VirtualRank], None],
     ) -> None:
         self.ranks = [VirtualRank(index) for index in range(world_size)]
+        self.seed = seed
         self.random = None if seed is None else random.Random(seed)
         self.install, self.remove = install, remove
         self.local = threading.local()

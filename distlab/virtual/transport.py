@@ -1,4 +1,4 @@
-"""Transfers between virtual ranks: who takes part, what moves when it is delivered, how long it takes.
+"""Transfers between virtual ranks: who takes part, and what moves when one is delivered.
 
 A *part* is what one rank contributes to a transfer: the tensors it gives, those it gets. A transfer
 is matched when every rank has issued its part: for a message when both ends have (a send is a

@@ -30,6 +30,7 @@ from .group import VirtualGroup, VirtualWork
 from .scheduler import Scheduler, VirtualRank
 from .transport import Exchange, Mismatched, Part
 
+_cpu_time = time.thread_time  # what compute is measured with; ranks get their own, see below
 KEPT_OUTPUT = 64 * 1024
 READ_CLOCK = 5e-8  # virtual seconds that reading the time takes, so that a loop until a time ends
 
@@ -74,14 +75,15 @@ class RankState:
     expecting: list[VirtualWork] = field(default_factory=list)
     communications: int = 0
     compute_since: float = 0.0
+    model: Any = None
 
 
 class World:
     """One run's ranks with all that is theirs; the process group's methods end here.
 
-    ``record``: keep an event for every operator. ``measured``: factor by which the real compute
-    time of a rank goes into its clock (0: only what is modelled). ``lose``: (rank, n): that rank
-    disappears at its n-th communication. ``slow_ranks``: factors on compute time.
+    ``record``: keep an event for every operator. ``measured``: a rank's real CPU time goes into its
+    clock; ``modelled``: the time of a compute model does. ``lose``: (rank, n): that rank disappears
+    at its n-th communication. ``slow_ranks``: factors on compute time. ``note``: told who runs.
     """
 
     def __init__(
@@ -93,10 +95,11 @@ class World:
         base_seed: int,
         learner_files: tuple[str, ...],
         record: bool = True,
-        measured: float = 0.0,
+        measured: bool = False,
         modelled: bool = False,
         lose: tuple[int, int] | None = None,
         slow_ranks: dict[int, float] | None = None,
+        note: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self.scheduler = Scheduler(world_size, seed, self.install, self.remove)
         self.exchange = Exchange(self.scheduler, network, modelled)
@@ -104,16 +107,11 @@ class World:
         self.channels: dict[Any, Channel] = {}
         self.store = internals.VirtualStore(self.scheduler)
         self.learner_files = frozenset(learner_files)
-        self.record, self.measured, self.lose = record, measured, lose
+        self.record, self.measured, self.modelled, self.lose = record, measured, modelled, lose
+        self.note = note
         self.slow_ranks = slow_ranks or {}
         self.mismatch: Mismatched | None = None
         self.states = [self._state(r, world_size, base_seed) for r in self.scheduler.ranks]
-        internals.register(self._create_group)
-        _own_clock(self)
-        _own_random(self)
-        _no_cuda()
-        sys.stdout = sys.__stdout__ = Output(self)  # type: ignore[assignment, misc]
-        sys.stderr = sys.__stderr__ = Output(self)  # type: ignore[assignment, misc]
 
     def _state(self, rank: VirtualRank, world_size: int, base_seed: int) -> RankState:
         own_seed = base_seed * 1_000_003 + rank.index  # ranks that don't synchronise must differ
@@ -137,33 +135,40 @@ class World:
             random=random.Random(own_seed),
         )
 
-    def _create_group(self, options: Any, _: Any) -> VirtualGroup:
+    def _create_group(self, options: Any) -> VirtualGroup:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(len(self.states)))
         key = options.group_id, ranks
         channel = self.channels.setdefault(key, Channel(options.group_id))
         return VirtualGroup(self, ranks, channel, options.group_rank)
+
+    def enter(self) -> None:
+        """Make this the process's world: its ranks are those that clocks, output … ask for."""
+        global _world
+        if _world is None:
+            internals.register(lambda options, _: entered()._create_group(options))
+            _own_clock()
+            _own_random()
+            _no_cuda()
+            for name in ("stdout", "__stdout__", "stderr", "__stderr__"):
+                setattr(sys, name, Output())
+        _world = self
 
     @property
     def mine(self) -> RankState:
         """The state of the rank whose thread this is."""
         return self.states[self.scheduler.me.index]
 
-    @property
-    def current(self) -> RankState | None:
-        """The same; None on a thread that is no rank."""
-        rank = getattr(self.scheduler.local, "rank", None)
-        return None if rank is None else self.states[rank.index]
-
     # -- exchanging what is global ----------------------------------------------------------------
     def install(self, rank: VirtualRank) -> None:
         """``rank`` has got the baton."""
         state = self.states[rank.index]
+        self.note(rank.index)
         internals.use_groups(state.groups)
         os.environ._data = state.environ  # type: ignore[attr-defined]
         torch.default_generator.set_state(state.torch_state)
         np.random.set_bit_generator(state.numpy_state)
         if self.measured:
-            state.compute_since = time.thread_time()
+            state.compute_since = _cpu_time()
         if state.expecting:
             for work in [w for w in state.expecting if w.part.done]:
                 self.settle(work)
@@ -176,9 +181,8 @@ class World:
     def charge(self, state: RankState) -> None:
         """Put the compute time since the last call on the rank's clock, where it is measured."""
         if self.measured:
-            now = time.thread_time()
-            seconds = (now - state.compute_since) * self.measured
-            self.compute(state, seconds)
+            now = _cpu_time()
+            self.compute(state, now - state.compute_since)
             state.compute_since = now
 
     def compute(self, state: RankState, seconds: float, name: str = "") -> None:
@@ -266,16 +270,28 @@ class World:
             )
 
 
+_world: World | None = None
+
+
+def entered() -> World:
+    """The world whose ranks run in this process."""
+    assert _world is not None
+    return _world
+
+
+def current() -> RankState | None:
+    """The state of the rank whose thread this is; None on a thread that is no rank."""
+    world = entered()
+    rank = getattr(world.scheduler.local, "rank", None)
+    return None if rank is None else world.states[rank.index]
+
+
 class Output(io.TextIOBase):
     """Standard output: each rank's goes to its own place."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self.world = world
-
     def write(self, text: str) -> int:
         """Keep what the current rank prints, up to a limit."""
-        state = self.world.current
+        state = current()
         if state is not None and state.printed < KEPT_OUTPUT:
             state.output.append(text[:KEPT_OUTPUT])
             state.printed += len(text)
@@ -290,48 +306,47 @@ class Output(io.TextIOBase):
         raise io.UnsupportedOperation("a virtual rank's output has no file")
 
 
-def _own_clock(world: World) -> None:
+def _own_clock() -> None:
     """``time`` tells a rank its virtual time; ``sleep`` takes none of ours."""
     real_sleep = time.sleep
 
     def reader(real: Callable[[], Any], scale: float, offset: float = 0.0) -> Callable[[], Any]:
         def now() -> Any:
-            state = world.current
+            state = current()
             if state is None:
                 return real()
-            world.charge(state)
+            entered().charge(state)
             state.rank.clock += READ_CLOCK
             return type(real())((state.rank.clock + offset) * scale)
 
         return now
 
     def sleep(seconds: float) -> None:
-        state = world.current
+        state = current()
         if state is None:
             real_sleep(seconds)
             return
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
+        world = entered()
         world.charge(state)
         world.compute(state, seconds, "sleep")
         world.scheduler.pause(state.rank, always=True)
 
     today = time.time()
     for name in ("perf_counter", "monotonic", "process_time", "thread_time", "time"):
-        if name == "thread_time" and world.measured:
-            continue  # this is what compute is measured with
         offset = today if name == "time" else 0.0
         setattr(time, name, reader(getattr(time, name), 1.0, offset))
         setattr(time, name + "_ns", reader(getattr(time, name + "_ns"), 1e9, offset))
     time.sleep = sleep
 
 
-def _own_random(world: World) -> None:
+def _own_random() -> None:
     """The functions of ``random`` use the current rank's generator."""
 
     def of_rank(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            state = world.current
+            state = current()
             method = original if state is None else getattr(state.random, name)
             return method(*args, **kwargs)
 
@@ -357,4 +372,6 @@ def _no_cuda() -> None:
     torch.cuda.device_count = lambda: 0
     torch.cuda._lazy_init = refuse
     torch.cuda.current_device = lambda: getattr(device, "index", 0)
-    torch.cuda.set_device = lambda index: setattr(device, "index", torch.device("cuda", index).index)
+    torch.cuda.set_device = lambda index: setattr(
+        device, "index", torch.device("cuda", index).index
+    )

@@ -220,6 +220,20 @@ MUTANTS = [
         cause="hang",
     ),
     Mutant(
+        id="direct-send-first-ring",
+        exercise="1.8",
+        bug="BUGS 43: a ring in which every rank sends before it receives",
+        find="    handles = [dist.irecv(values[peer], group=group, group_src=peer) for peer in others]\n"
+        "    handles += [dist.isend(mine, group=group, group_dst=peer) for peer in others]\n",
+        replace="    for k in range(1, world_size):\n"
+        "        to, source = (rank + k) % world_size, (rank - k) % world_size\n"
+        "        dist.send(mine, group=group, group_dst=to)\n"
+        "        dist.recv(values[source], group=group, group_src=source)\n"
+        "    handles = []\n",
+        killed_by=BOTH,
+        cause="hang",
+    ),
+    Mutant(
         id="direct-power-of-two",
         exercise="1.8",
         bug="BUGS 49: partners by XOR work for powers of two only",
@@ -280,6 +294,16 @@ MUTANTS = [
         replace="    return all_reduce_root(tensor, op, group=group)\n    rank, last",
         killed_by=CHAIN,
         cause="too-many-bytes",
+    ),
+    Mutant(
+        id="chain-unmatched-send",
+        exercise="1.8",
+        bug="BUGS 42: the last rank also sends the result to rank 0, which expects it from its neighbour",
+        find='    elif op == "mean":',
+        replace="    elif last > 0 and dist.send(result, group=group, group_dst=0) is None:\n"
+        '        pass\n    elif op == "mean":',
+        killed_by=BOTH,
+        cause="hang",
     ),
     Mutant(
         id="chain-second-receive-lost",

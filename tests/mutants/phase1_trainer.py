@@ -488,6 +488,15 @@ MUTANTS = [
         cause="not-printed",
     ),
     Mutant(
+        id="print-barrier-of-rank-0",
+        exercise="1.6",
+        bug="BUGS 6: a collective that only the printing rank calls",
+        find=PRINT,
+        replace="    if dist.get_rank(group) == 0:\n        dist.barrier(group=group)\n",
+        killed_by="test_one_rank_prints",
+        cause="hang",
+    ),
+    Mutant(
         id="print-with-barrier",
         exercise="1.6",
         bug="BUGS 6: printing waits at a barrier that not every rank reaches",

@@ -9,6 +9,7 @@ import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course import load_course
+from distlab.grading.session import CHECK_LIMIT
 from distlab.mutants import Mutant, all_mutants, patched, run_mutant
 
 MUTANTS = all_mutants()
@@ -21,6 +22,27 @@ def test_mutant_is_killed(mutant: Mutant, tmp_path: Path) -> None:
     assert result.verdict != "pass", f"{mutant.id} survives {mutant.killed_by}: {mutant.bug}"
     assert result.cause == mutant.cause, f"{result.verdict}: {result.message}"
     assert result.message
+
+
+# mistakes that real backends forgive most of the time; virtual ranks never do
+STRICT = {
+    "direct-send-first-ring": "hang",
+    "direct-send-buffer-reused": "overwritten-in-flight",
+    "direct-sends-waited-only": "never-waited",
+    "chain-unmatched-send": "hang",
+    "print-barrier-of-rank-0": "hang",
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_virtual_ranks_kill_it_and_name_rank_and_line(name: str, tmp_path: Path) -> None:
+    (mutant,) = [m for m in MUTANTS if m.id == name]
+    result = run_mutant(mutant, tmp_path)
+    assert result is not None
+    assert (result.tier, result.cause) == ("virtual", STRICT[name])
+    assert result.rank is not None
+    assert result.line.startswith(load_course().exercise(mutant.exercise).file + ".py:")
+    assert result.seconds < CHECK_LIMIT / 10, "no time-out was waited for"
 
 
 def test_ids_are_unique_and_patches_apply() -> None:

@@ -31,24 +31,31 @@ def values_of(seed: int, world_size: int, n: int, dtype: torch.dtype) -> torch.T
     return torch.randint(1, 5, (world_size, n), generator=generator, dtype=dtype)
 
 
-def check_values(run, impl, seed: int, names: tuple[str, ...], world_size: int) -> None:
+def inputs_of(world_size: int) -> list[tuple[str, int, torch.dtype]]:
     """All operators on lengths 0, 1, W-1, W, W+1 and a prime; also integers."""
     w = world_size
     lengths = sorted({0, 1, w - 1, w, w + 1, 23}, reverse=True)  # the telling ones first
     cases = [(op, n, torch.float32) for op in OPS for n in lengths]
-    cases += [(op, 5, torch.int64) for op in OPS if op != "mean"] + [("sum", 7, torch.float64)]
+    cases += [(op, 5, torch.int64) for op in OPS if op != "mean"]
+    return [*cases, ("sum", 7, torch.float64)]
 
+
+def check_values(run, impl, seed: int, names: tuple[str, ...], worlds: tuple[int, ...]) -> None:
     def body(ctx):
         out = []
-        for name, (op, n, dtype) in product(names, cases):
-            mine = values_of(seed, w, n, dtype)[ctx.rank].to(ctx.device)
+        for name, (op, n, dtype) in product(names, inputs_of(ctx.world_size)):
+            mine = values_of(seed, ctx.world_size, n, dtype)[ctx.rank].to(ctx.device)
             getattr(impl, name)(mine, op)
             out.append(mine.cpu())
         return out
 
-    results = run(body, w)
+    for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
+        compare_values(results, names, w, seed)
+
+
+def compare_values(results, names: tuple[str, ...], w: int, seed: int) -> None:
     for rank, outs in enumerate(results):
-        for (name, (op, n, dtype)), got in zip(product(names, cases), outs, strict=True):
+        for (name, (op, n, dtype)), got in zip(product(names, inputs_of(w)), outs, strict=True):
             rows = values_of(seed, w, n, dtype)
             expect_close(
                 got,
@@ -102,17 +109,18 @@ def check_subgroup(run, impl, seed: int, name: str, **kwargs) -> None:
         )
 
 
-def check_cost(run, impl, name: str, strategy: str, seed: int) -> None:
+def check_cost(
+    run, impl, name: str, strategy: str, seed: int, worlds: tuple[int, ...]
+) -> None:
     """Bytes and messages by the ledger against the module's table, values included."""
     n = 1000
-    for w in (2, 3, 4):
 
-        def body(ctx):
-            mine = values_of(seed, w, n, torch.float32)[ctx.rank].to(ctx.device)
-            getattr(impl, name)(mine, "sum")
-            return mine.cpu()
+    def body(ctx):
+        mine = values_of(seed, ctx.world_size, n, torch.float32)[ctx.rank].to(ctx.device)
+        getattr(impl, name)(mine, "sum")
+        return mine.cpu()
 
-        results = run(body, w, delays=True)
+    for w, results in zip(worlds, run.worlds(body, worlds, delays=True), strict=True):
         total = values_of(seed, w, n, torch.float32).sum(0)
         for rank, (log, got) in enumerate(zip(results.logs, results, strict=True)):
             log.forbid(*FORBIDDEN, why=WHY)
@@ -148,62 +156,63 @@ def check_refusals(run, impl, name: str, **wrong_root) -> None:
                 out.append("")
         return out
 
-    results = run(body, 2)
-    for rank, said in enumerate(results):
-        for text in filter(None, said):
-            fail(f"expected a ValueError on every rank, but it {text}", cause="accepted", rank=rank)
-        if results.logs[rank].events:
-            fail("something was sent before the arguments were checked", cause="late-check")
+    for world_size in (1, 2):  # alone first: what is accepted can't also go wrong on the way
+        results = run(body, world_size)
+        for rank, said in enumerate(results):
+            for text in filter(None, said):
+                message = f"expected a ValueError on every rank, but it {text}"
+                fail(message, cause="accepted", rank=rank)
+            if results.logs[rank].events:
+                fail("something was sent before the arguments were checked", cause="late-check")
 
 
-@exercise("1.7", cuda=True)
-def test_root_combines_all_operators(impl, run, seed):
+@exercise("1.7", "virtual gloo cuda")
+def test_root_combines_all_operators(impl, run, seed, cases):
     """Sum, mean, max, min and product, for any length and world size."""
-    for w in (3, 1, 2, 4):
-        check_values(run, impl, seed, ("all_reduce_root",), w)
+    check_values(run, impl, seed, ("all_reduce_root",), cases(3, 1, 2, 4, 5))
 
 
-@exercise("1.7", cuda=True)
-def test_root_uses_point_to_point_only(impl, run, seed):
+@exercise("1.7", "virtual gloo cuda")
+def test_root_uses_point_to_point_only(impl, run, seed, cases):
     """2(W-1) messages, point-to-point only, every handle waited for."""
-    check_cost(run, impl, "all_reduce_root", "root", seed)
+    check_cost(run, impl, "all_reduce_root", "root", seed, cases(4, 2, 3, 5))
 
 
-@exercise("1.7")
+@exercise("1.7", "virtual")
 def test_root_writes_into_the_callers_view(impl, run, seed):
     """A strided view is reduced in place, its surroundings stay."""
     check_strided(run, impl, seed, "all_reduce_root")
 
 
-@exercise("1.7")
+@exercise("1.7", "virtual")
 def test_root_in_a_subgroup(impl, run, seed):
     """Ranks are those of the group, not global ones; any root works."""
     check_subgroup(run, impl, seed, "all_reduce_root", root=1)
 
 
-@exercise("1.7")
+@exercise("1.7", "virtual")
 def test_root_refuses_bad_arguments(impl, run):
     """Unknown operators, integer means and foreign roots raise before anything is sent."""
     check_refusals(run, impl, "all_reduce_root", root=2)
 
 
-@exercise("1.8", cuda=True)
-def test_direct_and_chain_combine(impl, run, seed):
+@exercise("1.8", "virtual gloo cuda")
+def test_direct_and_chain_combine(impl, run, seed, cases):
     """Both strategies: all operators, any length and world size."""
-    for w in (3, 1, 2, 4):
-        check_values(run, impl, seed, ("all_reduce_direct", "all_reduce_chain"), w)
+    names = "all_reduce_direct", "all_reduce_chain"
+    check_values(run, impl, seed, names, cases(3, 1, 2, 4, 5))
 
 
-@exercise("1.8", cuda=True)
-def test_direct_costs_what_the_formula_says(impl, run, seed):
+@exercise("1.8", "virtual gloo cuda")
+def test_direct_costs_what_the_formula_says(impl, run, seed, cases):
     """W(W-1) messages, (W-1)N bytes sent by each rank."""
-    check_cost(run, impl, "all_reduce_direct", "direct", seed)
+    check_cost(run, impl, "all_reduce_direct", "direct", seed, cases(4, 2, 3, 5))
 
 
-@exercise("1.8", cuda=True)
-def test_chain_costs_what_the_formula_says(impl, run, seed):
+@exercise("1.8", "virtual gloo cuda")
+def test_chain_costs_what_the_formula_says(impl, run, seed, cases):
     """2(W-1) messages, neighbours only, at most 2N bytes sent by each rank."""
-    check_cost(run, impl, "all_reduce_chain", "chain", seed)
+    check_cost(run, impl, "all_reduce_chain", "chain", seed, cases(4, 2, 3, 5))
 
     def body(ctx):
         impl.all_reduce_chain(torch.ones(5, device=ctx.device))
@@ -219,7 +228,7 @@ def test_chain_costs_what_the_formula_says(impl, run, seed):
                 )
 
 
-@exercise("1.8")
+@exercise("1.8", "virtual")
 def test_direct_is_equal_to_the_last_bit(impl, run, seed):
     """Sums in rank order on every rank: the same bits everywhere, and those of a plain loop."""
 
@@ -244,7 +253,7 @@ def test_direct_is_equal_to_the_last_bit(impl, run, seed):
             )
 
 
-@exercise("1.8")
+@exercise("1.8", "virtual")
 def test_direct_and_chain_on_views_and_groups(impl, run, seed):
     """Strided views and sub-groups, for both strategies."""
     for name in ("all_reduce_direct", "all_reduce_chain"):

@@ -13,7 +13,7 @@ QUEUE = 0.02  # seconds of work that the stand-in device has queued
 OUTLIER = 0.2
 
 
-@exercise("1.9")
+@exercise("1.9", "virtual")
 def test_queued_work_is_counted(impl, run):
     """Work still queued on the device when the call returns is part of its time."""
 
@@ -40,7 +40,7 @@ def test_queued_work_is_counted(impl, run):
             )
 
 
-@exercise("1.9")
+@exercise("1.9", "virtual")
 def test_work_of_before_is_not_counted(impl, run):
     """What was queued before the timed call, warm-up included, is not part of its time."""
 
@@ -68,7 +68,7 @@ def test_work_of_before_is_not_counted(impl, run):
             )
 
 
-@exercise("1.9")
+@exercise("1.9", "virtual")
 def test_warmup_repeats_and_median(impl, run):
     """Warm-up calls are not timed, every repeat is, and one disturbed repeat does not matter."""
 
@@ -96,7 +96,7 @@ def test_warmup_repeats_and_median(impl, run):
             )
 
 
-@exercise("1.9")
+@exercise("1.9", "virtual")
 def test_slowest_rank_counts_everywhere(impl, run):
     """The time is that of the slowest rank, and every rank reports the same."""
 
@@ -118,7 +118,7 @@ def test_slowest_rank_counts_everywhere(impl, run):
         expect_equal(seconds, results[0], what="reported time", rank=rank, cause="own-time")
 
 
-@exercise("1.9")
+@exercise("1.9", "virtual")
 def test_ranks_start_together(impl, run):
     """A rank that comes late does not make the others' call look slow."""
 
@@ -156,7 +156,7 @@ def test_bandwidth_formulas(impl, run):
             )
 
 
-@exercise("1.9")
+@exercise("1.9", "virtual")
 def test_share_of_a_step(impl, run):
     """The share of a step spent communicating, between 0 and 1."""
 

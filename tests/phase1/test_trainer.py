@@ -38,11 +38,12 @@ def state_bytes(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
-@exercise("1.3", cuda=True)
-def test_state_equals_the_source(impl, run, seed):
+@exercise("1.3", "virtual gloo cuda")
+def test_state_equals_the_source(impl, run, seed, cases):
     """Parameters and buffers of every kind equal those of the source rank."""
 
-    def body(ctx, src):
+    def body(ctx):
+        src = ctx.world_size // 2
         model = Zoo().to(ctx.device)  # ranks start from different random states
         before = state_of(model)
         holders = [id(t) for t in (*model.parameters(), *model.buffers())]
@@ -53,8 +54,9 @@ def test_state_equals_the_source(impl, run, seed):
         flags = [p.requires_grad for p in model.parameters()]
         return before, state_of(model), same and tied, grads, flags
 
-    for w, src in ((1, 0), (2, 1), (3, 2), (4, 0)):
-        results = run(body, w, src)
+    worlds = cases(3, 1, 2, 4, 5)
+    for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
+        src = w // 2
         want = results[src][0]
         for rank, (before, after, same, grads, flags) in enumerate(results):
             if not same:
@@ -78,7 +80,7 @@ def test_state_equals_the_source(impl, run, seed):
                 )
 
 
-@exercise("1.3")
+@exercise("1.3", "virtual gloo")
 def test_state_is_sent_once(impl, run, seed):
     """Only the state's own bytes are sent: tied tensors once, and not from every rank."""
 
@@ -113,7 +115,7 @@ def test_state_is_sent_once(impl, run, seed):
     expect_same_sequence(results.logs)
 
 
-@exercise("1.3")
+@exercise("1.3", "virtual")
 def test_state_in_a_subgroup(impl, run, seed):
     """In a group, src is a global rank; the others are not disturbed."""
 
@@ -224,7 +226,7 @@ def check_average(run, impl, seed, counts: list[int], what: str) -> None:
     expect_same_sequence([log.select(region="average") for log in results.logs])
 
 
-@exercise("1.4", cuda=True)
+@exercise("1.4", "virtual gloo cuda")
 def test_mean_over_the_ranks(impl, run, seed):
     """With equally many samples everywhere, the plain mean over the ranks."""
 
@@ -247,22 +249,21 @@ def test_mean_over_the_ranks(impl, run, seed):
             )
 
 
-@exercise("1.4", cuda=True)
-def test_average_equals_global_batch(impl, run, seed):
+@exercise("1.4", "virtual gloo cuda")
+def test_average_equals_global_batch(impl, run, seed, cases):
     """The average is the gradient of the global batch; all parameters, tied and partly unused."""
-    for w in (3, 1, 2, 4):
+    for w in cases(3, 1, 2, 4, 5):
         check_average(run, impl, seed, [3] * w, f"{w} ranks, 3 samples each")
 
 
-@exercise("1.4", cuda=True)
-def test_uneven_batches_are_weighted(impl, run, seed):
+@exercise("1.4", "virtual gloo cuda")
+def test_uneven_batches_are_weighted(impl, run, seed, cases):
     """Ranks with more samples weigh more; a rank without samples adds nothing."""
-    check_average(run, impl, seed, [5, 1, 2], "5, 1 and 2 samples")
-    check_average(run, impl, seed, [4, 3, 0], "4, 3 and 0 samples")
-    check_average(run, impl, seed, [0, 2], "0 and 2 samples")
+    for counts in cases([5, 1, 2], [4, 3, 0], [0, 2], [0, 0, 3, 1, 7]):
+        check_average(run, impl, seed, counts, f"{counts} samples")
 
 
-@exercise("1.4")
+@exercise("1.4", "virtual gloo")
 def test_gradients_under_delays(impl, run, seed):
     """Whatever the timing, the gradients are complete when the call returns."""
 
@@ -281,8 +282,8 @@ def test_gradients_under_delays(impl, run, seed):
         )
 
 
-@exercise("1.4")
-def test_only_trainable_bytes_are_sent(impl, run, seed):
+@exercise("1.4", "virtual gloo")
+def test_only_trainable_bytes_are_sent(impl, run, seed, cases):
     """Frozen parameters are sent nowhere, tied ones once; 2(W-1)/W of the bytes per rank."""
 
     def body(ctx):
@@ -298,8 +299,8 @@ def test_only_trainable_bytes_are_sent(impl, run, seed):
         ungraded = all(p.grad is None for p in model[2].parameters())
         return before, listed[0].grad, kept and ungraded
 
-    for w in (2, 4):
-        results = run(body, w)
+    worlds = cases(4, 2, 5)
+    for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
         parts = [r[0] for r in results]
         trainable = (64 * 64 + 2 * 64) * 4
         budget = 2 * (w - 1) / w * (trainable + 8 * 8) + 64
@@ -316,7 +317,7 @@ def test_only_trainable_bytes_are_sent(impl, run, seed):
             log.sent_at_least(2 * (w - 1) / w * trainable - 64, "2(W-1)/W of the trainable bytes")
 
 
-@exercise("1.4")
+@exercise("1.4", "virtual")
 def test_dtypes_and_groups(impl, run, seed):
     """Gradients keep the dtype of their parameter; sub-groups average among themselves."""
 

@@ -125,14 +125,14 @@ def check_training(run, impl, seed: int, world_size: int, n: int, name: str) -> 
     expect_equal(per_step, sizes, what=f"{where}: samples per optimizer step, all ranks together")
 
 
-@exercise("1.5", cuda=True)
-def test_training_equals_one_process(impl, run, seed):
+@exercise("1.5", "virtual gloo cuda")
+def test_training_equals_one_process(impl, run, seed, cases):
     """W ranks equal one process on the same global batches, for SGD with momentum and AdamW."""
-    for name in OPTIMIZERS:
+    for name in cases(*OPTIMIZERS):
         check_training(run, impl, seed, 2, 24, name)
 
 
-@exercise("1.5")
+@exercise("1.5", "virtual")
 def test_training_with_uneven_and_empty_batches(impl, run, seed):
     """The last batches are uneven over the ranks, or empty on some."""
     check_training(run, impl, seed, 4, 37, "SGD with momentum")  # last batch: 2, 1, 1, 1
@@ -140,7 +140,7 @@ def test_training_with_uneven_and_empty_batches(impl, run, seed):
     check_training(run, impl, seed, 1, 9, "AdamW")
 
 
-@exercise("1.5")
+@exercise("1.5", "virtual")
 def test_one_step_on_unequal_parts(impl, run, seed):
     """train_step returns the global mean loss, and every rank takes the same step."""
     counts = [1, 5, 0]
@@ -200,7 +200,7 @@ def test_hash_sees_every_bit(impl, run, seed):
         fail("a buffer changed and the hash did not", cause="hash")
 
 
-@exercise("1.5")
+@exercise("1.5", "virtual")
 def test_communication_of_a_step(impl, run, seed):
     """Per step only the gradients travel: no weights, no frozen parameters."""
 
@@ -245,7 +245,7 @@ def test_training_matches_the_reference_run(impl, run, seed):
             fail(f"{len(losses)} steps in an epoch, expected 23", cause="steps", rank=rank)
 
 
-@exercise("1.6")
+@exercise("1.6", "virtual gloo")
 def test_metrics_of_uneven_shards(impl, run, seed):
     """Mean loss and accuracy over all samples, not the mean of means; one message."""
     mine = [(6.0, 3, 4), (0.5, 0, 1), (0.0, 0, 0)]
@@ -335,16 +335,14 @@ def check_evaluation(run, impl, seed: int, world_size: int, n: int, remainder: s
             fail("gradients were recorded in evaluation", cause="grad-recorded", rank=rank)
 
 
-@exercise("1.6", cuda=True)
-def test_evaluation_is_exact(impl, run, seed):
+@exercise("1.6", "virtual gloo cuda")
+def test_evaluation_is_exact(impl, run, seed, cases):
     """Each sample counts once, under padding, uneven shards and empty ones."""
-    check_evaluation(run, impl, seed, 2, 21, "pad")
-    check_evaluation(run, impl, seed, 4, 21, "keep")
-    check_evaluation(run, impl, seed, 3, 2, "pad")
-    check_evaluation(run, impl, seed, 3, 2, "keep")
+    for w, n, remainder in cases((2, 21, "pad"), (4, 21, "keep"), (3, 2, "pad"), (3, 2, "keep")):
+        check_evaluation(run, impl, seed, w, n, remainder)
 
 
-@exercise("1.6")
+@exercise("1.6", "virtual")
 def test_mode_is_restored_after_an_error(impl, run, seed):
     """A model that raises in evaluation is left in training mode."""
 
@@ -363,7 +361,7 @@ def test_mode_is_restored_after_an_error(impl, run, seed):
     expect_equal(training, True, what="training mode after an error", cause="mode-lost")
 
 
-@exercise("1.6")
+@exercise("1.6", "virtual")
 def test_one_rank_prints(impl, run):
     """Only the group's first rank prints, and nothing is communicated for it."""
 

@@ -1,0 +1,253 @@
+"""The inside of a virtual run: a forked process that runs worlds and reports each of them once."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..ledger import Event
+from ..lines import learner_line
+from ..rank_process import Pipe, describe, readable_content
+from ..ranks import RankContext
+from . import internals
+from .cluster import Cluster, Network
+from .compute import ComputeModel
+from .scheduler import VirtualRank
+from .world import RankLost, RankState, World, entered
+
+STACK = 1 << 20  # bytes of stack per rank: 1,024 ranks must fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How virtual ranks are run; see ``run_virtual``."""
+
+    cluster: Cluster
+    world_sizes: tuple[int, ...]
+    seed: int | None
+    seeds: int
+    learner_files: tuple[str, ...]
+    slow_ranks: dict[int, float]
+    slow_links: dict[int, float]
+    base_seed: int = 0
+    timeout: float = 20.0
+    ledger: bool = True
+    process_group: bool = True
+    compute: str = "none"
+    algorithm: str = "backend"
+    lose: tuple[int, int] | None = None
+
+
+@dataclass
+class Child:
+    """One forked process; the parent sees in ``who`` the running rank and the world's place."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    settings: Settings
+    pipe: Pipe
+    who: memoryview
+
+    def run(self, output_fd: int) -> None:
+        """Run the worlds one after the other, report each, and end this process."""
+        try:
+            _detach(output_fd)
+            _stay_on_one_core()
+            gc.set_threshold(50_000, 20, 100)
+            gc.freeze()  # what the parent made is not searched again, and its pages stay shared
+            timer = threading.Timer(self.settings.timeout, lambda: entered().scheduler.over.set())
+            timer.daemon = True
+            timer.start()
+            for place, world_size in enumerate(self.settings.world_sizes):
+                self.who[1] = place
+                if not self._explore(world_size):
+                    break
+        except BaseException as error:
+            said = describe(error, self.settings.learner_files)
+            state = RankData(rank=0, error=said)
+            self.pipe.send(b"V", json.dumps(vars(state)).encode())
+            self.pipe.send(b"F", json.dumps({"verdict": "failed"}).encode())
+        finally:
+            os._exit(0)
+
+    def _explore(self, world_size: int) -> bool:
+        """Run every interleaving; report the first that fails, else one whose results differ."""
+        settings = self.settings
+        first: list[Any] | None = None
+        for number in range(settings.seeds):
+            seed = None if settings.seed is None else settings.seed + number
+            world = World(
+                world_size,
+                Network(settings.cluster, settings.algorithm, settings.slow_links),
+                seed=seed,
+                base_seed=settings.base_seed,
+                learner_files=settings.learner_files,
+                record=settings.ledger,
+                measured=settings.compute == "measured",
+                modelled=settings.compute == "roofline",
+                lose=settings.lose,
+                slow_ranks=settings.slow_ranks,
+                note=self._note,
+            )
+            world.enter()
+            world.scheduler.run(lambda rank, w=world: self._body(w, rank), STACK)
+            values = [rank.value for rank in world.scheduler.ranks]
+            first = first or values
+            if None in values or values != first or number == settings.seeds - 1:
+                _report(world, self.pipe, seed)
+                break
+        return None not in values
+
+    def _note(self, rank: int) -> None:
+        self.who[0] = rank
+
+    def _body(self, world: World, rank: VirtualRank) -> bytes:
+        """One rank: its group, its modules, its function; returns the packed result."""
+        state, world_size = world.states[rank.index], len(world.states)
+        own = f"{world_size}_{world.scheduler.seed}_{rank.index}"  # the name its modules go by
+        threading.current_thread().virtual_rank = own  # type: ignore[attr-defined]
+        torch.autograd.set_multithreading_enabled(False).__enter__()
+        if self.settings.process_group:
+            internals.join_world(rank.index, world_size, world.store)
+        ctx = RankContext(rank.index, world_size, torch.device("cpu"), self.settings.base_seed)
+        ctx.ledger = state.ledger  # type: ignore[assignment]
+        if world.modelled:
+            state.model = ComputeModel(world, state)
+        with state.model or contextlib.nullcontext():
+            value = self.fn(ctx, *self.args)
+        world.finish(state)
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        content = buffer.getvalue()
+        readable_content(content)
+        return content
+
+
+def _detach(output_fd: int) -> None:
+    """Own session, own output, ends with its parent."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for fd, target in ((null, 0), (output_fd, 1), (output_fd, 2)):
+        os.dup2(fd, target)
+    faulthandler.disable()
+
+
+def _stay_on_one_core() -> None:
+    """One rank runs at a time: handing the baton over within a core takes half the time.
+
+    As a batch process a thread that is woken does not push aside the one that woke it and only
+    then lets go of Python's lock.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError), open("/proc/self/stat") as stat:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            os.sched_setaffinity(0, {int(stat.read().rpartition(")")[2].split()[36])})
+
+
+# -- the report -----------------------------------------------------------------------------------
+@dataclass
+class RankData:
+    """What the parent is told of a rank; ``waiting`` is the index of an event."""
+
+    rank: int
+    events: list[Any] | tuple[()] = ()
+    waiting: int | None = None
+    line: str = ""
+    error: dict[str, Any] | None = None
+    spans: list[Any] | tuple[()] = ()
+    picture_from: float = 0.0
+    output: str = ""
+
+
+def _report(world: World, pipe: Pipe, seed: int | None) -> None:
+    """Everything the parent needs, rank by rank."""
+    frames = sys._current_frames()
+    for state in world.states:
+        rank = state.rank
+        if rank.value is not None:
+            pipe.send(b"R", rank.index.to_bytes(4, "little") + rank.value)
+        frame = frames.get(rank.thread.ident or 0) if rank.thread else None
+        data = _rank_data(world, state, frame)
+        pipe.send(b"V", json.dumps(vars(data)).encode())
+    pipe.send(b"F", json.dumps(_summary(world, seed, frames)).encode())
+
+
+def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> dict[str, Any]:
+    """How the run ended, and what clocks, links and compute models say."""
+    ranks = world.scheduler.ranks
+    verdict = "deadlock" if world.scheduler.deadlocked else "done"
+    if verdict == "done" and not all(rank.finished for rank in ranks):
+        verdict = "timeout"
+    running = world.scheduler.running
+    stacks = {}
+    if running is not None and running.thread is not None and not running.finished:
+        frame = frames.get(running.thread.ident or 0)
+        stacks[running.index] = "".join(reversed(traceback.format_stack(frame)))
+    models = [state.model for state in world.states if state.model is not None]
+    summary: dict[str, Any] = {
+        "verdict": verdict,
+        "seed": seed,
+        "stacks": stacks,
+        "clocks": [rank.clock for rank in ranks],
+        "traffic": world.network.traffic(),
+        "unmodelled": {name: n for model in models for name, n in model.unmodelled.items()},
+        "peaks": [model.memory.peak for model in models],
+        "flops": [model.flops for model in models],
+    }
+    if world.mismatch is not None:
+        parts = world.mismatch.first, world.mismatch.second
+        places = [[p.rank.index, p.event.index if p.event else 0] for p in parts]
+        summary |= {"verdict": "mismatch", "message": world.mismatch.message, "parts": places}
+    return summary
+
+
+def _rank_data(world: World, state: RankState, frame: FrameType | None) -> RankData:
+    rank, ledger = state.rank, state.ledger
+    error = None if rank.error is None else describe(rank.error, tuple(world.learner_files))
+    if error is not None and isinstance(rank.error, RankLost):
+        error["type"] = "lost rank"
+    data = RankData(
+        rank=rank.index,
+        events=[vars(event) for event in ledger.events],
+        error=error,
+        spans=ledger.raw_spans,
+        picture_from=ledger.picture_from,
+        output="".join(state.output),
+    )
+    if world.mismatch is not None and not world.record:
+        parts = world.mismatch.first, world.mismatch.second
+        data.events = [vars(p.describe()) for p in parts if p.rank is rank][:1]
+    elif rank.waiting is not None and not rank.finished:
+        data.line = learner_line(frame, world.learner_files)
+        event = _awaited(rank.waiting, data.line)
+        data.waiting = event.index
+        if event.index == len(data.events):
+            data.events = [*data.events, vars(event)]
+    return data
+
+
+def _awaited(waiting: Any, line: str) -> Event:
+    """The event that a rank waits in: an operator, or keys of the store."""
+    if isinstance(waiting, list):
+        return Event("store", (), None, 0, ", ".join(waiting), 0, 0, 0, 0.0, line=line)
+    event: Event = waiting.describe(line)
+    return event

@@ -1,0 +1,391 @@
+"""Virtual ranks: values, isolation, strictness, determinism, and what failures say."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distlab.ranks import RankContext, RankFailure
+from distlab.virtual import run_virtual, run_worlds
+
+HERE = (__file__,)
+ANY_ORDER = [None, 0, 7]
+
+
+def failure_of(body, world_size: int = 4, **options) -> RankFailure:
+    with pytest.raises(RankFailure) as caught:
+        run_virtual(
+            body, world_size, learner_files=HERE, timeout=options.pop("timeout", 20), **options
+        )
+    return caught.value
+
+
+# -- what a rank believes to be its own --------------------------------------------------------
+def test_groups_environment_output_and_clock_are_the_ranks_own() -> None:
+    def body(ctx: RankContext) -> list:
+        half = dist.new_group([0, 1]) if ctx.rank < 2 else dist.new_group([2, 3])
+        x = torch.tensor([float(ctx.rank)])
+        dist.new_group([2, 3]) if ctx.rank < 2 else None
+        os.environ["OWN"] = str(ctx.rank)
+        print("I am", ctx.rank)
+        dist.barrier()
+        return [os.environ["RANK"], os.environ["OWN"], dist.get_rank(), x.item(), half is not None]
+
+    results = run_virtual(body, 4, seed=1)
+    for rank, got in enumerate(results):
+        assert got[:4] == [str(rank), str(rank), rank, float(rank)]
+        assert results.output[rank] == f"I am {rank}\n"
+
+
+@pytest.mark.parametrize("seed", ANY_ORDER)
+def test_random_state_is_the_ranks_own(seed: int | None) -> None:
+    def body(ctx: RankContext) -> list:
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        out = []
+        for _ in range(3):
+            dist.barrier()  # the others draw in between
+            out.append([torch.rand(1).item(), float(np.random.rand()), random.random()])
+        return out
+
+    results = run_virtual(body, 3, seed=seed)
+    assert results[0] == results[1] == results[2]
+    generator = torch.Generator().manual_seed(5)
+    assert [row[0] for row in results[0]] == [
+        torch.rand(1, generator=generator).item() for _ in "abc"
+    ]
+    alone = random.Random(5)
+    assert [row[2] for row in results[0]] == [alone.random() for _ in "abc"]
+
+
+def test_ranks_start_from_different_random_states() -> None:
+    draws = run_virtual(lambda ctx: [torch.rand(1).item(), random.random()], 4)
+    assert len({tuple(d) for d in draws}) == 4
+
+
+def test_the_clock_is_virtual() -> None:
+    def body(ctx: RankContext) -> float:
+        begun = time.perf_counter()
+        time.sleep(1000.0 if ctx.rank else 1.0)
+        dist.barrier()
+        return time.perf_counter() - begun
+
+    begun = time.perf_counter()
+    assert run_virtual(body, 2)[0] == pytest.approx(1000.0, rel=1e-3)
+    assert time.perf_counter() - begun < 20
+
+
+def test_device_mesh_and_store() -> None:
+    def body(ctx: RankContext) -> list:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+        out = []
+        for name in ("rows", "columns"):
+            x = torch.tensor([ctx.rank + 1.0])
+            dist.all_reduce(x, group=mesh.get_group(name))
+            out.append(x.item())
+        store = dist.distributed_c10d._get_default_store()
+        if ctx.rank == 3:
+            store.set("late", "yes")
+        return [*out, store.get("late") == b"yes"]
+
+    assert run_virtual(body, 4, seed=2)[:] == [
+        [4, 3, True],
+        [6, 3, True],
+        [4, 7, True],
+        [6, 7, True],
+    ]
+
+
+# -- all of c10d that the course uses ------------------------------------------------------------
+@pytest.mark.parametrize("seed", ANY_ORDER)
+def test_hooks_functional_collectives_and_futures(seed: int | None) -> None:
+    def body(ctx: RankContext) -> list:
+        import torch.distributed._functional_collectives as functional
+
+        w = torch.ones(3, requires_grad=True)
+        w.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+        (w * (ctx.rank + 1)).sum().backward()
+        y = functional.all_reduce(torch.ones(2) * ctx.rank, "sum", dist.group.WORLD) + 0
+        pending = dist.all_reduce(torch.ones(1), async_op=True)
+        then = pending.get_future().then(lambda done: done.value()[0] * 10)
+        return [w.grad.tolist(), y.tolist(), then.wait().item()]
+
+    for got in run_virtual(body, 3, seed=seed):
+        assert got == [[6.0] * 3, [3.0] * 2, 30.0]
+
+
+def test_torchs_own_ddp_runs_unchanged() -> None:
+    def body(ctx: RankContext, wrapped: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        data = torch.randn(12, 8)
+        if wrapped:
+            mine = data[ctx.rank * 4 : ctx.rank * 4 + 4]
+            train = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.0005)
+        else:
+            mine, train = data, model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            train(mine).square().mean().backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    (want,) = run_virtual(body, 1, False)
+    for seed in ANY_ORDER:
+        for got in run_virtual(body, 3, True, seed=seed):
+            torch.testing.assert_close(got, want)
+
+
+def test_receive_from_any_rank_takes_every_order() -> None:
+    def body(ctx: RankContext) -> list:
+        if ctx.rank:
+            dist.send(torch.tensor([ctx.rank]), 0)
+            return []
+        buffers = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+        for buffer in buffers:
+            dist.recv(buffer)
+        return [b.item() for b in buffers]
+
+    seen = {tuple(run_virtual(body, 3, seed=seed)[0]) for seed in range(12)}
+    assert seen == {(1, 2), (2, 1)}
+
+
+# -- strictness ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", ANY_ORDER)
+@pytest.mark.parametrize("world_size", [2, 3, 16])
+def test_send_first_ring_always_deadlocks(seed: int | None, world_size: int) -> None:
+    def body(ctx: RankContext) -> None:
+        dist.send(torch.ones(1), (ctx.rank + 1) % ctx.world_size)
+        dist.recv(torch.ones(1), (ctx.rank - 1) % ctx.world_size)
+
+    found = failure_of(body, world_size, seed=seed)
+    assert found.kind == "hang"
+    assert f"rank {world_size - 1} waits in send of 1 float32 element to rank 0" in found.message
+    assert "test_virtual.py" in found.line
+    assert "dist.send" in found.line
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_reused_buffer_and_early_read_are_always_corrupt(seed: int) -> None:
+    def body(ctx: RankContext) -> list:
+        x = torch.ones(2) * (1 + ctx.rank)
+        if ctx.rank == 0:
+            handle = dist.isend(x, 1)
+            x.fill_(7.0)
+            handle.wait()
+        else:
+            dist.recv(x, 0)
+        y = torch.ones(2)
+        handle = dist.all_reduce(y, async_op=True)
+        early = y.clone()
+        handle.wait()
+        return [x.tolist(), early.tolist(), y.tolist()]
+
+    results = run_virtual(body, 2, seed=seed)
+    assert results[1] == [[7.0, 7.0], [1.0, 1.0], [2.0, 2.0]]
+    assert results.logs[0].events[0].overwritten
+
+
+def test_handle_that_is_not_awaited_is_reported() -> None:
+    def body(ctx: RankContext) -> None:
+        if ctx.rank == 1:
+            dist.isend(torch.ones(3), 0)
+        else:
+            dist.recv(torch.ones(3), 1)
+
+    found = failure_of(body, 2, seed=3)
+    assert found.cause == "never-waited"
+    assert found.rank == 1
+    assert "dist.isend" in found.line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            lambda r: dist.all_reduce(torch.ones(3)) if r == 0 else dist.barrier(),
+            "rank 0 calls all",
+        ),
+        (lambda r: dist.all_reduce(torch.ones(3 + r)), "rank 1 calls all_reduce of 4"),
+        (lambda r: dist.broadcast(torch.ones(3), r), "with root 1"),
+        (
+            lambda r: dist.send(torch.ones(3), 1) if r == 0 else dist.recv(torch.ones(4), 0),
+            "rank 0 sends 3 float32 elements to rank 1, which receives 4",
+        ),
+        (
+            lambda r: dist.all_reduce(torch.ones(1), dist.ReduceOp.SUM if r else dist.ReduceOp.MAX),
+            "reduce with different operators",
+        ),
+        (
+            lambda r: dist.all_to_all(
+                [torch.ones(2), torch.ones(2)], [torch.ones(2), torch.ones(2 + r)]
+            ),
+            "gives rank 1 3 float32 elements, which expects 2",
+        ),
+    ],
+)
+def test_mismatches_are_named(wrong, words: str) -> None:
+    def body(ctx: RankContext) -> None:
+        wrong(ctx.rank)
+
+    for seed in ANY_ORDER:
+        found = failure_of(body, 2, seed=seed)
+        assert found.kind == "mismatch"
+        assert words in found.message
+
+
+def test_the_seed_repeats_the_interleaving() -> None:
+    def body(ctx: RankContext) -> list:
+        if ctx.rank:
+            dist.send(torch.tensor([ctx.rank]), 0)
+            return []
+        buffers = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
+        for buffer in buffers:
+            dist.recv(buffer)
+        assert [b.item() for b in buffers] != [3, 2, 1], "an order that breaks it"
+        return []
+
+    found = failure_of(body, 4, seed=0, seeds=60)
+    assert "an order that breaks it" in found.message
+    assert found.interleaving is not None
+    again = failure_of(body, 4, seed=found.interleaving)
+    assert again.message == found.message
+
+
+def test_same_seed_same_trace() -> None:
+    def body(ctx: RankContext) -> None:
+        for step in range(4):
+            dist.all_reduce(torch.ones(step + 1))
+            handle = dist.isend(torch.ones(5), (ctx.rank + 1) % ctx.world_size)
+            dist.recv(torch.ones(5), (ctx.rank - 1) % ctx.world_size)
+            handle.wait()
+
+    for seed in ANY_ORDER:
+        first, second = (run_virtual(body, 5, seed=seed, learner_files=HERE) for _ in "ab")
+        assert [vars(e) for log in first.logs for e in log.events] == [
+            vars(e) for log in second.logs for e in log.events
+        ]
+        assert first.clocks == second.clocks
+
+
+def test_lost_and_slow_ranks_and_links() -> None:
+    def body(ctx: RankContext) -> None:
+        time.sleep(0.1)
+        for _ in range(5):
+            dist.all_reduce(torch.ones(1000))
+
+    found = failure_of(body, 3, lose=(1, 3))
+    assert found.rank == 1
+    assert "lost at its communication 3" in found.message
+    usual = run_virtual(body, 3).clock
+    assert run_virtual(body, 3, slow_ranks={2: 3.0}).clock == pytest.approx(usual + 0.2, rel=1e-3)
+    assert run_virtual(body, 3, slow_links={2: 10.0}).clock > usual + 1e-3
+
+
+# -- failures --------------------------------------------------------------------------------------
+def test_exceptions_and_deaths_name_the_rank() -> None:
+    def raises(ctx: RankContext) -> None:
+        if ctx.rank == 2:
+            raise ValueError("no")
+        dist.barrier()
+
+    found = failure_of(raises)
+    assert (found.kind, found.rank) == ("exception", 2)
+    assert "rank 2 raised ValueError: no" in found.message
+
+    def leaves(ctx: RankContext) -> None:
+        if ctx.rank == 1:
+            os._exit(3)
+        dist.barrier()
+
+    found = failure_of(leaves)
+    assert (found.kind, found.rank) == ("crash", 1)
+    assert "exit status 3" in found.message
+
+    def exits(ctx: RankContext) -> None:
+        if ctx.rank == 0:
+            sys.exit(4)
+        dist.barrier()
+
+    assert "left the program with sys.exit(4)" in failure_of(exits).message
+
+
+def test_endless_loop_ends_with_the_time_limit() -> None:
+    def body(ctx: RankContext) -> None:
+        while ctx.rank == 1:
+            pass
+        dist.barrier()
+
+    found = failure_of(body, 3, timeout=1)
+    assert found.kind == "hang"
+    assert "rank 1 is still running   at test_virtual.py" in found.message
+
+
+def test_foreign_threads_and_cuda_are_refused_in_one_line() -> None:
+    def body(ctx: RankContext) -> list:
+        said = []
+
+        def communicate() -> None:
+            try:
+                dist.barrier()
+            except RuntimeError as error:
+                said.append(str(error))
+
+        thread = threading.Thread(target=communicate)
+        thread.start()
+        thread.join()
+        try:
+            torch.ones(1, device="cuda")
+        except RuntimeError as error:
+            said.append(str(error))
+        return said
+
+    threads, cuda = run_virtual(body, 1)[0]
+    assert "from their main thread only" in threads
+    assert "can't use this machine's GPU" in cuda
+
+
+def test_several_worlds_in_one_child() -> None:
+    def body(ctx: RankContext) -> float:
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return x.item()
+
+    assert [r[0] for r in run_worlds(body, (3, 1, 5), seed=1, seeds=2)] == [3.0, 1.0, 5.0]
+
+
+def test_nothing_is_left_running() -> None:
+    def body(ctx: RankContext) -> int:
+        return os.getpid()
+
+    pid = run_virtual(body, 2)[0]
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        run_virtual(body, 1)  # collects the children that have ended
+        time.sleep(0.05)
+    pytest.fail("the child is still there")
+
+
+def test_bad_counts() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        run_virtual(lambda ctx: None, 0)
+    with pytest.raises(ValueError, match="give a seed"):
+        run_virtual(lambda ctx: None, 2, seeds=5)
+    with pytest.raises(ValueError, match="did you mean laptop"):
+        run_virtual(lambda ctx: None, 2, cluster="labtop")
