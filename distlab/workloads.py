@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -98,6 +99,54 @@ def cnn() -> nn.Module:
         nn.ReLU(),
         nn.Linear(20, 10),
     )
+
+
+class Block(nn.Module):
+    """One layer of the GPT: attention and a four times wider MLP, each after a layer norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(batch, time, width) to the same."""
+        q, k, v = self.qkv(self.norm_attention(x_BTD)).chunk(3, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x_BTD = x_BTD + self.out(mixed.transpose(1, 2).flatten(2))
+        return x_BTD + self.down(F.gelu(self.up(self.norm_mlp(x_BTD))))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer with learned positions and tied embeddings.
+
+    12·layers·width² + (vocabulary + length)·width parameters, about. Source: Radford et al. 2019
+    (GPT-2).
+    """
+
+    def __init__(self, vocabulary: int, length: int, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} does not divide by {heads} heads")
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Tokens (batch, time) to logits (batch · time, vocabulary)."""
+        places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTD = self.tokens(tokens_BT) + self.places(places_T)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.norm(x_BTD)).flatten(0, 1)
 
 
 MODELS = {"mlp": mlp, "cnn": cnn}

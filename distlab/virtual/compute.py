@@ -5,8 +5,13 @@ time = max(FLOPs / (FLOP/s of its dtype), bytes read and written / memory bandwi
 FLOPs are counted for matrix products, convolutions and attention by torch's own table
 (``torch.utils.flop_counter``); every other operator is bound by memory. Views cost nothing. Works
 on meta tensors, which have shapes but no data: a model of any size then costs neither memory nor
-arithmetic. Operators that return no tensor, or whose result's size says nothing about their work,
-are counted as ``unmodelled``. Source: Williams, Waterman & Patterson 2009 (the roofline model).
+arithmetic. Operators whose tensors' sizes say nothing about their work are counted as
+``unmodelled``.
+
+Programs look at some values all the same; see ``shadows.py``. Attention counts as the fused kernel
+that GPUs run, which never writes its matrix of scores (Dao et al. 2022, arXiv 2205.14135).
+
+Source: Williams, Waterman & Patterson 2009 (the roofline model).
 """
 
 from __future__ import annotations
@@ -25,16 +30,19 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..memory import PeakMemory
+from .shadows import READS_VALUES, read_value, with_shadow
 
 if TYPE_CHECKING:
     from .world import RankState, World
 
-FREE = {"detach", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "alias"}
+VIEWS = {"detach", "lift_fresh", "alias", "_unsafe_view"}
+FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # work that the sizes of inputs and outputs don't tell
 UNKNOWN = {"nonzero", "unique", "_unique2", "sort", "topk", "multinomial", "linalg_svd", "bincount"}
 
@@ -51,6 +59,16 @@ class ComputeModel(TorchDispatchMode):
         self.kind: dict[Any, str] = {}
         _follow_phases(world)
 
+    def __enter__(self) -> ComputeModel:
+        self.fused = FusedAttention()
+        self.fused.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self.fused.__exit__(*exc)
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # see Ledger
@@ -60,10 +78,12 @@ class ComputeModel(TorchDispatchMode):
         kind = self.kind.get(func)
         if kind is None:
             kind = self.kind[func] = _kind(func)
+        if kind == "value":
+            return read_value(func, args, kwargs)
+        if kind == "view":
+            return with_shadow(func, args, kwargs, func(*args, **kwargs))
+        out = with_shadow(func, args, kwargs, self.memory.watch(func, args, kwargs))
         if kind == "free":
-            return func(*args, **kwargs)
-        out = self.memory.watch(func, args, kwargs)
-        if kind == "communication":
             return out
         self.world.compute(self.state, self._seconds(func, kind, args, kwargs, out))
         return out
@@ -84,17 +104,34 @@ class ComputeModel(TorchDispatchMode):
         return self.gpu.flops.get(name, self.gpu.flops["float32"])
 
 
+class FusedAttention(TorchFunctionMode):
+    """On meta tensors, attention becomes the one operator that a GPU would run."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        attention = func is torch.nn.functional.scaled_dot_product_attention
+        if not attention or not args[0].is_meta or kwargs.get("attn_mask") is not None:
+            return func(*args, **kwargs)
+        causal, dropout = kwargs.get("is_causal", False), kwargs.get("dropout_p", 0.0)
+        out = torch.ops.aten._scaled_dot_product_flash_attention(*args[:3], dropout, causal)
+        return out[0]
+
+
 def _kind(func: Any) -> str:
-    """How an operator is timed: free, communication, flops, unknown or memory."""
+    """How an operator is timed: value, view, free, flops, unknown or memory."""
     name = func._schema.name.split("::")[1]
-    if func.namespace in ("c10d", "_c10d_functional"):
-        return "communication"
-    if func.is_view or name in FREE:
+    if func.namespace in ("c10d", "_c10d_functional", "profiler"):
+        return "free"
+    if name in READS_VALUES:
+        return "value"
+    if func.is_view or name in VIEWS:
+        return "view"
+    if name in FREE:
         return "free"
     if func.overloadpacket in flop_registry:
         return "flops"
     if name in UNKNOWN or not func._schema.returns:
-        return "free" if name.startswith("_foreach") and not func._schema.returns else "unknown"
+        return "memory" if name.startswith("_foreach") else "unknown"
     return "memory"
 
 

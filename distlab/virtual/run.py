@@ -86,7 +86,8 @@ def run_virtual(
     ``compute``: how a rank's clock moves between communications: ``"none"``, ``"roofline"``
     (counted FLOPs and bytes on the cluster's GPU) or ``"measured"`` (this machine's CPU time).
     ``algorithm``: how the backend's all-reduce is timed. ``lose``: (rank, n), that rank disappears
-    at its n-th communication. ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random state.
+    at its n-th communication. ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds
+    the ranks' random state.
 
     Raises RankFailure as ``run_ranks`` does; deadlocks and mismatches are found without waiting.
     """

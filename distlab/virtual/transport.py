@@ -22,6 +22,7 @@ from ..ledger import P2P, Event, signature, traffic
 from .cluster import Network
 from .internals import Unseen
 from .scheduler import Scheduler, VirtualRank
+from .shadows import set_shadow, shadow
 
 COMBINE: list[tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = [
     (ReduceOp.SUM, torch.Tensor.add_),
@@ -257,7 +258,11 @@ def _size(tensor: Tensor) -> str:
 
 # -- what delivery does to the values; parts are in the order of the group -----------------------
 def _copy(target: Tensor, source: Tensor) -> None:
-    if target is source or target.is_meta:
+    if target is source:
+        return
+    if target.is_meta:
+        values = shadow(source)
+        set_shadow(target, values if values is None else values.reshape(target.shape))
         return
     source = source.data
     target.data.copy_(source if source.shape == target.shape else source.view(target.shape))
@@ -273,14 +278,15 @@ def _root(parts: list[Part]) -> int:
 
 def _combined(tensors: Sequence[Tensor], reduce_op: Any) -> Tensor:
     """The reduction in the order of the ranks."""
-    total = tensors[0].detach().clone()
-    if total.is_meta:
-        return total
+    values = [shadow(tensor) for tensor in tensors]
+    if values[0] is None or any(value is None for value in values):
+        return tensors[0]
+    total = values[0].detach().clone()
     combine = next((call for op, call in COMBINE if reduce_op == op), None)
     if combine is None:
         raise ValueError(f"virtual ranks have no reduction {reduce_op}")
-    for tensor in tensors[1:]:
-        combine(total, tensor.detach())
+    for value in values[1:]:
+        combine(total, value.detach())  # type: ignore[union-attr]
     return total.div_(len(tensors)) if reduce_op == ReduceOp.AVG else total
 
 

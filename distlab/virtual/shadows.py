@@ -1,0 +1,87 @@
+"""Values of small meta tensors: what a program must be able to read while nothing is computed.
+
+A meta tensor has a shape and no data, but programs look at some values: how many samples there are
+in all, which gradients exist on some rank. So a small tensor that comes from the CPU or from a
+constant keeps its values in a *shadow*, a CPU tensor beside the meta tensor. Operators on shadowed
+tensors compute on the shadows as well, the transport moves them, and ``item()`` reads them. A value
+that no shadow knows, a loss for example, reads as 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+READS_VALUES = {"_local_scalar_dense", "_to_copy", "equal", "is_nonzero"}
+CONSTANTS = {"zeros", "ones", "full", "arange", "scalar_tensor"}
+KNOWN = 1024  # elements that a shadow may have
+
+
+def shadow(tensor: Tensor) -> Tensor | None:
+    """The values of a tensor: its own, or for a meta tensor its shadow's; None if unknown."""
+    return getattr(tensor, "_shadow", None) if tensor.is_meta else tensor
+
+
+def set_shadow(tensor: Tensor, values: Tensor | None) -> None:
+    """Let a meta tensor have ``values``; a shadow that it has already is written in place."""
+    now = getattr(tensor, "_shadow", None)
+    if now is not None and values is not None and now.shape == values.shape:
+        now.copy_(values)
+    else:
+        tensor._shadow = values if values is None else values.clone()  # type: ignore[attr-defined]
+
+
+def read_value(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator that looks at values: on the shadows, if a meta tensor is given."""
+    given = _tensors((args, kwargs))
+    if not any(t.is_meta for t in given):
+        return with_shadow(func, args, kwargs, func(*args, **kwargs))
+    if func.overloadpacket is torch.ops.aten._to_copy:
+        return _convert(args[0], kwargs)
+    if all(shadow(t) is not None for t in given):
+        return func(*_shadowed(args), **kwargs)
+    if func.overloadpacket is torch.ops.aten._local_scalar_dense:
+        return 0.0 if args[0].dtype.is_floating_point else 0
+    return func(*args, **kwargs)
+
+
+def _convert(tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """A copy of a meta tensor with another dtype or device; unknown values become zeros."""
+    known = shadow(tensor)
+    dtype = kwargs.get("dtype") or tensor.dtype
+    if torch.device(kwargs.get("device") or "meta").type != "meta":
+        zeros = torch.zeros(tensor.shape, dtype=dtype)
+        return zeros if known is None else known.to(dtype, copy=True)
+    made = torch.empty_like(tensor, dtype=dtype)
+    if known is not None:
+        set_shadow(made, known.to(dtype))
+    return made
+
+
+def with_shadow(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """Give ``out`` a shadow if all that it was made of is known and small."""
+    made = [t for t in _tensors(out) if t.is_meta]
+    if not made or max(t.numel() for t in made) > KNOWN:
+        return out
+    given = _tensors((args, kwargs))
+    known = [shadow(t) for t in given]
+    if any(t is None or t.numel() > KNOWN for t in known):
+        for tensor in made:
+            set_shadow(tensor, None)
+    elif given or func.overloadpacket.__name__ in CONSTANTS:
+        on_cpu = kwargs | ({"device": "cpu"} if kwargs.get("device") is not None else {})
+        values = func(*_shadowed(args), **on_cpu)
+        for tensor, value in zip(made, _tensors(values), strict=True):
+            tensor._shadow = value  # type: ignore[attr-defined]
+    return out
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+
+
+def _shadowed(args: Any) -> Any:
+    return tree_map(lambda t: shadow(t) if isinstance(t, Tensor) else t, args)
