@@ -1,4 +1,4 @@
-"""The ``distlab`` command: map and progress, watch, hint, reset, solution, trace, templates."""
+"""The ``distlab`` command: map, watch, hint, reset, solution, trace, simulate, templates."""
 
 from __future__ import annotations
 
@@ -188,11 +188,37 @@ def _parser() -> argparse.ArgumentParser:
     traced = commands.add_parser("trace", parents=[one], help="draw what your ranks do")
     traced.add_argument("--impl", default="templates", help="templates, solutions or a folder")
     traced.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the files")
+    _add_simulate(commands)
     made = commands.add_parser("templates", help="for contributors: templates from solutions")
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
     made.add_argument("--force", action="store_true", help="overwrite edited templates")
     return parser
+
+
+def _add_simulate(commands: Any) -> None:
+    simulated = commands.add_parser("simulate", help="predict how training scales on a cluster")
+    simulated.add_argument("--cluster", help="name in clusters/ or a YAML file (dgx-h100)")
+    simulated.add_argument("--gpus", type=int, nargs="+", metavar="N", help="1 2 4 8 16")
+    simulated.add_argument("--model", help="resnet50, vit_b16, gpt-1b, gpt-7b or mlp")
+    simulated.add_argument("--strategy", help="ddp")
+    simulated.add_argument("--impl", help="solutions, mine or torch")
+    simulated.add_argument("--collective", help="backend, ring, tree or hierarchical")
+    simulated.add_argument("--bucket-mb", type=float, help="of torch's DDP (25)")
+    simulated.add_argument("--batch", type=int, help="samples per GPU")
+    simulated.add_argument("--dtype", help="of weights and activations")
+    simulated.add_argument("--config", type=Path, help="a YAML file with these options")
+    simulated.add_argument("--out", type=Path, default=Path(".distlab/simulate"), help="folder")
+
+
+def simulate(options: argparse.Namespace, out: Console) -> int:
+    """Predict step time, efficiency and memory for several numbers of GPUs."""
+    from .virtual.show import load_plan, run
+
+    names = ("cluster", "gpus", "model", "strategy", "impl", "collective")
+    names += ("bucket_mb", "batch", "dtype")
+    plan = load_plan(options.config, {name: getattr(options, name) for name in names})
+    return run(plan, options.out, out)
 
 
 def run(options: argparse.Namespace, out: Console) -> int:
@@ -202,6 +228,8 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return show_map(course, out)
     if options.command == "templates":
         return make_templates(course, options.write, options.force, out)
+    if options.command == "simulate":
+        return simulate(options, out)
     if options.command == "watch":
         from .watch import watch
 

@@ -10,7 +10,7 @@ arXiv 1910.02054), section 3.1.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,6 +128,11 @@ class PeakMemory(TorchDispatchMode):
         """Call an operator and count the storages that it makes (also those of meta tensors)."""
         before = {s._cdata for s in _storages((args, tuple(kwargs.values())))}
         out = func(*args, **kwargs)
+        self.note(out, before)
+        return out
+
+    def note(self, out: Any, before: Collection[int] = ()) -> None:
+        """Count the storages of ``out`` that are new: not in ``before`` and not counted yet."""
         for storage in _storages((out,)):
             key, nbytes = storage._cdata, storage.nbytes()
             if nbytes and key not in before and key not in self.alive:
@@ -135,7 +140,6 @@ class PeakMemory(TorchDispatchMode):
                 self.current += nbytes
                 weakref.finalize(storage, self._freed, key)
         self.peak = max(self.peak, self.current)
-        return out
 
     def _freed(self, key: int) -> None:
         self.current -= self.alive.pop(key, 0)

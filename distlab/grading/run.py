@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ..course import Course, Exercise, Phase, load_course, root
+from ..virtual import reap_children
 from .implementation import find_source
 from .report import console, print_report
 from .session import Request, Session
@@ -110,6 +111,7 @@ def grade(phase: int, request: Request) -> Report:
                 json.dump(_dump(report), pipe)
             status = 0
         finally:
+            reap_children()
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading) as pipe:

@@ -243,6 +243,7 @@ class VirtualRunner(Runner):
                 seeds=more,
                 base_seed=self.seed,
                 timeout=limit,
+                patience=limit,
                 learner_files=self.files,
                 **options,
             )

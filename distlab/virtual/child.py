@@ -8,6 +8,7 @@ import faulthandler
 import gc
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -30,7 +31,7 @@ from .compute import ComputeModel
 from .scheduler import VirtualRank
 from .world import RankLost, RankState, World, entered
 
-STACK = 1 << 20  # bytes of stack per rank: 1,024 ranks must fit
+STACK = 16 << 20  # bytes of (virtual) stack per rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class Settings:
     compute: str = "none"
     algorithm: str = "backend"
     lose: tuple[int, int] | None = None
+    patience: float = math.inf
 
 
 @dataclass
@@ -102,6 +104,7 @@ class Child:
                 modelled=settings.compute == "roofline",
                 lose=settings.lose,
                 slow_ranks=settings.slow_ranks,
+                patience=settings.patience,
                 note=self._note,
             )
             world.enter()

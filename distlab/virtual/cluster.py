@@ -71,7 +71,7 @@ class Cluster:
     ``inside``: a GPU's port to the others of its node. ``between``: one network card; a node has
     ``nics_per_node``. ``oversubscription``: bandwidth of all cards over that of the network's core.
     ``launch``: seconds that a collective of the backend needs before its first byte moves.
-    ``in_network``: the switch inside a node can sum (NVLink SHARP).
+    ``in_network``: share of the bandwidth at which the switch in a node can sum (0: it can not).
     """
 
     name: str
@@ -82,7 +82,7 @@ class Cluster:
     between: Link
     oversubscription: float = 1.0
     launch: float = 0.0
-    in_network: bool = False
+    in_network: float = 0.0
     sources: dict[str, str] = field(default_factory=dict)
 
     def node(self, rank: int) -> int:
@@ -123,12 +123,17 @@ def _cluster(data: dict[str, Any]) -> Cluster:
     unknown = set(data) - known
     if unknown:
         raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+    data = {k: _number(v) for k, v in data.items()}
+    for name in ("gpus_per_node", "nics_per_node"):
+        data[name] = int(data[name])
     gpu = Gpu(**{k: _number(v) for k, v in data["gpu"].items()})
-    links = {k: Link(**{n: float(v) for n, v in data[k].items()}) for k in ("inside", "between")}
+    links = {k: Link(**data[k]) for k in ("inside", "between")}
     cluster = Cluster(**{**data, "gpu": gpu, **links})
     for name, value in numbers(cluster):
-        if not value > 0 and name not in ("launch",):
+        if not value > 0 and name not in ("launch", "in_network"):
             raise ValueError(f"{name} must be positive, got {value}")
+        if not value:
+            continue
         if name not in cluster.sources and name.split(".")[0] not in cluster.sources:
             raise ValueError(f"sources says nothing about {name}")
     return cluster
@@ -152,7 +157,7 @@ def numbers(cluster: Cluster) -> Iterator[tuple[str, float]]:
 def _number(value: Any) -> Any:
     """YAML reads ``1e12`` as a string."""
     if isinstance(value, dict):
-        return {k: float(v) for k, v in value.items()}
+        return {k: _number(v) for k, v in value.items()}
     try:
         return float(value)
     except ValueError:

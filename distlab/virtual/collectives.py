@@ -5,12 +5,13 @@ nodes has M nodes with L ranks each, α_i, β_i inside a node and α_b, β_b bet
 network cards per node, k rings run side by side and use all cards: β_n = β_b / min(k, L).
 
 =============  =================================================================================
-ring           2(M α_b + (W-1-M) α_i) + 2(W-1)/W·N·max(β_i, β_n); one node: 2(W-1)(α + N/W·β)
+ring           2(X α_b + (W-1-X) α_i) + 2(W-1)/W·N·max(β_i, β_n), X = min(M, W-1); on one node
+               X = 0, that is 2(W-1)(α + N/W·β)
 tree           2(⌈log₂M⌉ α_b + (L-1) α_i) + 2N·max(β_i, β_n): the halves of N use two trees
 hierarchical   reduce-scatter in the nodes, L rings of N/L between them, all-gather in the nodes
 naive          gather to a root and broadcast from it: 2(W-1)(α + Nβ)
 halving        recursive halving and doubling: 2⌈log₂W⌉ α + 2(W-1)/W·Nβ
-in-network     the switch sums: 2α + N(1 + 1/W)·β (one node with a switch that can)
+in-network     the switch sums, at a share s of the bandwidth: 2α + N(1 + 1/W)·β/s (one node)
 =============  =================================================================================
 
 ``backend`` is the fastest of ring, tree, hierarchical and in-network, as NCCL's tuner chooses.
@@ -49,7 +50,7 @@ def collective_time(
         if algorithm != "backend":
             return cluster.launch + ALGORITHMS[algorithm](nbytes, shape, cluster)
         usable = [ring, tree] + ([hierarchical] if nodes > 1 else [])
-        if cluster.in_network and nodes == 1:
+        if cluster.in_network and nodes == 1 and ranks > 2:
             usable.append(in_network)
         return cluster.launch + min(f(nbytes, shape, cluster) for f in usable)
     return cluster.launch + _other(op, nbytes, shape, cluster)
@@ -72,7 +73,12 @@ def _other(op: str, nbytes: float, shape: Shape, c: Cluster) -> float:
         return (ranks - 1) * alpha + away * c.between.beta / share
     if op in ("all_to_all", "gather", "scatter"):
         return (ranks - 1) * (alpha + nbytes / ranks * beta)
-    return (ranks - 1) * alpha + nbytes * beta  # broadcast, reduce: a pipelined chain
+    return _hops(shape, c, nodes - 1) + nbytes * beta  # broadcast, reduce: a pipelined chain
+
+
+def _hops(shape: Shape, c: Cluster, crossings: int) -> float:
+    """Latency of a way past all ranks that crosses between nodes so many times."""
+    return crossings * c.between.alpha + (shape[0] - 1 - crossings) * c.inside.alpha
 
 
 def _links(shape: Shape, c: Cluster) -> tuple[float, float]:
@@ -92,10 +98,8 @@ def ring(nbytes: float, shape: Shape, c: Cluster) -> float:
     """Reduce-scatter, then all-gather, around one ring (or one per network card)."""
     ranks, nodes, _ = shape
     _, beta = _links(shape, c)
-    hops = (ranks - 1) * c.inside.alpha
-    if nodes > 1:
-        hops = nodes * c.between.alpha + (ranks - 1 - nodes) * c.inside.alpha
-    return 2 * hops + 2 * (ranks - 1) / ranks * nbytes * beta
+    crossings = min(nodes, ranks - 1) if nodes > 1 else 0
+    return 2 * _hops(shape, c, crossings) + 2 * (ranks - 1) / ranks * nbytes * beta
 
 
 def tree(nbytes: float, shape: Shape, c: Cluster) -> float:
@@ -135,7 +139,8 @@ def halving(nbytes: float, shape: Shape, c: Cluster) -> float:
 
 def in_network(nbytes: float, shape: Shape, c: Cluster) -> float:
     """Every rank sends its data to the switch once and gets the sum once (NVLink SHARP)."""
-    return 2 * c.inside.alpha + nbytes * (1 + 1 / shape[0]) * c.inside.beta
+    moved = nbytes * (1 + 1 / shape[0])
+    return 2 * c.inside.alpha + moved * c.inside.beta / c.in_network
 
 
 ALGORITHMS: dict[str, Callable[[float, Shape, Cluster], float]] = {

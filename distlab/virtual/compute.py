@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,13 +31,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..memory import PeakMemory
-from .shadows import READS_VALUES, read_value, with_shadow
+from .shadows import READS_VALUES, read_value, set_shadow, shadow_of, with_shadow
 
 if TYPE_CHECKING:
     from .world import RankState, World
@@ -48,7 +48,14 @@ UNKNOWN = {"nonzero", "unique", "_unique2", "sort", "topk", "multinomial", "lina
 
 
 class ComputeModel(TorchDispatchMode):
-    """Moves one rank's clock by the modelled time of every operator; follows its memory."""
+    """Moves one rank's clock by the modelled time of every operator; follows its memory.
+
+    On meta tensors an operator's result is decided by the shapes it is given. What torch takes 100
+    µs to find out is kept and shared by all ranks of the process.
+    """
+
+    calls: ClassVar[dict[Any, Call]] = {}
+    kind: ClassVar[dict[Any, str]] = {}
 
     def __init__(self, world: World, state: RankState) -> None:
         super().__init__()
@@ -56,18 +63,9 @@ class ComputeModel(TorchDispatchMode):
         self.memory = PeakMemory()
         self.unmodelled: Counter[str] = Counter()
         self.flops = 0.0
-        self.kind: dict[Any, str] = {}
-        _follow_phases(world)
-
-    def __enter__(self) -> ComputeModel:
-        self.fused = FusedAttention()
-        self.fused.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        self.fused.__exit__(*exc)
+        if not _prepared:
+            use_fused_functions()
+            _follow_phases(world)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -82,39 +80,125 @@ class ComputeModel(TorchDispatchMode):
             return read_value(func, args, kwargs)
         if kind == "view":
             return with_shadow(func, args, kwargs, func(*args, **kwargs))
-        out = with_shadow(func, args, kwargs, self.memory.watch(func, args, kwargs))
-        if kind == "free":
-            return out
-        self.world.compute(self.state, self._seconds(func, kind, args, kwargs, out))
-        return out
-
-    def _seconds(self, func: Any, kind: str, args: Any, kwargs: Any, out: Any) -> float:
+        key = call_key(func, args, kwargs)
+        known = self.calls.get(key) if key is not None else None
+        if known is None:
+            known = self._run(func, kind, args, kwargs)
+            if key is not None and known.repeatable:
+                self.calls[key] = known
+            out = known.out
+            known.out = None
+        else:
+            out = known.repeat(args)
+            self.memory.note(out if known.made else ())
+        self.flops += known.flops
         if kind == "unknown":
             self.unmodelled[str(func)] += 1
-        tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
-        seconds = sum(_nbytes(t) for t in tensors) / self.gpu.bandwidth
-        if kind == "flops":
-            flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
-            self.flops += flops
-            seconds = max(seconds, flops / self._rate(tensors[0].dtype))
-        return max(seconds, self.gpu.kernel)
+        if known.seconds:
+            self.world.compute(self.state, known.seconds)
+        return out
+
+    def _run(self, func: Any, kind: str, args: Any, kwargs: Any) -> Call:
+        """Run an operator for the first time with these shapes; what it costs."""
+        out = with_shadow(func, args, kwargs, self.memory.watch(func, args, kwargs))
+        call = Call.of(func, args, out)
+        if kind != "free":
+            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
+            call.seconds = max(sum(map(_nbytes, tensors)) / self.gpu.bandwidth, self.gpu.kernel)
+            if kind == "flops":
+                call.flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
+                call.seconds = max(call.seconds, call.flops / self._rate(tensors[0].dtype))
+        return call
 
     def _rate(self, dtype: torch.dtype) -> float:
         name = str(dtype).removeprefix("torch.")
         return self.gpu.flops.get(name, self.gpu.flops["float32"])
 
 
-class FusedAttention(TorchFunctionMode):
-    """On meta tensors, attention becomes the one operator that a GPU would run."""
+@dataclass
+class Call:
+    """One operator on given shapes: seconds, FLOPs, and how to make its results again.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        attention = func is torch.nn.functional.scaled_dot_product_attention
-        if not attention or not args[0].is_meta or kwargs.get("attn_mask") is not None:
-            return func(*args, **kwargs)
+    ``made``: shape, stride and dtype of each new tensor, None for a result that is None; ``first``:
+    the result is the first argument, changed in place.
+    """
+
+    repeatable: bool
+    first: bool = False
+    several: type | None = None
+    made: list[tuple[Any, Any, torch.dtype] | None] = field(default_factory=list)
+    out: Any = None
+    seconds: float = 0.0
+    flops: float = 0.0
+
+    @classmethod
+    def of(cls, func: Any, args: Any, out: Any) -> Call:
+        """The call that gave ``out``; not repeatable if a value or a view might be in it."""
+        if args and out is args[0] and isinstance(out, Tensor):
+            return cls(repeatable=out.is_meta, first=True, out=out)
+        outs = [out] if isinstance(out, Tensor) else out
+        plain = isinstance(outs, (list, tuple)) and all(
+            t is None or (isinstance(t, Tensor) and t.is_meta and shadow_of(t) is None)
+            for t in outs
+        )
+        mutates = any(a.alias_info is not None for a in func._schema.returns)
+        if not plain or mutates:
+            return cls(repeatable=False, out=out)
+        made = [None if t is None else (t.shape, t.stride(), t.dtype) for t in outs]
+        several = None if isinstance(out, Tensor) else type(out)
+        return cls(repeatable=True, several=several, made=made, out=out)
+
+    def repeat(self, args: Any) -> Any:
+        """The results of the same call."""
+        if self.first:
+            set_shadow(args[0], None)
+            return args[0]
+        outs = [m and torch.empty_strided(m[0], m[1], dtype=m[2], device="meta") for m in self.made]
+        return outs[0] if self.several is None else self.several(outs)
+
+
+def call_key(func: Any, args: Any, kwargs: Any) -> Any:
+    """What decides the result of an operator on meta tensors; None if values might.
+
+    One tensor of unknown values is enough: then the results' values are unknown as well.
+    """
+    unknown: list[bool] = []
+    key = func, _key(args, unknown), _key(tuple(kwargs.items()), unknown)
+    return key if True in unknown and None not in unknown else None
+
+
+def _key(value: Any, unknown: list[Any]) -> Any:
+    if isinstance(value, Tensor):
+        unknown.append(shadow_of(value) is None if value.is_meta else None)
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple([_key(item, unknown) for item in value])
+    return value if value.__hash__ else repr(value)
+
+
+def use_fused_functions() -> None:
+    """Two functions that on meta tensors don't reach the dispatcher as they would on a GPU.
+
+    Attention becomes the one operator that a GPU would run; ``torch.tensor(…, device="meta")``
+    goes by way of the CPU, so that its values are known. For this process, which is a child.
+    """
+    attention, tensor = torch.nn.functional.scaled_dot_product_attention, torch.tensor
+
+    def fused(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not query.is_meta or args or kwargs.get("attn_mask") is not None:
+            return attention(query, key, value, *args, **kwargs)
         causal, dropout = kwargs.get("is_causal", False), kwargs.get("dropout_p", 0.0)
-        out = torch.ops.aten._scaled_dot_product_flash_attention(*args[:3], dropout, causal)
-        return out[0]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        out: Tensor = flash(query, key, value, dropout, causal)[0]
+        return out
+
+    def known(data: Any, **kwargs: Any) -> Tensor:
+        if torch.device(kwargs.get("device") or "cpu").type != "meta":
+            return tensor(data, **kwargs)
+        return tensor(data, **kwargs | {"device": "cpu"}).to("meta")
+
+    torch.nn.functional.scaled_dot_product_attention = fused
+    torch.tensor = known
 
 
 def _kind(func: Any) -> str:
@@ -139,13 +223,11 @@ def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-_followed: list[Any] = []
+_prepared: list[Any] = []  # hooks of this process
 
 
 def _follow_phases(world: World) -> None:
-    """Know forward and optimizer steps, once per process."""
-    if _followed:
-        return
+    """Know forward and optimizer steps."""
 
     def module(step: int) -> Callable[..., None]:
         def call(*_: Any) -> None:
@@ -158,7 +240,7 @@ def _follow_phases(world: World) -> None:
     def optimizer(phase: str) -> Callable[..., None]:
         return lambda *_: setattr(world.mine.ledger, "phase", phase)
 
-    _followed.append(register_module_forward_pre_hook(module(1)))
-    _followed.append(register_module_forward_hook(module(-1), always_call=True))
-    _followed.append(register_optimizer_step_pre_hook(optimizer("optimizer")))
-    _followed.append(register_optimizer_step_post_hook(optimizer("")))
+    _prepared.append(register_module_forward_pre_hook(module(1)))
+    _prepared.append(register_module_forward_hook(module(-1), always_call=True))
+    _prepared.append(register_optimizer_step_pre_hook(optimizer("optimizer")))
+    _prepared.append(register_optimizer_step_post_hook(optimizer("")))

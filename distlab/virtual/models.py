@@ -50,9 +50,7 @@ def _digits(batch: int, device: str | torch.device, dtype: torch.dtype) -> tuple
 
 
 def _tokens(length: int) -> Inputs:
-    def inputs(
-        batch: int, device: str | torch.device, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def inputs(batch: int, device: str | torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         tokens = torch.empty(batch, length, dtype=torch.int64, device=device)
         return tokens, torch.empty(batch * length, dtype=torch.int64, device=device)
 
@@ -82,9 +80,7 @@ def _gpt(name: str, layers: int, width: int, heads: int, length: int, batch: int
 MODELS = {
     spec.name: spec
     for spec in (
-        ModelSpec(
-            name="mlp", build=mlp, inputs=_digits, batch=64, optimizer=_sgd, dtype="float32"
-        ),
+        ModelSpec(name="mlp", build=mlp, inputs=_digits, batch=64, optimizer=_sgd, dtype="float32"),
         ModelSpec(
             name="resnet50",
             build=lambda: _torchvision("resnet50"),

@@ -123,7 +123,11 @@ def run_worlds(
     learner_files: tuple[str, ...] = (),
     **options: Any,
 ) -> list[VirtualResults]:
-    """``run_virtual`` for several world sizes in one child: a fork costs more than a small run."""
+    """``run_virtual`` for several world sizes in one child: a fork costs more than a small run.
+
+    One more option: ``patience``, the virtual time beyond which a rank's sleep ends the run as a
+    hang.
+    """
     if min(world_sizes) < 1:
         raise ValueError(f"world_size must be at least 1, got {min(world_sizes)}")
     if seeds < 1 or (seeds > 1 and seed is None):
@@ -146,7 +150,7 @@ def _run_child(
 ) -> list[VirtualResults]:
     sys.stdout.flush()
     sys.stderr.flush()
-    _reap(block=False)
+    reap_children(block=False)
     reading, writing = os.pipe()
     running = mmap.mmap(-1, mmap.PAGESIZE)  # who has the baton in which world, should the child die
     with tempfile.TemporaryFile() as spill:  # what bypasses sys.stdout
@@ -190,8 +194,8 @@ def _run_child(
 _ending: list[int] = []  # children that have reported: their exit need not be waited for at once
 
 
-def _reap(block: bool = True) -> None:
-    """Collect the children that have ended."""
+def reap_children(block: bool = True) -> None:
+    """Collect the children that have ended; a process that leaves by ``os._exit`` must call it."""
     for pid in list(_ending):
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(pid, 0 if block else os.WNOHANG)[0] == 0:
@@ -199,7 +203,7 @@ def _reap(block: bool = True) -> None:
         _ending.remove(pid)
 
 
-atexit.register(_reap)
+atexit.register(reap_children)
 Frames = list[tuple[bytes, bytes]]
 
 

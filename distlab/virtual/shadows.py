@@ -15,22 +15,27 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-READS_VALUES = {"_local_scalar_dense", "_to_copy", "equal", "is_nonzero"}
+READS_VALUES = {"_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero"}
 CONSTANTS = {"zeros", "ones", "full", "arange", "scalar_tensor"}
-KNOWN = 1024  # elements that a shadow may have
+KNOWN = 8192  # elements that a shadow may have
+
+
+def shadow_of(tensor: Tensor) -> Tensor | None:
+    """The shadow of a meta tensor; None if its values are unknown."""
+    return getattr(tensor, "_shadow", None)
 
 
 def shadow(tensor: Tensor) -> Tensor | None:
     """The values of a tensor: its own, or for a meta tensor its shadow's; None if unknown."""
-    return getattr(tensor, "_shadow", None) if tensor.is_meta else tensor
+    return shadow_of(tensor) if tensor.is_meta else tensor
 
 
 def set_shadow(tensor: Tensor, values: Tensor | None) -> None:
     """Let a meta tensor have ``values``; a shadow that it has already is written in place."""
-    now = getattr(tensor, "_shadow", None)
+    now = shadow_of(tensor)
     if now is not None and values is not None and now.shape == values.shape:
         now.copy_(values)
-    else:
+    elif now is not values:
         tensor._shadow = values if values is None else values.clone()  # type: ignore[attr-defined]
 
 
@@ -41,11 +46,26 @@ def read_value(func: Any, args: Any, kwargs: Any) -> Any:
         return with_shadow(func, args, kwargs, func(*args, **kwargs))
     if func.overloadpacket is torch.ops.aten._to_copy:
         return _convert(args[0], kwargs)
+    if func.overloadpacket is torch.ops.aten.copy_:
+        return _copy(func, args, kwargs)
     if all(shadow(t) is not None for t in given):
         return func(*_shadowed(args), **kwargs)
     if func.overloadpacket is torch.ops.aten._local_scalar_dense:
         return 0.0 if args[0].dtype.is_floating_point else 0
     return func(*args, **kwargs)
+
+
+def _copy(func: Any, args: Any, kwargs: Any) -> Any:
+    """``copy_`` from or to a meta tensor."""
+    target, source = args[:2]
+    values = shadow(source)
+    if not target.is_meta:
+        return target.zero_() if values is None else target.copy_(values)
+    if values is not None and values.numel() <= KNOWN and target.numel() <= KNOWN:
+        set_shadow(target, values.to(target.dtype).expand(target.shape))
+    else:
+        set_shadow(target, None)
+    return target
 
 
 def _convert(tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
@@ -64,12 +84,12 @@ def _convert(tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
 def with_shadow(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """Give ``out`` a shadow if all that it was made of is known and small."""
     made = [t for t in _tensors(out) if t.is_meta]
-    if not made or max(t.numel() for t in made) > KNOWN:
+    if not made:
         return out
     given = _tensors((args, kwargs))
     known = [shadow(t) for t in given]
-    if any(t is None or t.numel() > KNOWN for t in known):
-        for tensor in made:
+    if any(t is None or t.numel() > KNOWN for t in known) or any(t.numel() > KNOWN for t in made):
+        for tensor in (*made, *_written(func, args)):
             set_shadow(tensor, None)
     elif given or func.overloadpacket.__name__ in CONSTANTS:
         on_cpu = kwargs | ({"device": "cpu"} if kwargs.get("device") is not None else {})
@@ -77,6 +97,13 @@ def with_shadow(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         for tensor, value in zip(made, _tensors(values), strict=True):
             tensor._shadow = value  # type: ignore[attr-defined]
     return out
+
+
+def _written(func: Any, args: Any) -> list[Tensor]:
+    """The meta tensors that an operator changes."""
+    pairs = zip(func._schema.arguments, args, strict=False)
+    writes = [v for a, v in pairs if a.alias_info is not None and a.alias_info.is_write]
+    return [t for t in _tensors(writes) if t.is_meta]
 
 
 def _tensors(values: Any) -> list[Tensor]:

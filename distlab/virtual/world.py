@@ -8,6 +8,7 @@ are read and written all the time; they ask for the current rank instead.
 from __future__ import annotations
 
 import io
+import math
 import os
 import random
 import sys
@@ -83,7 +84,8 @@ class World:
 
     ``record``: keep an event for every operator. ``measured``: a rank's real CPU time goes into its
     clock; ``modelled``: the time of a compute model does. ``lose``: (rank, n): that rank disappears
-    at its n-th communication. ``slow_ranks``: factors on compute time. ``note``: told who runs.
+    at its n-th communication. ``slow_ranks``: factors on compute time. ``patience``: a rank that
+    sleeps beyond this virtual time ends the run. ``note``: told who runs.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class World:
         modelled: bool = False,
         lose: tuple[int, int] | None = None,
         slow_ranks: dict[int, float] | None = None,
+        patience: float = math.inf,
         note: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self.scheduler = Scheduler(world_size, seed, self.install, self.remove)
@@ -108,7 +111,7 @@ class World:
         self.store = internals.VirtualStore(self.scheduler)
         self.learner_files = frozenset(learner_files)
         self.record, self.measured, self.modelled, self.lose = record, measured, modelled, lose
-        self.note = note
+        self.note, self.patience = note, patience
         self.slow_ranks = slow_ranks or {}
         self.mismatch: Mismatched | None = None
         self.states = [self._state(r, world_size, base_seed) for r in self.scheduler.ranks]
@@ -331,6 +334,8 @@ def _own_clock() -> None:
         world = entered()
         world.charge(state)
         world.compute(state, seconds, "sleep")
+        if state.rank.clock > world.patience:
+            world.scheduler.abort()
         world.scheduler.pause(state.rank, always=True)
 
     today = time.time()
