@@ -70,7 +70,8 @@ class Cluster:
 
     ``inside``: a GPU's port to the others of its node. ``between``: one network card; a node has
     ``nics_per_node``. ``oversubscription``: bandwidth of all cards over that of the network's core.
-    ``launch``: seconds that a collective of the backend needs before its first byte moves.
+    ``processors``: cores of a node that compute for its ranks and move their bytes, two of them busy
+    with each message (0: GPUs compute, links move). ``launch``: seconds that a collective of the backend needs before its first byte moves.
     ``in_network``: share of the bandwidth at which the switch in a node can sum (0: it can not).
     """
 
@@ -81,6 +82,7 @@ class Cluster:
     inside: Link
     between: Link
     oversubscription: float = 1.0
+    processors: int = 0
     launch: float = 0.0
     in_network: float = 0.0
     sources: dict[str, str] = field(default_factory=dict)
@@ -88,6 +90,11 @@ class Cluster:
     def node(self, rank: int) -> int:
         """The node that ``rank`` is on."""
         return rank // self.gpus_per_node
+
+    def crowding(self, ranks: int) -> float:
+        """How much slower each rank computes because ``ranks`` of a node share its processors."""
+        on_node = min(ranks, self.gpus_per_node)
+        return max(1.0, on_node / self.processors) if self.processors else 1.0
 
     def nic(self, rank: int) -> tuple[int, int]:
         """The network card that ``rank`` uses: (node, number on the node)."""
@@ -124,13 +131,13 @@ def _cluster(data: dict[str, Any]) -> Cluster:
     if unknown:
         raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
     data = {k: _number(v) for k, v in data.items()}
-    for name in ("gpus_per_node", "nics_per_node"):
-        data[name] = int(data[name])
+    for name in ("gpus_per_node", "nics_per_node", "processors"):
+        data[name] = int(data.get(name, 0))
     gpu = Gpu(**{k: _number(v) for k, v in data["gpu"].items()})
     links = {k: Link(**data[k]) for k in ("inside", "between")}
     cluster = Cluster(**{**data, "gpu": gpu, **links})
     for name, value in numbers(cluster):
-        if not value > 0 and name not in ("launch", "in_network"):
+        if not value > 0 and name not in ("launch", "in_network", "processors"):
             raise ValueError(f"{name} must be positive, got {value}")
         if not value:
             continue
@@ -200,6 +207,8 @@ class Network:
         factor = max(self.slow.get(source, 1.0), self.slow.get(target, 1.0))
         port = c.inside.beta * factor
         ends: list[tuple[Any, float]] = [(("out", source), port), (("in", target), port)]
+        if c.processors:
+            ends.append((("processors", c.node(source)), port * 2 / c.processors))
         if c.node(source) == c.node(target):
             return c.inside.alpha * factor, ends
         card = c.between.beta * factor

@@ -14,6 +14,7 @@ halving        recursive halving and doubling: 2⌈log₂W⌉ α + 2(W-1)/W·Nβ
 in-network     the switch sums, at a share s of the bandwidth: 2α + N(1 + 1/W)·β/s (one node)
 =============  =================================================================================
 
+Where processors move the bytes (gloo), a collective takes at least as long as they need for all.
 ``backend`` is the fastest of ring, tree, hierarchical and in-network, as NCCL's tuner chooses.
 Sources: Patarasuk & Yuan 2009 (ring); Sanders et al. 2009 (two trees); Thakur et al. 2005 (halving,
 and the operators below); NCCL, src/graph/tuning.cc (what is chosen from).
@@ -24,6 +25,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from ..ledger import traffic
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -46,6 +49,16 @@ def collective_time(
         return 0.0
     nodes = len({cluster.node(rank) for rank in group})
     shape = ranks, nodes, math.ceil(ranks / nodes)
+    seconds = _unshared(op, nbytes, shape, cluster, algorithm)
+    if not cluster.processors:
+        return seconds
+    moved = sum(traffic(op, ranks, int(nbytes), is_root=r == 0)[0] for r in range(ranks))
+    return max(seconds, moved / nodes * cluster.inside.beta * 2 / cluster.processors)
+
+
+def _unshared(op: str, nbytes: float, shape: Shape, cluster: Cluster, algorithm: str) -> float:
+    """The same, were there a processor for every message."""
+    ranks, nodes, _ = shape
     if op == "all_reduce":
         if algorithm != "backend":
             return cluster.launch + ALGORITHMS[algorithm](nbytes, shape, cluster)

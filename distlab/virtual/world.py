@@ -113,6 +113,7 @@ class World:
         self.record, self.measured, self.modelled, self.lose = record, measured, modelled, lose
         self.note, self.patience = note, patience
         self.slow_ranks = slow_ranks or {}
+        self.crowding = network.cluster.crowding(world_size)
         self.mismatch: Mismatched | None = None
         self.states = [self._state(r, world_size, base_seed) for r in self.scheduler.ranks]
 
@@ -191,6 +192,8 @@ class World:
     def compute(self, state: RankState, seconds: float, name: str = "") -> None:
         """The rank computes for ``seconds``."""
         rank = state.rank
+        if name != "sleep":
+            seconds *= self.crowding
         seconds *= self.slow_ranks.get(rank.index, 1.0)
         start, rank.clock = rank.clock, rank.clock + seconds
         if self.record and seconds:

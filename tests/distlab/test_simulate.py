@@ -1,0 +1,119 @@
+"""``distlab simulate``: tables, files, strategies and implementations, and wrong calls."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from distlab.cli import main
+from distlab.virtual.models import MODELS
+from distlab.virtual.simulate import IMPLS, Answer, Plan, simulate
+
+
+def answers_of(**fields) -> list[Answer]:
+    return list(simulate(Plan(**fields)))
+
+
+@pytest.mark.parametrize("impl", ["solutions", "torch"])
+def test_scaling_of_a_small_model(impl: str) -> None:
+    one, two, sixteen = answers_of(model="mlp", gpus=(1, 2, 16), impl=impl, batch=256)
+    assert one.efficiency == 1.0
+    assert one.exposed == pytest.approx(0.0, abs=1e-4)  # alone, only the launch of collectives
+    assert two.rate < 2 * one.rate
+    assert sixteen.efficiency < two.efficiency < 1
+    assert sixteen.step > sixteen.compute == pytest.approx(one.compute, rel=0.2)
+    assert sixteen.step == pytest.approx(sixteen.compute + sixteen.exposed, rel=0.02)
+    assert two.bytes_per_link["between"] == 0 < sixteen.bytes_per_link["between"]
+    assert {span.rank for span in sixteen.spans} == set(range(8))
+
+
+def test_bytes_flops_and_memory_of_a_known_model() -> None:
+    """ResNet-50: 25.6 million parameters, about 3 · 8.2 GFLOP per image."""
+    (answer,) = answers_of(model="resnet50", gpus=(2,), impl="solutions", batch=8)
+    assert answer.bytes_per_link["inside"] == pytest.approx(2 * 25_557_032 * 4, rel=1e-3)
+    gpu_peak = 67e12
+    assert answer.mfu * answer.step * gpu_peak == pytest.approx(8 * 3 * 8.2e9, rel=0.03)
+    state = 25_557_032 * 4 * 3  # weights, gradients, momentum
+    assert state < answer.memory < state + 8 * 120e6  # and what 8 images leave for backward
+
+
+def test_torchs_ddp_hides_communication_and_ours_does_not() -> None:
+    common = {"model": "gpt-1b", "gpus": (2,), "cluster": "p4d-a100"}
+    (torchs,), (ours,) = answers_of(impl="torch", **common), answers_of(impl="solutions", **common)
+    assert torchs.hidden > 0.8 * (torchs.hidden + torchs.exposed)
+    assert ours.hidden < 0.1 * ours.exposed
+    assert torchs.step < ours.step
+
+
+def test_slower_networks_and_algorithms_tell() -> None:
+    fast, slow = (
+        answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed
+        for c in ("dgx-h100", "ethernet-v100")
+    )
+    assert slow > 3 * fast
+    ring, tree = (
+        answers_of(model="mlp", gpus=(64,), collective=c)[0].exposed for c in ("ring", "tree")
+    )
+    assert ring > tree  # small messages: latency of 64 hops against that of a tree
+
+
+def test_seven_billion_parameters_need_no_memory_here() -> None:
+    (answer,) = answers_of(model="gpt-7b", gpus=(2,), impl="torch")
+    assert answer.memory > 4 * 2 * 6.6e9  # weights, gradients and two moments in 16 bits
+    assert not answers_of(model="gpt-7b", gpus=(1,), cluster="p4d-a100")[0].fits
+
+
+def test_every_model_has_an_input_that_fits() -> None:
+    for name in MODELS:
+        (answer,) = answers_of(model=name, gpus=(1,), batch=1)
+        assert answer.rate > 0
+        assert not answer.unmodelled
+
+
+def test_command_writes_table_and_pictures(tmp_path: Path, capsys) -> None:
+    config = tmp_path / "sim.yaml"
+    config.write_text("model: mlp\ncluster: laptop\ngpus: [1, 2, 4]\n")
+    out = tmp_path / "out"
+    assert main(["simulate", "--config", str(config), "--gpus", "1", "2", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "mlp, ddp by solutions, on laptop" in printed
+    assert "efficiency" in printed
+    rows = list(csv.DictReader((out / "mlp-ddp-solutions-laptop.csv").open()))
+    assert [row["gpus"] for row in rows] == ["1", "2"]
+    data = json.loads((out / "mlp-ddp-solutions-laptop.json").read_text())
+    assert data["plan"]["cluster"] == "laptop"
+    assert data["rows"][1]["step"] == float(rows[1]["step"])
+    for end in (".png", "-timeline.png"):
+        assert (out / f"mlp-ddp-solutions-laptop{end}").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster", "dgx-h10"], "did you mean dgx-h100?"),
+        (["--model", "resnet5"], "did you mean resnet50?"),
+        (["--gpus", "0"], "must be positive"),
+        (["--impl", "theirs"], "impl must be one of"),
+        (["--collective", "star"], "collective must be one of"),
+        (["--strategy", "zero"], "no strategy"),
+        (["--dtype", "float12"], "dtype must be one of"),
+        (["--config", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_wrong_calls_get_one_line(arguments: list[str], words: str, capsys) -> None:
+    assert main(["simulate", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_ones_own_blank_exercise_is_named(capsys, tmp_path: Path) -> None:
+    assert "mine" in IMPLS
+    code = main(["simulate", "--impl", "mine", "--model", "mlp", "--gpus", "2"])
+    said = capsys.readouterr()
+    if code:  # a learner's own trainer may be done: then it simulates
+        assert code == 2
+        assert "still blank" in said.err
