@@ -32,6 +32,7 @@ from .collectives import collective_time
 if TYPE_CHECKING:
     from .transport import Part
 
+MAY_BE_ZERO = ("launch", "crowded_launch", "overhead", "processors")
 FOLDER = Path(__file__).resolve().parents[2] / "clusters"
 
 
@@ -70,9 +71,12 @@ class Cluster:
 
     ``inside``: a GPU's port to the others of its node. ``between``: one network card; a node has
     ``nics_per_node``. ``oversubscription``: bandwidth of all cards over that of the network's core.
-    ``processors``: cores of a node that compute for its ranks and move their bytes, two of them busy
-    with each message (0: GPUs compute, links move). ``launch``: seconds that a collective of the backend needs before its first byte moves.
-    ``in_network``: share of the bandwidth at which the switch in a node can sum (0: it can not).
+    ``processors``: cores of a node that compute for its ranks and move their bytes, two of them
+    busy with each message (0: GPUs compute, links move). ``launch``: seconds that a collective of
+    the backend needs before its first byte moves. ``crowded_launch``: the same where a
+    node's ranks outnumber its processors (0: no difference). ``overhead``: seconds of a rank's own
+    time to issue an operator (LogP's o). ``in_network``: the switch in a node can sum,
+    with this latency for the whole all-reduce and this bandwidth per GPU.
     """
 
     name: str
@@ -84,7 +88,9 @@ class Cluster:
     oversubscription: float = 1.0
     processors: int = 0
     launch: float = 0.0
-    in_network: float = 0.0
+    crowded_launch: float = 0.0
+    overhead: float = 0.0
+    in_network: Link | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def node(self, rank: int) -> int:
@@ -134,10 +140,10 @@ def _cluster(data: dict[str, Any]) -> Cluster:
     for name in ("gpus_per_node", "nics_per_node", "processors"):
         data[name] = int(data.get(name, 0))
     gpu = Gpu(**{k: _number(v) for k, v in data["gpu"].items()})
-    links = {k: Link(**data[k]) for k in ("inside", "between")}
+    links = {k: Link(**data[k]) for k in ("inside", "between", "in_network") if k in data}
     cluster = Cluster(**{**data, "gpu": gpu, **links})
     for name, value in numbers(cluster):
-        if not value > 0 and name not in ("launch", "in_network", "processors"):
+        if not value > 0 and name not in MAY_BE_ZERO:
             raise ValueError(f"{name} must be positive, got {value}")
         if not value:
             continue

@@ -11,7 +11,7 @@ tree           2(⌈log₂M⌉ α_b + (L-1) α_i) + 2N·max(β_i, β_n): the hal
 hierarchical   reduce-scatter in the nodes, L rings of N/L between them, all-gather in the nodes
 naive          gather to a root and broadcast from it: 2(W-1)(α + Nβ)
 halving        recursive halving and doubling: 2⌈log₂W⌉ α + 2(W-1)/W·Nβ
-in-network     the switch sums, at a share s of the bandwidth: 2α + N(1 + 1/W)·β/s (one node)
+in-network     the switch of one node sums: α + N(1 + 1/W)·β with its own α and β
 =============  =================================================================================
 
 Where processors move the bytes (gloo), a collective takes at least as long as they need for all.
@@ -49,7 +49,9 @@ def collective_time(
         return 0.0
     nodes = len({cluster.node(rank) for rank in group})
     shape = ranks, nodes, math.ceil(ranks / nodes)
-    seconds = _unshared(op, nbytes, shape, cluster, algorithm)
+    crowded = cluster.crowding(ranks) > 1 and cluster.crowded_launch > 0
+    launch = cluster.crowded_launch if crowded else cluster.launch
+    seconds = launch + _unshared(op, nbytes, shape, cluster, algorithm)
     if not cluster.processors:
         return seconds
     moved = sum(traffic(op, ranks, int(nbytes), is_root=r == 0)[0] for r in range(ranks))
@@ -57,16 +59,16 @@ def collective_time(
 
 
 def _unshared(op: str, nbytes: float, shape: Shape, cluster: Cluster, algorithm: str) -> float:
-    """The same, were there a processor for every message."""
+    """The same after its launch, were there a processor for every message."""
     ranks, nodes, _ = shape
     if op == "all_reduce":
         if algorithm != "backend":
-            return cluster.launch + ALGORITHMS[algorithm](nbytes, shape, cluster)
+            return ALGORITHMS[algorithm](nbytes, shape, cluster)
         usable = [ring, tree] + ([hierarchical] if nodes > 1 else [])
-        if cluster.in_network and nodes == 1 and ranks > 2:
+        if cluster.in_network is not None and nodes == 1 and ranks > 2:
             usable.append(in_network)
-        return cluster.launch + min(f(nbytes, shape, cluster) for f in usable)
-    return cluster.launch + _other(op, nbytes, shape, cluster)
+        return min(f(nbytes, shape, cluster) for f in usable)
+    return _other(op, nbytes, shape, cluster)
 
 
 def _other(op: str, nbytes: float, shape: Shape, c: Cluster) -> float:
@@ -152,8 +154,8 @@ def halving(nbytes: float, shape: Shape, c: Cluster) -> float:
 
 def in_network(nbytes: float, shape: Shape, c: Cluster) -> float:
     """Every rank sends its data to the switch once and gets the sum once (NVLink SHARP)."""
-    moved = nbytes * (1 + 1 / shape[0])
-    return 2 * c.inside.alpha + moved * c.inside.beta / c.in_network
+    assert c.in_network is not None
+    return c.in_network.alpha + nbytes * (1 + 1 / shape[0]) * c.in_network.beta
 
 
 ALGORITHMS: dict[str, Callable[[float, Shape, Cluster], float]] = {

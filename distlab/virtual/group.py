@@ -60,6 +60,8 @@ class VirtualWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block this rank until the operation is complete; its clock moves to that moment."""
         part = self.part
+        if self.world.measured:
+            self.world.charge(self.world.states[part.rank.index])
         self.world.scheduler.wait(part.rank, part)
         self._done()
         return True

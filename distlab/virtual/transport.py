@@ -8,7 +8,6 @@ the values at once for all; the network decides the virtual time at which that i
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -86,9 +85,10 @@ class Part:
     def acknowledge(self) -> None:
         """The rank has waited for it: only now may it use what it got and change what it gave."""
         self.waited = True
-        if self.event is not None and self.event.end is None:
-            self.event.end = self.finish
-            self.event.overwritten = self.op == "send" and self.gives[0]._version != self.version
+        event = self.event
+        if event is not None and event.end is None:
+            event.end = self.finish
+            event.overwritten = self.op == "send" and self.gives[0]._version != self.version
 
 
 class Mismatched(Exception):
@@ -108,12 +108,8 @@ class Transfer:
     parts: list[Part] = field(default_factory=list)
     waiters: list[VirtualRank] = field(default_factory=list)
     ready_at: float = 0.0
+    matched: bool = False  # all ranks have issued it
     delivered: bool = False
-
-    @property
-    def matched(self) -> bool:
-        """Whether all ranks have issued it."""
-        return len(self.parts) == self.needed
 
     @property
     def all_wait(self) -> bool:
@@ -123,9 +119,12 @@ class Transfer:
     def join(self, part: Part) -> None:
         """Add a rank's part; the last one hands the transfer to the scheduler."""
         part.transfer = self
-        self.parts.append(part)
-        self.ready_at = max(self.ready_at, part.posted)
-        if self.matched:
+        parts = self.parts
+        parts.append(part)
+        if part.posted > self.ready_at:
+            self.ready_at = part.posted
+        if len(parts) == self.needed:
+            self.matched = True
             self.exchange.scheduler.add(self)
 
     def reserve(self) -> None:
@@ -138,12 +137,15 @@ class Transfer:
         parts = self.parts
         if parts[0].op in P2P:
             send, receive = parts if parts[0].op == "send" else parts[::-1]
-            with self.exchange.unseen:
+            if self.exchange.modelled:
+                with Unseen():
+                    _copy(receive.gets[0], send.gives[0])
+            else:
                 _copy(receive.gets[0], send.gives[0])
         else:
             place = {rank: number for number, rank in enumerate(parts[0].group)}
             parts = sorted(parts, key=lambda part: place[part.rank.index])
-            with self.exchange.unseen:
+            with Unseen():
                 MOVE[parts[0].op](parts)
         for part in parts:
             part.done, part.transfer = True, None  # no cycle is left behind
@@ -155,7 +157,7 @@ class Exchange:
 
     def __init__(self, scheduler: Scheduler, network: Network, modelled: bool) -> None:
         self.scheduler, self.network = scheduler, network
-        self.unseen = Unseen() if modelled else contextlib.nullcontext()
+        self.modelled = modelled
         self.sends: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, from, to, tag)
         self.receives: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, to, tag)
         self.issued: Counter[Any] = Counter()
@@ -175,7 +177,7 @@ class Exchange:
         part.version = part.gives[0]._version
         me = part.rank.index
         waiting = self.receives.get((channel, part.peer, part.tag))
-        if waiting:
+        if waiting:  # receives that the peer has posted
             receive = next((r for r in waiting if r.peer == me or r.peer is None), None)
             if receive is not None:
                 waiting.remove(receive)
@@ -186,17 +188,24 @@ class Exchange:
 
     def _receive(self, part: Part, channel: Any) -> None:
         me = part.rank.index
-        sources = part.group if part.peer is None else (part.peer,)
-        found = [s for r in sources if (s := self.sends.get((channel, r, me, part.tag)))]
-        if not found:
+        if part.peer is None:
+            queue = self._from_any(part, channel)
+        else:
+            queue = self.sends.get((channel, part.peer, me, part.tag))
+        if queue:
+            self._pair(queue.popleft(), part)
+        else:
             Transfer(self, 2).join(part)
             self.receives[channel, me, part.tag].append(part)
-            return
-        queue = found[0]
-        if len(found) > 1:  # from any rank: the earliest, or a random one
-            chance = self.scheduler.random
-            queue = chance.choice(found) if chance else min(found, key=lambda q: q[0].posted)
-        self._pair(queue.popleft(), part)
+
+    def _from_any(self, part: Part, channel: Any) -> deque[Part] | None:
+        """The sends of one rank that has sent to this one: the earliest, or a random one."""
+        me, tag = part.rank.index, part.tag
+        found = [s for r in part.group if (s := self.sends.get((channel, r, me, tag)))]
+        if not found:
+            return None
+        chance = self.scheduler.random
+        return chance.choice(found) if chance else min(found, key=lambda q: q[0].posted)
 
     def _pair(self, send: Part, receive: Part) -> None:
         a, b = send.gives[0], receive.gets[0]

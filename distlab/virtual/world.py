@@ -32,6 +32,7 @@ from .scheduler import Scheduler, VirtualRank
 from .transport import Exchange, Mismatched, Part
 
 _cpu_time = time.thread_time  # what compute is measured with; ranks get their own, see below
+_torch_random = torch.default_generator
 KEPT_OUTPUT = 64 * 1024
 READ_CLOCK = 5e-8  # virtual seconds that reading the time takes, so that a loop until a time ends
 
@@ -114,6 +115,7 @@ class World:
         self.note, self.patience = note, patience
         self.slow_ranks = slow_ranks or {}
         self.crowding = network.cluster.crowding(world_size)
+        self.overhead = network.cluster.overhead
         self.mismatch: Mismatched | None = None
         self.states = [self._state(r, world_size, base_seed) for r in self.scheduler.ranks]
 
@@ -169,7 +171,7 @@ class World:
         self.note(rank.index)
         internals.use_groups(state.groups)
         os.environ._data = state.environ  # type: ignore[attr-defined]
-        torch.default_generator.set_state(state.torch_state)
+        _torch_random.set_state(state.torch_state)
         np.random.set_bit_generator(state.numpy_state)
         if self.measured:
             state.compute_since = _cpu_time()
@@ -180,7 +182,7 @@ class World:
     def remove(self, rank: VirtualRank) -> None:
         """``rank`` gives the baton away."""
         state = self.states[rank.index]
-        state.torch_state = torch.default_generator.get_state()
+        state.torch_state = _torch_random.get_state()
 
     def charge(self, state: RankState) -> None:
         """Put the compute time since the last call on the rank's clock, where it is measured."""
@@ -218,6 +220,8 @@ class World:
             self._maybe_lose(state)
         if self.scheduler.random is not None:
             self.scheduler.pause(rank)
+        if self.overhead:
+            self.compute(state, self.overhead, "other")
         part.posted = rank.clock
         if self.record:
             part.event = part.describe(learner_line(sys._getframe(1), self.learner_files))
@@ -230,6 +234,7 @@ class World:
         except Mismatched as found:
             self.mismatch = found
             self.scheduler.abort()
+        state.compute_since = _cpu_time() if self.measured else 0.0
 
     def _maybe_lose(self, state: RankState) -> None:
         state.communications += 1
@@ -252,6 +257,8 @@ class World:
     def settle(self, work: VirtualWork) -> None:
         """The operation is complete: forget the handle, fulfil its future."""
         state = self.states[work.part.rank.index]
+        if self.measured:
+            state.compute_since = _cpu_time()
         state.works.pop(id(work), None)
         if work.future is not None and not work.future.done():
             if work in state.expecting:

@@ -1,0 +1,196 @@
+"""Predictions of the virtual cluster beside published measurements; no row is tuned.
+
+Every input is the source's or the cluster description's (each number there has its own source).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch._dynamo  # imported by torch.optim: once here
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distlab.ranks import RankContext
+from distlab.virtual import load_cluster, run_virtual
+from distlab.virtual.collectives import collective_time
+from distlab.virtual.simulate import Answer, Plan, simulate
+
+from .common import Table
+
+# 8 H200, all-reduce bus bandwidth in GB/s by payload: stas00/ml-engineering,
+# network/benchmarks/results/all-reduce-8xH200.md (NCCL 2.27.7, 2026-08-04)
+H200 = {
+    2**20: 39.93,
+    2**22: 107.16,
+    2**24: 219.89,
+    2**26: 346.51,
+    2**28: 436.15,
+    2**30: 463.58,
+    2**34: 482.26,
+}
+H200_RING = 367.61  # the same at 16 GiB without the switch's own sums
+MEGATRON = {1: (1536, 16, 40), 2: (1920, 20, 54), 4: (2304, 24, 64), 8: (3072, 32, 72)}
+MEGATRON_EFFICIENCY = {1: 1.0, 2: 0.95, 4: 0.82, 8: 0.77}  # figure 5, model parallel
+MEGATRON_FLOPS = 39e12  # sustained by the baseline on one V100, section 5
+
+
+def bus_bandwidth() -> list[list[str]]:
+    """All-reduce on one DGX H200."""
+    cluster, group = load_cluster("dgx-h200"), tuple(range(8))
+    rows = []
+    for nbytes, published in H200.items():
+        got = 1.75 * nbytes / collective_time("all_reduce", nbytes, group, cluster) / 1e9
+        what = f"8×H200 all-reduce of {nbytes / 2**20:,.0f} MiB, bus bandwidth, GB/s"
+        rows.append(_row(what, published, got, "{:.0f}"))
+    ring = 1.75 * 2**34 / collective_time("all_reduce", 2**34, group, cluster, "ring") / 1e9
+    return [*rows, _row("the same, 16 GiB, ring only", H200_RING, ring, "{:.0f}")]
+
+
+def _answer(**fields: Any) -> list[Answer]:
+    return list(simulate(Plan(**fields)))
+
+
+def overlap_gain() -> list[str]:
+    """DDP with buckets against one all-reduce after backward, ResNet-50 on 32 V100."""
+    common = {"cluster": "ethernet-v100", "model": "resnet50", "gpus": (32,), "impl": "torch"}
+    (buckets,) = _answer(**common)
+    (whole,) = _answer(**common, bucket_mb=1e6)
+    gain = 1 - buckets.step / whole.step
+    what = "DDP's overlap, ResNet-50 on 32 V100, share of the step saved"
+    return _row(what, 0.38, gain, "{:.0%}")
+
+
+def large_batch() -> list[str]:
+    """ResNet-50 from 8 to 256 P100, 32 images each."""
+    eight, many = _answer(
+        cluster="bigbasin-p100",
+        model="resnet50",
+        gpus=(8, 256),
+        impl="torch",
+        collective="hierarchical",
+    )
+    efficiency = many.rate / eight.rate / 32
+    return _row("ResNet-50, 8 to 256 P100, efficiency", 0.90, efficiency, "{:.0%}")
+
+
+class _ToAll(torch.autograd.Function):
+    """Identity; the gradient is summed over the ranks (Megatron's f)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+class _FromAll(torch.autograd.Function):
+    """Sum over the ranks; the gradient passes (Megatron's g)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class _ShardedBlock(nn.Module):
+    """A transformer layer of which each of W ranks holds 1/W of the heads and of the MLP."""
+
+    def __init__(self, width: int, heads: int, ranks: int) -> None:
+        super().__init__()
+        self.heads = heads // ranks
+        part = width // heads * self.heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * part), nn.Linear(part, width)
+        self.up = nn.Linear(width, 4 * width // ranks)
+        self.down = nn.Linear(4 * width // ranks, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(_ToAll.apply(self.norms[0](x))).chunk(3, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + _FromAll.apply(self.out(mixed.transpose(1, 2).flatten(2)))
+        hidden = F.gelu(self.up(_ToAll.apply(self.norms[1](x))))
+        return x + _FromAll.apply(self.down(hidden))
+
+
+def _megatron_step(ctx: RankContext) -> tuple[float, float]:
+    """(seconds, FLOPs of all ranks) of forward and backward of batch 8, length 1024."""
+    import time
+
+    from distlab.virtual.world import entered
+
+    width, heads, layers = MEGATRON[ctx.world_size]
+    with torch.device("meta"):
+        blocks = [_ShardedBlock(width, heads, ctx.world_size).half() for _ in range(layers)]
+        x = torch.empty(8, 1024, width, dtype=torch.float16, requires_grad=True)
+    model = entered().mine.model
+    begun, before, y = time.perf_counter(), model.flops, x
+    for block in blocks:
+        y = block(y)
+    y.sum().backward()
+    return time.perf_counter() - begun, (model.flops - before) * ctx.world_size
+
+
+def megatron() -> list[list[str]]:
+    """Weak scaling of model parallelism inside one DGX-2H."""
+    base = load_cluster("dgx2h-v100")
+    gpu = dataclasses.replace(
+        base.gpu, flops={"float16": MEGATRON_FLOPS, "float32": MEGATRON_FLOPS}
+    )
+    cluster = dataclasses.replace(base, gpu=gpu)
+    rates = {}
+    for ranks in MEGATRON:
+        seconds, flops = run_virtual(
+            _megatron_step, ranks, cluster=cluster, compute="roofline", ledger=False, timeout=120
+        )[0]
+        rates[ranks] = flops / seconds / ranks
+    return [
+        _row(
+            f"Megatron-LM, {ranks}-way model parallel, weak scaling",
+            published,
+            rates[ranks] / rates[1],
+            "{:.0%}",
+        )
+        for ranks, published in MEGATRON_EFFICIENCY.items()
+        if ranks > 1
+    ]
+
+
+def _row(what: str, published: float, predicted: float, form: str) -> list[str]:
+    error = predicted / published - 1
+    return [what, form.format(published), form.format(predicted), f"{error:+.0%}"]
+
+
+SOURCES = (
+    "Sources: stas00/ml-engineering (all-reduce-8xH200.md); Li et al. 2020 (arXiv 2006.15704), "
+    "section 5.1, batch per GPU not stated, 32 taken; Goyal et al. 2017 (arXiv 1706.02677); "
+    "Shoeybi et al. 2019 (arXiv 1909.08053), table 1 and figure 5, with the 39 TFLOP/s of its "
+    "baseline as the compute rate. torchtitan's table needs FSDP, which this cluster can't "
+    "simulate yet."
+)
+
+
+def measure(repeats: int = 3) -> Table:
+    """All rows; the 256 GPUs take about a minute and are left out if ``repeats`` is 1."""
+    rows = [*bus_bandwidth(), overlap_gain(), *megatron()]
+    if repeats > 1:
+        rows.append(large_batch())
+    header = ["what", "published", "predicted", "error"]
+    return Table("Virtual clusters against published measurements", header, rows, SOURCES)
+
+
+if __name__ == "__main__":
+    print(measure().markdown())
