@@ -131,9 +131,8 @@ class Watch:
         self.selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Watch:
-        if sys.platform == "linux":  # what a rank's own children leave behind comes to this process
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self.children_before = _children()
+        become_subreaper()
+        self.children_before = children()
         self.folder = make_folder()
         try:
             problem = fork_problem()
@@ -293,7 +292,7 @@ class Watch:
             os.close(member.pipe)
             os.close(member.output_fd)
         self.selector.close()
-        for pid in _children() - self.children_before:  # forked by a rank, left to this process
+        for pid in children() - self.children_before:  # forked by a rank, left to this process
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -322,7 +321,13 @@ def _spawn(rank: int, world_size: int, *task: Any) -> subprocess.Popen[bytes]:
     return process
 
 
-def _children() -> set[int]:
+def become_subreaper() -> None:
+    """What the children of this process leave behind comes to this process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> set[int]:
     """The children of this process; empty where the system does not tell."""
     listing = f"/proc/self/task/{os.getpid()}/children"
     if not os.path.exists(listing):

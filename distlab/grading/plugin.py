@@ -64,7 +64,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "run" not in metafunc.fixturenames:
         return
     wanted = metafunc.config.stash[SESSION].tiers
-    metafunc.parametrize("tier", [tier for tier in marker.kwargs["tiers"] if tier in wanted])
+    tiers = [tier for tier in marker.kwargs["tiers"] if tier in wanted]
+    metafunc.parametrize("tier", tiers or ["none"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -77,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         exercise = exercise_of(item)
         return (order[exercise.id], TIERS.index(tier_of(item))) if exercise else (-1, 0)
 
-    items.sort(key=place)
+    items[:] = sorted((i for i in items if not i.name.endswith("[none]")), key=place)
     if wanted.exercises or wanted.checks:
         items[:] = [
             item
@@ -131,7 +132,8 @@ def _title(item: pytest.Item) -> str:
 def tier_of(item: pytest.Item) -> str:
     """The tier that a check runs on."""
     callspec = getattr(item, "callspec", None)
-    return str(callspec.params.get("tier", "gloo")) if callspec else "gloo"
+    found = callspec.params.get("tier") if callspec else None
+    return found if found in TIERS else "gloo"
 
 
 @pytest.fixture

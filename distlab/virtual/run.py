@@ -27,7 +27,7 @@ import torch
 from .. import rank_report
 from ..ledger import Log
 from ..rank_process import Pipe
-from ..rank_watch import Member
+from ..rank_watch import Member, become_subreaper, children
 from ..ranks import Options, RankFailure, RankResults
 from .child import Child, Settings
 from .cluster import Cluster, load_cluster
@@ -151,6 +151,8 @@ def _run_child(
     sys.stdout.flush()
     sys.stderr.flush()
     reap_children(block=False)
+    become_subreaper()
+    before = children()
     reading, writing = os.pipe()
     running = mmap.mmap(-1, mmap.PAGESIZE)  # who has the baton in which world, should the child die
     with tempfile.TemporaryFile() as spill:  # what bypasses sys.stdout
@@ -165,10 +167,7 @@ def _run_child(
             reports = _read_reports(reading, settings)
         finally:
             os.close(reading)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _end(pid, before)
         spill.seek(0)
         extra = spill.read(1 << 16).decode(errors="replace")
     results = []
@@ -179,11 +178,13 @@ def _run_child(
         members = [Member(rank, pid, -1, -1) for rank in range(world_size)]
         results.append(_results(report, members, options, extra))
     if len(results) < len(settings.world_sizes):
+        if pid not in _statuses:  # it was alive, and said nothing in time
+            _, _statuses[pid] = os.waitpid(pid, 0)
+            _ending.remove(pid)
         rank, place = memoryview(running).cast("i")[:2].tolist()
         members = [Member(rank, pid, -1, -1) for rank in range(settings.world_sizes[place])]
         members[rank].head += extra.encode()
-        _, members[rank].status = os.waitpid(pid, 0)
-        _ending.remove(pid)
+        members[rank].status = _statuses[pid]
         if os.WIFSIGNALED(members[rank].status) and reports.timed_out:
             raise rank_report.hang(members, {}, options)
         members[rank].closed = True
@@ -192,6 +193,38 @@ def _run_child(
 
 
 _ending: list[int] = []  # children that have reported: their exit need not be waited for at once
+_statuses: dict[int, int] = {}  # exit status of those that had to be waited for
+
+
+def _end(pid: int, before: set[int]) -> None:
+    """Kill the child; if it has forked, or died by itself, wait for it and for what it left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGSTOP)  # from here on it can't fork
+    left = _descendants(pid)
+    dead, status = os.waitpid(pid, os.WNOHANG)
+    for each in (pid, *left):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    if not dead and not left:
+        return
+    if not dead:
+        _, status = os.waitpid(pid, 0)
+    _ending.remove(pid)
+    _statuses[pid] = status
+    for each in children() - before - set(_ending):  # what it has left came to this process
+        with contextlib.suppress(OSError):
+            os.kill(each, signal.SIGKILL)
+            os.waitpid(each, 0)
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that ``pid`` and its children have started."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += [int(each) for each in file.read().split()]
+    return found + [below for each in list(found) for below in _descendants(each)]
 
 
 def reap_children(block: bool = True) -> None:

@@ -155,6 +155,7 @@ class World:
             _own_clock()
             _own_random()
             _no_cuda()
+            os.register_at_fork(after_in_child=_leave_world)  # a worker of the learner's
             for name in ("stdout", "__stdout__", "stderr", "__stderr__"):
                 setattr(sys, name, Output())
         _world = self
@@ -286,6 +287,11 @@ class World:
 _world: World | None = None
 
 
+def _leave_world() -> None:
+    global _world
+    _world = None
+
+
 def entered() -> World:
     """The world whose ranks run in this process."""
     assert _world is not None
@@ -293,8 +299,10 @@ def entered() -> World:
 
 
 def current() -> RankState | None:
-    """The state of the rank whose thread this is; None on a thread that is no rank."""
-    world = entered()
+    """The state of the rank whose thread this is; None on a thread or process that is no rank."""
+    world = _world
+    if world is None:
+        return None
     rank = getattr(world.scheduler.local, "rank", None)
     return None if rank is None else world.states[rank.index]
 

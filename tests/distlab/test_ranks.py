@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from distlab.ranks import RankContext, RankFailure, run_ranks
+from distlab.virtual import reap_children
 
 HERE = (__file__,)
 
@@ -181,6 +182,7 @@ def test_nothing_is_left_running() -> None:
     pids = [pid for pair in run_ranks(forks, 2, process_group=False) for pid in pair]
     failure_of(hangs, 2, timeout=0.5, process_group=False)
     time.sleep(0.1)
+    reap_children()  # of virtual runs before
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     assert not children

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distlab.ranks import RankContext, RankFailure
-from distlab.virtual import run_virtual, run_worlds
+from distlab.virtual import reap_children, run_virtual, run_worlds
 
 HERE = (__file__,)
 ANY_ORDER = [None, 0, 7]
@@ -371,15 +372,25 @@ def test_nothing_is_left_running() -> None:
     def body(ctx: RankContext) -> int:
         return os.getpid()
 
-    pid = run_virtual(body, 2)[0]
-    for _ in range(100):
-        try:
+    def forks(ctx: RankContext) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            time.sleep(1000)
+        return pid
+
+    def dies(ctx: RankContext) -> None:
+        forks(ctx)
+        os._exit(1)
+
+    pids = [*run_virtual(body, 2), *run_virtual(forks, 2)]
+    failure_of(dies, 2)
+    reap_children()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        run_virtual(body, 1)  # collects the children that have ended
-        time.sleep(0.05)
-    pytest.fail("the child is still there")
+    left = Path(f"/proc/self/task/{os.getpid()}/children")
+    assert not left.exists() or not left.read_text().split()
 
 
 def test_bad_counts() -> None:

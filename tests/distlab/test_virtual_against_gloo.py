@@ -36,8 +36,20 @@ def gloo_lacks_alltoall() -> bool:
     return False
 
 
+def gloo_only_sums() -> bool:
+    """Old versions of torch: reduce-scatter over gloo sums, whatever it is asked for."""
+
+    def body(ctx: RankContext) -> float:
+        out = torch.empty(1)
+        dist.reduce_scatter_tensor(out, torch.ones(2), dist.ReduceOp.MAX)
+        return out.item()
+
+    return run_ranks(body, 2)[0] != 1.0
+
+
 if gloo_lacks_alltoall():
     OPERATORS.remove("all_to_all")
+SCATTERED = REDUCTIONS[:1] if gloo_only_sums() else REDUCTIONS
 
 
 def values(r: random.Random, rank: int, n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -50,6 +62,8 @@ def step(r: random.Random, name: str, rank: int, ranks: list[int], group) -> lis
     """One operator with random arguments; returns what this rank has afterwards."""
     w, n = len(ranks), r.choice([1, 2, 5, 16])
     dtype, op, root = r.choice(DTYPES), r.choice(REDUCTIONS), r.choice(ranks)
+    if name.startswith("reduce_scatter"):
+        op = r.choice(SCATTERED)
     place, later = ranks.index(rank), r.random() < 0.5
     mine = values(r, rank, n * w, dtype)
     chunks = list(mine.clone().chunk(w))
