@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # torch.optim imports it: once here, not in every run
 import yaml
 from rich.console import Console
 from rich.progress import Progress

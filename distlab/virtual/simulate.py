@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+import torch._dynamo  # torch.optim imports it, and can't inside a dispatch mode
 import torch.nn.functional as F
 from torch import Tensor, nn
 
