@@ -1,7 +1,8 @@
 """Make the README's pictures from real runs: ``python scripts/pictures.py``.
 
 ``docs/report.svg`` is the report of a learner who has written 1.1 to 1.4 and sums the gradients
-where they are to be averaged; ``docs/timeline.png`` is what ``distlab trace 1.5`` draws.
+where they are to be averaged; ``docs/timeline.png`` is what ``distlab trace 1.5`` draws;
+``docs/scaling.png`` is what ``distlab simulate`` draws for up to 256 GPUs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN = {"data_loader": ("1.1", "1.2"), "trainer": ("1.3", "1.4"), "collectives": ()}
+SIMULATED = "--cluster p4d-a100 --model resnet50 --impl torch --gpus".split()
+SIMULATED += [str(2**k) for k in range(9)]
 MUTANT = "average-summed"
 LEFT_OUT = (".git", ".venv", ".distlab", "__pycache__", "*.egg-info", "notebooks", "docs")
 
@@ -49,7 +52,7 @@ def learner_file(name: str, written: tuple[str, ...]) -> str:
 
 
 def main() -> None:
-    """Write both pictures to docs/."""
+    """Write the pictures to docs/."""
     sys.path.insert(0, str(ROOT))
     docs = ROOT / "docs"
     docs.mkdir(exist_ok=True)
@@ -64,6 +67,9 @@ def main() -> None:
         trace = [sys.executable, "-m", "distlab", "trace", "1.5", "--impl", "solutions"]
         subprocess.run([*trace, "--out", folder], cwd=course, check=True)
         shutil.copy(Path(folder) / "trace-1.5.png", docs / "timeline.png")
+        simulate = [sys.executable, "-m", "distlab", "simulate", *SIMULATED, "--out", folder]
+        subprocess.run(simulate, cwd=course, check=True)
+        shutil.copy(Path(folder) / "resnet50-ddp-torch-p4d-a100.png", docs / "scaling.png")
 
 
 if __name__ == "__main__":
