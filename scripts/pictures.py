@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN = {"data_loader": ("1.1", "1.2"), "trainer": ("1.3", "1.4"), "collectives": ()}
-SIMULATED = "--cluster p4d-a100 --model resnet50 --impl torch --gpus".split()
+SIMULATED = ["--cluster", "p4d-a100", "--model", "resnet50", "--impl", "torch", "--gpus"]
 SIMULATED += [str(2**k) for k in range(9)]
 MUTANT = "average-summed"
 LEFT_OUT = (".git", ".venv", ".distlab", "__pycache__", "*.egg-info", "notebooks", "docs")
