@@ -150,7 +150,6 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
 
 def _scenario(exercise: Exercise) -> Any:
     """The function marked ``@trace(id)`` in the exercise's check files."""
-    sys.path.insert(0, str(root()))
     for path in sorted(root().glob(exercise.checks_glob)):
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
@@ -247,6 +246,7 @@ def run(options: argparse.Namespace, out: Console) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry of the ``distlab`` command: 0 done, 1 not in order, 2 a wrong call."""
     options = _parser().parse_args(argv)
+    sys.path.insert(0, str(root()))  # the solutions, also for the installed command
     try:
         return run(options, console())
     except (ValueError, OSError) as error:

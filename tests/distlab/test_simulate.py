@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,16 @@ def test_command_writes_table_and_pictures(tmp_path: Path, capsys) -> None:
     assert data["rows"][1]["step"] == float(rows[1]["step"])
     for end in (".png", "-timeline.png"):
         assert (out / f"mlp-ddp-solutions-laptop{end}").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
+    command = shutil.which("distlab", path=str(Path(sys.executable).parent))
+    if command is None:
+        pytest.skip("needs the course installed in this environment")
+    arguments = ["simulate", "--model", "mlp", "--gpus", "2", "--out", str(tmp_path)]
+    done = subprocess.run([command, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "efficiency" in done.stdout
 
 
 @pytest.mark.parametrize(
