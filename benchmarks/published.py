@@ -130,7 +130,7 @@ def _megatron_step(ctx: RankContext) -> tuple[float, float]:
     """(seconds, FLOPs of all ranks) of forward and backward of batch 8, length 1024."""
     import time
 
-    from distlab.virtual.world import entered
+    from distlab.virtual.isolation import entered
 
     width, heads, layers = MEGATRON[ctx.world_size]
     with torch.device("meta"):

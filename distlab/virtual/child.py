@@ -28,8 +28,9 @@ from ..ranks import RankContext
 from . import internals
 from .cluster import Cluster, Network
 from .compute import ComputeModel
+from .isolation import enter, entered
 from .scheduler import VirtualRank
-from .world import RankLost, RankState, World, entered
+from .world import RankLost, RankState, World
 
 STACK = 16 << 20  # bytes of (virtual) stack per rank
 
@@ -107,7 +108,7 @@ class Child:
                 patience=settings.patience,
                 note=self._note,
             )
-            world.enter()
+            enter(world)
             world.scheduler.run(lambda rank, w=world: self._body(w, rank), STACK)
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values

@@ -8,8 +8,7 @@ collectives, DistributedDataParallel), old and new names.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,103 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from .transport import COMBINE, Part
+from .moves import COMBINE
+from .transport import Part
+from .work import VirtualWork
 
 if TYPE_CHECKING:
     from .world import World
-
-
-class RankFuture(torch.futures.Future[Any]):
-    """A future of an operation in flight: waiting for it hands the baton on."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self.world = world
-
-    def wait(self) -> Any:
-        """The value, once the operation is complete."""
-        self.world.fulfil(self)
-        return super().wait()
-
-    def then(self, callback: Callable[[Any], Any]) -> RankFuture:
-        """The future of ``callback(self)``."""
-        after = RankFuture(self.world)
-
-        def call(done: torch.futures.Future[Any]) -> None:
-            try:
-                after.set_result(callback(done))
-            except Exception as error:
-                after.set_exception(error)
-
-        self.add_done_callback(call)
-        return after
-
-
-class VirtualWork(dist.Work):
-    """Handle of an operation in flight."""
-
-    def __init__(self, world: World, part: Part, outputs: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.world, self.part, self.outputs = world, part, outputs
-        self.future: RankFuture | None = None
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block this rank until the operation is complete; its clock moves to that moment."""
-        part = self.part
-        if self.world.measured:
-            self.world.charge(self.world.states[part.rank.index])
-        self.world.scheduler.wait(part.rank, part)
-        self._done()
-        return True
-
-    def _done(self) -> None:
-        self.part.acknowledge()
-        self.world.settle(self)
-
-    def is_completed(self) -> bool:
-        """Whether it is complete by now."""
-        done = self.world.scheduler.poll(self.part.rank, self.part)
-        if done:
-            self._done()
-        return done
-
-    def is_success(self) -> bool:
-        """An operation either succeeds or ends the run."""
-        return self.part.done
-
-    def exception(self) -> None:
-        """Failures end the run; none is kept in the handle."""
-
-    def synchronize(self) -> None:
-        """Virtual ranks have one stream: the same as waiting."""
-        self.wait()
-
-    def block_current_stream(self) -> None:
-        """Virtual ranks have one stream: the same as waiting."""
-        self.wait()
-
-    def result(self) -> list[Tensor]:
-        """The tensors that were written."""
-        return list(self.outputs)
-
-    def source_rank(self) -> int:
-        """The global rank that a message came from."""
-        return self.part.peer if self.part.peer is not None else -1
-
-    _source_rank = source_rank
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """A future with the outputs.
-
-        It is fulfilled on this rank's own thread. C++ code that waits for it at the end of backward
-        (DistributedDataParallel) would block the baton, so backward itself waits first.
-        """
-        if self.future is None:
-            self.future = RankFuture(self.world)
-            self.world.expect(self)
-            if torch._C._current_graph_task_id() != -1:
-                torch.autograd.Variable._execution_engine.queue_callback(self.wait)
-        return self.future
 
 
 def _many(tensors: Any) -> list[Tensor]:

@@ -60,6 +60,11 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def at_end_of_backward(call: Callable[[], object]) -> None:
+    """Let autograd call this when the running backward is done, before what is queued later."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
 class Unseen:
     """A context without dispatch modes: the transport moves data, the rank does not compute."""
 

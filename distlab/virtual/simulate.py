@@ -28,9 +28,9 @@ from ..grading.implementation import Implementation, find_source
 from ..ranks import RankContext
 from ..timeline import Span, covered, spans_of
 from .cluster import Cluster, load_cluster
+from .isolation import entered
 from .models import ModelSpec, model_spec
 from .run import VirtualResults, run_virtual
-from .world import entered
 
 TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
 IMPLS = ("solutions", "mine", "torch")

@@ -1,19 +1,16 @@
 """What each virtual rank believes to be its own: groups, random state, environment, clock, output.
 
 Only one rank runs at a time, so global state can be exchanged when the baton changes hands:
-``install`` puts a rank's own in place, ``remove`` takes it away again. Clocks and standard output
-are read and written all the time; they ask for the current rank instead.
+``install`` puts a rank's own in place, ``remove`` takes it away again. What is asked for all the
+time, clocks and standard output, looks up the current rank instead (``isolation.py``).
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import random
 import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,14 +24,13 @@ from ..lines import learner_line
 from ..rank_report import source_line
 from . import internals
 from .cluster import Network
-from .group import VirtualGroup, VirtualWork
+from .group import VirtualGroup
+from .isolation import cpu_time
 from .scheduler import Scheduler, VirtualRank
 from .transport import Exchange, Mismatched, Part
+from .work import VirtualWork
 
-_cpu_time = time.thread_time  # what compute is measured with; ranks get their own, see below
 _torch_random = torch.default_generator
-KEPT_OUTPUT = 64 * 1024
-READ_CLOCK = 5e-8  # virtual seconds that reading the time takes, so that a loop until a time ends
 
 
 class RankLost(Exception):
@@ -141,24 +137,12 @@ class World:
             random=random.Random(own_seed),
         )
 
-    def _create_group(self, options: Any) -> VirtualGroup:
+    def create_group(self, options: Any) -> VirtualGroup:
+        """What ``new_group`` makes on the calling rank."""
         ranks = tuple(options.global_ranks_in_group) or tuple(range(len(self.states)))
         key = options.group_id, ranks
         channel = self.channels.setdefault(key, Channel(options.group_id))
         return VirtualGroup(self, ranks, channel, options.group_rank)
-
-    def enter(self) -> None:
-        """Make this the process's world: its ranks are those that clocks, output … ask for."""
-        global _world
-        if _world is None:
-            internals.register(lambda options, _: entered()._create_group(options))
-            _own_clock()
-            _own_random()
-            _no_cuda()
-            os.register_at_fork(after_in_child=_leave_world)  # a worker of the learner's
-            for name in ("stdout", "__stdout__", "stderr", "__stderr__"):
-                setattr(sys, name, Output())
-        _world = self
 
     @property
     def mine(self) -> RankState:
@@ -175,7 +159,7 @@ class World:
         _torch_random.set_state(state.torch_state)
         np.random.set_bit_generator(state.numpy_state)
         if self.measured:
-            state.compute_since = _cpu_time()
+            state.compute_since = cpu_time()
         if state.expecting:
             for work in [w for w in state.expecting if w.part.done]:
                 self.settle(work)
@@ -188,7 +172,7 @@ class World:
     def charge(self, state: RankState) -> None:
         """Put the compute time since the last call on the rank's clock, where it is measured."""
         if self.measured:
-            now = _cpu_time()
+            now = cpu_time()
             self.compute(state, now - state.compute_since)
             state.compute_since = now
 
@@ -235,7 +219,7 @@ class World:
         except Mismatched as found:
             self.mismatch = found
             self.scheduler.abort()
-        state.compute_since = _cpu_time() if self.measured else 0.0
+        state.compute_since = cpu_time() if self.measured else 0.0
 
     def _maybe_lose(self, state: RankState) -> None:
         state.communications += 1
@@ -259,7 +243,7 @@ class World:
         """The operation is complete: forget the handle, fulfil its future."""
         state = self.states[work.part.rank.index]
         if self.measured:
-            state.compute_since = _cpu_time()
+            state.compute_since = cpu_time()
         state.works.pop(id(work), None)
         if work.future is not None and not work.future.done():
             if work in state.expecting:
@@ -282,119 +266,3 @@ class World:
                 rank=state.rank.index,
                 line=source_line(event.line),
             )
-
-
-_world: World | None = None
-
-
-def _leave_world() -> None:
-    global _world
-    _world = None
-
-
-def entered() -> World:
-    """The world whose ranks run in this process."""
-    assert _world is not None
-    return _world
-
-
-def current() -> RankState | None:
-    """The state of the rank whose thread this is; None on a thread or process that is no rank."""
-    world = _world
-    if world is None:
-        return None
-    rank = getattr(world.scheduler.local, "rank", None)
-    return None if rank is None else world.states[rank.index]
-
-
-class Output(io.TextIOBase):
-    """Standard output: each rank's goes to its own place."""
-
-    def write(self, text: str) -> int:
-        """Keep what the current rank prints, up to a limit."""
-        state = current()
-        if state is not None and state.printed < KEPT_OUTPUT:
-            state.output.append(text[:KEPT_OUTPUT])
-            state.printed += len(text)
-        return len(text)
-
-    def isatty(self) -> bool:
-        """A rank has no terminal."""
-        return False
-
-    def fileno(self) -> int:
-        """There is no file behind it."""
-        raise io.UnsupportedOperation("a virtual rank's output has no file")
-
-
-def _own_clock() -> None:
-    """``time`` tells a rank its virtual time; ``sleep`` takes none of ours."""
-    real_sleep = time.sleep
-
-    def reader(real: Callable[[], Any], scale: float, offset: float = 0.0) -> Callable[[], Any]:
-        def now() -> Any:
-            state = current()
-            if state is None:
-                return real()
-            entered().charge(state)
-            state.rank.clock += READ_CLOCK
-            return type(real())((state.rank.clock + offset) * scale)
-
-        return now
-
-    def sleep(seconds: float) -> None:
-        state = current()
-        if state is None:
-            real_sleep(seconds)
-            return
-        if seconds < 0:
-            raise ValueError("sleep length must be non-negative")
-        world = entered()
-        world.charge(state)
-        world.compute(state, seconds, "sleep")
-        if state.rank.clock > world.patience:
-            world.scheduler.abort()
-        world.scheduler.pause(state.rank, always=True)
-
-    today = time.time()
-    for name in ("perf_counter", "monotonic", "process_time", "thread_time", "time"):
-        offset = today if name == "time" else 0.0
-        setattr(time, name, reader(getattr(time, name), 1.0, offset))
-        setattr(time, name + "_ns", reader(getattr(time, name + "_ns"), 1e9, offset))
-    time.sleep = sleep
-
-
-def _own_random() -> None:
-    """The functions of ``random`` use the current rank's generator."""
-
-    def of_rank(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            state = current()
-            method = original if state is None else getattr(state.random, name)
-            return method(*args, **kwargs)
-
-        return call
-
-    for name in random.__all__:
-        original = getattr(random, name)
-        if getattr(original, "__self__", None) is random._inst:  # type: ignore[attr-defined]
-            setattr(random, name, of_rank(name, original))
-
-
-def _no_cuda() -> None:
-    """A virtual rank has no GPU of this machine; its own 'current device' is kept per thread."""
-    device = threading.local()
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError(
-            "a virtual rank can't use this machine's GPU: put tensors on the device that the "
-            "function was given"
-        )
-
-    torch.cuda.is_available = lambda: False
-    torch.cuda.device_count = lambda: 0
-    torch.cuda._lazy_init = refuse
-    torch.cuda.current_device = lambda: getattr(device, "index", 0)
-    torch.cuda.set_device = lambda index: setattr(
-        device, "index", torch.device("cuda", index).index
-    )

@@ -1,0 +1,156 @@
+"""What ranks of one process ask for all the time: each gets its own clock, output and randomness.
+
+The functions of ``time`` and ``random`` and the standard streams are replaced once in the child
+process, and look up whose thread calls them. Who is no rank gets the real ones.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import internals
+
+if TYPE_CHECKING:
+    from .world import RankState, World
+
+KEPT_OUTPUT = 64 * 1024
+READ_CLOCK = 5e-8  # virtual seconds that reading the time takes, so that a loop until a time ends
+cpu_time = time.thread_time  # the real one
+
+_world: World | None = None
+
+
+def enter(world: World) -> None:
+    """Make ``world`` the process's: its ranks are those that clocks, output … ask for."""
+    global _world
+    if _world is None:
+        internals.register(lambda options, _: entered().create_group(options))
+        _own_clock()
+        _own_random()
+        _no_cuda()
+        os.register_at_fork(after_in_child=_leave_world)  # a worker of the learner's
+        for name in ("stdout", "__stdout__", "stderr", "__stderr__"):
+            setattr(sys, name, Output())
+    _world = world
+
+
+def _leave_world() -> None:
+    global _world
+    _world = None
+
+
+def entered() -> World:
+    """The world whose ranks run in this process."""
+    assert _world is not None
+    return _world
+
+
+def current() -> RankState | None:
+    """The state of the rank whose thread this is; None on a thread or process that is no rank."""
+    world = _world
+    if world is None:
+        return None
+    rank = getattr(world.scheduler.local, "rank", None)
+    return None if rank is None else world.states[rank.index]
+
+
+class Output(io.TextIOBase):
+    """Standard output: each rank's goes to its own place."""
+
+    def write(self, text: str) -> int:
+        """Keep what the current rank prints, up to a limit."""
+        state = current()
+        if state is not None and state.printed < KEPT_OUTPUT:
+            state.output.append(text[:KEPT_OUTPUT])
+            state.printed += len(text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        """A rank has no terminal."""
+        return False
+
+    def fileno(self) -> int:
+        """There is no file behind it."""
+        raise io.UnsupportedOperation("a virtual rank's output has no file")
+
+
+def _own_clock() -> None:
+    """``time`` tells a rank its virtual time; ``sleep`` takes none of ours."""
+    real_sleep = time.sleep
+
+    def reader(real: Callable[[], Any], scale: float, offset: float = 0.0) -> Callable[[], Any]:
+        def now() -> Any:
+            state = current()
+            if state is None:
+                return real()
+            entered().charge(state)
+            state.rank.clock += READ_CLOCK
+            return type(real())((state.rank.clock + offset) * scale)
+
+        return now
+
+    def sleep(seconds: float) -> None:
+        state = current()
+        if state is None:
+            real_sleep(seconds)
+            return
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        world = entered()
+        world.charge(state)
+        world.compute(state, seconds, "sleep")
+        if state.rank.clock > world.patience:
+            world.scheduler.abort()
+        world.scheduler.pause(state.rank, always=True)
+
+    today = time.time()
+    for name in ("perf_counter", "monotonic", "process_time", "thread_time", "time"):
+        offset = today if name == "time" else 0.0
+        setattr(time, name, reader(getattr(time, name), 1.0, offset))
+        setattr(time, name + "_ns", reader(getattr(time, name + "_ns"), 1e9, offset))
+    time.sleep = sleep
+
+
+def _own_random() -> None:
+    """The functions of ``random`` use the current rank's generator."""
+
+    def of_rank(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            state = current()
+            method = original if state is None else getattr(state.random, name)
+            return method(*args, **kwargs)
+
+        return call
+
+    for name in random.__all__:
+        original = getattr(random, name)
+        if getattr(original, "__self__", None) is random._inst:  # type: ignore[attr-defined]
+            setattr(random, name, of_rank(name, original))
+
+
+def _no_cuda() -> None:
+    """A virtual rank has no GPU of this machine; its own 'current device' is kept per thread."""
+    device = threading.local()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            "a virtual rank can't use this machine's GPU: put tensors on the device that the "
+            "function was given"
+        )
+
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
+    torch.cuda._lazy_init = refuse
+    torch.cuda.current_device = lambda: getattr(device, "index", 0)
+    torch.cuda.set_device = lambda index: setattr(
+        device, "index", torch.device("cuda", index).index
+    )
