@@ -176,7 +176,7 @@ def _run_child(
     )
     for world_size, report in zip(settings.world_sizes, reports, strict=False):
         members = [Member(rank, pid, -1, -1) for rank in range(world_size)]
-        results.append(_results(report, members, options, extra))
+        results.append(_results(report, members, options, extra, settings.seed))
     if len(results) < len(settings.world_sizes):
         if pid not in _statuses:  # it was alive, and said nothing in time
             _, _statuses[pid] = os.waitpid(pid, 0)
@@ -268,7 +268,9 @@ def _read_reports(fd: int, settings: Settings) -> _Reports:
     return reports
 
 
-def _results(frames: Frames, members: list[Member], options: Options, extra: str) -> VirtualResults:
+def _results(
+    frames: Frames, members: list[Member], options: Options, extra: str, first_seed: int | None
+) -> VirtualResults:
     values: list[Any] = [None] * len(members)
     summary: dict[str, Any] = {}
     for kind, content in frames:
@@ -285,6 +287,8 @@ def _results(frames: Frames, members: list[Member], options: Options, extra: str
         _raise_if_failed(summary, members, options)
     except RankFailure as failure:
         failure.interleaving = summary.get("seed")
+        if failure.interleaving != first_seed:
+            failure.message += "\n(not in every order of the ranks: other interleavings went well)"
         raise
     return VirtualResults(values, [m.log() for m in members], [m.output for m in members], summary)
 
