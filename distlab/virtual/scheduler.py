@@ -111,7 +111,7 @@ class Scheduler:
                     target=self._main, args=(rank, body), name=f"rank{rank.index}", daemon=True
                 )
                 rank.thread.start()
-                self._make_ready(rank)
+                self.make_ready(rank)
         finally:
             threading.stack_size(before)
         self._next().baton.release()
@@ -160,7 +160,7 @@ class Scheduler:
         """``transfer`` was delivered: who waits for it can go on."""
         for rank in transfer.waiters:
             if rank is not self.running:
-                self._make_ready(rank)
+                self.make_ready(rank)
         transfer.waiters = []
 
     def sleep(self, rank: VirtualRank, waiting: Any) -> None:
@@ -173,10 +173,6 @@ class Scheduler:
         """End the run now; the calling thread does not go on."""
         self.over.set()
         self.me.baton.acquire()
-
-    def make_ready(self, rank: VirtualRank) -> None:
-        """Let a rank that sleeps go on."""
-        self._make_ready(rank)
 
     def poll(self, rank: VirtualRank, part: Any) -> bool:
         """Whether ``part`` is complete by now; asking costs a microsecond and lets others run."""
@@ -195,7 +191,7 @@ class Scheduler:
     def pause(self, rank: VirtualRank, always: bool = False) -> None:
         """A point where another rank may run first."""
         if always or (self.random is not None and self.random.random() < SWAP_ODDS):
-            self._make_ready(rank)
+            self.make_ready(rank)
             self._leave(rank)
 
     # -- the baton ------------------------------------------------------------------------------
@@ -259,7 +255,8 @@ class Scheduler:
         items[place], items[-1] = items[-1], items[place]
         return items.pop()
 
-    def _make_ready(self, rank: VirtualRank) -> None:
+    def make_ready(self, rank: VirtualRank) -> None:
+        """Let a rank that waits or sleeps go on."""
         if self.random is None:
             heapq.heappush(self._ready, (rank.clock, self._next_order(), rank))
         else:
