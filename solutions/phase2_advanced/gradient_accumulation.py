@@ -1,0 +1,174 @@
+"""Gradient accumulation: one optimizer step and one reduction for several micro-batches.
+
+A batch that does not fit into memory is cut into micro-batches; their gradients add up in
+``p.grad`` until the optimizer steps once. For a window of micro-batches whose losses are means over
+n_1 … n_m tokens, the gradient of the whole batch is
+
+    g = Σ_i n_i·g_i / Σ_i n_i      (g_i: gradient of micro-batch i's own mean)
+
+so the mean of the means is right only if all n_i are equal. Dividing each *sum* of losses by the
+total before its backward gives g without any of them being known in advance, and with W ranks the
+total is that of all ranks.
+
+Per optimizer step and rank, with P bytes of trainable parameters and m micro-batches: a ring
+all-reduce sends 2(W-1)/W·P bytes once, whatever m; a reduction after every micro-batch would send m
+times that. Activations of one micro-batch are alive at a time. The norm for clipping is that of the
+reduced, unscaled gradient: it is the same on all ranks, so clipping costs no communication.
+Sources: Goyal et al. 2017 (arXiv 1706.02677), section 2.3 (what the mean must be over); Pascanu et
+al. 2013 (arXiv 1211.5063), section 3.2 (clipping by the global norm); Micikevicius et al. 2018
+(arXiv 1710.03740), section 3.2 (unscale before clipping).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Group = dist.ProcessGroup | None
+T = TypeVar("T")
+MicroBatch = tuple[Tensor, Tensor]  # inputs; targets (n,) int64, IGNORED where there is none
+IGNORED = -100
+
+
+def windows(micro_batches: Iterable[T], steps: int) -> Iterator[list[T]]:
+    """Cut a stream of micro-batches into lists of ``steps``, one per optimizer step.
+
+    The last list is shorter if they don't divide; none is empty and none is lost. Lazy: reads no
+    micro-batch beyond the list that it gives. Raises ValueError, before reading, if ``steps`` < 1.
+    """
+    # --- exercise 2.1: start
+    # Step 1: refuse a bad number of steps when called, not at the first window
+    # Step 2: take up to `steps` micro-batches at a time until there are none
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    source = iter(micro_batches)
+    return iter(lambda: list(islice(source, steps)), [])
+    # --- exercise 2.1: end
+
+
+def accumulate(model: nn.Module, window: Iterable[MicroBatch], total: float) -> float:
+    """Add the gradient of (sum of the window's losses) / ``total`` to every ``p.grad``.
+
+    ``model(inputs)`` gives logits (n, classes); the loss of a target is its cross-entropy, targets
+    that equal IGNORED have none. Gradients that are there already stay in the sum. A micro-batch
+    without any counted target adds nothing. Returns the sum of the losses (not divided).
+
+    The activations of one micro-batch are freed before the next one runs.
+    """
+    # --- exercise 2.1: start
+    # Step 3: the sum of a micro-batch's losses over the total of the window: no mean of its own
+    # Step 4: backward at once, so that its activations can go; autograd adds to p.grad
+    loss_sum = 0.0
+    for inputs, targets in window:
+        loss = F.cross_entropy(model(inputs), targets, ignore_index=IGNORED, reduction="sum")
+        (loss / total).backward()
+        loss_sum += loss.item()
+    return loss_sum
+    # --- exercise 2.1: end
+
+
+def accumulate_and_reduce(
+    model: nn.Module,
+    window: Sequence[MicroBatch],
+    *,
+    loss_scale: float = 1.0,
+    group: Group = None,
+) -> tuple[float, int]:
+    """Leave ``loss_scale`` times the gradient of the global mean loss in every rank's ``p.grad``.
+
+    The mean is over the counted targets of all micro-batches of all ranks of ``group``; ranks may
+    have different numbers of micro-batches, some none. Gradients from before are forgotten. A
+    trainable parameter without gradient counts as zero; frozen ones are neither sent nor changed,
+    tied ones are sent once. Returns (global mean loss, number of counted targets), the same on
+    every rank; (0.0, 0) and zero gradients if no rank has a target.
+
+    Cost per rank: one all-reduce of the trainable parameters' bytes, and two of single numbers,
+    whatever the number of micro-batches.
+    """
+    # --- exercise 2.2: start
+    # Step 1: all ranks need the global number of counted targets before the first backward
+    # Step 2: accumulate locally: nothing is sent between micro-batches
+    # Step 3: one all-reduce of all gradients of a dtype together, missing ones as zeros; the sum is
+    #         the mean already, because every loss was divided by the global number
+    # Step 4: sum the losses over the ranks for the return value
+    trainable = [p for p in dict.fromkeys(model.parameters()) if p.requires_grad]
+    device = trainable[0].device
+    for p in trainable:
+        p.grad = None
+    count = torch.tensor(sum(int((targets != IGNORED).sum()) for _, targets in window))
+    count = count.to(device)
+    dist.all_reduce(count, group=group)
+    total = int(count)
+    loss_sum = accumulate(model, window, max(total, 1) / loss_scale)
+    for dtype in dict.fromkeys(p.dtype for p in trainable):
+        bucket = [p for p in trainable if p.dtype == dtype]
+        flat = torch.cat(
+            [(p.new_zeros(p.shape) if p.grad is None else p.grad).flatten() for p in bucket]
+        )
+        dist.all_reduce(flat, group=group)
+        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.grad = part.view(p.shape)
+    losses = torch.tensor(loss_sum, dtype=torch.float64, device=device)
+    dist.all_reduce(losses, group=group)
+    return losses.item() / max(total, 1), total
+    # --- exercise 2.2: end
+
+
+def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale all gradients by one factor so that their joint 2-norm is at most ``max_norm``.
+
+    Returns the norm before. In place; gradients within the limit are not touched, a tied parameter
+    counts once, one without gradient not at all. A norm that is not finite changes nothing: the
+    caller decides. No communication. Raises ValueError if ``max_norm`` is not positive.
+    """
+    # --- exercise 2.3: start
+    # Step 1: the norm of all gradients together, in float64, as if they were one vector
+    # Step 2: one factor for all, and only if the norm is beyond the limit
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be positive, got {max_norm}")
+    gradients = [p.grad for p in dict.fromkeys(parameters) if p.grad is not None]
+    squares = [torch.linalg.vector_norm(g, dtype=torch.float64) ** 2 for g in gradients]
+    norm = float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+    if max_norm < norm < float("inf"):
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
+    return norm
+    # --- exercise 2.3: end
+
+
+def train_window(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    window: Sequence[MicroBatch],
+    *,
+    max_norm: float | None = None,
+    loss_scale: float = 1.0,
+    group: Group = None,
+) -> tuple[float, float]:
+    """One optimizer step from a window of micro-batches, clipped by the global norm.
+
+    Equals the step of one process on all targets of all ranks. ``max_norm``: limit of the true
+    (unscaled) gradient's norm, None for no clipping. ``loss_scale`` keeps small gradients from
+    vanishing in 16 bits; it cancels. Returns (global mean loss, norm before clipping), the same on
+    every rank. Without any target on any rank nothing is stepped; returns (0.0, 0.0).
+    """
+    # --- exercise 2.3: start
+    # Step 3: reduce first (exercise 2.2), then unscale, then clip, then step: a local or a scaled
+    #         gradient has another norm, and each rank would clip differently
+    loss, total = accumulate_and_reduce(model, window, loss_scale=loss_scale, group=group)
+    if not total:
+        return 0.0, 0.0
+    trainable = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
+    if loss_scale != 1.0:
+        for p in trainable:
+            p.grad.div_(loss_scale)  # type: ignore[union-attr]
+    norm = clip_by_global_norm(trainable, float("inf") if max_norm is None else max_norm)
+    optimizer.step()
+    return loss, norm
+    # --- exercise 2.3: end

@@ -1,0 +1,91 @@
+# for: 2.1, 2.2, 2.3
+"""Written differently: a generator of windows, weighted means, one vector of gradients."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+IGNORED = -100
+
+
+def windows(micro_batches, steps):
+    if steps <= 0:
+        raise ValueError(f"a window needs at least one micro-batch, not {steps}")
+
+    def cut():
+        window = []
+        for each in micro_batches:
+            window.append(each)
+            if len(window) == steps:
+                yield window
+                window = []
+        if window:
+            yield window
+
+    return cut()
+
+
+def accumulate(model, window, total):
+    losses = 0.0
+    for inputs, targets in window:
+        keep = targets != IGNORED
+        if not keep.any():
+            continue
+        mean = F.cross_entropy(model(inputs)[keep], targets[keep])
+        share = int(keep.sum())
+        (mean * (share / total)).backward()
+        losses += float(mean) * share
+    return losses
+
+
+def accumulate_and_reduce(model, window, *, loss_scale=1.0, group=None):
+    model.zero_grad(set_to_none=True)
+    facts = torch.tensor([0.0], dtype=torch.float64)
+    for _, targets in window:
+        facts += (targets != IGNORED).sum()
+    dist.all_reduce(facts, group=group)
+    total = int(facts)
+    losses = accumulate(model, window, (total or 1) / loss_scale)
+    grads = []
+    for p in model.parameters():
+        if p.requires_grad:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            grads.append(p.grad)
+    flat = parameters_to_vector(grads)
+    work = dist.all_reduce(flat, group=group, async_op=True)
+    mine = torch.tensor([losses], dtype=torch.float64)
+    dist.all_reduce(mine, group=group)
+    work.wait()
+    vector_to_parameters(flat, grads)
+    return float(mine) / (total or 1), total
+
+
+def clip_by_global_norm(parameters, max_norm):
+    if max_norm <= 0:
+        raise ValueError(f"the limit must be positive, not {max_norm}")
+    unique = {id(p): p for p in parameters}.values()
+    norm = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in unique if p.grad is not None))
+    if math.isfinite(norm) and norm > max_norm:
+        for p in unique:
+            if p.grad is not None:
+                p.grad *= max_norm / norm
+    return norm
+
+
+def train_window(model, optimizer, window, *, max_norm=None, loss_scale=1.0, group=None):
+    loss, total = accumulate_and_reduce(model, window, loss_scale=loss_scale, group=group)
+    if total == 0:
+        return 0.0, 0.0
+    for p in model.parameters():
+        if p.requires_grad:
+            p.grad /= loss_scale
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    norm = clip_by_global_norm(trainable, max_norm or math.inf)
+    optimizer.step()
+    return loss, norm
