@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import common, ranks, run, trainer
+from benchmarks import common, ranks, run, split, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -10,6 +10,13 @@ def test_ranks_and_trainer_still_run() -> None:
     rates = trainer.compare("digits MLP", 2, epochs=1)
     assert {name: len(values) for name, values in rates.items()} == {"solution": 1, "DDP": 1}
     assert all(rate > 0 for values in rates.values() for rate in values)
+
+
+def test_split_still_runs() -> None:
+    times = split.compare(2, repeats=1)
+    assert {name: len(values) for name, values in times.items()} == {"solution": 1, "torch": 1}
+    assert split.greedy([3, 1, 1, 3], 2) == split.equal_counts([3, 1, 1, 3], 2) == [0, 2, 4]
+    assert split.greedy([1, 1, 1, 9], 3) == [0, 2, 3, 4]
 
 
 def test_contestants_take_turns() -> None:

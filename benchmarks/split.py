@@ -1,0 +1,161 @@
+"""A model split over ranks: the step against torch's, and how good the cut is.
+
+The step: phase 2's naive model parallelism and torch.distributed.pipelining with one micro-batch
+(which is the same thing), in the same ranks, step by step in turn. The cut: the most expensive
+stage for costs that were measured on a GPT, with the optimal cut and with two that come to mind.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+from distlab.ranks import RankContext, run_ranks
+from distlab.workloads import GPT
+from solutions.phase2_advanced import model_parallel
+
+from .common import Table, in_turn, spread
+
+VOCABULARY, LENGTH, BLOCKS, WIDTH, BATCH = 512, 64, 6, 128, 8
+STEPS = 5  # per measurement
+Step = Callable[[Tensor, Tensor], float]
+
+
+def layers(untied: bool = False) -> list[nn.Module]:
+    """The layers of a GPT; torch's stages know no tied weights, so a copy can take their place."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT(VOCABULARY, LENGTH, BLOCKS, WIDTH, 4)
+    if untied:
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    return model_parallel.layers_of(model)
+
+
+def solution_step(bounds: list[int]) -> Step:
+    """A step of phase 2's naive model parallelism."""
+    stage = model_parallel.Stage(layers(untied=True), bounds)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.05)
+    return lambda inputs, targets: model_parallel.train_step(stage, optimizer, inputs, targets)
+
+
+def torch_step(bounds: list[int]) -> Step:
+    """The same with torch's pipeline stages and one micro-batch; the loss is broadcast as well."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    module = nn.Sequential(*layers(untied=True)[bounds[rank] : bounds[rank + 1]])
+    stage = PipelineStage(module, rank, last + 1, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=1, loss_fn=F.cross_entropy)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+
+    def step(inputs: Tensor, targets: Tensor) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        losses: list[Tensor] = []
+        given = (inputs,) if rank == 0 else ()
+        wanted = {"target": targets, "losses": losses} if rank == last else {}
+        schedule.step(*given, **wanted)
+        optimizer.step()
+        loss = losses[0].detach().double() if losses else torch.zeros((), dtype=torch.float64)
+        dist.broadcast(loss, last)
+        return loss.item()
+
+    return step
+
+
+def compare(world_size: int, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds per step of both, ``repeats`` times the mean of some steps."""
+
+    def body(ctx: RankContext) -> dict[str, list[float]]:
+        every = layers()
+        bounds = model_parallel.partition(model_parallel.parameter_costs(every), ctx.world_size)
+        steps = {"solution": solution_step(bounds), "torch": torch_step(bounds)}
+        tokens = torch.randint(
+            0, VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(0)
+        )
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
+
+        def timed(step: Step) -> float:
+            dist.barrier()
+            begun = time.perf_counter()
+            for _ in range(STEPS):
+                step(inputs, targets)
+            return (time.perf_counter() - begun) / STEPS * 1e3
+
+        losses = [[step(inputs, targets) for _ in range(3)] for step in steps.values()]
+        torch.testing.assert_close(*map(torch.tensor, losses))  # warm, and the same training
+        return in_turn({name: lambda s=step: timed(s) for name, step in steps.items()}, repeats)
+
+    found: dict[str, list[float]] = run_ranks(body, world_size, ledger=False, timeout=120)[0]
+    return found
+
+
+def equal_counts(costs: Sequence[float], stages: int) -> list[int]:
+    """As many layers on every stage."""
+    return [len(costs) * stage // stages for stage in range(stages + 1)]
+
+
+def greedy(costs: Sequence[float], stages: int) -> list[int]:
+    """A stage is closed as soon as it has the average cost."""
+    bounds, spent, mean = [0], 0.0, sum(costs) / stages
+    for layer, cost in enumerate(costs[:-1], 1):
+        spent += cost
+        missing = stages - len(bounds)
+        if missing and (spent >= mean or len(costs) - layer == missing):
+            bounds.append(layer)
+            spent = 0.0
+    return [*bounds, len(costs)]
+
+
+def cut_quality(stages: int) -> str:
+    """The largest stage over the average one for the optimal, greedy and equal cut."""
+
+    def body(ctx: RankContext) -> list[float]:
+        example = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+        return model_parallel.measured_costs(layers(), example, repeats=9)
+
+    costs: list[float] = run_ranks(body, 1, ledger=False)[0]
+    mean = sum(costs) / stages
+    cuts = [cut(costs, stages) for cut in (model_parallel.partition, greedy, equal_counts)]
+    largest = [max(sum(costs[a:b]) for a, b in pairwise(bounds)) / mean for bounds in cuts]
+    return " / ".join(f"{value:.2f}" for value in largest)
+
+
+def measure(repeats: int = 9) -> Table:
+    """Milliseconds per step side by side, and the quality of three cuts."""
+    rows = []
+    for world_size in (2, 4):
+        times = compare(world_size, repeats)
+        ratio = statistics.median(times["solution"]) / statistics.median(times["torch"])
+        rows.append(
+            [
+                str(world_size),
+                spread(times["solution"], 1),
+                spread(times["torch"], 1),
+                f"{ratio:.2f}",
+                cut_quality(world_size),
+            ]
+        )
+    return Table(
+        "A GPT split over ranks, one rank at work at a time, ms per step",
+        [
+            "stages",
+            "phase 2 solution",
+            "torch pipelining, 1 micro-batch",
+            "ratio of medians",
+            "largest stage over average: optimal / greedy / equal counts",
+        ],
+        rows,
+        f"{BLOCKS} blocks of width {WIDTH}, {BATCH} sequences of {LENGTH} tokens, SGD; median "
+        f"(least … most) of {repeats} times {STEPS} steps taken in turn in the same ranks. The "
+        "last column is for the measured costs of the layers.",
+    )
+
+
+if __name__ == "__main__":
+    print(measure().markdown())

@@ -1,0 +1,210 @@
+"""Batch size: the largest micro-batch that fits into memory, and a learning rate for the batch.
+
+With W ranks that each take m micro-batches of b samples per optimizer step, the global batch is
+W·m·b. Memory limits b, the wanted batch gives m, and the *linear rule* gives the learning rate: for
+a batch k times larger than the one that η was tuned for,
+
+    k·η, reached from η in equal increments over the first steps (gradual warm-up)
+
+because one step of k·η on the mean gradient of k batches is nearly k steps of η, as long as the
+weights, and with them the gradients, do not change much in between. Early in training they do:
+hence the warm-up.
+
+The largest b is searched by doubling until one size does not fit, then by bisection: at most
+2·log2(upper) + 2 trials, none larger than twice the answer. After each trial the ranks agree by an
+all-reduce (minimum) of one integer, so that all try the same sizes and none waits for a rank that
+ran out of memory. Invariant: `fits` was tried and fits on all ranks, `fails` does not or is beyond
+the limit.
+Source: Goyal et al. 2017 (arXiv 1706.02677), sections 2.1 (linear rule) and 2.2 (warm-up).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Group = dist.ProcessGroup | None
+Trial = Callable[[int], float]  # forward and backward of so many samples; the bytes at their peak
+Measure = Callable[[Callable[[], object]], float]  # calls what it is given; the bytes at its peak
+# what PyTorch says where it raises no torch.OutOfMemoryError: CPU allocator, cuBLAS workspace
+OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def scaled_learning_rate(
+    step: int, *, base_lr: float, base_batch: int, global_batch: int, warmup_steps: int
+) -> float:
+    """The learning rate of optimizer step ``step`` (0 is the first) by linear rule and warm-up.
+
+    ``base_lr`` (η) was tuned for batches of ``base_batch`` samples; the batch over all ranks now
+    has ``global_batch``, k times as many. Step 0 takes η, each further one the same amount more,
+    and from step ``warmup_steps`` on it is k·η; without warm-up, or for a batch that is not larger
+    than ``base_batch``, it is k·η at once. Raises ValueError if ``step`` or ``warmup_steps`` is
+    negative or a batch is less than 1.
+    """
+    # --- exercise 2.4: start
+    # Step 1: the linear rule gives the rate after the warm-up
+    # Step 2: during the warm-up, the same increment at each step, beginning with the tuned rate
+    if min(step, warmup_steps) < 0 or min(base_batch, global_batch) < 1:
+        raise ValueError(
+            f"steps can't be negative, batches have at least 1 sample: got step {step}, "
+            f"{warmup_steps} warm-up steps, batches of {base_batch} and {global_batch}"
+        )
+    peak_lr = base_lr * global_batch / base_batch
+    if step >= warmup_steps or global_batch <= base_batch:
+        return peak_lr
+    return base_lr + (peak_lr - base_lr) * step / warmup_steps
+    # --- exercise 2.4: end
+
+
+def accumulation_steps(global_batch: int, micro_batch: int, world_size: int) -> int:
+    """How many micro-batches of ``micro_batch`` samples each rank takes per optimizer step.
+
+    global_batch / (micro_batch · world_size). Raises ValueError that names the three numbers if one
+    is less than 1 or if that does not divide: a rounded number would train on another batch size
+    than the learning rate is for.
+    """
+    # --- exercise 2.4: start
+    # Step 3: divide, and refuse to round
+    if min(global_batch, micro_batch, world_size) < 1 or global_batch % (micro_batch * world_size):
+        raise ValueError(
+            f"a global batch of {global_batch} samples is no multiple of {world_size} ranks times "
+            f"micro-batches of {micro_batch}"
+        )
+    return global_batch // (micro_batch * world_size)
+    # --- exercise 2.4: end
+
+
+def cuda_peak(run: Callable[[], object]) -> int:
+    """Call ``run``; the most bytes that tensors held on the current CUDA device meanwhile."""
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated()
+
+
+def make_trial(
+    model: nn.Module, loss_of: Callable[[int], Tensor], measure: Measure = cuda_peak
+) -> Trial:
+    """A trial for ``largest_micro_batch``: ``loss_of(size)``, its backward, and no trace of either.
+
+    ``loss_of(size)`` runs ``model`` forward on that many samples and gives a scalar loss;
+    ``measure(run)`` calls ``run()`` and returns its peak in bytes (torch has no such counter for
+    the CPU). The trial returns that. Afterwards, also after an error, every ``p.grad`` is the
+    tensor that it was, unchanged, and buffers (BatchNorm's statistics) and PyTorch's random state
+    are as before: nothing has been trained. Nothing may be communicated in a trial: pass the bare
+    model, not one that reduces its gradients in backward.
+    """
+    # --- exercise 2.4: start
+    # Step 4: put aside what forward and backward change; gradients are set to None, because
+    #         backward adds to those that are there
+    # Step 5: measure forward and backward together: the peak is somewhere in backward
+    # Step 6: put everything back, whatever happened
+    def trial(size: int) -> float:
+        parameters, buffers = list(model.parameters()), list(model.buffers())
+        gradients = [p.grad for p in parameters]
+        values = [b.clone() for b in buffers]
+        devices = {p.device for p in parameters if p.is_cuda}
+        with torch.random.fork_rng(devices=list(devices)):
+            for p in parameters:
+                p.grad = None
+            try:
+                return measure(lambda: loss_of(size).backward())
+            finally:
+                for p, gradient in zip(parameters, gradients, strict=True):
+                    p.grad = gradient
+                for buffer, value in zip(buffers, values, strict=True):
+                    buffer.detach().copy_(value)
+
+    return trial
+    # --- exercise 2.4: end
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory ran out: of a GPU, of Python, or of the CPU allocator.
+
+    The latter raises a plain RuntimeError with one of the texts OUT_OF_MEMORY in it. Any other
+    RuntimeError (shapes that don't fit, say) is a mistake in the program.
+    """
+    # --- exercise 2.4: start
+    # Step 7: by type where there is one, else by text
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+    # --- exercise 2.4: end
+
+
+def fits_everywhere(
+    trial: Trial, size: int, budget_bytes: float, device: torch.device | str, group: Group
+) -> bool:
+    """Whether ``trial(size)`` fits on every rank of ``group``: the same answer on all of them.
+
+    It fits where it does not run out of memory and returns at most ``budget_bytes``. What the trial
+    held is freed when the call returns, on CUDA back to the device. Other errors of the trial come
+    out unchanged. One all-reduce of one integer, on ``device``.
+    """
+    # --- exercise 2.4: start
+    # Step 8: try; tell out-of-memory from other errors
+    # Step 9: clean up after the except clause: inside it the error's traceback still holds the
+    #         frames of the trial, and they hold its tensors
+    # Step 10: every rank comes to the all-reduce, whatever happened to it
+    try:
+        fits = trial(size) <= budget_bytes
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fits = False
+    gc.collect()  # frames and errors that refer to each other
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+    everywhere = torch.tensor(int(fits), device=device)
+    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN, group=group)
+    return bool(everywhere)
+    # --- exercise 2.4: end
+
+
+def largest_micro_batch(
+    trial: Trial,
+    upper: int,
+    *,
+    budget_bytes: float = math.inf,
+    device: torch.device | str = "cpu",
+    group: Group = None,
+) -> int:
+    """The largest size from 1 to ``upper`` that fits on every rank of ``group``; equal on all.
+
+    ``trial(size)`` runs a micro-batch of that size on this rank and returns the bytes at its peak;
+    it fits if they are at most ``budget_bytes`` and memory does not run out. A size that fits is
+    taken to fit if smaller. ``device``: where the rank's tensors are (one integer per trial is
+    all-reduced there). All ranks try the same sizes, at most 2·log2(upper) + 2 of them, none larger
+    than ``upper`` or twice the answer; no tensor of a trial is alive when the next one begins. The
+    size that is returned has been tried.
+
+    What the optimizer allocates at its first step counts as well: search after that step, or take
+    it from the budget. Raises ValueError on every rank if ``upper`` < 1 (before any trial) or if
+    not even 1 fits.
+    """
+    # --- exercise 2.4: start
+    # Step 11: double while it fits, starting from 1: an attempt far too large can take the whole
+    #          machine down on a CPU, where nothing stops it
+    # Step 12: bisect between the largest that fits and the smallest that does not
+    if upper < 1:
+        raise ValueError(f"the largest micro-batch to try must be at least 1, got {upper}")
+    fits, fails = 0, 1
+    while fails <= upper and fits_everywhere(trial, fails, budget_bytes, device, group):
+        fits, fails = fails, 2 * fails
+    if not fits:
+        limit = "memory" if budget_bytes == math.inf else f"a budget of {budget_bytes:,.0f} bytes"
+        raise ValueError(f"not even a micro-batch of 1 fits into {limit} on all ranks")
+    fails = min(fails, upper + 1)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if fits_everywhere(trial, middle, budget_bytes, device, group):
+            fits = middle
+        else:
+            fails = middle
+    return fits
+    # --- exercise 2.4: end

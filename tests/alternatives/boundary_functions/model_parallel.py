@@ -1,0 +1,203 @@
+# for: 2.8
+"""Written differently: messages inside autograd functions, shapes inferred on the meta device, the
+cut by bisection over all possible bottlenecks."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+
+class First(nn.Module):
+    def __init__(self, gpt):
+        super().__init__()
+        self.tokens, self.places = gpt.tokens, gpt.places
+
+    def forward(self, tokens):
+        return self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+
+
+class Last(nn.Module):
+    def __init__(self, gpt):
+        super().__init__()
+        self.norm, self.head = gpt.norm, gpt.head
+
+    def forward(self, x):
+        x = self.head(self.norm(x))
+        return x.view(-1, x.shape[-1])
+
+
+def layers_of(model):
+    if hasattr(model, "blocks"):
+        return [First(model), *model.blocks, Last(model)]
+    return [layer for _, layer in model.named_children()]
+
+
+def parameter_costs(layers):
+    owner = {}
+    for number, layer in enumerate(layers):
+        for p in layer.parameters():
+            owner.setdefault(p, number)
+    return [sum(p.nbytes for p, o in owner.items() if o == n) for n in range(len(layers))]
+
+
+def measured_costs(layers, example, *, repeats=5, group=None):
+    found = [None]
+    if not dist.get_rank(group):
+        state, x, found = torch.get_rng_state(), example, [[]]
+        for layer in layers:
+            twin, times = copy.deepcopy(layer), []
+            for _ in range(repeats + 1):
+                source = x.clone()
+                if x.is_floating_point():
+                    source.requires_grad_()
+                start = time.perf_counter()
+                y = twin(source)
+                wanted = [t for t in (source, *twin.parameters()) if t.requires_grad]
+                if wanted:
+                    torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
+                times.append(time.perf_counter() - start)
+            found[0].append(sorted(times[1:])[repeats // 2])
+            x = y.detach()
+        torch.set_rng_state(state)
+    dist.broadcast_object_list(found, group_src=0, group=group)
+    return found[0]
+
+
+def partition(costs, stages):
+    count = len(costs)
+    if stages < 1 or stages > count:
+        raise ValueError(f"cannot make {stages} stages of {count} layers")
+    if not all(cost >= 0 for cost in costs):
+        raise ValueError(f"not costs: {costs}")
+
+    def fill(limit):
+        """Bounds whose stages are as full as ``limit`` allows; None if there are too many."""
+        bounds, spent = [0], 0.0
+        for number, cost in enumerate(costs):
+            forced = count - number == stages - len(bounds) and number > bounds[-1]
+            if cost > limit:
+                return None
+            if number > bounds[-1] and (spent + cost > limit or forced):
+                bounds.append(number)
+                spent = 0.0
+            spent += cost
+        return [*bounds, count] if len(bounds) <= stages else None
+
+    limits = sorted({sum(costs[a:b]) for a in range(count) for b in range(a + 1, count + 1)})
+    low, high = 0, len(limits) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if fill(limits[middle] * (1 + 1e-12)) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return fill(limits[low] * (1 + 1e-12))
+
+
+class ToNext(torch.autograd.Function):
+    """Forward sends ``y``; backward receives its gradient."""
+
+    @staticmethod
+    def forward(ctx, y, stage):
+        ctx.stage, ctx.like = stage, y
+        dist.isend(y.contiguous(), group=stage.group, group_dst=stage.rank + 1).wait()
+        return y.new_zeros(())
+
+    @staticmethod
+    def backward(ctx, _):
+        gradient = torch.empty(ctx.like.shape, dtype=ctx.like.dtype, device=ctx.like.device)
+        dist.irecv(gradient, group=ctx.stage.group, group_src=ctx.stage.rank + 1).wait()
+        return gradient, None
+
+
+class FromBefore(torch.autograd.Function):
+    """Forward receives an activation; backward sends its gradient."""
+
+    @staticmethod
+    def forward(ctx, anchor, like, stage):
+        ctx.stage = stage
+        x = torch.empty(like.shape, dtype=like.dtype, device=anchor.device)
+        dist.irecv(x, group=stage.group, group_src=stage.rank - 1).wait()
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        stage = ctx.stage
+        dist.isend(gradient.contiguous(), group=stage.group, group_dst=stage.rank - 1).wait()
+        return None, None, None
+
+
+class Stage(nn.Module):
+    def __init__(self, layers, bounds, group=None):
+        super().__init__()
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        inner = sorted(set(bounds[1:-1]))
+        if [0, *inner, len(layers)] != list(bounds) or len(inner) != self.size - 1:
+            raise ValueError(f"{bounds} is no cut of {len(layers)} layers into {self.size} stages")
+        begin, end = bounds[self.rank], bounds[self.rank + 1]
+        self.own = nn.ModuleList(layers[begin:end])
+        self.before = [copy.deepcopy(layer).to("meta") for layer in layers[:begin]]
+        self.likes, where = {}, {}
+        for number, layer in enumerate(layers):
+            stage = sum(bound <= number for bound in inner)
+            for p in layer.parameters():
+                where.setdefault(p, set()).add(stage)
+        self.shared = []
+        for p, stages in where.items():
+            if len(stages) > 1 and self.rank in stages:
+                ranks = [dist.get_process_group_ranks(group)[s] for s in sorted(stages)]
+                own_group = dist.new_group(ranks, use_local_synchronization=True)
+                dist.broadcast(p.data, src=ranks[0], group=own_group)
+                self.shared.append((p, own_group))
+
+    def forward(self, inputs):
+        x = inputs
+        if self.rank:
+            like = self.likes.get(inputs.shape)
+            if like is None:
+                like = inputs.to("meta")
+                for layer in self.before:
+                    like = layer(like)
+                self.likes[inputs.shape] = like = like.detach()
+            anchor = torch.zeros(1, device=inputs.device, requires_grad=True)
+            x = FromBefore.apply(anchor, like, self)
+        for layer in self.own:
+            x = layer(x)
+        if self.rank == self.size - 1:
+            return x
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()
+        return ToNext.apply(x, self)
+
+
+def forward_backward(stage, inputs, targets, loss_fn=F.cross_entropy):
+    end = stage(inputs)
+    loss = torch.zeros(1, dtype=torch.float64, device=inputs.device)
+    if stage.rank == stage.size - 1:
+        end = loss_fn(end, targets)
+        loss[0] = end.detach()
+    end.backward()
+    dist.all_reduce(loss, group=stage.group)
+    return float(loss)
+
+
+def reduce_ties(stage):
+    for p, group in stage.shared:
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce(gradient, group=group, async_op=True).wait()
+        p.grad = gradient
+
+
+def train_step(stage, optimizer, inputs, targets, loss_fn=F.cross_entropy):
+    for p in stage.parameters():
+        p.grad = None
+    loss = forward_backward(stage, inputs, targets, loss_fn)
+    reduce_ties(stage)
+    optimizer.step()
+    return loss

@@ -1,0 +1,194 @@
+"""Further checks of exercise 2.8: tied weights, messages, memory, groups, refusals."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from distlab.grading import exercise, expect_close, expect_equal, fail
+from distlab.memory import PeakMemory, held_by
+from distlab.workloads import GPT
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "reduce")
+VOCABULARY, LENGTH, WIDTH, BATCH = 13, 6, 8, 4
+ACTIVATION = BATCH * LENGTH * WIDTH * 4  # bytes in float32
+TIED = VOCABULARY * WIDTH * 4
+BOUNDS = {2: [0, 2, 5], 3: [0, 2, 4, 5]}
+
+
+def gpt(seed: int, device="cpu") -> GPT:
+    """Embedding, three blocks, head that shares the embedding's weight."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GPT(VOCABULARY, LENGTH, 3, WIDTH, 2).to(device)
+
+
+def batch(seed: int, device="cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator).to(device)
+    return tokens[:, :-1], tokens[:, 1:].flatten()
+
+
+@exercise("2.8", "virtual gloo cuda")
+def test_tied_copies_stay_equal(impl, run, seed):
+    """Ranks that start from different seeds: the copies start as the first one and stay equal."""
+
+    def body(ctx):
+        layers = impl.layers_of(gpt(seed + ctx.rank, ctx.device))
+        mine = {0: layers[0].tokens, 1: layers[2].qkv, 2: layers[-1].head}[ctx.rank].weight
+        copies = [mine.detach().clone().cpu()]
+        stage = impl.Stage(layers, BOUNDS[3])
+        optimizer = torch.optim.AdamW(stage.parameters(), lr=0.01)
+        copies.append(mine.detach().clone().cpu())
+        for step in range(3):
+            impl.train_step(stage, optimizer, *batch(seed + step, ctx.device))
+            copies.append(mine.detach().clone().cpu())
+        return copies
+
+    results = run(body, 3)
+    original, *first = results[0]
+    expect_close(first[0], original, what="the first stage's weight at the start", rank=0)
+    for step, (a, b) in enumerate(zip(first, results[2][1:], strict=True)):
+        if not torch.equal(a, b):
+            when = f"after {step} steps" if step else "at the start"
+            apart = float((a - b).abs().max())
+            fail(
+                f"the copies of the tied weight on stages 0 and 2 differ by up to {apart:.3g} "
+                f"{when}: they must start equal and get the same (summed) gradient",
+                cause="copies-differ" if step else "copies-start-differently",
+                rank=2,
+            )
+
+
+@exercise("2.8", "virtual gloo")
+def test_one_activation_and_one_gradient_per_boundary(impl, run, seed):
+    """Point-to-point between neighbours, each byte once; tied weights between their stages only."""
+
+    def body(ctx):
+        stage = impl.Stage(impl.layers_of(gpt(seed)), BOUNDS[3])
+        optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+        for step in ("first", "second"):
+            with ctx.region(step):
+                impl.train_step(stage, optimizer, *batch(seed))
+
+    # stage 0 sends an activation, stage 1 one and a gradient, stage 2 a gradient; tied: 2(W-1)/W·N
+    want = [ACTIVATION + TIED, 2 * ACTIVATION, ACTIVATION + TIED]
+    for log, nbytes, sends in zip(run(body, 3, delays=True).logs, want, (1, 2, 1), strict=True):
+        first, second = log.select(region="first"), log.select(region="second")
+        for step, slack in ((first, 200), (second, 32)):
+            step.forbid(*COLLECTIVES, why="send activations and gradients to the neighbour only")
+            step.all_waited()
+            formula = "an activation or a gradient per boundary, and the tied weight's gradient"
+            step.sent_at_most(nbytes + slack, formula)
+            step.sent_at_least(nbytes, formula)
+            for event in step.events:
+                if event.op in ("send", "recv") and abs((event.peer or 0) - log.rank) != 1:
+                    text = f"rank {log.rank}: {event}, but only neighbours share a boundary"
+                    fail(text, cause="not-a-neighbour", rank=log.rank, line=event.line)
+        got = second.select("send").messages
+        if got != sends:
+            text = f"rank {log.rank} sent {got} messages in a step, expected {sends}"
+            cause = "too-many-messages" if got > sends else "too-few-messages"
+            fail(text, cause=cause, rank=log.rank)
+
+
+@exercise("2.8", "virtual")
+def test_only_the_own_stage_is_held(impl, run, seed):
+    """Weights, gradients, optimizer state and activations of the own layers; others are freed."""
+
+    def body(ctx):
+        layers = [nn.Linear(64, 64) for _ in range(16)]
+        x, y = torch.ones(256, 64), torch.zeros(256, dtype=torch.int64)
+        model = nn.Sequential(*layers)
+        with PeakMemory() as alone:
+            F.cross_entropy(model(x), y).backward()
+        model.zero_grad(set_to_none=True)
+        stage = impl.Stage(impl.layers_of(model), [0, 4, 8, 12, 16])
+        own = {id(p) for p in stage.parameters()}
+        others = [weakref.ref(p) for p in model.parameters() if id(p) not in own]
+        del model, layers
+        gc.collect()
+        alive = sum(other() is not None for other in others)
+        optimizer = torch.optim.Adam(stage.parameters())
+        impl.train_step(stage, optimizer, x, y)
+        optimizer.zero_grad(set_to_none=True)
+        with PeakMemory() as split:
+            impl.forward_backward(stage, x, y)
+        return alive, vars(held_by(stage, optimizer)), split.peak / alone.peak
+
+    results = run(body, 4)
+    for rank, (alive, held, share) in enumerate(results):
+        if alive:
+            text = f"rank {rank} still holds {alive} parameters of other stages' layers"
+            fail(text, cause="too-much-memory", rank=rank)
+        nbytes = 4 * (64 * 64 + 64) * 4
+        for kind, limit in {"parameters": 1, "gradients": 1, "optimizer": 2.01}.items():
+            if not nbytes <= held[kind] <= limit * nbytes:
+                text = f"rank {rank} holds {held[kind]:,} B of {kind}, its layers have {nbytes:,} B"
+                cause = "too-much-memory" if held[kind] > nbytes else "too-little-memory"
+                fail(text, cause=cause, rank=rank)
+        if share > 0.55:
+            text = f"a step on rank {rank} takes {share:.0%} of the memory of all 4 stages together"
+            fail(text, cause="too-much-memory", rank=rank)
+
+
+@exercise("2.8", "virtual")
+def test_stages_in_a_subgroup(impl, run, seed):
+    """Stages are ranks of the group, not global ones: ranks 1 and 3 of four train together."""
+
+    def body(ctx):
+        group = dist.new_group([1, 3])
+        costs = torch.zeros(0)
+        if ctx.rank in (1, 3):
+            layers = impl.layers_of(gpt(seed))
+            stage = impl.Stage(layers, BOUNDS[2], group)
+            costs = torch.tensor(impl.measured_costs(layers, batch(seed)[0], group=group))
+            optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+            return [float(impl.train_step(stage, optimizer, *batch(seed))) for _ in range(2)], costs
+        return [], costs
+
+    results = run(body, 4)
+    model, want = gpt(seed), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = batch(seed)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        want.append(loss.item())
+    for rank in (1, 3):
+        got, right = torch.tensor(results[rank][0]), torch.tensor(want)
+        expect_close(got, right, what="losses in the group of ranks 1 and 3", rank=rank, atol=1e-5)
+        what = "measured costs of the group's ranks"
+        expect_equal(results[rank][1].tolist(), results[1][1].tolist(), what=what, rank=rank)
+
+
+@exercise("2.8", "virtual")
+def test_stage_refuses_bad_bounds(impl, run, seed):
+    """Bounds that lose layers, make empty stages or don't fit the ranks: ValueError, unsent."""
+    wrong = [[0, 5], [0, 2, 2, 5], [1, 2, 3, 5], [0, 1, 2, 4], [0, 1, 2, 3, 5], [0, 3, 2, 5]]
+
+    def body(ctx):
+        accepted = []
+        for bounds in wrong:
+            try:
+                impl.Stage(impl.layers_of(gpt(seed)), bounds)
+                accepted.append(bounds)
+            except ValueError:
+                continue
+        return accepted
+
+    results = run(body, 3)
+    for rank, accepted in enumerate(results):
+        if accepted:
+            text = f"5 layers on 3 ranks: expected a ValueError for the bounds {accepted}"
+            fail(text, cause="accepted", rank=rank)
+        if results.logs[rank].events:
+            fail("something was sent before the bounds were checked", cause="late-check", rank=rank)
