@@ -1,0 +1,337 @@
+"""Mixed precision: 16-bit matrix products, fp32 wherever a rounding error would stay.
+
+Which tensor lives in which type (Ψ parameters; T is bfloat16 or float16):
+
+===================================  =====  =====  ============================================
+tensor                               type   bytes  why
+===================================  =====  =====  ============================================
+weights that matrix products read    T      2Ψ     half the traffic, the fast units of the chip
+activations and their gradients      T             the same
+norms and softmaxes, inside          fp32          sums of many squares and exponentials
+logits and loss                      fp32          the same, and the loss scale fits
+a weight's gradient, in backward     T             one parameter's at a time
+its sum over micro-batches, ranks    fp32   4Ψ     a small term vanishes in a large 16-bit sum
+master weights                       fp32   4Ψ     lr·g below half an ulp would vanish
+optimizer state (Adam)               fp32   8Ψ     as the masters: that is what it steps
+===================================  =====  =====  ============================================
+
+bfloat16 keeps float32's range and 8 significant bits; between 1 and 2 its numbers are 2^-7 apart,
+and adding less than 2^-8 to 1 changes nothing. float16 has 11 bits, but nothing above 65504 and
+nothing below 2^-24. Gradients that small are common; multiplying the loss by a scale moves all of
+them up (the chain rule is linear), and fp32 gradients are divided by it again. The scale is found
+by trial: halved and the step skipped when something overflows, doubled after a quiet while.
+
+Communication per step and rank: as in exercise 2.2 one all-reduce of the gradients, here of fp32,
+2(W-1)/W·4Ψ bytes (16 bits would send half, and add W terms in 16 bits); scaling adds one number.
+Invariant: masters, optimizer state and scale are equal on all ranks; the 16-bit weights are the
+masters, rounded. Sources: Micikevicius et al. 2018 (arXiv 1710.03740), section 3; Kalamkar et al.
+2019 (arXiv 1905.12322) for bfloat16; Rajbhandari et al. 2020 (arXiv 1910.02054), section 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .gradient_accumulation import (
+    MicroBatch,
+    accumulate_and_reduce,
+    clip_by_global_norm,
+    train_window,
+)
+
+Group = dist.ProcessGroup | None
+# _NormBase: batch and instance norms of every dimension
+FP32_MODULES = (
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.modules.batchnorm._NormBase,
+    nn.Softmax,
+    nn.LogSoftmax,
+)
+
+
+def check_precision(model: nn.Module, dtype: torch.dtype) -> None:
+    """Raise ValueError unless ``model`` can compute in ``dtype``, and say by name why not.
+
+    ``dtype`` must be bfloat16 or float16; every floating parameter must still be float32 (of a
+    weight that was rounded before, there is no master); and the device of the parameters must
+    multiply matrices of ``dtype``, which is tried with one of a single element.
+    """
+    # --- exercise 2.5: start
+    # Step 1: the type, then the parameters, then the device; name what is wrong
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype must be torch.bfloat16 or torch.float16, not {dtype!r}")
+    for name, p in model.named_parameters():
+        if p.is_floating_point() and p.dtype != torch.float32:
+            raise ValueError(f"{name} is {p.dtype}: masters are made of torch.float32 weights")
+    device = next(model.parameters()).device
+    try:
+        one = torch.ones(1, 1, dtype=dtype, device=device)
+        one @ one
+    except RuntimeError as error:
+        raise ValueError(f"device {device} can't multiply matrices of {dtype}: {error}") from error
+    # --- exercise 2.5: end
+
+
+class MixedPrecision(nn.Module):
+    """``model`` computing in 16 bits, with fp32 masters as its parameters.
+
+    Wraps ``model`` (``model(inputs)`` gives logits) and casts it in place. Seen from outside it is
+    a float32 model: logits are float32, ``parameters()`` and ``named_parameters()`` give the
+    masters under the names that the weights have in ``model``, and backward adds to ``p.grad`` of
+    the masters. An optimizer made over ``parameters()`` therefore steps and keeps state in float32.
+    Inside, every matrix product of forward and backward reads ``dtype``; the modules of
+    FP32_MODULES compute in float32, and keep their parameters and buffers. No torch.autocast.
+
+    Gradients of several micro-batches add up in float32. No 16-bit gradient is left after backward.
+    Tied weights stay tied, with one master; a frozen parameter (and a buffer) of the other modules
+    is cast to ``dtype`` and has none. Masters equal the weights from before, to the last bit.
+
+    After the masters have changed, ``write_back`` must follow before the next forward.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Take over ``model``. Raises as ``check_precision`` does, before anything is changed."""
+        # --- exercise 2.5: start
+        # Step 2: norms and softmaxes: hooks cast what comes in to float32, what goes out to dtype;
+        #         their parameters and buffers stay
+        # Step 3: copy every other trainable weight, then cast the parameter itself: the same
+        #         object, so that ties hold
+        # Step 4: as soon as backward has a weight's gradient, add it to the master's and forget it
+        super().__init__()
+        check_precision(model, dtype)
+        self.model, self.dtype = model, dtype
+        self.master_of: dict[nn.Parameter, nn.Parameter] = {}
+        for module in model.modules():
+            if isinstance(module, FP32_MODULES):
+                module.register_forward_pre_hook(lambda _, args: tuple(a.float() for a in args))
+                module.register_forward_hook(lambda _, args, output: output.to(dtype))
+                continue
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    setattr(module, name, buffer.to(dtype))
+            for p in module.parameters(recurse=False):
+                if p.requires_grad and p not in self.master_of:
+                    self.master_of[p] = nn.Parameter(p.detach().clone())
+                    p.register_post_accumulate_grad_hook(self._collect)
+                if p.is_floating_point():
+                    p.data = p.data.to(dtype)
+        # --- exercise 2.5: end
+
+    def _collect(self, p: Tensor) -> None:
+        """Move the gradient that backward has just made for weight ``p`` to its master."""
+        # --- exercise 2.5: start
+        # Step 5: the sum is taken in float32
+        master = self.master_of[p]  # type: ignore[index]
+        if master.grad is None:
+            master.grad = p.grad.float()  # type: ignore[union-attr]
+        else:
+            master.grad += p.grad
+        p.grad = None
+        # --- exercise 2.5: end
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits in float32; floating inputs are cast to ``dtype``, others (tokens) pass."""
+        # --- exercise 2.5: start
+        # Step 6: the border: the loss that follows is computed in float32
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
+        return self.model(inputs).float()
+        # --- exercise 2.5: end
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's names with their masters; what has none (norms, frozen) stands for itself."""
+        # --- exercise 2.5: start
+        # Step 7: parameters(), zero_grad() and so the optimizer go by this method
+        for name, p in self.model.named_parameters(prefix, recurse, remove_duplicate):
+            yield name, self.master_of.get(p, p)
+        # --- exercise 2.5: end
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Round the masters into the weights that forward reads (to nearest, ties to even)."""
+        # --- exercise 2.5: start
+        # Step 8: in place: the model's own tensors; never the other way round
+        if self.master_of:
+            torch._foreach_copy_(list(self.master_of), list(self.master_of.values()))
+        # --- exercise 2.5: end
+
+
+def mixed_step(
+    model: MixedPrecision,
+    optimizer: torch.optim.Optimizer,
+    window: Sequence[MicroBatch],
+    *,
+    max_norm: float | None = None,
+    group: Group = None,
+) -> tuple[float, float]:
+    """``train_window`` (exercise 2.3) in mixed precision, without loss scaling: for bfloat16.
+
+    ``optimizer`` is one over ``model.parameters()``. Returns (global mean loss, gradient norm
+    before clipping), the same on every rank. One all-reduce of the float32 gradients.
+    """
+    # --- exercise 2.5: start
+    # Step 9: seen from outside the model is float32: the step is that of exercise 2.3
+    # Step 10: the weights follow their masters
+    loss, norm = train_window(model, optimizer, window, max_norm=max_norm, group=group)
+    model.write_back()
+    return loss, norm
+    # --- exercise 2.5: end
+
+
+class LossScaler:
+    """A loss scale that follows the gradients: down at an overflow, up after a quiet while.
+
+    Per step: multiply the loss by ``scale``, backward, ``unscale`` once, step unless there was an
+    overflow, ``update``. ``scale`` (a float) is the same on all ranks at all times.
+
+    After an overflow (a gradient is infinite or NaN on any rank) ``update`` multiplies the scale by
+    ``backoff_factor``, but not below ``minimum``; with ``hysteresis`` h only at the h-th overflow
+    in a row and at those that follow it at once. After ``growth_interval`` steps in a row without
+    overflow it is multiplied by ``growth_factor``, unless float32 can't hold that.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        hysteresis: int = 1,
+        minimum: float = 1.0,
+    ) -> None:
+        """Raises ValueError, with the number, for settings that could not work.
+
+        ``growth_factor`` > 1, 0 < ``backoff_factor`` < 1, ``growth_interval`` and ``hysteresis`` at
+        least 1, 0 < ``minimum`` ≤ ``scale`` < ∞.
+        """
+        # --- exercise 2.6: start
+        # Step 1: refuse bad settings
+        # Step 2: what changes: the scale, the quiet steps and the overflows in a row
+        if not growth_factor > 1:
+            raise ValueError(f"growth_factor must be above 1, got {growth_factor}")
+        if not 0 < backoff_factor < 1:
+            raise ValueError(f"backoff_factor must be between 0 and 1, got {backoff_factor}")
+        if growth_interval < 1 or hysteresis < 1:
+            raise ValueError(
+                "growth_interval and hysteresis must be at least 1, "
+                f"got {growth_interval} and {hysteresis}"
+            )
+        if not 0 < minimum <= scale < math.inf:
+            raise ValueError(f"0 < minimum <= scale < inf must hold, got {minimum} and {scale}")
+        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
+        self.growth_interval, self.hysteresis = growth_interval, hysteresis
+        self.minimum, self.scale = minimum, scale
+        self.quiet_steps = self.overflows = 0
+        self.finite: bool | None = None  # of the step between unscale and update
+        # --- exercise 2.6: end
+
+    def unscale(self, parameters: Iterable[nn.Parameter], group: Group = None) -> bool:
+        """Divide every gradient by ``scale``, in place; True if all are finite on all ranks.
+
+        Ranks may hold different gradients (shards), or none. One all-reduce of a single number.
+        A parameter listed twice is divided once. Raises ValueError, before anything is changed or
+        sent, at a second call for the same step: ``update`` ends a step.
+        """
+        # --- exercise 2.6: start
+        # Step 3: refuse to divide twice
+        # Step 4: the largest magnitude is infinite or NaN if any element is; divide
+        # Step 5: what happens next is decided by all ranks together, also by those without gradient
+        if self.finite is not None:
+            raise ValueError("unscale was called twice for one step: update() ends a step")
+        parameters = list(dict.fromkeys(parameters))
+        gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
+        overflow = torch.zeros((), device=parameters[0].device)
+        if gradients:
+            largest = torch.stack([torch.linalg.vector_norm(g, math.inf) for g in gradients]).max()
+            overflow += ~largest.isfinite()
+            torch._foreach_div_(gradients, self.scale)
+        dist.all_reduce(overflow, op=dist.ReduceOp.MAX, group=group)
+        self.finite = not overflow.item()
+        return self.finite
+        # --- exercise 2.6: end
+
+    def update(self) -> None:
+        """End the step: adapt the scale to what ``unscale`` found. ValueError without it."""
+        # --- exercise 2.6: start
+        # Step 6: an overflow ends the quiet run, a quiet step the run of overflows
+        # Step 7: growing starts a new quiet run
+        if self.finite is None:
+            raise ValueError("update() needs the unscale() of the same step before it")
+        if self.finite:
+            self.quiet_steps, self.overflows = self.quiet_steps + 1, 0
+        else:
+            self.quiet_steps, self.overflows = 0, self.overflows + 1
+        if self.overflows >= self.hysteresis:
+            self.scale = max(self.scale * self.backoff_factor, self.minimum)
+        if self.quiet_steps == self.growth_interval:
+            self.quiet_steps = 0
+            if self.scale * self.growth_factor <= torch.finfo(torch.float32).max:
+                self.scale *= self.growth_factor
+        self.finite = None
+        # --- exercise 2.6: end
+
+    def state_dict(self) -> dict[str, float | int]:
+        """Plain numbers (JSON can hold them) from which another scaler goes on, between steps."""
+        # --- exercise 2.6: start
+        # Step 8: the scale alone does not tell when it grows next
+        return {
+            "scale": self.scale,
+            "quiet_steps": self.quiet_steps,
+            "overflows": self.overflows,
+        }
+        # --- exercise 2.6: end
+
+    def load_state_dict(self, state: dict[str, float | int]) -> None:
+        """Go on from where ``state_dict`` was taken; the settings remain this scaler's own."""
+        # --- exercise 2.6: start
+        # Step 9: all of it
+        self.scale = float(state["scale"])
+        self.quiet_steps, self.overflows = int(state["quiet_steps"]), int(state["overflows"])
+        # --- exercise 2.6: end
+
+
+def scaled_step(
+    model: MixedPrecision,
+    optimizer: torch.optim.Optimizer,
+    scaler: LossScaler,
+    window: Sequence[MicroBatch],
+    *,
+    max_norm: float | None = None,
+    group: Group = None,
+) -> tuple[float, float, bool]:
+    """``mixed_step`` with a dynamic loss scale: for float16.
+
+    Returns (global mean loss, norm of the true gradient before clipping, whether the optimizer
+    stepped), the same on every rank. After an overflow on any rank no rank steps: masters, weights
+    and optimizer state stay as they are. Without any target on any rank nothing happens, the scale
+    does not change either; returns (0.0, 0.0, False). Raises ValueError, before anything is sent,
+    if ``max_norm`` is not positive.
+    """
+    # --- exercise 2.6: start
+    # Step 10: the scale is in the loss before backward: what has become 0 in 16 bits can't be
+    #          scaled up afterwards
+    # Step 11: reduce, unscale, clip, then step on all ranks or on none; the scaler learns of both
+    if max_norm is not None and not max_norm > 0:
+        raise ValueError(f"max_norm must be positive, got {max_norm}")
+    loss, total = accumulate_and_reduce(model, window, loss_scale=scaler.scale, group=group)
+    if not total:
+        return 0.0, 0.0, False
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    finite = scaler.unscale(trainable, group)
+    norm = clip_by_global_norm(trainable, math.inf if max_norm is None else max_norm)
+    if finite:
+        optimizer.step()
+        model.write_back()
+    scaler.update()
+    return loss, norm, finite
+    # --- exercise 2.6: end

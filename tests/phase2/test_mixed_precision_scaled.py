@@ -1,0 +1,296 @@
+"""Checks of exercise 2.6: the whole step with a loss scale."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.nn.functional as F
+from torch import nn
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.workloads import build_model, digits
+
+FEATURES, CLASSES = 6, 3
+BF16, FP16 = torch.bfloat16, torch.float16
+# (samples, without target) per micro-batch, per rank
+RANKS = [[(2, 0), (9, 2), (3, 0)], [(4, 1)], [], [(2, 2), (5, 0)]]
+
+
+def net(seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(FEATURES, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, CLASSES)
+        )
+
+
+def window_of(seed: int, rank: int, shape: list[tuple[int, int]], device: Any = "cpu") -> list:
+    found = []
+    for k, (n, ignored) in enumerate(shape):
+        generator = torch.Generator().manual_seed(seed * 100 + rank * 10 + k)
+        inputs = torch.randn(n, FEATURES, generator=generator)
+        targets = torch.randint(0, CLASSES, (n,), generator=generator)
+        targets[n - ignored :] = -100
+        found.append((inputs.to(device), targets.to(device)))
+    return found
+
+
+# -- 2.6 ------------------------------------------------------------------------------------------
+@exercise("2.6", "virtual cuda")
+def test_scaled_step_equals_one_process(impl, run, seed, cases):
+    """Scale, accumulate, reduce, unscale, clip, step: the scale cancels, the norm is true."""
+    for world_size, dtype, limit in cases((3, FP16, 0.05), (2, BF16, None), (4, FP16, 0.05)):
+        shapes = RANKS[:world_size]
+
+        def body(ctx, shapes=shapes, dtype=dtype, limit=limit):
+            model = impl.MixedPrecision(net(seed).to(ctx.device), dtype)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            window = window_of(seed, ctx.rank, shapes[ctx.rank], ctx.device)
+            with ctx.region("step"):
+                loss, norm, stepped = impl.scaled_step(
+                    model, optimizer, impl.LossScaler(scale=4096.0), window, max_norm=limit
+                )
+            weights = {n: p.detach().cpu() for n, p in model.named_parameters()}
+            return weights, float(loss), float(norm), bool(stepped)
+
+        results = run(body, world_size)
+        start = net(seed)
+        joined = [w for rank, shape in enumerate(shapes) for w in window_of(seed, rank, shape)]
+        with torch.autocast("cpu", dtype=dtype):
+            logits = start(torch.cat([x for x, _ in joined]))
+        mean = F.cross_entropy(logits.float(), torch.cat([y for _, y in joined]))
+        mean.backward()
+        norm = float(torch.cat([p.grad.flatten() for p in start.parameters()]).norm())
+        factor = 1.0 if limit is None else min(1.0, limit / norm)
+        bound = 6 * torch.finfo(dtype).eps
+        what = f"{world_size} ranks, {dtype}, loss scale 4096, clipped to {limit}"
+        for rank, (weights, loss, length, stepped) in enumerate(results):
+            expect_equal(stepped, True, what=f"{what}: stepped", rank=rank, cause="skipped")
+            if abs(length - norm) > bound * norm:
+                cause = "norm-scaled" if length > 100 * norm else "norm"
+                fail(
+                    f"{what}: the gradient's norm is {norm:g}, got {length:g}",
+                    cause=cause,
+                    rank=rank,
+                )
+            if abs(loss - float(mean)) > bound:
+                fail(
+                    f"{what}: the mean loss is {float(mean):g}, got {loss:g}",
+                    cause="loss-value",
+                    rank=rank,
+                )
+            for name, p in start.named_parameters():
+                value = p.detach()
+                expect_close(
+                    weights[name],
+                    value - factor * p.grad,
+                    rank=rank,
+                    before=value,
+                    what=f"{what}: {name} after the step",
+                    rtol=0.0,
+                    atol=bound * factor * norm + 1e-6,
+                )
+        for log in results.logs:
+            log = log.select(region="step")
+            log.all_waited()
+            if log.messages > 4:
+                fail(
+                    f"rank {log.rank} issued {log.messages} collectives, at most 4 are needed: "
+                    "gradients, targets, loss, overflow",
+                    cause="too-many-messages",
+                    rank=log.rank,
+                )
+
+
+@exercise("2.6", "virtual cuda")
+def test_small_gradients_survive(impl, run):
+    """A gradient far below the smallest float16 arrives in the master."""
+    samples = 256
+
+    def small() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, CLASSES, bias=False))
+        nn.init.eye_(model[0].weight)
+        nn.init.constant_(model[1].weight, 1e-5)
+        model[1].weight.data[0] = -1e-5
+        return model
+
+    def body(ctx):
+        model = impl.MixedPrecision(small().to(ctx.device), FP16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        seen = []
+        optimizer.register_step_pre_hook(
+            lambda *_: seen.append(next(iter(model.parameters())).grad.cpu())
+        )
+        window = [
+            (
+                torch.ones(samples, 4, device=ctx.device),
+                torch.zeros(samples, dtype=torch.int64, device=ctx.device),
+            )
+        ]
+        impl.scaled_step(model, optimizer, impl.LossScaler(), window)
+        return seen[0]
+
+    (got,) = run(body, 1)
+    reference = small()
+    F.cross_entropy(
+        reference(torch.ones(samples, 4)), torch.zeros(samples, dtype=torch.int64)
+    ).backward()
+    want = reference[0].weight.grad
+    off = float((got - want).norm() / want.norm())
+    if off > 0.05:
+        fail(
+            f"gradients of {float(want.abs().mean()):.1e}, made of terms below float16's smallest "
+            f"number, are off by {off:.0%}: scale the loss before backward",
+            cause="underflow",
+        )
+
+
+@exercise("2.6", "virtual gloo cuda")
+def test_overflow_changes_nothing_but_the_scale(impl, run, seed, cases):
+    """Too large a scale, then one rank's huge inputs: all ranks skip, nothing else moves."""
+    for world_size in cases(2, 3):
+
+        def body(ctx):
+            model = impl.MixedPrecision(net(seed).to(ctx.device), FP16)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            scaler = impl.LossScaler(scale=2.0**25)
+            window = window_of(seed, ctx.rank, [(8, 0), (3, 0)], ctx.device)
+            huge = [(x * (1e5 if ctx.rank == 1 else 1), y) for x, y in window]
+            steps = []
+
+            def state():
+                moments = [s["exp_avg"] for s in optimizer.state.values() if "exp_avg" in s]
+                tensors = [*model.parameters(), *moments, model(window[0][0])]
+                return [t.detach().clone() for t in tensors]
+
+            def step(window):
+                before = state()
+                _, norm, stepped = impl.scaled_step(model, optimizer, scaler, window)
+                after = state()
+                same = len(before) == len(after) and all(map(torch.equal, before, after))
+                steps.append([bool(stepped), same, float(scaler.scale), math.isfinite(norm)])
+
+            while not (steps and steps[-1][0]) and len(steps) < 25:
+                step(window)
+            tries = len(steps)
+            step(huge)
+            step(window)
+            return steps, tries
+
+        results = run(body, world_size)
+        for rank, (steps, tries) in enumerate(results):
+            what = f"{world_size} ranks"
+            expect_equal(
+                steps,
+                results[0][0],
+                what=f"{what}: (stepped, unchanged, scale, finite "
+                "norm) of every step, against rank 0's",
+                rank=rank,
+                cause="ranks-differ",
+            )
+            for number, (stepped, same, *_) in enumerate(steps, 1):
+                if same == stepped:
+                    state = "did not change" if stepped else "changed"
+                    fail(
+                        f"{what}: at step {number}, stepped={stepped}, masters, Adam's state or "
+                        f"logits {state}",
+                        cause="moved" if same else "half-skipped",
+                        rank=rank,
+                    )
+            if tries < 2 or not steps[tries - 1][0]:
+                fail(
+                    f"{what}: beginning with a scale of 2^25 some steps must be skipped, then one "
+                    f"taken; {tries} were tried",
+                    cause="scale-not-found",
+                    rank=rank,
+                )
+            decisions = [s[0] for s in steps[tries:]]
+            expect_equal(
+                decisions,
+                [False, True],
+                what=f"{what}: stepped, when rank 1's inputs are huge, and afterwards",
+                rank=rank,
+                cause="not-skipped",
+            )
+            want = [2.0 ** (24 - k) for k in range(tries - 1)]
+            want += [want[-1], want[-1] / 2, want[-1] / 2]
+            expect_equal(
+                [s[2] for s in steps],
+                want,
+                what=f"{what}: scales",
+                rank=rank,
+                cause="scale-after-overflow",
+            )
+
+
+@exercise("2.6", "virtual")
+def test_window_without_targets_counts_for_nothing(impl, run, seed):
+    """Without targets anywhere neither weights nor momentum nor the scale move."""
+
+    def body(ctx):
+        model = impl.MixedPrecision(net(seed), FP16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.1)
+        scaler = impl.LossScaler(growth_interval=1)
+        before = [p.detach().clone() for p in model.parameters()]
+        got = impl.scaled_step(model, optimizer, scaler, window_of(seed, 0, [(2, 2)] * ctx.rank))
+        same = all(map(torch.equal, before, model.parameters()))
+        return [*map(float, got), same, float(scaler.scale)]
+
+    for rank, got in enumerate(run(body, 2)):
+        expect_equal(
+            got,
+            [0.0, 0.0, 0.0, True, 2.0**16],
+            rank=rank,
+            cause="stepped",
+            what="loss, norm, stepped, weights kept, scale",
+        )
+
+
+@exercise("2.6", "virtual")
+def test_bad_norm_is_refused_before_anything_is_sent(impl, run, seed):
+    """A limit that is not positive: ValueError on every rank, no message, no gradient changed."""
+
+    def body(ctx):
+        model = impl.MixedPrecision(net(seed), FP16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        window = window_of(seed, ctx.rank, [(2, 0)])
+        try:
+            with ctx.region("step"):
+                impl.scaled_step(model, optimizer, impl.LossScaler(), window, max_norm=-1.5)
+        except ValueError as error:
+            return str(error)
+        return "no error"
+
+    results = run(body, 2)
+    for rank, said in enumerate(results):
+        if "-1.5" not in said:
+            fail(
+                f"max_norm=-1.5: expected a ValueError with -1.5 in it, got {said}",
+                cause="accepted",
+                rank=rank,
+            )
+    sent = [len(log.select(region="step").events) for log in results.logs]
+    expect_equal(sent, [0, 0], what="messages before max_norm was refused", cause="too-late")
+
+
+@trace("2.6")
+def trace_scaled_steps(impl):
+    """Three steps of two micro-batches each on the digits, in float16."""
+    digits()
+
+    def body(ctx):
+        images, labels = digits()[ctx.rank :: ctx.world_size]
+        model = impl.MixedPrecision(build_model("mlp", 0), FP16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = impl.LossScaler()
+        for step in range(4):
+            if step == 1:
+                ctx.start_picture()
+            chosen = [slice(32 * k, 32 * k + 32) for k in range(2 * step, 2 * step + 2)]
+            window = [(images[c], labels[c]) for c in chosen]
+            impl.scaled_step(model, optimizer, scaler, window, max_norm=1.0)
+
+    return body
