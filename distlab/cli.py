@@ -204,6 +204,12 @@ def _add_simulate(commands: Any) -> None:
     simulated.add_argument("--impl", help="solutions, mine or torch")
     simulated.add_argument("--collective", help="backend, ring, tree or hierarchical")
     simulated.add_argument("--bucket-mb", type=float, help="of torch's DDP (25)")
+    simulated.add_argument("--tensor", type=int, help="GPUs that share every layer (1)")
+    simulated.add_argument("--pipeline", type=int, help="GPUs that share the layers (1)")
+    simulated.add_argument("--sequence-parallel", action="store_true", default=None)
+    simulated.add_argument("--schedule", help="gpipe, 1f1b, interleaved or zero-bubble (1f1b)")
+    simulated.add_argument("--chunks", type=int, help="stages per GPU, interleaved (1)")
+    simulated.add_argument("--micro-batches", type=int, help="per step (up to 4 per stage)")
     simulated.add_argument("--batch", type=int, help="samples per GPU")
     simulated.add_argument("--dtype", help="of weights and activations")
     simulated.add_argument("--config", type=Path, help="a YAML file with these options")
@@ -215,7 +221,8 @@ def simulate(options: argparse.Namespace, out: Console) -> int:
     from .virtual.show import load_plan, run
 
     names = ("cluster", "gpus", "model", "strategy", "impl", "collective")
-    names += ("bucket_mb", "batch", "dtype")
+    names += ("bucket_mb", "batch", "dtype", "tensor", "pipeline", "sequence_parallel")
+    names += ("schedule", "chunks", "micro_batches")
     plan = load_plan(options.config, {name: getattr(options, name) for name in names})
     return run(plan, options.out, out)
 

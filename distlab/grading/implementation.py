@@ -117,7 +117,11 @@ class Implementation:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports ``implementation.X`` and ``implementation.template_X`` from the learner's X."""
+    """Imports ``implementation.X`` and ``implementation.template_X`` from the learner's X.
+
+    Both are one module. A program of the solutions that has no exercise in it (it puts the phase's
+    parts together) is imported with the learner's parts.
+    """
 
     def __init__(self, source: Source, substitutes: tuple[Exercise, ...]) -> None:
         self.source = source
@@ -127,15 +131,30 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, stem = fullname.rpartition(".")
         if not package.startswith(PACKAGE) or "." in package:
             return None
-        file = self.source.path(stem.removeprefix("template_"))
+        file = self._file(stem.removeprefix("template_"))
         return importlib.util.spec_from_file_location(fullname, file, loader=self)
 
+    def _file(self, name: str) -> Path:
+        file = self.source.path(name)
+        if not file.is_file():
+            program = root() / "solutions" / self.source.folder.name / f"{name}.py"
+            if program.is_file() and "# --- exercise" not in program.read_text(encoding="utf-8"):
+                return program
+        return file
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
+        package, _, stem = spec.name.rpartition(".")
+        prefix = self.source.prefix
+        if stem.startswith(prefix) or not self.source.path(stem).name.startswith(prefix):
+            return None
+        return importlib.import_module(f"{package}.{prefix}{stem}")
 
     def exec_module(self, module: ModuleType) -> None:
+        if hasattr(module, "__imported__"):
+            return  # under its other name
+        vars(module)["__imported__"] = True
         name = module.__name__.rpartition(".")[2].removeprefix("template_")
-        file = self.source.path(name)
+        file = self._file(name)
         replaced = [e for e in self.substitutes if e.file == name]
         if replaced and (_whole(replaced) or not _importable(file)):
             vars(module).update(vars(_solution(replaced[0])))

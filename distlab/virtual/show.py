@@ -72,7 +72,7 @@ def run(plan: Plan, folder: Path, out: Console) -> int:
 def _table(plan: Plan, answers: Sequence[Answer]) -> Table:
     spec = plan.spec
     table = Table(
-        title=f"{plan.model}, {plan.strategy} by {plan.impl}, on {plan.cluster}: "
+        title=f"{plan.model}, {plan.how} by {plan.impl}, on {plan.cluster}: "
         f"{plan.batch or spec.batch} samples per GPU, {plan.dtype or spec.dtype}",
         box=None,
         title_justify="left",
@@ -81,7 +81,7 @@ def _table(plan: Plan, answers: Sequence[Answer]) -> Table:
     )
     heads = (
         "GPUs", "step", f"{spec.unit}/s", "efficiency", "waits for comm.", "hidden comm.",
-        "memory/GPU", "MFU",
+        "memory/GPU", "MFU", *(["bubble"] if plan.pipeline > 1 else []),
     )  # fmt: skip
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
@@ -95,6 +95,7 @@ def _table(plan: Plan, answers: Sequence[Answer]) -> Table:
             f"{a.hidden * 1e3:,.2f} ms",
             Text(f"{a.memory / 1e9:,.1f} GB", "" if a.fits else "bold red"),
             f"{a.mfu:.1%}",
+            *([f"{a.bubble:.1%}"] if plan.pipeline > 1 else []),
         )
     return table
 
@@ -118,7 +119,7 @@ def _remarks(plan: Plan, answers: Sequence[Answer]) -> list[str]:
 def write(plan: Plan, answers: Sequence[Answer], folder: Path) -> list[Path]:
     """Table as CSV and JSON, the scaling picture, and the timeline of a small run."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{plan.model}-{plan.strategy}-{plan.impl}-{plan.cluster}"
+    name = f"{plan.model}-{plan.how.replace(' ', '-')}-{plan.impl}-{plan.cluster}"
     rows = [a.row() for a in answers]
     paths = [folder / f"{name}{end}" for end in (".json", ".csv", ".png")]
     paths[0].write_text(json.dumps({"plan": asdict(plan), "rows": rows}, indent=2) + "\n")

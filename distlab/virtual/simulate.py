@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 import torch._dynamo  # torch.optim imports it, and can't inside a dispatch mode
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..course import load_course
-from ..grading.implementation import Implementation, find_source
+from ..grading.implementation import Implementation, Source, find_source
+from ..ledger import P2P
 from ..ranks import RankContext
 from ..timeline import Span, covered, spans_of
 from .cluster import Cluster, load_cluster
@@ -36,6 +38,7 @@ TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
 IMPLS = ("solutions", "mine", "torch")
 COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
 SHOWN_RANKS = 8  # in the timeline
+FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,12 @@ class Plan:
     batch: int = 0
     dtype: str = ""
     bucket_mb: float = 25.0
+    tensor: int = 1
+    pipeline: int = 1
+    chunks: int = 1
+    micro_batches: int = 0
+    schedule: str = "1f1b"
+    sequence_parallel: bool = False
     timeout: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -70,11 +79,49 @@ class Plan:
             raise ValueError("batch and bucket size must be positive")
         if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        if min(self.tensor, self.pipeline, self.chunks) < 1 or self.micro_batches < 0:
+            raise ValueError("tensor, pipeline, chunks and micro-batches must be positive")
+        if self.model_ranks == 1:
+            return
+        if self.impl == "torch" or self.strategy != "ddp":
+            raise ValueError(
+                "tensor and pipeline parallelism go with --strategy ddp and the "
+                "implementations solutions and mine"
+            )
+        if not self.model.startswith("gpt"):
+            raise ValueError(f"tensor and pipeline parallelism are for the GPTs, not {self.model}")
+        odd = [gpus for gpus in self.gpus if gpus % self.model_ranks]
+        if odd:
+            raise ValueError(
+                f"{odd[0]} GPUs are no multiple of tensor {self.tensor} x pipeline {self.pipeline}"
+            )
 
     @property
     def spec(self) -> ModelSpec:
         """The model."""
         return model_spec(self.model)
+
+    @property
+    def model_ranks(self) -> int:
+        """The GPUs that share one copy of the model."""
+        return self.tensor * self.pipeline
+
+    @property
+    def how(self) -> str:
+        """The strategy in a few words: "ddp", or "tp8 sp pp4 1f1b" and what else there is."""
+        words = [f"tp{self.tensor}"] * (self.tensor > 1) + ["sp"] * self.sequence_parallel
+        if self.pipeline > 1:
+            words += [f"pp{self.pipeline}", self.schedule]
+            words += [f"x{self.chunks}"] * (self.chunks > 1)
+        return " ".join(words) if self.model_ranks > 1 else self.strategy
+
+    @property
+    def samples(self) -> int:
+        """Samples per step of one copy of the model."""
+        return (self.batch or self.spec.batch) * self.model_ranks
 
 
 @dataclass(kw_only=True)
@@ -92,6 +139,7 @@ class Answer:
     memory: int
     fits: bool
     mfu: float
+    bubble: float
     bytes_per_link: dict[str, int]
     unmodelled: dict[str, int]
     spans: list[Span] = field(default_factory=list, repr=False)
@@ -108,48 +156,94 @@ class Answer:
         return data | {"communication_share": self.communication_share}
 
 
-# -- strategies: how a step is trained; each yields the step to run -------------------------------
-@contextlib.contextmanager
-def data_parallel(plan: Plan, model: nn.Module) -> Iterator[TrainStep]:
-    """Phase 1's trainer, or torch's DistributedDataParallel unchanged."""
-    if plan.impl == "torch":
-        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=plan.bucket_mb)
-
-        def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(wrapped(inputs), targets).backward()
-            optimizer.step()
-
-        yield step
-        return
+# -- strategies: how a step is trained; each yields what the optimizer trains, and the step --------
+def _module(plan: Plan, phase: int, name: str) -> Any:
+    """A module of the chosen implementation."""
     if plan.impl == "solutions":
-        trainer = importlib.import_module("solutions.phase1_data_parallel.trainer")
-    else:
-        source = find_source("templates", load_course().phase(1))
-        trainer = Implementation(source, "trainer").module("trainer")
-    yield trainer.train_step
+        folder = load_course().phase(phase).folder
+        return importlib.import_module(f"solutions.{folder}.{name}")
+    return Implementation(_learners(phase), name).module(name)
+
+
+def _learners(phase: int) -> Source:
+    return find_source("templates", load_course().phase(phase))
+
+
+@contextlib.contextmanager
+def data_parallel(plan: Plan, model: nn.Module) -> Iterator[tuple[nn.Module, TrainStep]]:
+    """Phase 1's trainer, or torch's DistributedDataParallel unchanged."""
+    if plan.impl != "torch":
+        yield model, _module(plan, 1, "trainer").train_step
+        return
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=plan.bucket_mb)
+
+    def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(inputs), targets).backward()
+        optimizer.step()
+
+    yield model, step
+
+
+@contextlib.contextmanager
+def model_parallel(plan: Plan, model: nn.Module) -> Iterator[tuple[nn.Module, TrainStep]]:
+    """Phase 2's tensor, sequence and pipeline parallelism, with data parallelism over the rest."""
+    parts = _module(plan, 2, "parallel_gpt")
+    most = 4 * plan.pipeline if plan.pipeline > 1 else plan.tensor
+    divisors = [m for m in range(1, most + 1) if plan.samples % m == 0]
+    layout = parts.Layout(
+        tensor=plan.tensor,
+        pipeline=plan.pipeline,
+        data=dist.get_world_size() // plan.model_ranks,
+        chunks=plan.chunks,
+        micro_batches=plan.micro_batches or divisors[-1],
+        schedule=plan.schedule,
+        sequence_parallel=plan.sequence_parallel,
+    )
+    share = parts.ParallelGPT(model, layout, parts.make_groups(layout))
+    length = plan.spec.per_sample
+    pipeline = share.pipeline(plan.samples, length)
+
+    def step(_: nn.Module, optimizer: Any, tokens: Tensor, targets: Tensor) -> None:
+        parts.train_step(share, pipeline, optimizer, tokens, targets.view(-1, length))
+
+    yield share, step
 
 
 STRATEGIES = {"ddp": data_parallel}
 
 
 def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
-    """One rank: build the model, train; begin, end and FLOPs of the second step."""
+    """One rank: build the model, train; begin, end and FLOPs of the step that counts."""
     import time
 
     spec = plan.spec
     dtype = getattr(torch, plan.dtype or spec.dtype)
     with torch.device("meta"):
         model = spec.build().to(dtype)
-    inputs, targets = spec.inputs(plan.batch or spec.batch, "meta", dtype)
-    with STRATEGIES[plan.strategy](plan, model) as train_step:
-        optimizer = spec.optimizer([p for p in model.parameters() if p.requires_grad])
-        train_step(model, optimizer, inputs, targets)  # DDP makes its buckets after the first
+    inputs, targets = spec.inputs(plan.samples, "meta", dtype)
+    strategy = STRATEGIES[plan.strategy] if plan.model_ranks == 1 else model_parallel
+    with strategy(plan, model) as (trained, train_step):
+        del model
+        optimizer = spec.optimizer([p for p in trained.parameters() if p.requires_grad])
+        if plan.model_ranks == 1:  # DDP makes its buckets after the first step
+            train_step(trained, optimizer, inputs, targets)
+        else:  # one step is long; all it would leave is the optimizer's state
+            _make_state(optimizer)
         ctx.start_picture()
         model_of_rank = entered().mine.model
         begin, flops = time.perf_counter(), model_of_rank.flops
-        train_step(model, optimizer, inputs, targets)
+        train_step(trained, optimizer, inputs, targets)
         return begin, time.perf_counter(), model_of_rank.flops - flops
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer make its state: memory that is there in every step but the first."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def simulate(plan: Plan) -> Iterator[Answer]:
@@ -158,7 +252,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
     Raises RankFailure with the rank and line if the implementation fails on the way.
     """
     cluster, alone = load_cluster(plan.cluster), 0.0
-    source = find_source("templates", load_course().phase(1))
+    files = [file for phase in (1, 2) for file in _learners(phase).files()]
     for gpus in plan.gpus:
         results = run_virtual(
             _body,
@@ -168,7 +262,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
             compute="roofline",
             algorithm=plan.collective,
             timeout=plan.timeout,
-            learner_files=source.files(),
+            learner_files=tuple(files),
         )
         answer = _answer(plan, cluster, gpus, results)
         alone = alone or answer.rate / answer.gpus  # relative to the smallest that was asked for
@@ -198,16 +292,31 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         compute=compute,
         exposed=max(0.0, together - compute),
         hidden=max(0.0, apart - (together - compute)),
-        rate=gpus * (plan.batch or spec.batch) * spec.per_sample / step,
+        rate=gpus * plan.samples / plan.model_ranks * spec.per_sample / step,
         unit=spec.unit,
         efficiency=1.0,
         memory=max(results.peaks),
         fits=max(results.peaks) <= cluster.gpu.memory,
         mfu=flops / step / peak,
+        bubble=_bubble(results),
         bytes_per_link=_bytes_per_link(cluster, results),
         unmodelled=results.unmodelled,
         spans=spans_of(results.logs[:SHOWN_RANKS]),
     )
+
+
+def _bubble(results: VirtualResults) -> float:
+    """The share of all ranks' steps in which a rank has nothing to do but wait for a stage."""
+    shares = []
+    for (begin, end, _), log in zip(results, results.logs, strict=True):
+        rest = [Span(log.rank, "compute", n, a, b) for n, a, b in log.spans if a >= begin]
+        messages = []
+        for event in log.events:
+            if event.start >= begin:
+                span = Span(log.rank, "communication", event.op, event.start, event.end or end)
+                (messages if event.op in FROM_STAGES else rest).append(span)
+        shares.append((covered([*rest, *messages]) - covered(rest)) / (end - begin))
+    return sum(shares) / len(shares)
 
 
 def _bytes_per_link(cluster: Cluster, results: VirtualResults) -> dict[str, int]:

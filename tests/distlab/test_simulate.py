@@ -69,6 +69,31 @@ def test_seven_billion_parameters_need_no_memory_here() -> None:
     assert not answers_of(model="gpt-7b", gpus=(1,), cluster="p4d-a100")[0].fits
 
 
+def test_tensor_and_pipeline_parallelism_cut_memory_and_cost_a_bubble() -> None:
+    common = {"model": "gpt-1b", "gpus": (4,), "batch": 2}
+    (whole,) = answers_of(**common)
+    (tensor,) = answers_of(tensor=4, **common)
+    (sequence,) = answers_of(tensor=4, sequence_parallel=True, **common)
+    (pipeline,) = answers_of(pipeline=4, micro_batches=8, **common)
+    (combined,) = answers_of(tensor=2, pipeline=2, micro_batches=4, **common)
+    assert max(tensor.memory, pipeline.memory, combined.memory) < 0.7 * whole.memory
+    assert sequence.memory < tensor.memory
+    assert tensor.bubble == sequence.bubble == 0 < combined.bubble
+    # stages of the same length: (p-1) / (m + p-1) of the step, but for the optimizer's part
+    assert pipeline.bubble == pytest.approx(3 / 11, rel=0.2)
+    rates = [a.rate for a in (whole, tensor, sequence, pipeline, combined)]
+    assert max(rates) < 4 * min(rates)
+
+
+def test_better_schedules_have_smaller_bubbles() -> None:
+    common = {"model": "gpt-1b", "gpus": (2,), "batch": 2, "pipeline": 2, "micro_batches": 4}
+    bubbles = [
+        answers_of(schedule=schedule, chunks=chunks, **common)[0].bubble
+        for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1))
+    ]
+    assert bubbles[0] > bubbles[1] > bubbles[2] > 0
+
+
 def test_every_model_has_an_input_that_fits() -> None:
     for name in MODELS:
         (answer,) = answers_of(model=name, gpus=(1,), batch=1)
@@ -114,6 +139,10 @@ def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
         (["--strategy", "zero"], "no strategy"),
         (["--dtype", "float12"], "dtype must be one of"),
         (["--config", "missing.yaml"], "missing.yaml"),
+        (["--model", "gpt-1b", "--tensor", "8", "--gpus", "4"], "no multiple of tensor 8"),
+        (["--model", "resnet50", "--tensor", "2", "--gpus", "4"], "are for the GPTs"),
+        (["--model", "gpt-1b", "--pipeline", "2", "--gpus", "2", "--impl", "torch"], "mine"),
+        (["--model", "gpt-1b", "--pipeline", "0"], "must be positive"),
     ],
 )
 def test_wrong_calls_get_one_line(arguments: list[str], words: str, capsys) -> None:
