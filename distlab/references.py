@@ -1,7 +1,8 @@
 """Recorded training runs: what one process on one device really got, to compare others with.
 
-A record holds the workload's configuration and its hash, the loss and gradient norm of every step,
-a float64 sum and norm of every parameter at the end, speed, memory, where and with what it ran,
+A record holds the workload's configuration and its hash, the data's hash (some data differ between
+versions of Python, then nothing can be compared), the loss and gradient norm of every step, a
+float64 sum and norm of every parameter at the end, speed, memory, where and with what it ran,
 and a hash over all of that. GPU runs (fp32, TF32 off) are the yardstick; the CPU run in float64
 stands in where there is none.
 """
@@ -19,6 +20,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .course import root
-from .workloads import Workload, build_model, build_optimizer, digits, epoch_order
+from .workloads import DATA, Workload, build_model, build_optimizer, data_hash, epoch_order
 
 # fp32 on another device or number of ranks against the record: rounding (6e-8 per operation) grows
 # with each step of training. Measured against float64: digits_mlp (SGD) 1.3e-6 over all 345 steps;
@@ -41,14 +43,22 @@ def digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
+class OtherData(ValueError):
+    """The record was made with other data than there are here: nothing can be compared with it."""
+
+
 def global_batches(chosen: Workload, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The global batches in order: (images, labels) of at most ``global_batch_size`` samples."""
-    images, labels = digits().tensors
+    """The global batches in order: (inputs, targets) of at most ``global_batch_size`` samples."""
+    return islice(_all_batches(chosen, epochs), chosen.steps)
+
+
+def _all_batches(chosen: Workload, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    inputs, targets = DATA[chosen.data]().tensors
     for epoch in range(epochs):
-        order = epoch_order(len(labels), chosen.seed, epoch)
+        order = epoch_order(len(targets), chosen.seed, epoch)
         for start in range(0, len(order), chosen.global_batch_size):
             batch = order[start : start + chosen.global_batch_size]
-            yield images[batch], labels[batch]
+            yield inputs[batch], targets[batch]
 
 
 def train_alone(
@@ -60,7 +70,8 @@ def train_alone(
     losses, norms = [], []
     for inputs, targets in global_batches(chosen, epochs):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs.to(device, dtype)), targets.to(device))
+        inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
+        loss = F.cross_entropy(model(inputs), targets.to(device).flatten())
         loss.backward()
         grads = [p.grad.double().norm() for p in model.parameters() if p.grad is not None]
         norms.append(torch.stack(grads).norm().item())
@@ -79,10 +90,12 @@ def record(chosen: Workload, device: str) -> dict[str, Any]:
     begun = time.perf_counter()
     losses, norms, model = train_alone(chosen, epochs=chosen.epochs, device=device, dtype=dtype)
     seconds = time.perf_counter() - begun
+    samples = sum(len(targets) for _, targets in global_batches(chosen, chosen.epochs))
     configuration = asdict(chosen)
     data = {
         "configuration": configuration,
         "configuration_hash": digest(configuration),
+        "data_hash": data_hash(chosen.data),
         "losses": losses,
         "gradient_norms": norms,
         "parameters": {
@@ -90,7 +103,7 @@ def record(chosen: Workload, device: str) -> dict[str, Any]:
             for name, p in model.named_parameters()
         },
         "dtype": str(dtype).removeprefix("torch."),
-        "samples_per_second": chosen.epochs * len(digits()) / seconds,
+        "samples_per_second": samples / seconds,
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else _peak_memory(),
         "device": device,
         "device_name": torch.cuda.get_device_name() if on_gpu else cpu_name(),
@@ -150,8 +163,27 @@ def load(device: str, name: str, folder: Path | None = None) -> dict[str, Any]:
     return data
 
 
+def expect_same_data(reference: dict[str, Any]) -> None:
+    """Raise OtherData unless the record was made with the data that there are here."""
+    name, data = (reference["configuration"][key] for key in ("name", "data"))
+    if reference["data_hash"] != data_hash(data):
+        raise OtherData(
+            f"the reference run of {name} can't be compared: its {data} differs from the one here "
+            f"(recorded with Python {reference['python']}, this is {platform.python_version()})"
+        )
+
+
 def best(name: str) -> tuple[dict[str, Any], str]:
-    """The GPU record if there is one, else the CPU's float64 run, and a note that says which."""
+    """The GPU record if there is one, else the CPU's float64 run, and a note that says which.
+
+    Raises OtherData if what was trained on differs from the data here.
+    """
+    data, note = _best(name)
+    expect_same_data(data)
+    return data, note
+
+
+def _best(name: str) -> tuple[dict[str, Any], str]:
     if reference_path("cuda", name).exists():
         data = load("cuda", name)
         return data, f"recorded on {data['device_name']}, fp32"

@@ -1,13 +1,16 @@
-"""The data and the models that every phase trains on: real, small, and the same everywhere.
+"""The data and the models that every phase trains on: real and small.
 
 Random numbers for weights and the split are drawn on the CPU, so that runs on any device start
 equal. The digits are 1,797 real 8×8 images (Alpaydin & Kaynak 1998, CC BY 4.0), as shipped with
-scikit-learn.
+scikit-learn: the same everywhere. The text is the documentation that every Python has in its
+``pydoc_data.topics`` (Python Software Foundation), about 460,000 characters: it differs a little
+between versions of Python, so what is trained on it is compared by ``data_hash`` first.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,29 +22,61 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 TEST_SIZE = 360
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # 96: divides by 2, 4, 8
+CONTEXT = 64  # tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One canonical training run; ``global_batch_size`` samples per optimizer step."""
+    """One canonical training run; ``global_batch_size`` samples per optimizer step.
+
+    ``steps``: optimizer steps, where they are fewer than ``epochs`` have.
+    """
 
     name: str
     model: str
+    data: str
     optimizer: str
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     global_batch_size: int = 64
     epochs: int = 20
+    steps: int | None = None
     seed: int = 0
 
 
 WORKLOADS = {
     w.name: w
     for w in (
-        Workload(name="digits_mlp", model="mlp", optimizer="sgd", lr=0.1, momentum=0.9, epochs=15),
         Workload(
-            name="digits_cnn", model="cnn", optimizer="adamw", lr=3e-3, weight_decay=0.01, epochs=10
+            name="digits_mlp",
+            model="mlp",
+            data="digits",
+            optimizer="sgd",
+            lr=0.1,
+            momentum=0.9,
+            epochs=15,
+        ),
+        Workload(
+            name="digits_cnn",
+            model="cnn",
+            data="digits",
+            optimizer="adamw",
+            lr=3e-3,
+            weight_decay=0.01,
+            epochs=10,
+        ),
+        Workload(
+            name="tiny_gpt",
+            model="tiny_gpt",
+            data="text",
+            optimizer="adamw",
+            lr=1e-3,
+            weight_decay=0.01,
+            global_batch_size=16,
+            epochs=1,
+            steps=100,
         ),
     )
 }
@@ -72,6 +107,52 @@ def digits(train: bool = True) -> TensorDataset:
     chosen = order[TEST_SIZE:] if train else order[:TEST_SIZE]
     images = (table[chosen, :64] / 8 - 1).float().view(-1, 1, 8, 8)
     return TensorDataset(images, table[chosen, 64].long())
+
+
+@functools.cache
+def _table() -> Tensor:
+    """(128,) the token of each ASCII code."""
+    table = torch.full((128,), CHARACTERS.index("?"))
+    table[[ord(c) for c in CHARACTERS]] = torch.arange(len(CHARACTERS))
+    return table
+
+
+def encode(string: str) -> Tensor:
+    """The tokens (len(string),) int64: places in CHARACTERS, that of ``?`` for all others."""
+    return _table()[torch.tensor(list(string.encode("ascii", "replace")), dtype=torch.int64)]
+
+
+def decode(tokens: Tensor) -> str:
+    """The string of tokens of any shape."""
+    return "".join(CHARACTERS[token] for token in tokens.flatten().tolist())
+
+
+@functools.cache
+def text(train: bool = True) -> TensorDataset:
+    """Tokens (n, 64) int64 and for each the token that comes next (n, 64), from this Python's docs.
+
+    All topics one after the other by name; the last tenth is to test. Windows don't overlap.
+    """
+    from pydoc_data.topics import topics
+
+    tokens = encode("\n\n".join(topics[name] for name in sorted(topics)))
+    border = len(tokens) * 9 // 10
+    part = tokens[:border] if train else tokens[border:]
+    count = (len(part) - 1) // CONTEXT
+    inputs, targets = part[: count * CONTEXT], part[1 : count * CONTEXT + 1]
+    return TensorDataset(inputs.view(count, CONTEXT), targets.view(count, CONTEXT))
+
+
+DATA = {"digits": digits, "text": text}
+
+
+@functools.cache
+def data_hash(name: str) -> str:
+    """SHA-256 of the training samples of a data set: what a run has really trained on."""
+    found = hashlib.sha256()
+    for tensor in DATA[name]().tensors:
+        found.update(str(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())
+    return found.hexdigest()
 
 
 def mlp() -> nn.Module:
@@ -149,7 +230,12 @@ class GPT(nn.Module):
         return self.head(self.norm(x_BTD)).flatten(0, 1)
 
 
-MODELS = {"mlp": mlp, "cnn": cnn}
+def tiny_gpt() -> nn.Module:
+    """Four layers of width 64 with 4 heads over 96 characters: 210,304 parameters."""
+    return GPT(len(CHARACTERS), CONTEXT, layers=4, width=64, heads=4)
+
+
+MODELS = {"mlp": mlp, "cnn": cnn, "tiny_gpt": tiny_gpt}
 
 
 def build_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:

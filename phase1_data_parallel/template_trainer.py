@@ -193,7 +193,8 @@ def main() -> None:
     from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
 
     parser = argparse.ArgumentParser(description="Data-parallel training of a digits classifier.")
-    parser.add_argument("--workload", default="digits_mlp", choices=sorted(WORKLOADS))
+    names = sorted(w.name for w in WORKLOADS.values() if w.data == "digits")
+    parser.add_argument("--workload", default="digits_mlp", choices=names)
     parser.add_argument("--epochs", type=int, help="default: the workload's")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--save", help="file for losses and weights, written by rank 0")

@@ -157,7 +157,7 @@ def compare_tried(tried: list[int], answer: int, upper: int, what: str, rank: in
 
 @exercise("2.4", "virtual gloo cuda")
 def test_search_finds_the_largest_on_all_ranks(impl, run, cases):
-    """The smallest over the ranks of the largest that fits, whichever way a rank runs out."""
+    """largest_micro_batch is what fits on all ranks, whichever way one of them runs out."""
     for capacities, upper in cases(
         ([23, 37, 50, 91], 100),
         ([90, 12, 8, 30], 64),
@@ -321,7 +321,7 @@ def test_budget_in_bytes_is_kept(impl, run, seed):
 
 @exercise("2.4", "virtual gloo cuda")
 def test_trials_train_nothing(impl, run, seed, cases):
-    """Weights, gradients, buffers, optimizer and random state stay, also after an error."""
+    """make_trial leaves weights, gradients, buffers, optimizer and random state as they are."""
     for fails in cases(True, False):
         check_untouched(run, impl, fails)
 
