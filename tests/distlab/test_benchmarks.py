@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import common, ranks, run, trainer
+import torch
+
+from benchmarks import common, mixed_precision, ranks, recompute, run, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -10,6 +12,13 @@ def test_ranks_and_trainer_still_run() -> None:
     rates = trainer.compare("digits MLP", 2, epochs=1)
     assert {name: len(values) for name, values in rates.items()} == {"solution": 1, "DDP": 1}
     assert all(rate > 0 for values in rates.values() for rate in values)
+
+
+def test_mixed_precision_and_recompute_still_run() -> None:
+    times = mixed_precision.compare(torch.bfloat16, 1, repeats=1)
+    assert set(times) == {"solution", "torch", "fp32"}
+    _, peaks = recompute.compare("16 MLP layers", repeats=1)
+    assert peaks["solution"] < peaks["none"] / 2
 
 
 def test_contestants_take_turns() -> None:
