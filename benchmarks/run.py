@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import os
 import platform
 import sys
@@ -14,9 +15,19 @@ import torch
 from distlab.course import root
 from distlab.references import cpu_name
 
-from . import grading, published, ranks, split, trainer, validation, virtual
 from .common import Table
 
+BENCHMARKS = (
+    "ranks",
+    "grading",
+    "trainer",
+    "split",
+    "mixed_precision",
+    "recompute",
+    "virtual",
+    "validation",
+    "published",
+)
 HEAD = """# Benchmarks
 
 Written by `make bench`; ratios are of medians from this one run. Numbers depend on the machine, and
@@ -49,7 +60,8 @@ def main() -> int:
     repeats: tuple[int, ...] = (1,) if options.quick else ()
     torch.set_num_threads(1)
     tables = []
-    for benchmark in (ranks, grading, trainer, split, virtual, validation, published):
+    for name in BENCHMARKS:
+        benchmark = importlib.import_module(f".{name}", __package__)
         tables.append(benchmark.measure(*repeats))
         print(tables[-1].markdown(), end="\n\n", flush=True)
     if not options.quick:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import common, ranks, run, split, trainer
+import torch
+
+from benchmarks import common, mixed_precision, ranks, recompute, run, split, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -36,3 +38,10 @@ def test_page_names_the_machine() -> None:
     page = run.page([common.Table("Title", ["a", "b"], [["1", "2"]], "a note")])
     assert "Machine: " in page
     assert "### Title\n\na note\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n" in page
+
+
+def test_mixed_precision_and_recompute_still_run() -> None:
+    times = mixed_precision.compare(torch.bfloat16, 1, repeats=1)
+    assert set(times) == {"solution", "torch", "fp32"}
+    _, peaks = recompute.compare("16 MLP layers", repeats=1)
+    assert peaks["solution"] < peaks["none"] / 2
