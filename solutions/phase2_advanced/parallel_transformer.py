@@ -59,7 +59,7 @@ class ParallelBlock(nn.Module):
     the number of ranks, or the width by the heads.
     """
 
-    column, row = ColumnParallelLinear, RowParallelLinear
+    column, row = ColumnParallelLinear, RowParallelLinear  # exercise 2.18 takes others
 
     def __init__(self, block: Any, group: Group = None) -> None:
         super().__init__()
