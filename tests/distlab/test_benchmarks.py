@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import common, ranks, run, trainer
+from benchmarks import common, ranks, run, tensor_parallel, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -10,6 +10,16 @@ def test_ranks_and_trainer_still_run() -> None:
     rates = trainer.compare("digits MLP", 2, epochs=1)
     assert {name: len(values) for name, values in rates.items()} == {"solution": 1, "DDP": 1}
     assert all(rate > 0 for values in rates.values() for rate in values)
+
+
+def test_tensor_parallelism_equals_pytorchs() -> None:
+    """Outputs and gradients (compared by the benchmark itself), bytes and activations."""
+    times = tensor_parallel.compare(2, repeats=1)
+    assert [*times] == [*tensor_parallel.KINDS]
+    for kind, (sent, kept) in tensor_parallel.costs(2).items():
+        regather = kind == tensor_parallel.KINDS[3]
+        assert sent[0] <= sent[1] * (1.26 if regather else 1.001)  # row biases
+        assert kept[0] <= kept[1] * (0.9 if regather else 1)
 
 
 def test_contestants_take_turns() -> None:

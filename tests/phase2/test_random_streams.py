@@ -296,24 +296,27 @@ def test_streams_refuse_bad_input(impl, run, seed):
 def trace_streams(impl):
     """Two steps of a layer with dropout of both kinds, recomputed in backward."""
 
+    class Layer(torch.nn.Module):
+        def __init__(self, streams) -> None:
+            super().__init__()
+            self.streams = streams
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with self.streams.sharded():
+                x = F.dropout(torch.sin(x), 0.1)
+            with self.streams.replicated():
+                return F.dropout(x, 0.1).square()
+
     def body(ctx):
         streams = impl.RandomStreams(1)
-        x = torch.ones(2_000_000, requires_grad=True)
-
-        def run_layer(y: torch.Tensor) -> torch.Tensor:
-            with streams.sharded():
-                y = F.dropout(torch.sin(y), 0.1)
-            with streams.replicated():
-                y = F.dropout(y, 0.1)
-            return y * y
-
+        model, x = Layer(streams), torch.ones(500_000, requires_grad=True)
         for step in range(3):
             if step == 1:
+                dist.barrier()
                 ctx.start_picture()
-            y = checkpoint(run_layer, x, use_reentrant=False, context_fn=streams.contexts)
-            with ctx.region(f"step {step}"):
-                total = y.sum()
-                dist.all_reduce(total.detach().clone())
-            total.backward()
+            y = checkpoint(model, x, use_reentrant=False, context_fn=streams.contexts)
+            with ctx.region(f"loss {step}"):
+                dist.all_reduce(y.detach().sum())
+            y.sum().backward()
 
     return body

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from distlab.diagnose import Case, Diagnosis
-from distlab.grading import exercise, expect_close, fail, refusal
+from distlab.grading import exercise, expect_close, fail, refusal, trace
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -148,3 +148,20 @@ def test_pair_in_a_subgroup(impl, run, seed):
         expect_close(results[rank][0], sum(terms), what=f"sum {what}", rank=rank, **EXACT)
         want = torch.full((4,), 2.0, dtype=torch.float64)
         expect_close(results[rank][1], want, what=f"gradient {what}", rank=rank, **EXACT)
+
+
+@trace("2.14")
+def trace_pair(impl):
+    """Two steps of a function of which each rank computes one term."""
+
+    def body(ctx):
+        weight = torch.ones(512, 512, requires_grad=True)
+        x = torch.ones(512, 512, requires_grad=True)
+        for step in range(3):
+            if step == 1:
+                ctx.start_picture()
+            with ctx.region(f"step {step}"):
+                term = torch.sin(impl.copy_to_ranks(x) @ weight)
+                impl.sum_over_ranks(term).square().mean().backward()
+
+    return body

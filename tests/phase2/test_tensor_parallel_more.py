@@ -1,4 +1,4 @@
-"""Checks of exercise 2.15: column- and row-parallel layers (trace of 2.14 and 2.15)."""
+"""Checks of exercise 2.15: column- and row-parallel layers."""
 
 from __future__ import annotations
 
@@ -292,7 +292,6 @@ def test_layers_refuse_what_does_not_divide(impl, run, seed):
     expect_refused(run(body, 3), calls)
 
 
-@trace("2.14")
 @trace("2.15")
 def trace_layers(impl):
     """Two steps of a two-layer MLP of width 256, forward and backward."""
