@@ -24,6 +24,7 @@ BENCHMARKS = (
     "split",
     "mixed_precision",
     "recompute",
+    "tensor_parallel",
     "virtual",
     "validation",
     "published",

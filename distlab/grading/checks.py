@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 
 from ..diagnose import explain
 from ..failure import CheckFailed
+from ..ranks import RankResults
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,6 +51,51 @@ def expect_equal(
     """Fail unless the plain values are equal."""
     if got != want:
         fail(f"{what}{_where(rank)}: expected {want!r}, got {got!r}", cause=cause, rank=rank)
+
+
+def refusal(call: Callable[..., object], *args: object, **kwargs: object) -> str:
+    """The message of the ValueError that the call raises; if it doesn't, ``"!"`` and what it did.
+
+    For the bodies of ranks; ``expect_refused`` judges what they return.
+    """
+    try:
+        call(*args, **kwargs)
+    except ValueError as error:
+        return str(error)
+    except Exception as error:
+        return f"!it raised {type(error).__name__}: {error}"
+    return "!it was accepted"
+
+
+def expect_refused(
+    results: RankResults, calls: Sequence[tuple[str, Sequence[object]]], *, cause: str = "accepted"
+) -> None:
+    """Fail unless every rank refused every call, naming its numbers, before anything was sent.
+
+    ``results``: for each rank the list of its ``refusal``s; ``calls``: for each of them what it is,
+    and the numbers that its message must hold.
+    """
+    for rank, refusals in enumerate(results):
+        for (what, numbers), text in zip(calls, refusals, strict=True):
+            if text.startswith("!"):
+                fail(
+                    f"{what}{_where(rank)}: expected a ValueError, but {text[1:]}",
+                    cause=cause,
+                    rank=rank,
+                )
+            missing = [str(n) for n in numbers if str(n) not in text]
+            if missing:
+                named = " and ".join(missing)
+                message = f"{what}{_where(rank)}: the message should name {named}: {text}"
+                fail(message, cause="unclear-message", rank=rank)
+        if results.logs[rank].events:
+            event = results.logs[rank].events[0]
+            fail(
+                f"rank {rank} issued {event} before the arguments were checked",
+                cause="late-check",
+                rank=rank,
+                line=event.line,
+            )
 
 
 def expect_close(

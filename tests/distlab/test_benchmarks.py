@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks import common, mixed_precision, ranks, recompute, run, split, trainer
+from benchmarks import (
+    common,
+    mixed_precision,
+    ranks,
+    recompute,
+    run,
+    split,
+    tensor_parallel,
+    trainer,
+)
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -45,3 +54,13 @@ def test_mixed_precision_and_recompute_still_run() -> None:
     assert set(times) == {"solution", "torch", "fp32"}
     _, peaks = recompute.compare("16 MLP layers", repeats=1)
     assert peaks["solution"] < peaks["none"] / 2
+
+
+def test_tensor_parallelism_equals_pytorchs() -> None:
+    """Outputs and gradients (compared by the benchmark itself), bytes and activations."""
+    times = tensor_parallel.compare(2, repeats=1)
+    assert [*times] == [*tensor_parallel.KINDS]
+    for kind, (sent, kept) in tensor_parallel.costs(2).items():
+        regather = kind == tensor_parallel.KINDS[3]
+        assert sent[0] <= sent[1] * (1.26 if regather else 1.001)  # row biases
+        assert kept[0] <= kept[1] * (0.9 if regather else 1)

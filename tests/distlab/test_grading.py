@@ -13,10 +13,12 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab import templates
 from distlab.course import load_course, root
-from distlab.grading import grade
+from distlab.grading import CheckFailed, expect_refused, grade, refusal
 from distlab.grading.report import console, print_report
 from distlab.grading.session import Request
 from distlab.grading.verdicts import Report
+from distlab.ledger import Event, Log
+from distlab.ranks import RankResults
 
 COURSE = load_course()
 AVERAGE = 'raise NotImplementedError("exercise 1.4")'
@@ -128,7 +130,7 @@ def test_blocked_and_substituted(folder: Path) -> None:
     assert by_id["1.6"].verdict == "pass"
     assert by_id["1.8"].verdict == "blank"
     collectives = (solution / "collectives.py").read_text()
-    wrong = collectives.replace('    check_op(tensor, op)\n', "    return\n", 1)
+    wrong = collectives.replace("    check_op(tensor, op)\n", "    return\n", 1)
     (folder / "template_collectives.py").write_text(wrong)
     report = graded(folder, "1.8")
     assert report.exercises[0].verdict == "blocked"
@@ -204,3 +206,30 @@ def test_python_without_the_dependencies_is_told_what_to_do() -> None:
     assert done.returncode != 0
     assert "make env" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def refuse(size: int) -> None:
+    raise ValueError(f"{size} elements over 3 ranks")
+
+
+@pytest.mark.parametrize(
+    ("said", "sends", "cause"),
+    [
+        (refusal(refuse, 7), False, ""),
+        (refusal(print), False, "accepted"),
+        (refusal(int, []), False, "accepted"),
+        (refusal(refuse, 8), False, "unclear-message"),
+        (refusal(refuse, 7), True, "late-check"),
+    ],
+)
+def test_expect_refused(said: str, sends: bool, cause: str) -> None:
+    event = Event("all_reduce", (0, 1), None, 1, "float32", 4, 4, 4, 0.0)
+    logs = [Log(rank, [event] if sends else [], []) for rank in range(2)]
+    results = RankResults([["7 over 3"], [said]], logs, ["", ""])
+    if not cause:
+        expect_refused(results, [("7 over 3 ranks", (7, 3))])
+        return
+    with pytest.raises(CheckFailed) as caught:
+        expect_refused(results, [("7 over 3 ranks", (7, 3))])
+    assert caught.value.cause == cause
+    assert caught.value.rank == (0 if sends else 1)

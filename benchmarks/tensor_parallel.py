@@ -1,0 +1,211 @@
+"""Tensor parallelism: the layers of phase 2 against torch.distributed.tensor.parallel.
+
+Both are made from the same whole model and take the same steps (forward and backward) in turn in
+the same ranks; outputs and gradients are compared before anything is timed. PyTorch's layers carry
+DTensors, which know their placement and cost time at every operator.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from distlab.memory import SavedActivations
+from distlab.ranks import RankContext, run_ranks
+from distlab.workloads import Block
+from solutions.phase2_advanced.parallel_transformer import ParallelBlock, rows_by_rank
+from solutions.phase2_advanced.sequence_parallel import (
+    SequenceParallelBlock,
+    sum_replicated_gradients,
+)
+from solutions.phase2_advanced.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+
+from .common import Table, spread
+
+BATCH, LENGTH, WIDTH, HEADS = 8, 128, 256, 8
+Side = tuple[nn.Module, Callable[[], object]]  # the model, and what a step does after backward
+KINDS = ("MLP", "block", "block, sequence parallel", "the same, gathered again")
+
+
+def whole(kind: str) -> nn.Module:
+    """The model of one process, the same on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "MLP":
+            up, down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+            return nn.Sequential(up, nn.GELU(), down)
+        return Block(WIDTH, HEADS)
+
+
+def solution(kind: str) -> Side:
+    """The layers of phase 2."""
+    model = whole(kind)
+    if kind == "MLP":
+        up, gelu, down = model.children()
+        return nn.Sequential(ColumnParallelLinear(up), gelu, RowParallelLinear(down)), lambda: None
+    if kind == "block":
+        return ParallelBlock(model), lambda: None
+    block = SequenceParallelBlock(model, regather=kind != KINDS[2])
+    return block, lambda: sum_replicated_gradients(block.replicated())
+
+
+def pytorch(kind: str) -> Side:
+    """PyTorch's own; the rows of q, k and v are put in order first, or it would mix them up."""
+    model, world_size = whole(kind), dist.get_world_size()
+    plan: dict[str, object] = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    if kind != "MLP":
+        model.qkv, model.heads = rows_by_rank(model.qkv, world_size), HEADS // world_size
+        columns, rows = ColwiseParallel(), RowwiseParallel()
+        plan = {}
+        if kind != "block":
+            columns = ColwiseParallel(input_layouts=Shard(1))
+            rows = RowwiseParallel(output_layouts=Shard(1))
+            plan = {"norm_attention": SequenceParallel(), "norm_mlp": SequenceParallel()}
+        plan |= {"qkv": columns, "up": columns, "out": rows, "down": rows}
+    model = parallelize_module(model, init_device_mesh("cpu", (world_size,)), plan)
+
+    def complete() -> None:
+        """Sum the gradients that every rank has of its own positions, as an optimizer would."""
+        for p in model.parameters():
+            if isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+                p.grad = p.grad.redistribute(placements=p.placements)
+
+    return model, complete
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it, arrived."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+class LocalActivations(SavedActivations):
+    """Counts of a DTensor what this rank holds."""
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        super()._pack(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+        return tensor
+
+
+def step(side: Side, x: Tensor, weight: Tensor) -> list[Tensor]:
+    """One forward and backward; output and gradients."""
+    model, complete = side
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    y = model(x)
+    (y * weight).sum().backward()
+    complete()
+    return [y, x.grad, *[p.grad for p in model.parameters()]]  # type: ignore[list-item]
+
+
+def data(kind: str, rank: int, world_size: int) -> list[Tensor]:
+    """This rank's input, and a weight for each element of the output."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(BATCH, LENGTH, WIDTH, generator=generator) for _ in range(2)]
+    cut = kind not in KINDS[:2]
+    return [t.chunk(world_size, 1)[rank].contiguous() if cut else t for t in drawn]
+
+
+def compare(world_size: int, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each step by kind, slowest rank; fails unless both compute the same."""
+
+    def body(ctx: RankContext) -> dict[str, dict[str, list[float]]]:
+        return {kind: timed(kind, ctx.rank, repeats) for kind in KINDS}
+
+    return run_ranks(body, world_size, ledger=False, timeout=300)[0]
+
+
+def timed(kind: str, rank: int, repeats: int) -> dict[str, list[float]]:
+    """Steps of both in turn, after one that is not timed and whose results must agree."""
+    tensors = data(kind, rank, dist.get_world_size())
+    sides = {"solution": solution(kind), "PyTorch": pytorch(kind)}
+    results = [[local(t) for t in step(side, *tensors)] for side in sides.values()]
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, side in sides.items():
+            dist.barrier()
+            begun = time.perf_counter()
+            step(side, *tensors)
+            seconds = torch.tensor(time.perf_counter() - begun)
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            values[name].append(seconds.item())
+    return values
+
+
+def costs(world_size: int) -> dict[str, list[tuple[int, int]]]:
+    """Bytes that rank 0 sends in a step, and keeps for backward: (solution, PyTorch) of each."""
+
+    def body(ctx: RankContext) -> dict[str, list[int]]:
+        kept: dict[str, list[int]] = {}
+        for kind in KINDS:
+            x, weight = data(kind, ctx.rank, ctx.world_size)
+            for name, make in (("solution", solution), ("PyTorch", pytorch)):
+                side = make(kind)
+                with ctx.region(f"{kind} {name}"):
+                    step(side, x, weight)
+                with LocalActivations() as saved:
+                    saved.known = {local_storage(p) for p in side[0].parameters()}
+                    side[0](x.clone().requires_grad_())
+                kept.setdefault(kind, []).append(saved.bytes)
+        return kept
+
+    results = run_ranks(body, world_size, timeout=300)
+    log, found = results.logs[0], {}
+    for kind in KINDS:
+        sent = [log.select(region=f"{kind} {name}").sent for name in ("solution", "PyTorch")]
+        found[kind] = [(sent[0], sent[1]), tuple(results[0][kind])]
+    return found
+
+
+def local_storage(p: Tensor) -> int:
+    """Where the memory of a parameter lies."""
+    return (p.to_local() if isinstance(p, DTensor) else p).untyped_storage().data_ptr()
+
+
+def measure(repeats: int = 11) -> Table:
+    """Step time, bytes and activations side by side."""
+    rows = []
+    for world_size in (2, 4):
+        times, spent = compare(world_size, repeats), costs(world_size)
+        for kind in KINDS:
+            ours, theirs = ([s * 1e3 for s in v] for v in times[kind].values())
+            ratio = statistics.median(ours) / statistics.median(theirs)
+            bytes_ = [" / ".join(f"{n / 1e6:.2f}" for n in pair) for pair in spent[kind]]
+            spans = spread(ours, 1), spread(theirs, 1)
+            rows.append([kind, str(world_size), *spans, f"{ratio:.2f}", *bytes_])
+    return Table(
+        "Tensor parallelism, one forward and backward",
+        [
+            "model",
+            "ranks",
+            "phase 2 solution, ms",
+            "torch.distributed.tensor.parallel, ms",
+            "ratio of medians",
+            "MB sent by a rank, solution / PyTorch",
+            "MB kept for backward, solution / PyTorch",
+        ],
+        rows,
+        f"Batch {BATCH}, {LENGTH} positions, width {WIDTH}, {HEADS} heads, float32; median "
+        f"(least … most) of {repeats} steps taken in turn in the same ranks, slowest rank. The same outputs "
+        "and gradients. The last kind keeps fewer activations for one more all-gather per "
+        "column-parallel layer; PyTorch has no such choice.",
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(measure().markdown())

@@ -1,0 +1,218 @@
+# Exercises 2.14, 2.15: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase2.py 2.14
+"""Tensor parallelism: one matrix product shared by W ranks, forward and backward.
+
+A layer that is too large (or too slow) for one rank is cut along its features. Every rank computes
+a share of the product; what is missing at the borders is communicated. Each such step comes as a
+pair: what it does in forward fixes what it must do in backward.
+
+==================  ===========  ===========  ==================================================
+function            forward      backward     for
+==================  ===========  ===========  ==================================================
+copy_to_ranks       identity     all-reduce   each rank uses the same x for something else
+sum_over_ranks      all-reduce   identity     x is a sum of which each rank has one term
+split_to_ranks      own block    all-gather   each rank goes on with its block of the same x
+gather_from_ranks   all-gather   own block    all ranks need all blocks, for the same thing
+==================  ===========  ===========  ==================================================
+
+A column-parallel layer (blocks of output features) followed by a row-parallel one (blocks of input
+features) needs nothing in between: one all-reduce forward, one backward. Per rank an all-reduce of
+N bytes sends 2(W-1)/W·N, an all-gather to N bytes (W-1)/W·N. Invariant: what is replicated is equal
+on all ranks, values and gradients; what is sharded is, put together, what one process would have.
+
+Shapes: N tokens (any leading dimensions), D inputs, F outputs; a small letter is this rank's share
+of the dimension: weight_fD has F/W rows.
+Sources: Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053), section 3; Narayanan et al. 2021
+(arXiv 2104.04473), section 2.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+Group = dist.ProcessGroup | None
+
+
+def place_in(group: Group) -> tuple[int, int]:
+    """(this rank's number in ``group``, its size); ValueError if this process is not in it."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("this process is not in the group that was given")
+    return rank, world_size
+
+
+def block_of(size: int, what: str, group: Group) -> slice:
+    """This rank's block of ``size`` things, equal on all ranks; ValueError if that can't be."""
+    rank, world_size = place_in(group)
+    if size % world_size:
+        raise ValueError(f"{size} {what} can't be divided evenly among {world_size} ranks")
+    share = size // world_size
+    return slice(rank * share, (rank + 1) * share)
+
+
+# -- the conjugate pair -------------------------------------------------------------------------
+class _CopyToRanks(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        # Step 1: nothing to send: all ranks have x already; autograd wants a tensor of its own
+        raise NotImplementedError("exercise 2.14")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Step 2: x was used on all ranks, so its gradient is the sum over all ranks: the other
+        #         function of the pair
+        raise NotImplementedError("exercise 2.14")
+
+
+class _SumOverRanks(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        # Step 3: reduce a contiguous copy: a collective writes into its argument, and neither the
+        #         caller's tensor nor a gradient that autograd hands out may change
+        raise NotImplementedError("exercise 2.14")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Step 4: every term of a sum has the sum's gradient, and every rank has that already
+        raise NotImplementedError("exercise 2.14")
+
+
+def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
+    """``x``, which is equal on all ranks; its gradient is the sum of all ranks' gradients.
+
+    Megatron-LM's f. Any shape and strides. Backward: one all-reduce of x's bytes; the gradient that
+    comes in is not changed. ValueError if this process is not in ``group``.
+    """
+    place_in(group)
+    return _CopyToRanks.apply(x, group)
+
+
+def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
+    """The sum of all ranks' ``x`` (same shape and dtype) as a new contiguous tensor.
+
+    Megatron-LM's g. Any shape and strides; ``x`` is not changed. Its gradient is the sum's.
+    Forward: one all-reduce of x's bytes; backward: nothing. ValueError if this process is not in
+    ``group``.
+    """
+    place_in(group)
+    return _SumOverRanks.apply(x, group)
+
+
+# -- linear layers ------------------------------------------------------------------------------
+def cut(x: Tensor, dim: int, block: slice) -> Tensor:
+    """The ``block`` of ``x`` along ``dim``, contiguous and in memory of its own."""
+    # Step 1: a copy: a view would keep all of x in memory
+    raise NotImplementedError("exercise 2.15")
+
+
+class _SplitToRanks(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, block: slice, group: Group) -> Tensor:
+        # Step 2: this rank's block
+        raise NotImplementedError("exercise 2.15")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Step 3: each rank has the gradient of its block only; the whole x needs all of them
+        raise NotImplementedError("exercise 2.15")
+
+
+class _GatherFromRanks(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
+        # Step 4: all-gather contiguous blocks rank after rank, then put them together along dim
+        raise NotImplementedError("exercise 2.15")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Step 5: all ranks go on alike with the whole, so all have the same gradient: take a block
+        raise NotImplementedError("exercise 2.15")
+
+
+def split_to_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
+    """This rank's block of ``x`` along ``dim``, a contiguous copy; ``x`` is equal on all ranks.
+
+    Backward: one all-gather of the blocks' gradients. ValueError if the dimension does not divide.
+    """
+    return _SplitToRanks.apply(x, dim, block_of(x.shape[dim], "elements", group), group)
+
+
+def gather_from_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
+    """The ranks' ``x`` (of one shape) put together along ``dim``, in rank order, contiguous.
+
+    For a whole that all ranks use in the same way: the gradient is this rank's block of the
+    whole's, without communication. Forward: one all-gather.
+    """
+    place_in(group)
+    return _GatherFromRanks.apply(x, dim, group)
+
+
+def shard(full: Tensor, dim: int, block: slice) -> nn.Parameter:
+    """The ``block`` of a parameter along ``dim``, as a parameter; trainable if the whole is."""
+    return nn.Parameter(cut(full.detach(), dim, block), full.requires_grad)
+
+
+def check_width(x: Tensor, width: int, layer: nn.Module) -> None:
+    """Raise ValueError unless the last dimension of ``x`` is ``width``."""
+    if x.shape[-1] != width:
+        name = type(layer).__name__
+        raise ValueError(f"{name} takes {width} features in the last dimension, got {x.shape[-1]}")
+
+
+class ColumnParallelLinear(nn.Module):
+    """A linear layer whose output features are shared out: rank r has block r of F/W of them.
+
+    ``linear``: the whole layer, the same on all ranks; it is not kept, and nothing is communicated.
+    ``weight`` (F/W, D) and ``bias`` (F/W) or None are this rank's rows. Raises ValueError if F does
+    not divide by the number of ranks.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, group: Group = None, *, gather_output: bool = False
+    ) -> None:
+        super().__init__()
+        # Step 6: take this rank's rows of the weight, and with them its part of the bias
+        raise NotImplementedError("exercise 2.15")
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """(…, D), equal on all ranks, to this rank's (…, F/W), or to (…, F) on all ranks.
+
+        Backward: one all-reduce of x's bytes. With ``gather_output`` one all-gather in forward.
+        ValueError, before anything is sent, if the last dimension is not D.
+        """
+        # Step 7: every rank uses all of x; its gradient comes from all ranks
+        # Step 8: gather the features only if asked for
+        raise NotImplementedError("exercise 2.15")
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer whose input features are shared out: rank r has block r of D/W of them.
+
+    ``linear``: the whole layer, the same on all ranks; it is not kept, and nothing is communicated.
+    ``weight`` (F, D/W) are this rank's columns; ``bias`` (F) or None is replicated. Raises
+    ValueError if D does not divide by the number of ranks.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, group: Group = None, *, split_input: bool = False
+    ) -> None:
+        super().__init__()
+        # Step 9: this rank's columns of the weight; the bias belongs to the sum and stays whole
+        raise NotImplementedError("exercise 2.15")
+
+    def forward(self, x_Nd: Tensor) -> Tensor:
+        """This rank's block (…, D/W) to (…, F), equal on all ranks.
+
+        With ``split_input`` x is (…, D), equal on all ranks. Forward: one all-reduce of the
+        output's bytes; backward: none (``split_input``: one all-gather). ValueError, before
+        anything is sent, if the last dimension is of another size.
+        """
+        # Step 10: this rank's columns times its features is one term of the sum over ranks
+        # Step 11: the bias once, after the sum
+        raise NotImplementedError("exercise 2.15")

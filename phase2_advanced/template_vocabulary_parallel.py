@@ -1,0 +1,133 @@
+# Exercises 2.16: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase2.py 2.16
+"""A vocabulary shared by W ranks: embedding, output head and cross-entropy without full logits.
+
+The largest matrix of a language model maps words to vectors, and vectors back to words. Cut along
+the vocabulary, rank r holds the rows of its own words. Looking up sums over the ranks (all but one
+give zeros). For the loss of a token with logits z and target t,
+
+    loss = log Σ_j exp(z_j - m) - (z_t - m)        m: the largest z_j
+
+needs three numbers that all ranks contribute to: the largest logit, the sum of the exponentials
+and the target's logit. Per rank and N tokens that are all-reduces of 3N numbers where gathering the
+logits would take V·N; no tensor here is larger than this rank's N·V/W logits. The gradient,
+softmax minus one-hot, needs no message at all.
+
+The vocabulary need not divide by W: rank r has the words ⌊V·r/W⌋ … ⌊V·(r+1)/W⌋-1, one more or less
+than the others. Nothing is padded, so no phantom word takes part in the softmax.
+
+Shapes: N tokens (any leading dimensions), D width, V words, v this rank's words.
+Source: Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053), section 3, on the output embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from .template_tensor_parallel import Group, copy_to_ranks, place_in, shard, sum_over_ranks
+
+IGNORED = -100
+
+
+def vocabulary_range(vocabulary: int, group: Group = None) -> tuple[int, int]:
+    """(first, end) of the words that this rank holds: ⌊V·r/W⌋ and ⌊V·(r+1)/W⌋.
+
+    Ranks differ by one word at most. ValueError if there are fewer words than ranks.
+    """
+    # Step 1: the end of one rank is the first of the next
+    raise NotImplementedError("exercise 2.16")
+
+
+def check_words(words: Tensor, vocabulary: int, what: str) -> None:
+    """Raise ValueError if a word is not in the vocabulary (reads two numbers from the device)."""
+    if words.numel():
+        low, high = (int(bound) for bound in words.aminmax())
+        if low < 0 or high >= vocabulary:
+            bad = low if low < 0 else high
+            raise ValueError(f"{what} {bad} is not in the vocabulary of {vocabulary} words")
+
+
+class VocabParallelEmbedding(nn.Module):
+    """An embedding of which this rank holds the words ``first`` … ``end``-1, also as output head.
+
+    ``embedding``: the whole one, the same on all ranks; it is not kept, and nothing is
+    communicated. ``weight`` (v, D) are this rank's rows. ValueError for fewer words than ranks, and
+    for the options of nn.Embedding (padding_idx, max_norm …), which are not supported.
+    """
+
+    def __init__(self, embedding: nn.Embedding, group: Group = None) -> None:
+        super().__init__()
+        options = embedding.padding_idx, embedding.max_norm
+        if options != (None, None) or embedding.scale_grad_by_freq or embedding.sparse:
+            raise ValueError(f"only a plain embedding can be shared by ranks, not {embedding}")
+        # Step 2: this rank's rows of the whole table
+        raise NotImplementedError("exercise 2.16")
+
+    def forward(self, words_N: Tensor) -> Tensor:
+        """Words (…) int64, equal on all ranks, to their vectors (…, D), equal on all ranks.
+
+        Forward: one all-reduce of the output's bytes; backward: none. ValueError, before anything
+        is sent, for a word outside the vocabulary.
+        """
+        # Step 3: number the words from this rank's first; foreign ones take any row …
+        # Step 4: … which is set to zero, so that the sum over the ranks is the owner's row
+        raise NotImplementedError("exercise 2.16")
+
+    def logits(self, x_ND: Tensor) -> Tensor:
+        """The tied output head: x (…, D), equal on all ranks, to this rank's logits (…, v).
+
+        Backward: one all-reduce of x's bytes.
+        """
+        # Step 5: a column-parallel product with the embedding's rows
+        raise NotImplementedError("exercise 2.16")
+
+
+class _CrossEntropy(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_Nv: Tensor, targets_N: Tensor, first: int, ignored: int, group: Group
+    ) -> Tensor:
+        # Step 6: subtract the largest logit of all ranks: no exponential overflows
+        # Step 7: this rank's part of the sum, and the target's logit where this rank has it
+        # Step 8: both travel in one message; the exponentials become the softmax in place
+        raise NotImplementedError("exercise 2.16")
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
+        # Step 9: (softmax - one-hot) times the loss's gradient; the one is on the target's rank
+        raise NotImplementedError("exercise 2.16")
+
+
+def vocab_parallel_cross_entropy(
+    logits_Nv: Tensor,
+    targets_N: Tensor,
+    vocabulary: int,
+    *,
+    ignore_index: int = IGNORED,
+    group: Group = None,
+) -> Tensor:
+    """The cross-entropy of each token (…), equal on all ranks, from this rank's logits (…, v).
+
+    ``targets_N`` (…) int64, equal on all ranks: words, or ``ignore_index`` for tokens whose loss
+    and gradient are zero. Equals ``F.cross_entropy(…, reduction="none")`` on the whole logits (…,
+    V). 16-bit logits are computed with in float32, and so is the result; float64 stays.
+
+    Forward: two all-reduces, of three numbers per token together; backward: none. Largest tensor:
+    this rank's logits. ValueError, before anything is sent, if the logits are not (…, v) for this
+    rank's v words, or for a target outside the vocabulary.
+    """
+    first, end = vocabulary_range(vocabulary, group)
+    if logits_Nv.shape != (*targets_N.shape, end - first):
+        raise ValueError(
+            f"logits {tuple(logits_Nv.shape)} don't belong to targets {tuple(targets_N.shape)} and "
+            f"this rank's {end - first} words"
+        )
+    check_words(targets_N[targets_N != ignore_index], vocabulary, "target")
+    wide_Nv = logits_Nv.to(torch.promote_types(logits_Nv.dtype, torch.float32))
+    return _CrossEntropy.apply(wide_Nv, targets_N, first, ignore_index, group)

@@ -1,0 +1,107 @@
+"""A transformer block shared by W ranks: attention cut along its heads, the MLP along its width.
+
+Both halves of the block are a column-parallel layer, a function of each head or feature alone, and
+a row-parallel layer. So each needs one all-reduce forward, behind the row-parallel layer, and one
+backward, before the column-parallel one:
+
+    x ─ norm ─ copy ┬─ qkv rows, heads of rank 0 ─ out columns ─┬ all-reduce ─ + x
+                    └─ qkv rows, heads of rank 1 ─ out columns ─┘
+
+Per block and rank: two all-reduces forward and two backward, of batch·time·width each, whatever the
+number of heads or the inner width: 8(W-1)/W·B·T·D elements sent. Weights, their gradients and 12 of
+16 units of activations shrink by W (exercise 2.18 has the formula); norms and the residual stream
+are replicated: every rank computes them in full, and alike.
+
+Shapes: B batch, T time, D width, H this rank's heads of d features each.
+Source: Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053), section 3.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .tensor_parallel import (
+    ColumnParallelLinear,
+    Group,
+    RowParallelLinear,
+    block_of,
+    place_in,
+)
+
+
+def rows_by_rank(qkv: nn.Linear, world_size: int) -> nn.Linear:
+    """The fused projection (all of q, then k, then v) with its rows in the order of the ranks.
+
+    Block r of W holds the r-th part of q, of k and of v, so that cutting it into W blocks of rows
+    gives each rank whole heads of all three. A new layer; ``qkv`` is not changed.
+    """
+    # --- exercise 2.17: start
+    # Step 1: rows are numbered (q/k/v, rank, row); the rank must come first
+    ordered = copy.deepcopy(qkv)
+    for p in ordered.parameters():
+        by_part = p.detach().unflatten(0, (3, world_size, -1))
+        p.data = by_part.transpose(0, 1).flatten(0, 2)
+    return ordered
+    # --- exercise 2.17: end
+
+
+class ParallelBlock(nn.Module):
+    """This rank's share of a pre-norm transformer block; same names of parameters as the whole one.
+
+    ``block`` is the whole one, the same on all ranks: an object with ``norm_attention``,
+    ``norm_mlp``, ``qkv`` (D → 3D, fused), ``out`` (D → D), ``up``, ``down`` and ``heads``, causal
+    attention and GELU. It is copied from, not kept; nothing is communicated. ``heads`` is this
+    rank's number of heads. Raises ValueError if the heads or the MLP's inner width don't divide by
+    the number of ranks, or the width by the heads.
+    """
+
+    column, row = ColumnParallelLinear, RowParallelLinear  # exercise 2.18 takes others
+
+    def __init__(self, block: Any, group: Group = None) -> None:
+        super().__init__()
+        # --- exercise 2.17: start
+        # Step 2: refuse what can't be cut: whole heads per rank, whole features per head
+        # Step 3: norms are replicated; what follows a norm is cut by columns, the next by rows
+        mine, width = block_of(block.heads, "heads", group), block.out.in_features
+        if width % block.heads:
+            raise ValueError(f"width {width} does not divide by {block.heads} heads")
+        self.group, self.heads = group, mine.stop - mine.start
+        self.norm_attention = copy.deepcopy(block.norm_attention)
+        self.norm_mlp = copy.deepcopy(block.norm_mlp)
+        self.qkv = self.column(rows_by_rank(block.qkv, place_in(group)[1]), group)
+        self.out = self.row(block.out, group)
+        self.up, self.down = self.column(block.up, group), self.row(block.down, group)
+        # --- exercise 2.17: end
+
+    def attention(self, x_BTD: Tensor) -> Tensor:
+        """Causal self-attention of normalised x (B, T, D), by this rank's heads between borders."""
+        # --- exercise 2.17: start
+        # Step 4: q, k and v of this rank's heads; each head attends alone, so nothing is sent
+        q, k, v = self.qkv(x_BTD).chunk(3, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        mixed_BHTd = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed_BHTd.transpose(1, 2).flatten(2))
+        # --- exercise 2.17: end
+
+    def mlp(self, x_BTD: Tensor) -> Tensor:
+        """GELU between two linear layers, on this rank's features of the inner width."""
+        # --- exercise 2.17: start
+        # Step 5: GELU of each feature alone: right on whole features, wrong on terms of a sum
+        return self.down(F.gelu(self.up(x_BTD)))
+        # --- exercise 2.17: end
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, D) to the same, equal on all ranks.
+
+        Two all-reduces of x's bytes, and two more in backward. Every gradient is what one process
+        has: of the sharded parameters this rank's part, of the replicated ones the whole.
+        """
+        # --- exercise 2.17: start
+        # Step 6: two residual steps
+        x_BTD = x_BTD + self.attention(self.norm_attention(x_BTD))
+        return x_BTD + self.mlp(self.norm_mlp(x_BTD))
+        # --- exercise 2.17: end

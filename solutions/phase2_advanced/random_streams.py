@@ -1,0 +1,175 @@
+"""Random streams: dropout that is equal where tensors are replicated and different where sharded.
+
+A rank that drops other elements of a *replicated* tensor than its neighbour leaves the ranks with
+different tensors, and every later all-reduce mixes them up. A rank that drops the same elements of
+its *shard* as its neighbour drops everything in W-fold patterns: less noise than one process would
+have. So each rank needs two independent streams of random numbers and must say which one it draws
+from. Functions such as dropout only know the device's default generator; a stream is a state that
+is put into that generator for a while:
+
+    default generator   ─ a ─┐               ┌─ a ─       a: the caller's own numbers
+    stream                   └─ b ─ b ─ b ─ b ┘           b: replicated, or this rank's own
+
+Activation checkpointing runs forward twice and must drop the same elements again. PyTorch puts back
+the default generator's state, but does not know of streams: ``contexts`` rewinds them for the
+recomputation and puts them forward again afterwards. Invariant: whatever happens in between, the
+k-th number that is drawn from a stream is the same in every run. No communication.
+
+Sources: Shoeybi et al. 2019 (arXiv 1909.08053), appendix B.2 (model parallel random numbers);
+Korthikanti et al. 2022 (arXiv 2205.05198), section 5 (recomputation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup | None
+States = list[Tensor]  # of the CPU's generator and, with CUDA, of the device's
+REPLICATED, SHARDED, CALLER = "replicated", "sharded", "caller"
+
+
+class RandomStreams:
+    """Two streams of random numbers for the default generators of this rank.
+
+    ``seed``: not negative; equal on all ranks of ``group``, different on data-parallel replicas and
+    pipeline stages. ``device``: with a CUDA device its generator takes part beside the CPU's. The
+    streams are independent of each other and of the caller's numbers, and making them draws none.
+    Raises ValueError for a negative seed, or if this process is not in ``group``.
+    """
+
+    def __init__(
+        self, seed: int, *, device: torch.device | str = "cpu", group: Group = None
+    ) -> None:
+        # --- exercise 2.19: start
+        # Step 1: the generators that dropout draws from: the CPU's, and that of the CUDA device
+        # Step 2: seeds from (seed, 0) for what is replicated and (seed, 1 + rank) for the shards;
+        #         mixed, because seed + rank would meet the streams of neighbouring seeds
+        # Step 3: remember which stream the generators hold; at first the caller's own numbers
+        rank = dist.get_rank(group)
+        if seed < 0 or rank < 0:
+            reason = f"seed {seed} is negative" if seed < 0 else "this process is not in the group"
+            raise ValueError(f"no random streams: {reason}")
+        self.generators = [torch.default_generator]
+        device = torch.device(device)
+        if device.type == "cuda":
+            torch.cuda.init()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self.generators.append(torch.cuda.default_generators[index])
+        self.current, self.states = CALLER, {}
+        for name, place in ((REPLICATED, 0), (SHARDED, 1 + rank)):
+            mixed = int(np.random.SeedSequence([seed, place]).generate_state(1, np.uint64)[0])
+            fresh = [torch.Generator(g.device).manual_seed(mixed) for g in self.generators]
+            self.states[name] = [g.get_state() for g in fresh]
+        # --- exercise 2.19: end
+
+    def replicated(self) -> AbstractContextManager[None]:
+        """Draw the same numbers on every rank of the group inside the context."""
+        return self._drawing_from(REPLICATED)
+
+    def sharded(self) -> AbstractContextManager[None]:
+        """Draw numbers of this rank's own inside the context."""
+        return self._drawing_from(SHARDED)
+
+    def _save(self) -> dict[str, States]:
+        """All states as they are now, with that of the stream in use."""
+        # --- exercise 2.19: start
+        # Step 4: the stream in use has moved on in the generators only
+        self.states[self.current] = [g.get_state() for g in self.generators]
+        return dict(self.states)
+        # --- exercise 2.19: end
+
+    def _switch(self, name: str) -> None:
+        """Put the state of stream ``name`` into the generators."""
+        # --- exercise 2.19: start
+        # Step 5: what the generators hold from now on is this stream
+        self.current = name
+        for generator, state in zip(self.generators, self.states[name], strict=True):
+            generator.set_state(state)
+        # --- exercise 2.19: end
+
+    @contextmanager
+    def _drawing_from(self, name: str) -> Iterator[None]:
+        """Use stream ``name``, then go back to the one before; nests, also in itself.
+
+        Each stream goes on where it was left, also after an exception.
+        """
+        # --- exercise 2.19: start
+        # Step 6: save what is in use, switch, and in any case save and switch back
+        before = self.current
+        self._save()
+        self._switch(name)
+        try:
+            yield
+        finally:
+            self._save()
+            self._switch(before)
+        # --- exercise 2.19: end
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """For ``checkpoint(…, use_reentrant=False, context_fn=streams.contexts)``.
+
+        The first context goes around the forward pass, the second around each recomputation of it,
+        which draws what forward drew and leaves all streams as it found them.
+        """
+        # --- exercise 2.19: start
+        # Step 7: checkpoint asks for the contexts when forward begins: nothing to do for it but
+        #         to remember where the streams are
+        return nullcontext(), _Rewound(self)
+        # --- exercise 2.19: end
+
+    def state_dict(self) -> dict[str, States]:
+        """Both streams' states (uint8 tensors), for a checkpoint of this rank."""
+        # --- exercise 2.19: start
+        # Step 11: as they are now; the caller's own numbers are not ours to save
+        states = self._save()
+        return {name: states[name] for name in (REPLICATED, SHARDED)}
+        # --- exercise 2.19: end
+
+    def load_state_dict(self, states: dict[str, States]) -> None:
+        """Go on where ``state_dict`` was taken, outside of the contexts.
+
+        Raises ValueError inside of one, or for states of another number of generators.
+        """
+        # --- exercise 2.19: start
+        # Step 12: the states of both streams, for the same generators
+        if self.current != CALLER:
+            raise ValueError(f"the {self.current} stream is in use: load outside of its context")
+        for name in (REPLICATED, SHARDED):
+            if len(states[name]) != len(self.generators):
+                raise ValueError(
+                    f"the {name} stream was saved for {len(states[name])} generators, "
+                    f"here there are {len(self.generators)}"
+                )
+            self.states[name] = list(states[name])
+        # --- exercise 2.19: end
+
+
+class _Rewound(AbstractContextManager[None]):
+    """Inside, as often as it is entered, all streams are where they were when this was made."""
+
+    def __init__(self, streams: RandomStreams) -> None:
+        # --- exercise 2.19: start
+        # Step 8: all states as they are now, and which stream is in use
+        self.streams = streams
+        self.begun = streams.current, streams._save()
+        # --- exercise 2.19: end
+
+    def __enter__(self) -> None:
+        # --- exercise 2.19: start
+        # Step 9: start from those; the generators themselves have been put back by checkpoint
+        streams, (current, states) = self.streams, self.begun
+        self.now = streams.current, streams.states
+        streams.current, streams.states = current, dict(states)
+        # --- exercise 2.19: end
+
+    def __exit__(self, *exc: object) -> None:
+        # --- exercise 2.19: start
+        # Step 10: every stream goes on where it was before the recomputation
+        self.streams.current, self.streams.states = self.now
+        # --- exercise 2.19: end

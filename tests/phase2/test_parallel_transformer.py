@@ -1,0 +1,228 @@
+"""Checks of exercise 2.17: a transformer block shared by the ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from distlab.diagnose import Case, Diagnosis
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
+from distlab.memory import storage_bytes
+from distlab.workloads import Block
+
+EXACT = {"rtol": 1e-9, "atol": 1e-10}
+BATCH, LENGTH = 2, 5
+
+
+def values(seed: int, salt: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed * 1009 + salt)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def whole_block(seed: int, width: int, heads: int, dtype: torch.dtype = torch.float64) -> Block:
+    """All weights different and far from zero, biases and norms too."""
+    block = Block(width, heads)
+    for salt, p in enumerate(block.parameters(), 30):
+        p.data = (values(seed, salt, *p.shape) * (0.2 if p.ndim == 2 else 0.5)).to(dtype)
+    return block
+
+
+def results_of(block, x: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+    """Output and every gradient of the block for ``x`` and a loss that weights each element."""
+    x = x.requires_grad_()
+    y = block(x)
+    (y * values(seed, 2, *y.shape).to(y)).sum().backward()
+    named = {f"gradient of {name}": p.grad for name, p in block.named_parameters()}
+    found = {"output": y, "gradient of x": x.grad, **named}
+    return {n: None if t is None else t.detach().cpu() for n, t in found.items()}
+
+
+def share_of(name: str, full: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
+    """What ``rank`` has of a tensor of the whole block."""
+    name = name.removeprefix("gradient of ")
+    if name.startswith("qkv."):  # this rank's heads of q, of k and of v
+        parts = full.chunk(3, 0)
+        return torch.cat([part.chunk(world_size, 0)[rank] for part in parts])
+    if name.startswith("up."):
+        return full.chunk(world_size, 0)[rank]
+    if name in ("out.weight", "down.weight"):
+        return full.chunk(world_size, 1)[rank]
+    return full
+
+
+@exercise("2.17", "virtual gloo cuda")
+def test_block_equals_one_process(impl, run, seed, cases):
+    """Output and all twelve gradients of the block, for several heads per rank."""
+    sizes = cases((2, 24, 4), (3, 24, 6), (4, 24, 4), (1, 24, 2))
+    for w, width, heads in sizes:
+
+        def body(ctx, width=width, heads=heads):
+            block = impl.ParallelBlock(whole_block(seed, width, heads)).to(ctx.device)
+            return results_of(block, values(seed, 1, BATCH, LENGTH, width).to(ctx.device), seed)
+
+        x = values(seed, 1, BATCH, LENGTH, width)
+        want = results_of(whole_block(seed, width, heads), x, seed)
+        for rank, got in enumerate(run(body, w)):
+            for name, full in want.items():
+                right = share_of(name, full, rank, w)
+                what = f"{heads} heads over {w} ranks: {name}"
+                expect_close(got.get(name), right, what=what, rank=rank, **EXACT)
+
+
+def rows_in_one_piece(fused: torch.Tensor, rank: int, world_size: int):
+    """A rule: the fused rows were cut without regard to q, k and v."""
+
+    def rule(case: Case) -> Diagnosis | None:
+        if not case.fits(fused.detach().chunk(world_size)[rank]):
+            return None
+        text = f"it is block {rank} of the fused rows, so q, k and v are mixed up: cut each of them"
+        return Diagnosis("qkv-mixed", text)
+
+    return (rule,)
+
+
+@exercise("2.17", "virtual")
+def test_block_takes_over_the_weights(impl, run, seed):
+    """This rank's heads and features under the same names; the whole block is left alone."""
+
+    def body(ctx):
+        whole = whole_block(seed, 24, 6)
+        whole.norm_mlp.requires_grad_(False)
+        block = impl.ParallelBlock(whole)
+        before = whole_block(seed, 24, 6).state_dict()
+        kept = all(torch.equal(p, before[name]) for name, p in whole.named_parameters())
+        shared = {p.untyped_storage().data_ptr() for p in whole.parameters()}
+        apart = all(p.untyped_storage().data_ptr() not in shared for p in block.parameters())
+        frozen = [name for name, p in block.named_parameters() if not p.requires_grad]
+        weights = {name: p.detach() for name, p in block.named_parameters()}
+        return weights, storage_bytes(block.parameters()), block.heads, kept and apart, frozen
+
+    results = run(body, 3)
+    whole = dict(whole_block(seed, 24, 6).named_parameters())
+    for rank, (weights, held, heads, kept, frozen) in enumerate(results):
+        right = {name: share_of(name, p, rank, 3) for name, p in whole.items()}
+        names = sorted(weights), sorted(right)
+        expect_equal(*names, what="the parameters", rank=rank, cause="other-parameters")
+        for name, want in right.items():
+            rules = rows_in_one_piece(whole[name], rank, 3) if name.startswith("qkv") else ()
+            what = f"6 heads, 3 ranks: {name}"
+            expect_close(weights[name], want, what=what, rank=rank, rules=rules, **EXACT)
+        expect_equal(heads, 2, what="heads of a rank, of 6 over 3 ranks", rank=rank)
+        most = sum(p.numel() * 8 for p in right.values())
+        if held > most:
+            text = f"{held} bytes of parameters, this rank's share are {most}"
+            fail(text, cause="too-much-memory", rank=rank)
+        text = "the whole block was changed, or shares memory with this rank's"
+        if not kept:
+            fail(text, cause="whole-changed", rank=rank)
+        names = ["norm_mlp.bias", "norm_mlp.weight"]
+        expect_equal(sorted(frozen), names, what="frozen as in the whole", rank=rank)
+        if results.logs[rank].events:
+            fail("sharding a block needs no communication", cause="too-many-messages")
+
+
+@exercise("2.17", "virtual gloo")
+def test_block_needs_two_all_reduces_each_way(impl, run, seed):
+    """Two messages forward, two backward, of batch·time·width numbers each."""
+
+    def body(ctx):
+        block = impl.ParallelBlock(whole_block(seed, 24, 6))
+        x = values(seed, 1, BATCH, LENGTH, 24).requires_grad_()
+        with ctx.region("forward"):
+            y = block(x)
+        with ctx.region("backward"):
+            y.sum().backward()
+
+    for w in (3, 2):
+        for log in run(body, w).logs:
+            log.all_waited()
+            for region in ("forward", "backward"):
+                part = log.select(region=region)
+                nbytes = 2 * 2 * (w - 1) / w * BATCH * LENGTH * 24 * 8
+                part.sent_at_most(nbytes, f"two all-reduces of B·T·D numbers in {region}")
+                part.sent_at_least(nbytes, f"two all-reduces of B·T·D numbers in {region}")
+                if part.messages != 2:
+                    fail(
+                        f"rank {log.rank} issued {part.messages} collectives in {region}, not 2",
+                        cause="too-many-messages",
+                        rank=log.rank,
+                    )
+
+
+@exercise("2.17", "virtual")
+def test_training_equals_one_process(impl, run, seed):
+    """Three steps of SGD through two blocks: the same losses, replicated weights stay equal."""
+
+    def train(blocks: nn.Module):
+        losses = []
+        for step in range(3):
+            x = values(seed, 5 + step, BATCH, LENGTH, 12)
+            loss = (blocks(x) - x.roll(1, -1)).square().mean()
+            losses.append(loss.item())
+            with torch.no_grad():
+                grads = torch.autograd.grad(loss, [*blocks.parameters()])
+                for p, grad in zip(blocks.parameters(), grads, strict=True):
+                    p -= 0.05 * grad
+        return losses
+
+    def body(ctx):
+        whole = [whole_block(seed + k, 12, 2) for k in range(2)]
+        blocks = nn.Sequential(*[impl.ParallelBlock(block) for block in whole])
+        losses = train(blocks)
+        return losses, [p.detach() for p in blocks[0].norm_attention.parameters()]
+
+    want = train(nn.Sequential(*[whole_block(seed + k, 12, 2) for k in range(2)]))
+    results = run(body, 2)
+    for rank, (losses, norm) in enumerate(results):
+        right, got = torch.tensor(want), torch.tensor(losses)
+        expect_close(got, right, what="losses of three steps", rank=rank, rtol=1e-6)
+        for a, b in zip(norm, results[0][1], strict=True):
+            if not torch.equal(a, b):
+                text = "the replicated norm differs from rank 0's after three steps"
+                fail(text, cause="replicas-differ", rank=rank)
+
+
+@exercise("2.17", "virtual")
+def test_block_refuses_what_does_not_divide(impl, run, seed):
+    """Heads or an inner width that can't be shared: ValueError with the numbers on every rank."""
+
+    def body(ctx):
+        odd = Block(12, 3)
+        odd.up, odd.down = nn.Linear(12, 50), nn.Linear(50, 12)
+        ragged = Block(12, 3)
+        ragged.heads = 9
+        return [refusal(impl.ParallelBlock, block) for block in (Block(12, 4), odd, ragged)]
+
+    calls = [
+        ("4 heads over 3 ranks", (4, 3)),
+        ("an inner width of 50 over 3 ranks", (50, 3)),
+        ("a width of 12 with 9 heads", (12, 9)),
+    ]
+    expect_refused(run(body, 3), calls)
+
+
+@trace("2.17")
+def trace_block(impl):
+    """Two steps of two blocks of width 128 with 8 heads, forward and backward."""
+
+    def body(ctx):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            whole = [Block(128, 8) for _ in range(2)]
+        blocks = nn.Sequential(*[impl.ParallelBlock(block) for block in whole])
+        x = torch.ones(4, 128, 128)
+        for step in range(3):
+            if step == 1:
+                ctx.start_picture()
+            with ctx.region(f"step {step}"):
+                blocks(x).square().mean().backward()
+
+    return body

@@ -1,0 +1,348 @@
+"""Checks of exercise 2.16: embedding, tied head and cross-entropy with a shared vocabulary."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distlab.diagnose import Case, Diagnosis
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
+from distlab.memory import storage_bytes
+from distlab.operators import tensors_in
+
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+WIDTH = 6
+
+
+def values(seed: int, salt: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed * 1009 + salt)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def table(seed: int, vocabulary: int) -> nn.Embedding:
+    embedding = nn.Embedding(vocabulary, WIDTH, dtype=torch.float64)
+    embedding.weight.data = values(seed, 1, vocabulary, WIDTH)
+    return embedding
+
+
+def cut(vocabulary: int, world_size: int) -> list[int]:
+    """The borders of the ranks' words: 0 … vocabulary."""
+    return [vocabulary * rank // world_size for rank in range(world_size + 1)]
+
+
+def border_words(vocabulary: int, world_size: int) -> torch.Tensor:
+    """The first and the last word of every rank, and some of them again: (2, …)."""
+    borders = cut(vocabulary, world_size)
+    words = [w for a, b in pairwise(borders) for w in (a, b - 1)]
+    return torch.tensor([words, words[::-1]])
+
+
+def rows_of(full: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
+    borders = cut(len(full), world_size)
+    return full[borders[rank] : borders[rank + 1]]
+
+
+def columns_of(full: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
+    return rows_of(full.movedim(-1, 0), rank, world_size).movedim(0, -1).contiguous()
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of elements of any tensor that an operator makes inside the context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel, self.shape, self.op = 0, (), ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tensors_in([out]):
+            if tensor.numel() > self.numel:
+                self.numel, self.shape, self.op = tensor.numel(), tuple(tensor.shape), str(func)
+        return out
+
+
+@exercise("2.16", "virtual")
+def test_words_are_shared_out(impl, run, seed):
+    """The ranks' ranges cover the vocabulary, differ by a word at most, and hold those rows."""
+    worlds, sizes = (1, 2, 3, 4), (4, 7, 12, 13)
+
+    def body(ctx):
+        ranges = [list(impl.vocabulary_range(n)) for n in sizes]
+        embedding = impl.VocabParallelEmbedding(table(seed, 13))
+        held = storage_bytes(embedding.parameters())
+        return ranges, embedding.weight.detach(), [embedding.first, embedding.end], held
+
+    for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
+        for rank, (ranges, weight, own, held) in enumerate(results):
+            for n, got in zip(sizes, ranges, strict=True):
+                want = cut(n, w)[rank : rank + 2]
+                what = f"first and end of {n} words over {w} ranks"
+                expect_equal(got, want, what=what, rank=rank, cause="range")
+            want = rows_of(table(seed, 13).weight, rank, w)
+            expect_close(weight, want, what=f"rows of 13 words, {w} ranks", rank=rank, **EXACT)
+            expect_equal(own, cut(13, w)[rank : rank + 2], what="embedding.first, .end", rank=rank)
+            if held > weight.numel() * 8:
+                text = f"{held} bytes held for {len(weight)} of 13 rows: is it a view of the whole?"
+                fail(text, cause="too-much-memory", rank=rank)
+            if results.logs[rank].events:
+                fail("sharding a table needs no communication", cause="too-many-messages")
+
+
+@exercise("2.16", "virtual gloo cuda")
+def test_embedding_equals_one_process(impl, run, seed, cases):
+    """Words at the borders of the ranks, some of them twice: vectors and gradients."""
+    sizes = cases((3, 13), (1, 5), (2, 7), (4, 12), (4, 4))
+    for w, vocabulary in sizes:
+
+        def body(ctx, vocabulary=vocabulary):
+            embedding = impl.VocabParallelEmbedding(table(seed, vocabulary).to(ctx.device))
+            words = border_words(vocabulary, ctx.world_size).to(ctx.device)
+            out = embedding(words)
+            (out * values(seed, 2, *out.shape).to(ctx.device)).sum().backward()
+            return out.detach().cpu(), embedding.weight.grad.cpu()
+
+        whole, words = table(seed, vocabulary), border_words(vocabulary, w)
+        want = whole(words)
+        (want * values(seed, 2, *want.shape)).sum().backward()
+        for rank, (out, grad) in enumerate(run(body, w)):
+            what = f"{vocabulary} words over {w} ranks: "
+            wrong = out.shape == want.shape and (out - want).abs().amax(-1) > 1e-9
+            if out.shape == want.shape and wrong.any():
+                bad, mine = sorted(set(words[wrong].tolist())), cut(vocabulary, w)
+                fail(
+                    f"{what}the vectors of words {bad} are wrong on rank {rank}; the ranks' words "
+                    f"begin at {mine[:-1]}",
+                    cause="wrong-vectors",
+                    rank=rank,
+                )
+            expect_close(out, want, what=what + "vectors", rank=rank, **EXACT)
+            right = rows_of(whole.weight.grad, rank, w)
+            expect_close(grad, right, what=what + "gradient of the rows", rank=rank, **EXACT)
+
+
+def targets_of(seed: int, vocabulary: int, world_size: int) -> torch.Tensor:
+    """Border words and tokens that don't count: (2, …)."""
+    words = border_words(vocabulary, world_size)
+    words[1, ::2] = -100
+    return words
+
+
+def logits_of(seed: int, targets: torch.Tensor, vocabulary: int, world_size: int) -> torch.Tensor:
+    """Logits whose size differs from rank to rank by far more than exp can bear."""
+    owner = torch.bucketize(torch.arange(vocabulary), torch.tensor(cut(vocabulary, world_size)[1:]))
+    return values(seed, 3, *targets.shape, vocabulary) + 3.0 * owner + 900.0
+
+
+def own_words_only(logits: torch.Tensor, targets: torch.Tensor, rank: int, world_size: int):
+    """A rule: the softmax is over this rank's words alone."""
+    place = targets.clamp(min=0).unsqueeze(-1)
+    own = columns_of(logits, rank, world_size).logsumexp(-1) - logits.gather(-1, place).squeeze(-1)
+
+    def rule(case: Case) -> Diagnosis | None:
+        if not case.fits(own.masked_fill(targets < 0, 0)):
+            return None
+        text = f"the sum of exponentials is over the words of rank {rank} alone"
+        return Diagnosis("local-normaliser", text)
+
+    return (rule,)
+
+
+@exercise("2.16", "virtual gloo cuda")
+def test_loss_equals_one_process(impl, run, seed, cases):
+    """Losses and gradients of large, uneven logits, with uncounted tokens, equal cross_entropy."""
+    sizes = cases((3, 13), (1, 5), (2, 7), (4, 12), (4, 4))
+    for w, vocabulary in sizes:
+        targets = targets_of(seed, vocabulary, w)
+        whole = logits_of(seed, targets, vocabulary, w).requires_grad_()
+
+        def body(ctx, vocabulary=vocabulary, targets=targets, whole=whole):
+            logits = columns_of(whole.detach(), ctx.rank, ctx.world_size).to(ctx.device)
+            before = logits.clone()
+            logits.requires_grad_()
+            losses = impl.vocab_parallel_cross_entropy(logits, targets.to(ctx.device), vocabulary)
+            (losses * values(seed, 4, *targets.shape).to(ctx.device)).sum().backward()
+            return losses.detach().cpu(), logits.grad.cpu(), torch.equal(logits, before)
+
+        want = F.cross_entropy(whole.flatten(0, 1), targets.flatten(), reduction="none")
+        want = want.view(targets.shape)
+        (want * values(seed, 4, *targets.shape)).sum().backward()
+        for rank, (losses, grad, kept) in enumerate(run(body, w)):
+            what = f"{vocabulary} words over {w} ranks: "
+            expect_close(
+                losses,
+                want,
+                what=what + "losses",
+                rank=rank,
+                rules=own_words_only(whole.detach(), targets, rank, w),
+                rtol=1e-9,
+                atol=1e-9,
+            )
+            right = columns_of(whole.grad, rank, w)
+            expect_close(
+                grad, right, what=what + "gradient of the logits", rank=rank, rtol=1e-9, atol=1e-9
+            )
+            expect_equal(kept, True, what="logits unchanged", rank=rank, cause="input-changed")
+
+
+@exercise("2.16", "virtual")
+def test_loss_in_sixteen_bits(impl, run, seed):
+    """bfloat16 logits: computed in float32, losses float32, gradient bfloat16."""
+    targets = torch.tensor([0, 5, -1, 11])
+
+    def body(ctx):
+        logits = columns_of(values(seed, 5, 4, 12).bfloat16(), ctx.rank, 2).requires_grad_()
+        losses = impl.vocab_parallel_cross_entropy(logits, targets, 12, ignore_index=-1)
+        losses.sum().backward()
+        return losses.detach(), logits.grad
+
+    whole = values(seed, 5, 4, 12).bfloat16().float().requires_grad_()
+    want = F.cross_entropy(whole, targets, ignore_index=-1, reduction="none")
+    want.sum().backward()
+    for rank, (losses, grad) in enumerate(run(body, 2)):
+        what = "bfloat16 logits, ignore_index -1: "
+        expect_close(losses, want, what=what + "losses", rank=rank)
+        right = columns_of(whole.grad, rank, 2).bfloat16()
+        expect_close(grad, right, what=what + "gradient", rank=rank)
+
+
+@exercise("2.16", "virtual gloo")
+def test_tied_head_equals_one_process(impl, run, seed):
+    """Embedding, a layer and the tied head: one weight collects the gradients of both uses."""
+    words, targets = border_words(13, 3), border_words(13, 3).roll(1, 1)
+
+    def model(embed, head, loss):
+        hidden = torch.tanh(embed(words))
+        return loss(head(hidden)), hidden
+
+    def body(ctx):
+        embedding = impl.VocabParallelEmbedding(table(seed, 13))
+        loss = lambda z: impl.vocab_parallel_cross_entropy(z, targets, 13).sum()
+        total, hidden = model(embedding, embedding.logits, loss)
+        hidden.retain_grad()
+        total.backward()
+        return [t.detach() for t in (total, hidden.grad, embedding.weight.grad)]
+
+    whole = table(seed, 13)
+    loss = lambda z: F.cross_entropy(z.flatten(0, 1), targets.flatten(), reduction="sum")
+    total, hidden = model(whole, lambda x: F.linear(x, whole.weight), loss)
+    hidden.retain_grad()
+    total.backward()
+    for rank, got in enumerate(run(body, 3)):
+        want = [total, hidden.grad, rows_of(whole.weight.grad, rank, 3)]
+        names = ["loss", "gradient before the head", "gradient of the tied rows"]
+        for name, a, b in zip(names, got, want, strict=True):
+            expect_close(a, b, what=name, rank=rank, **EXACT)
+
+
+@exercise("2.16", "virtual gloo")
+def test_no_rank_sees_all_logits(impl, run, seed):
+    """Three numbers per token are sent, and no tensor is larger than this rank's logits."""
+    n, vocabulary, w = 50, 400, 4
+
+    def body(ctx):
+        embedding = impl.VocabParallelEmbedding(table(seed, vocabulary).float())
+        words = torch.arange(n)
+        with Largest() as largest:
+            with ctx.region("embedding"):
+                x = embedding(words)
+            logits = embedding.logits(x)
+            with ctx.region("loss"):
+                losses = impl.vocab_parallel_cross_entropy(logits, words, vocabulary)
+            with ctx.region("loss backward"):
+                grad = torch.autograd.grad(losses.sum(), logits, retain_graph=True)[0]
+            with ctx.region("head backward"):
+                torch.autograd.backward(logits, grad)
+        return largest.numel, list(largest.shape), largest.op
+
+    results = run(body, w)
+    share = vocabulary // w * n
+    for rank, (numel, shape, op) in enumerate(results):
+        if numel > share:
+            fail(
+                f"rank {rank} makes a tensor of shape {shape} ({op.removeprefix('aten.')}): this "
+                f"rank's logits are {n}·{vocabulary // w}, nothing may be larger",
+                cause="full-logits",
+                rank=rank,
+            )
+    ring = 2 * (w - 1) / w * 4
+    for log in results.logs:
+        log.all_waited()
+        log.select(region="loss").sent_at_most(3 * n * ring, "2(W-1)/W·3 numbers per token")
+        log.select(region="loss backward").sent_at_most(0, "nothing")
+        for region in ("embedding", "head backward"):
+            log.select(region=region).sent_at_most(n * WIDTH * ring, "one all-reduce of N·D")
+
+
+@exercise("2.16", "virtual")
+def test_vocabulary_refuses_bad_input(impl, run, seed):
+    """Too few words, foreign words or targets, wrong shapes: ValueError before anything is sent."""
+
+    def body(ctx):
+        embedding = impl.VocabParallelEmbedding(table(seed, 13))
+        logits = torch.zeros(2, embedding.end - embedding.first)
+        loss, good = impl.vocab_parallel_cross_entropy, torch.tensor([0, 12])
+        return [
+            refusal(impl.vocabulary_range, 2),
+            refusal(impl.VocabParallelEmbedding, nn.Embedding(2, WIDTH)),
+            refusal(impl.VocabParallelEmbedding, nn.Embedding(13, WIDTH, padding_idx=0)),
+            refusal(embedding, torch.tensor([3, 13])),
+            refusal(embedding, torch.tensor([-1, 3])),
+            refusal(loss, logits, torch.tensor([13, 0]), 13),
+            refusal(loss, logits, torch.tensor([0, -7]), 13),
+            refusal(loss, logits[:, 1:], good, 13),
+            refusal(loss, logits[:1], good, 13),
+        ]
+
+    calls = [
+        ("2 words for 3 ranks", (2, 3)),
+        ("an embedding of 2 words for 3 ranks", (2, 3)),
+        ("an embedding with padding_idx", ()),
+        ("word 13 of 13", (13,)),
+        ("word -1", (-1,)),
+        ("target 13 of 13", (13,)),
+        ("target -7", (-7,)),
+        ("a logit too few", ()),
+        ("a token too few", ()),
+    ]
+    expect_refused(run(body, 3), calls)
+
+
+@trace("2.16")
+def trace_vocabulary(impl):
+    """Two steps of a tied embedding and head with 2,000 words and 512 tokens."""
+
+    def body(ctx):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            whole = nn.Embedding(2000, 128)
+        embedding = impl.VocabParallelEmbedding(whole)
+        words = torch.arange(512) * 3
+        for step in range(3):
+            if step == 1:
+                ctx.start_picture()
+            with ctx.region("embedding"):
+                x = embedding(words)
+            with ctx.region("head and loss"):
+                logits = embedding.logits(x)
+                losses = impl.vocab_parallel_cross_entropy(logits, words.roll(-1), 2000)
+            with ctx.region("backward"):
+                losses.mean().backward()
+
+    return body
