@@ -99,7 +99,7 @@ def _computed(log: Log) -> list[Span]:
         if (
             last is not None
             and last.name == name
-            and not label
+            and last.label == label == ""
             and start - last.end < JOIN
             and bisect.bisect(begins, last.end) == bisect.bisect(begins, start)
         ):

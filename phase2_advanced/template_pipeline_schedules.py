@@ -93,8 +93,9 @@ def with_messages(order: Schedule) -> list[list[Step]]:
     waits for another one's step.
     """
     # Step 1: in rounds: every rank whose next compute step has all that it needs takes that step
-    # Step 2: after each round append the messages of its steps, each at both ranks at once. So all
-    #         ranks' steps come from one common order, and no rank ever waits for a later step
+    # Step 2: append the round's steps one by one, each with its message, at both ranks at once. So
+    #         all lists come from one common order, and no rank ever waits for what comes later.
+    #         The givers first: then the receive stands before the step during which it comes in
     # Step 3: a round in which nobody can go on means that the order is impossible
     raise NotImplementedError("exercise 2.9")
 

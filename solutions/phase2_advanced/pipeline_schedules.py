@@ -92,8 +92,9 @@ def with_messages(order: Schedule) -> list[list[Step]]:
     """
     # --- exercise 2.9: start
     # Step 1: in rounds: every rank whose next compute step has all that it needs takes that step
-    # Step 2: after each round append the messages of its steps, each at both ranks at once. So all
-    #         ranks' steps come from one common order, and no rank ever waits for a later step
+    # Step 2: append the round's steps one by one, each with its message, at both ranks at once. So
+    #         all lists come from one common order, and no rank ever waits for what comes later.
+    #         The givers first: then the receive stands before the step during which it comes in
     # Step 3: a round in which nobody can go on means that the order is impossible
     rank_of = rank_of_stages(order)
     last = max(rank_of, default=0)
@@ -106,10 +107,11 @@ def with_messages(order: Schedule) -> list[list[Step]]:
             stuck = [f"rank {r} at {steps[-1]}" for r, steps in enumerate(left) if steps]
             raise ValueError(f"the order is impossible, ranks wait for each other: {stuck}")
         taken = [steps.pop() for steps in ready]
-        for step in taken:
-            out[rank_of[step.stage]].append(step)
         done.update(taken)
-        for step in taken:
+        forwards = sorted(step for step in taken if step.kind == "F")
+        others = sorted({*taken} - {*forwards}, key=lambda step: -step.stage)
+        for step in [*forwards, *others]:
+            out[rank_of[step.stage]].append(step)
             message = message_after(step, last)
             if message and rank_of[message[0].stage] != rank_of[message[1].stage]:
                 for end in message:

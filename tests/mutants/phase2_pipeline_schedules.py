@@ -10,10 +10,7 @@ TIMES, PEAK = "test_replay_gives_the_bubble", "test_peak_counts_what_is_kept"
 ENDS = """                for end in message:
                     out[rank_of[end.stage]].append(end)
 """
-MESSAGES = """        for step in taken:
-            message = message_after(step, last)
-            if message and rank_of[message[0].stage] != rank_of[message[1].stage]:
-"""
+STEPS = "        for step in [*forwards, *others]:\n"
 COUNTS = "    for rank, step in [*(want - have), *(have - want)]:\n"
 WALK = "    _run_through(schedule, rank_of, dict(crossing))\n"
 MEET = """                    if not peer or peer[-1] != receive:
@@ -32,7 +29,7 @@ MUTANTS = [
         "                late.append(message[1])\n"
         "        for end in late:\n"
         "            out[rank_of[end.stage]].append(end)\n",
-        patches=((MESSAGES, "        late = []\n" + MESSAGES),),
+        patches=((STEPS, "        late = []\n" + STEPS),),
         killed_by=RUNNABLE,
         cause="deadlock",
     ),

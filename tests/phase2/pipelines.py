@@ -74,6 +74,22 @@ def any_order(seed: int, rank_of: list[int], m: int, kinds: str = "FB") -> list[
     return order
 
 
+def early_receives(ranks: int, m: int) -> list[list[Plain]]:
+    """All forwards first, with messages: each receive is posted one compute step early."""
+    schedule = []
+    for r in range(ranks):
+        steps: list[Plain] = []
+        for kind, source, target in (("F", r > 0, r < ranks - 1), ("B", r < ranks - 1, r > 0)):
+            receives: list[Plain] = [(f"recv {kind}", r, i) for i in range(m) if source]
+            steps += receives[:1]
+            for i in range(m):
+                steps += receives[i + 1 : i + 2]
+                steps.append((kind, r, i))
+                steps += [(f"send {kind}", r, i)] if target else []
+        schedule.append(steps)
+    return schedule
+
+
 def one_after_another(ranks: int, m: int) -> list[list[Plain]]:
     """Every micro-batch goes forward and backward before the next one starts."""
     return [[(k, r, i) for i in range(m) for k in "FB"] for r in range(ranks)]
@@ -377,10 +393,11 @@ def compare(results: Any, parts: list, loss: float, what: str, times: float = 1.
 
 # -- meters ---------------------------------------------------------------------------------------
 class Meter:
-    """How many forwards of a rank are still kept for backward, and the most there were."""
+    """How many forwards of a rank are still kept, the most there were, and its last work's end."""
 
     def __init__(self) -> None:
         self.live = self.peak = 0
+        self.end = 0.0
 
     def add(self, tensor: Tensor) -> None:
         """Count until ``tensor``, which the graph has saved, is freed."""
@@ -449,17 +466,19 @@ class Paced(nn.Module):
         self.layer = _Weight(self.work)
 
     def work(self, name: str, label: str) -> None:
-        """One part of a step."""
+        """One part of a step; nothing where it takes no time."""
+        if not self.seconds[name]:
+            return
         with self.span(name, label) if self.span else contextlib.nullcontext():
             time.sleep(self.seconds[name])
+        if self.meter is not None:
+            self.meter.end = time.perf_counter()
 
     def forward(self, x: Tensor) -> Tensor:
         """The same values."""
         label = self.layer.label = f"{self.stage}{round(float(x.detach().flatten()[0]))}"
-        if not x.requires_grad:  # the first stage's backward takes as long as any
-            x = x.clone().requires_grad_()
         forward, backward = (lambda n=n: self.work(n, label) for n in ("forward", "backward"))
-        return self.layer(_Work.apply(x, forward, backward, self.meter))
+        return _Work.apply(self.layer(x), forward, backward, self.meter)
 
 
 def paced_batch(m: int) -> tuple[Tensor, Tensor]:
