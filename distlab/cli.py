@@ -125,14 +125,15 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     """Run the exercise's scenario on 4 ranks and write picture and Chrome trace."""
     from .grading.implementation import Implementation, find_source, protect_this_process
     from .ranks import RankFailure, run_ranks
-    from .timeline import chrome_trace, draw, spans_of
+    from .timeline import chrome_trace, draw, draw_pipeline, spans_of
 
     protect_this_process()
     source = find_source(impl, exercise.phase)
     passes = set(progress.known_passes(exercise.phase)) | {exercise.id}
     others = [e for e in exercise.phase.exercises if e.id not in passes]
     replaced = others if impl == "templates" else []
-    body = _scenario(exercise)(Implementation(source, exercise.file, replaced))
+    scenario = _scenario(exercise)
+    body = scenario(Implementation(source, exercise.file, replaced))
     try:
         results = run_ranks(body, 4, timeout=60, learner_files=source.files())
     except RankFailure as failure:
@@ -141,7 +142,11 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     spans = spans_of(results.logs)
     name = f"trace-{exercise.id}"
-    picture = draw(spans, folder / f"{name}.png", f"{exercise.id} {exercise.title}: {impl}")
+    target, title = folder / f"{name}.png", f"{exercise.id} {exercise.title}: {impl}"
+    if scenario.bubble is None:
+        picture = draw(spans, target, title)
+    else:
+        picture = draw_pipeline(spans, target, title, scenario.bubble)
     chrome = chrome_trace(spans, folder / f"{name}.json")
     out.print(f"{_short(picture)}  (picture)", highlight=False, soft_wrap=True)
     out.print(f"{_short(chrome)}  (for Perfetto)", highlight=False, soft_wrap=True)

@@ -47,6 +47,18 @@ class RankContext:
             self.ledger.picture_from = time.monotonic()
 
     @contextlib.contextmanager
+    def span(self, name: str, label: str = "") -> Iterator[None]:
+        """Show what is computed inside as one ``name`` in timelines, with ``label`` written on it.
+
+        Time spent asleep counts; what operators run inside is not shown. ``name``: one word.
+        """
+        if self.ledger is None:
+            yield
+            return
+        with self.ledger.span(f"{name} {label}".strip()):
+            yield
+
+    @contextlib.contextmanager
     def region(self, name: str) -> Iterator[None]:
         """Mark the communication issued inside with ``name`` (see ``Log.select``)."""
         if self.ledger is None:

@@ -163,12 +163,24 @@ class Ledger(TorchDispatchMode):
             self.emit("end", {"index": event.index, **done})
 
     def _compute(self, start: float, end: float) -> None:
+        if getattr(self.local, "named", False):
+            return
         name = self._phase() or "other"
         spans = self.raw_spans
         if spans and spans[-1][0] == name and start - spans[-1][2] < 3e-5:
             spans[-1] = (name, spans[-1][1], end)
         else:
             spans.append((name, start, end))
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Record what is computed inside as one span."""
+        start, self.local.named = time.monotonic(), True
+        try:
+            yield
+        finally:
+            self.local.named = False
+            self.raw_spans.append((name, start, time.monotonic()))
 
     def _phase(self) -> str:
         if torch._C._current_graph_task_id() != -1:

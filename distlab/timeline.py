@@ -46,7 +46,8 @@ class Span:
     """One thing that ``rank`` did, in seconds on a clock that all ranks share.
 
     ``peer`` is the other rank of a message, the root of a collective, or the rank waited for;
-    ``message`` is the same number at both ends of a message; ``line`` the learner's line.
+    ``message`` is the same number at both ends of a message; ``line`` the learner's line;
+    ``label`` what ``RankContext.span`` was given.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class Span:
     line: str = ""
     region: str = ""
     message: int | None = None
+    label: str = ""
 
     @property
     def seconds(self) -> float:
@@ -91,17 +93,20 @@ def _computed(log: Log) -> list[Span]:
     """Compute of one rank: neighbours of one name become one span, unless it communicates there."""
     begins = sorted(event.start for event in log.events)
     spans: list[Span] = []
-    for name, start, end in sorted(log.spans, key=lambda span: span[1]):
+    for full, start, end in sorted(log.spans, key=lambda span: span[1]):
+        name, _, label = full.partition(" ")
         last = spans[-1] if spans else None
         if (
             last is not None
             and last.name == name
+            and last.label == label == ""
             and start - last.end < JOIN
             and bisect.bisect(begins, last.end) == bisect.bisect(begins, start)
         ):
             spans[-1] = Span(log.rank, last.lane, name, last.start, max(end, last.end))
         else:
-            spans.append(Span(log.rank, "data" if name == "data" else "compute", name, start, end))
+            lane: Lane = "data" if name == "data" else "compute"
+            spans.append(Span(log.rank, lane, name, start, end, label=label))
     return spans
 
 
@@ -253,7 +258,7 @@ def _traced(span: Span, tid: int, begin: float) -> list[dict[str, Any]]:
         "region": span.region,
     }
     head = {"pid": span.rank, "tid": tid, "ts": round((span.start - begin) * 1e6, 3)}
-    event = {**head, "ph": "X", "name": span.name, "cat": span.lane}
+    event = {**head, "ph": "X", "name": f"{span.name} {span.label}".strip(), "cat": span.lane}
     event["dur"] = round(span.seconds * 1e6, 3)
     event["args"] = {k: v for k, v in arguments.items() if v not in ("", None)}
     if span.message is None:
@@ -270,6 +275,26 @@ def draw(spans: Sequence[Span], path: str | Path, title: str = "") -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return draw_spans(spans, path, title)
+
+
+def draw_pipeline(spans: Sequence[Span], path: str | Path, title: str, bubble: float) -> Path:
+    """Write a picture of the named steps of a pipeline and of the idle time between them.
+
+    ``bubble``: the share of idle time in theory, to compare with what was measured.
+    """
+    from .pipeline_picture import draw_steps
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return draw_steps([span for span in spans if span.label], path, title, bubble)
+
+
+def idle_share(spans: Sequence[Span]) -> float:
+    """The share of time in which ranks are idle, from the first begin to the last end of all."""
+    ranks = {span.rank for span in spans}
+    whole = max(s.end for s in spans) - min(s.start for s in spans)
+    busy = sum(covered(s for s in spans if s.rank == rank) for rank in ranks)
+    return 1 - busy / (len(ranks) * whole)
 
 
 def trace_run(results: RankResults, out_png: str | Path, title: str = "") -> tuple[Path, Path]:

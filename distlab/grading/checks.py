@@ -24,10 +24,15 @@ def exercise(exercise_id: str, tiers: str = "gloo") -> pytest.MarkDecorator:
     return pytest.mark.exercise(exercise_id, tiers=tuple(tiers.split()))
 
 
-def trace(exercise_id: str) -> Callable[[F], F]:
-    """Mark ``scenario(impl) -> body`` as what ``distlab trace`` runs for ``exercise_id``."""
+def trace(exercise_id: str, *, bubble: float | None = None) -> Callable[[F], F]:
+    """Mark ``scenario(impl) -> body`` as what ``distlab trace`` runs for ``exercise_id``.
+
+    ``bubble``: the share of idle time that theory gives; then the run is drawn as a pipeline, whose
+    steps the body names with ``RankContext.span``.
+    """
 
     def mark(scenario: F) -> F:
+        scenario.bubble = bubble  # type: ignore[attr-defined]
         scenario.trace_of = {*getattr(scenario, "trace_of", ()), exercise_id}  # type: ignore
         return scenario
 

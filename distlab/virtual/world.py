@@ -7,11 +7,12 @@ time, clocks and standard output, looks up the current rank instead (``isolation
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,16 @@ class VirtualLedger:
         self.region = ""
         self.depth = 0
         self.phase = ""
+        self.named = ""
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Record what is computed inside by this name."""
+        self.named = name
+        try:
+            yield
+        finally:
+            self.named = ""
 
 
 @dataclass(eq=False)
@@ -184,7 +195,8 @@ class World:
         seconds *= self.slow_ranks.get(rank.index, 1.0)
         start, rank.clock = rank.clock, rank.clock + seconds
         if self.record and seconds:
-            spans, name = state.ledger.raw_spans, name or self.phase(state) or "other"
+            spans = state.ledger.raw_spans
+            name = state.ledger.named or name or self.phase(state) or "other"
             if spans and spans[-1][0] == name and spans[-1][2] == start:
                 spans[-1] = name, spans[-1][1], rank.clock
             else:

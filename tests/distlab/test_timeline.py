@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,14 @@ from distlab.timeline import (
     chrome_trace,
     covered,
     draw,
+    draw_pipeline,
+    idle_share,
     overlapping,
     spans_of,
     stack,
     trace_run,
 )
+from distlab.virtual import run_virtual
 
 
 def event(
@@ -238,3 +242,41 @@ def test_a_run_becomes_a_picture_and_a_trace(tmp_path: Path) -> None:
     picture, trace = trace_run(results, tmp_path / "run.png", "A run.")
     assert (picture.name, trace.name) == ("run.png", "run.json")
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_named_spans_have_a_label_and_hide_the_operators_inside() -> None:
+    def body(ctx: RankContext) -> None:
+        for number in range(2):
+            with ctx.span("forward", str(number)):
+                time.sleep(0.01)
+                torch.ones(4).sum()
+        model, x = torch.nn.Linear(4, 4), torch.ones(4)
+        with ctx.span("forward", "2"):
+            model(x)
+        model(x)
+
+    slept = ["0", "1"]  # on virtual ranks operators take no time
+    real, virtual = run_ranks(body, 2).logs, run_virtual(body, 2).logs
+    for logs, want in ((real, [*slept, "2"]), (virtual, slept)):
+        for rank in range(2):
+            named = [s for s in spans_of(logs) if s.rank == rank and s.label]
+            assert [(s.name, s.label) for s in named] == [("forward", label) for label in want]
+            assert all(s.seconds == pytest.approx(0.01, abs=0.02) for s in named)
+            assert covered(named) == sum(s.seconds for s in named)
+
+
+def test_pipeline_is_drawn_with_its_idle_share(tmp_path: Path) -> None:
+    spans = [
+        Span(0, "compute", "forward", 0.0, 1.0, label="0.3"),
+        Span(0, "compute", "weights", 3.0, 4.0, label="2.3"),
+        Span(1, "compute", "forward", 1.0, 2.0, label="1.3"),
+        Span(1, "compute", "backward", 2.0, 3.0, label="3.3"),
+    ]
+    assert idle_share(spans) == 0.5
+    path = draw_pipeline(spans, tmp_path / "new" / "pipeline.svg", "a title", 0.25)
+    text = path.read_text()
+    assert "<!-- a title -->" in text
+    assert "<!-- bubble: 50.0% measured, 25.0% in theory -->" in text
+    assert text.count("<!-- 3 -->") == len(spans)
+    assert "<!-- forward, chunk 1 -->" in text
+    assert draw_pipeline([], tmp_path / "none.png", "", 0.0).stat().st_size > 0

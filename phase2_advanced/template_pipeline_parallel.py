@@ -1,0 +1,204 @@
+# Exercises 2.10, 2.11, 2.12: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase2.py 2.10
+"""Pipeline parallelism: GPipe, 1F1B and interleaved 1F1B, run by one interpreter.
+
+The layers are cut into stages, one or more per rank, the batch into m micro-batches. While a stage
+works on one micro-batch its neighbours work on others; at the begin and at the end of a step they
+have none. With p ranks and v stages (chunks) per rank:
+
+===========  ===========================  ====================================  ===============
+schedule     bubble: share of the ranks'  activations kept by rank r, of one    messages per
+             time that is idle            stage and micro-batch                 micro-batch
+===========  ===========================  ====================================  ===============
+GPipe        (p-1) / (m + p-1)            m                                     2(p-1)
+1F1B         (p-1) / (m + p-1)            min(m, p-r)                           2(p-1)
+interleaved  (p-1) / (v·m + p-1)          min(v·m, 2(p-r-1) + (v-1)p + 1),      2(v·p-1)
+                                          each 1/v as large
+===========  ===========================  ====================================  ===============
+
+Relative to the work, the bubble is (p-1)/m, interleaved (p-1)/(v·m). A message holds one boundary's
+activation of one micro-batch, or its gradient. Per step there is one collective more: the loss, 8
+bytes, from the last stage to all ranks.
+
+Invariant: the gradients are those of one process on the whole batch, whatever the schedule.
+Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), section 2.3; Narayanan et al. 2019 (PipeDream,
+SOSP), section 3.2, and 2021 (Megatron-LM, arXiv 2104.04473), section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .template_pipeline_schedules import Schedule, Step, rank_of_stages, validate, with_messages
+
+Group = dist.ProcessGroup | None
+Key = tuple[int, int]  # stage, micro-batch
+
+
+def partition(layers: Sequence[nn.Module], stages: int) -> list[nn.Sequential]:
+    """Cut ``layers`` into ``stages`` consecutive parts whose lengths differ by one at most.
+
+    Raises ValueError unless 1 <= ``stages`` <= number of layers: no stage may be empty.
+    """
+    # Step 1: refuse bad numbers; the first parts take what does not divide evenly
+    raise NotImplementedError("exercise 2.10")
+
+
+def check_sizes(ranks: int, micro_batches: int, chunks: int = 1) -> None:
+    """Raise ValueError unless all three are at least 1."""
+    if min(ranks, micro_batches, chunks) < 1:
+        raise ValueError(
+            f"{ranks} ranks, {micro_batches} micro-batches and {chunks} chunks per rank: "
+            "each must be at least 1"
+        )
+
+
+def gpipe(ranks: int, micro_batches: int) -> list[list[Step]]:
+    """Every rank's compute steps: all forwards, then all backwards; stage r on rank r.
+
+    Raises ValueError if a number is below 1.
+    """
+    # Step 2: the same order on every rank
+    raise NotImplementedError("exercise 2.10")
+
+
+def one_f_one_b(ranks: int, micro_batches: int) -> list[list[Step]]:
+    """Every rank's compute steps in 1F1B: as early a backward as possible; stage r on rank r.
+
+    Rank r keeps min(m, p-r) micro-batches at most, and the bubble is GPipe's. Any m, also m < p.
+    Raises ValueError if a number is below 1.
+    """
+    # Step 1: warm-up: as many forwards as there are stages behind this one, but no more than m
+    # Step 2: then one forward, one backward in turn, until there are no more forwards
+    # Step 3: then the backwards that are left, one for each forward of the warm-up
+    raise NotImplementedError("exercise 2.11")
+
+
+def alternate(forwards: list[Step], backwards: list[Step], warm_up: int) -> list[Step]:
+    """``warm_up`` forwards, then one of each in turn, then the backwards that are left."""
+    raise NotImplementedError("exercise 2.11")
+
+
+def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]:
+    """Every rank's compute steps in interleaved 1F1B: rank r has the stages r, r+p, … of v·p.
+
+    Micro-batches go through in groups of p: each rank does a group's forwards with its first chunk,
+    then the same group's with its second …; in backward the last chunk comes first. Rank r keeps
+    2(p-r-1) + (v-1)p + 1 activations of a chunk at most. Raises ValueError if a number is below 1
+    or p does not divide m.
+    """
+    # Step 1: the k-th forward of a rank: its group of p micro-batches, its chunk, its place
+    # Step 2: backward likewise, with the chunks in reverse
+    # Step 3: alternate as in 1F1B. The first backward reaches rank r after the whole group has gone
+    #         through v-1 chunks, and one more to the last rank and back: that is the warm-up
+    raise NotImplementedError("exercise 2.12")
+
+
+def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> list[list[Step]]:
+    """The schedule called ``"gpipe"``, ``"1f1b"`` or ``"interleaved"``, with messages.
+
+    Raises ValueError for another name, bad numbers, or several chunks per rank in a schedule that
+    is not interleaved.
+    """
+    # Step 3: the order by its name, completed with messages (exercise 2.9)
+    raise NotImplementedError("exercise 2.10")
+
+
+class Pipeline:
+    """One rank's share of a pipelined model: runs any valid schedule.
+
+    ``chunks``: this rank's stages in rising order, each a module with one tensor in and one out;
+    it may communicate in other groups. ``schedule``: with messages, the same on all ranks.
+    ``loss_fn(output, target)``: mean over a micro-batch, used on the last stage. ``boundaries[s]``:
+    a tensor (on the meta device) with shape and dtype of what stage s gives stage s+1 for one
+    micro-batch; so receivers know what comes and no message is spent on it. ``group``: the ranks of
+    this pipeline, rank r of the group takes the steps ``schedule[r]``.
+
+    Raises ValueError if the schedule is not valid, has steps of other ``kinds``, or does not fit
+    the group or the chunks.
+    """
+
+    kinds = "FB"
+
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        schedule: Schedule,
+        loss_fn: Callable[[Tensor, Tensor], Tensor],
+        boundaries: Sequence[Tensor],
+        *,
+        group: Group = None,
+    ) -> None:
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        if len(schedule) != ranks:
+            raise ValueError(f"the schedule is for {len(schedule)} ranks, the group has {ranks}")
+        steps = [step for steps in schedule for step in steps]
+        if not {step.kind[-1] for step in steps} <= {*self.kinds}:
+            raise ValueError(f"{type(self).__name__} takes steps of {', '.join(self.kinds)} only")
+        self.micro_batches = 1 + max((step.micro_batch for step in steps), default=-1)
+        self.last = len(boundaries)
+        validate(schedule, self.last + 1, self.micro_batches)
+        self.rank_of = rank_of_stages(schedule)
+        mine = [stage for stage, owner in sorted(self.rank_of.items()) if owner == rank]
+        if len(chunks) != len(mine):
+            raise ValueError(f"rank {rank} has {len(mine)} stages, but got {len(chunks)} chunks")
+        self.chunks = dict(zip(mine, chunks, strict=True))  # by stage
+        self.steps = list(schedule[rank])
+        self.loss_fn, self.boundaries, self.group = loss_fn, boundaries, group
+        self.kept: dict[Key, tuple[Tensor, Tensor]] = {}  # input and output of a forward
+        self.gradients: dict[Key, Tensor] = {}  # of a stage's input, until somebody takes it
+        self.arriving: dict[Step, tuple[Tensor, dist.Work]] = {}
+        self.sending: deque[tuple[Tensor, dist.Work]] = deque()
+
+    def step(self, inputs: Tensor, targets: Tensor) -> float:
+        """Add the gradient of the batch's mean loss to every ``p.grad``; returns that loss.
+
+        ``inputs`` and ``targets``: the whole batch, on every rank, so that all can check it; only
+        the first stage uses the one and the last stage the other. The loss is the same on all
+        ranks. A micro-batch's activations are freed when its backward is done; at most two sends
+        per stage of this rank are unfinished. Raises ValueError, before anything is sent, if the
+        batch does not divide into the schedule's micro-batches.
+        """
+        # Step 4: cut the batch into equal micro-batches; the loss starts at zero
+        # Step 5: take this rank's steps one by one; leave no send unfinished
+        # Step 6: the last stage has the loss: all ranks need it
+        raise NotImplementedError("exercise 2.10")
+
+    def take(self, step: Step) -> None:
+        """Do one step of the schedule."""
+        # Step 7: compute steps, and a send or a receive to or from the rank of the other stage. A
+        #         receive is only posted here; who needs its data waits for it
+        raise NotImplementedError("exercise 2.10")
+
+    def forward(self, stage: int, i: int) -> None:
+        """Run a stage on micro-batch ``i``; keep its input and output for backward."""
+        # Step 8: the input is the data, or a leaf of its own that wants a gradient
+        # Step 9: on the last stage the loss follows, divided once by the number of micro-batches
+        raise NotImplementedError("exercise 2.10")
+
+    def call(self, stage: int, i: int, x: Tensor) -> Tensor:
+        """The module of a stage, called."""
+        return self.chunks[stage](x)
+
+    def backward(self, stage: int, i: int) -> None:
+        """Run a stage's backward for micro-batch ``i``: this frees its activations."""
+        # Step 10: start from the gradient of the output, on the last stage from the loss
+        # Step 11: the gradient of the input is for the stage before
+        raise NotImplementedError("exercise 2.10")
+
+    def send(self, tensor: Tensor, stage: int) -> None:
+        """Send to the rank of ``stage``, without waiting for it to be received."""
+        # Step 12: keep the tensor and the handle until the send is done; few at a time
+        raise NotImplementedError("exercise 2.10")
+
+    def arrived(self, receive: Step) -> Tensor:
+        """The tensor that ``receive`` was posted for, once it is there."""
+        buffer, handle = self.arriving.pop(receive)
+        handle.wait()
+        return buffer

@@ -1,0 +1,146 @@
+"""Runs that the checks of several pipeline exercises share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from distlab.grading import expect_equal, fail
+from tests.phase2.pipelines import (
+    Meter,
+    Paced,
+    batch,
+    boundaries,
+    bubble,
+    compare,
+    cut,
+    gradients,
+    layers,
+    one_process,
+    paced_batch,
+    paced_boundaries,
+    peaks,
+    placement,
+    problem_of,
+    squares,
+)
+
+PER = 3  # samples per micro-batch
+UNIT = 0.05  # virtual seconds of a forward
+Make = Callable[[Any], Any]  # the implementation to a schedule
+
+
+def check_run(
+    run, impl, seed, ranks, m, schedule: Make, *, chunks=1, frozen=False, steps=1, kind="",
+    pipeline="Pipeline",
+):
+    """Gradients and loss of a run are those of one process; ``schedule(module)`` makes it.
+
+    ``kind``: the placement of stages, if it is not in turn; ``steps``: calls without clearing.
+    """
+    rank_of = placement(kind or "round", ranks, chunks)
+
+    def body(ctx):
+        found = [layer.to(ctx.device) for layer in layers(seed, frozen)]
+        parts = cut(found, ranks * chunks)
+        x, y = (t.to(ctx.device) for t in batch(seed, m * PER))
+        mine = [part for part, rank in zip(parts, rank_of, strict=True) if rank == ctx.rank]
+        shapes = boundaries(parts, x[:PER])
+        runs = getattr(impl, pipeline)(mine, schedule(impl), F.cross_entropy, shapes)
+        losses = [runs.step(x, y) for _ in range(steps)]
+        if len(set(losses)) > 1:
+            losses[-1] = float("nan")
+        return gradients(found, mine), losses[-1]
+
+    parts, loss = one_process(seed, m * PER, m, frozen=frozen)
+    stages = f", {chunks} stages each" if chunks > 1 else ""
+    compare(
+        run(body, ranks), parts, loss, f"{ranks} ranks{stages}, {m} micro-batches", times=steps
+    )
+
+
+def check_order(order, schedule, stages: int, m: int, what: str) -> None:
+    """The schedule is complete and can run, and its compute steps are the order's."""
+    cause, text = problem_of(schedule, stages, m)
+    if cause:
+        fail(f"{what}: {text}", cause=cause)
+    compute = [[step for step in steps if len(step[0]) == 1] for steps in schedule]
+    expect_equal(compute, order, what=f"{what}: compute steps of the schedule", cause="order")
+
+
+def check_bubble(order, costs: Sequence[dict[str, float]], want: float, what: str) -> None:
+    """The idle share in theory is at most ``want``."""
+    for each in costs:
+        got = bubble(order, each)
+        if got > want + 1e-9:
+            text = f"{what}: the bubble is {got:.3f} of the time with costs {each}, "
+            fail(f"{text}{want:.3f} can be had", cause="bubble")
+
+
+def check_peaks(order, limits: Sequence[int], what: str) -> None:
+    """No rank keeps more than its limit."""
+    for rank, (got, limit) in enumerate(zip(peaks(order), limits, strict=True)):
+        if got > limit:
+            text = f"{what}: rank {rank} keeps {got} activations at its peak, {limit} are enough"
+            fail(text, cause="too-many-kept", rank=rank)
+
+
+def check_executed(
+    run, impl, make: Make, ranks: int, m: int, chunks: int, seconds: float, limits: Sequence[int],
+    pipeline: str = "Pipeline",
+) -> None:
+    """A run with stages of equal speed takes ``seconds`` and keeps no more than ``limits``.
+
+    F, B (of the input) and W of all of a rank's stages together take ``UNIT`` seconds each.
+    """
+
+    def body(ctx):
+        meter = Meter()
+        stages = [Paced((UNIT / chunks,) * 3, meter) for _ in range(chunks)]
+        shapes = paced_boundaries(ranks * chunks)
+        runs = getattr(impl, pipeline)(stages, make(impl), squares, shapes)
+        begin = time.perf_counter()
+        runs.step(*paced_batch(m))
+        return [time.perf_counter() - begin, meter.peak, meter.live]
+
+    results = run(body, ranks, timed=True, cluster="dgx-h100")
+    what = f"{ranks} ranks, {m} micro-batches" + (f", {chunks} stages each" if chunks > 1 else "")
+    work = 3 * m * UNIT
+    for rank, ((took, peak, live), limit) in enumerate(zip(results, limits, strict=True)):
+        if abs(took - seconds) > 1e-3 * seconds:
+            text = (
+                f"{what}: the step took {took / UNIT:.2f} times a forward in virtual time, in "
+                f"theory {seconds / UNIT:.2f}: a bubble of {1 - work / took:.1%}, not "
+                f"{1 - work / seconds:.1%}"
+            )
+            fail(text, cause="slower" if took > seconds else "faster", rank=rank)
+        if peak > limit:
+            text = f"{what}: rank {rank} keeps {peak} forwards for backward at its peak"
+            fail(f"{text}, {limit} are enough", cause="too-many-kept", rank=rank)
+        if live:
+            text = f"{what}: {live} forwards are still kept after the step"
+            fail(text, cause="not-freed", rank=rank)
+
+
+def paced_scenario(make, ranks=4, m=8, chunks=1, unit=0.04, parts=(1, 2, 0), kind="Pipeline"):
+    """A body that runs ``make(impl)`` with stages that sleep: F, B and W take ``parts`` units."""
+
+    def scenario(impl):
+        def body(ctx):
+            names = [f"{c * ranks + ctx.rank}." if chunks > 1 else "" for c in range(chunks)]
+            seconds = tuple(unit * part / chunks for part in parts)
+            stages = [Paced(seconds, span=ctx.span, stage=name) for name in names]
+            shapes = paced_boundaries(ranks * chunks)
+            pipeline = getattr(impl, kind)(stages, make(impl), squares, shapes)
+            pipeline.step(*paced_batch(m))  # the first opens connections
+            dist.barrier()
+            ctx.start_picture()
+            pipeline.step(*paced_batch(m))
+
+        return body
+
+    return scenario

@@ -1,0 +1,286 @@
+"""Checks of exercise 2.9: schedules as data, completed, validated, timed and counted."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import torch.distributed as dist
+
+from distlab.grading import exercise, expect_equal, fail, trace
+from tests.phase2.pipelines import (
+    Plain,
+    any_order,
+    as_steps,
+    bubble,
+    completed,
+    one_after_another,
+    peaks,
+    placement,
+    plain,
+    problem_of,
+    times,
+)
+
+Schedule = list[list[Plain]]
+COSTS = {"F": 1.0, "B": 2.0}
+SPLIT = {"F": 1.0, "B": 1.0, "W": 1.0}
+
+
+def all_forwards_first(ranks: int, m: int) -> Schedule:
+    return [[(k, r, i) for k in "FB" for i in range(m)] for r in range(ranks)]
+
+
+def orders(seed: int) -> list[tuple[str, int, int, Schedule]]:
+    """(name, stages, micro-batches, order): regular ones, and some in which chance chose."""
+    found = [
+        ("all forwards first, 4 ranks", 4, 3, all_forwards_first(4, 3)),
+        ("one micro-batch after another, 3 ranks", 3, 4, one_after_another(3, 4)),
+        ("one rank, one stage", 1, 2, all_forwards_first(1, 2)),
+        ("one rank with three stages", 3, 2, any_order(seed, [0, 0, 0], 2)),
+    ]
+    for number, (kind, ranks, chunks, m, kinds) in enumerate(
+        [
+            ("round", 2, 1, 4, "FB"),
+            ("round", 5, 1, 3, "FB"),
+            ("round", 3, 2, 3, "FB"),
+            ("v", 2, 2, 4, "FB"),
+            ("block", 2, 2, 3, "FB"),
+            ("round", 3, 1, 4, "FBW"),
+            ("v", 3, 2, 2, "FBW"),
+        ]
+    ):
+        order = any_order(seed + number, placement(kind, ranks, chunks), m, kinds)
+        name = f"{ranks} ranks with {chunks} stages each ({kind}), steps {kinds}, by chance"
+        found.append((name, ranks * chunks, m, order))
+    return found
+
+
+# -- messages -------------------------------------------------------------------------------------
+@exercise("2.9", "gloo")
+def test_messages_make_an_order_runnable(impl, run, seed):
+    """Every crossing of ranks is sent and received once, and rendezvous sends don't deadlock."""
+    known = orders(seed)
+
+    def body(ctx):
+        module = impl.module("pipeline_schedules")
+        return [plain(module.with_messages(as_steps(impl, order))) for _, _, _, order in known]
+
+    (results,) = run(body, 1, process_group=False, ledger=False)
+    for (name, stages, m, order), got in zip(known, results, strict=True):
+        compute = [[step for step in steps if len(step[0]) == 1] for steps in got]
+        expect_equal(compute, order, what=f"{name}: the compute steps", cause="order-changed")
+        cause, text = problem_of(got, stages, m)
+        if cause:
+            fail(f"{name}: {text}", cause=cause)
+
+
+@exercise("2.9", "gloo")
+def test_impossible_orders_are_refused(impl, run):
+    """Ranks that wait for each other, or a backward before its forward: ValueError, no hang."""
+    cyclic = [
+        [("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)],
+        [("F", 1, 1), ("B", 1, 1), ("F", 1, 0), ("B", 1, 0)],
+    ]
+    backward_first = [[("B", 0, 0), ("F", 0, 0)]]
+
+    def body(ctx):
+        refused = []
+        for order in (cyclic, backward_first):
+            for function in (impl.with_messages, impl.replay):
+                try:
+                    function(as_steps(impl, order))
+                    refused.append(False)
+                except ValueError:
+                    refused.append(True)
+        return refused
+
+    (refused,) = run(body, 1, process_group=False, ledger=False)
+    expect_equal(refused, [True] * 4, what="ValueError of each", cause="accepted")
+
+
+# -- the validator --------------------------------------------------------------------------------
+def verdicts(impl, run, schedules: Sequence[tuple[Schedule, int, int]]) -> list[str | None]:
+    """What validate says of each: None, or the text of its ValueError."""
+
+    def body(ctx):
+        said = []
+        for schedule, stages, m in schedules:
+            try:
+                impl.validate(as_steps(impl, schedule), stages, m)
+                said.append(None)
+            except ValueError as error:
+                said.append(str(error) or "no reason")
+        return said
+
+    return run(body, 1, process_group=False, ledger=False)[0]
+
+
+@exercise("2.9", "gloo")
+def test_valid_schedules_are_accepted(impl, run, seed):
+    """Whatever the order and the place of the messages: what can run is valid."""
+    cases = [
+        (completed(seed + k, order), stages, m)
+        for _, stages, m, order in orders(seed)
+        for k in range(3)
+    ]
+    for (schedule, _, _), text in zip(cases, verdicts(impl, run, cases), strict=True):
+        if text is not None:
+            lines = "\n".join(f"  rank {r}: {_line(steps)}" for r, steps in enumerate(schedule))
+            fail(f"a valid schedule is refused ({text}):\n{lines}", cause="refused")
+
+
+def _line(steps: Sequence[Plain]) -> str:
+    return ", ".join(f"{k}({s}, {i})" for k, s, i in steps)
+
+
+def changed(edit: Callable[[Schedule], object], m: int = 2) -> Schedule:
+    """Two ranks, all forwards first, with messages; then edited."""
+    sends = [[("F", 0, i), ("send F", 0, i)] for i in range(m)]
+    receives = [[("recv F", 1, i), ("F", 1, i)] for i in range(m)]
+    back = [[("recv B", 0, i), ("B", 0, i)] for i in range(m)]
+    forth = [[("B", 1, i), ("send B", 1, i)] for i in range(m)]
+    schedule = [list(chain(*sends, *back)), list(chain(*receives, *forth))]
+    edit(schedule)
+    return schedule
+
+
+def swap(schedule: Schedule, rank: int, a: Plain, b: Plain) -> None:
+    steps = schedule[rank]
+    x, y = steps.index(a), steps.index(b)
+    steps[x], steps[y] = steps[y], steps[x]
+
+
+def crossed(schedule: Schedule) -> None:
+    """Both ranks send first: each send waits for a receive that comes after the other's send."""
+    schedule[:] = [
+        [("F", 0, 0), ("send F", 0, 0), ("F", 0, 1), ("send F", 0, 1), ("recv B", 0, 0)],
+        [("recv F", 1, 0), ("F", 1, 0), ("B", 1, 0), ("send B", 1, 0), ("recv F", 1, 1)],
+    ]
+    schedule[0] += [("B", 0, 0), ("recv B", 0, 1), ("B", 0, 1)]
+    schedule[1] += [("F", 1, 1), ("B", 1, 1), ("send B", 1, 1)]
+
+
+BROKEN: dict[str, Callable[[Schedule], object]] = {
+    "empty": lambda s: s.__setitem__(slice(None), [[], []]),
+    "forward-missing": lambda s: s[1].remove(("F", 1, 1)),
+    "backward-missing": lambda s: s[0].remove(("B", 0, 1)),
+    "micro-batch-missing": lambda s: s.__setitem__(
+        slice(None), [[x for x in steps if x[2] == 0] for steps in s]
+    ),
+    "backward-twice": lambda s: s[0].append(("B", 0, 1)),
+    "too-many-micro-batches": lambda s: s.__setitem__(slice(None), changed(lambda _: None, 3)),
+    "receive-missing": lambda s: s[1].remove(("recv F", 1, 1)),
+    "send-missing": lambda s: s[1].remove(("send B", 1, 0)),
+    "sent-twice": lambda s: s[0].insert(2, ("send F", 0, 0)),
+    "message-to-nobody": lambda s: s[1].append(("send F", 1, 1)),
+    "sent-before-computed": lambda s: swap(s, 0, ("F", 0, 0), ("send F", 0, 0)),
+    "received-after-use": lambda s: swap(s, 1, ("recv F", 1, 0), ("F", 1, 0)),
+    "backward-before-forward": lambda s: swap(s, 1, ("F", 1, 0), ("B", 1, 0)),
+    "messages-swapped": lambda s: swap(s, 1, ("recv F", 1, 0), ("recv F", 1, 1)),
+    "gradients-swapped": lambda s: swap(s, 0, ("recv B", 0, 0), ("recv B", 0, 1)),
+    "deadlock": crossed,
+    "stage-on-two-ranks": lambda s: (s[0].remove(("B", 0, 1)), s[1].append(("B", 0, 1))),
+    "weights-missing": lambda s: s[0].append(("W", 0, 0)),
+    "unknown-step": lambda s: s[0].append(("optimizer", 0, 0)),
+}
+
+
+@exercise("2.9", "gloo")
+def test_broken_schedules_are_refused(impl, run):
+    """Incomplete, doubled, out of order, messages that don't meet, deadlocks: each is named."""
+    cases = [(changed(edit), 2, 2) for edit in BROKEN.values()]
+    split = [[("F", 0, 0), ("W", 0, 0), ("B", 0, 0)]]
+    cases += [(split, 1, 1), ([], 0, 0), ([[]], 1, 0)]
+    names = [*BROKEN, "weights-before-backward", "no-stages", "no-micro-batches"]
+    for name, (schedule, _, _), text in zip(
+        names, cases, verdicts(impl, run, cases), strict=True
+    ):
+        if text is None:
+            lines = "\n".join(f"  rank {r}: {_line(steps)}" for r, steps in enumerate(schedule))
+            what = name.replace("-", " ")
+            fail(f"validate accepts a schedule with the fault '{what}':\n{lines}", cause=name)
+
+
+@exercise("2.9", "gloo")
+def test_the_schedule_that_crosses_names_where_ranks_stand(impl, run):
+    """The message of a deadlock says at which step each rank waits."""
+    (text,) = verdicts(impl, run, [(changed(crossed), 2, 2)])
+    for rank in (0, 1):
+        if f"rank {rank}" not in (text or ""):
+            fail(f"the deadlock's message does not say where rank {rank} is: {text}", cause="vague")
+
+
+# -- time and memory ------------------------------------------------------------------------------
+@exercise("2.9", "gloo")
+def test_replay_gives_the_bubble(impl, run, seed):
+    """Ends of all steps, total time and bubble, for given costs and a given time per message."""
+    draws = random.Random(seed)
+    cases = []
+    for name, _, _, order in orders(seed):
+        split = any(step[0] == "W" for steps in order for step in steps)
+        costs = {k: draws.randint(1, 5) / 2 for k in ("FBW" if split else "FB")}
+        cases += [(name, order, costs, 0.0), (name, completed(seed, order), costs, 0.75)]
+        cases.append((name, order, None, 0.0))
+
+    def body(ctx):
+        out = []
+        for _, order, costs, message in cases:
+            found = impl.replay(as_steps(impl, order), costs, message=message)
+            spans = [[(*step, start, end) for step, start, end in each] for each in found.spans]
+            out.append([spans, float(found.seconds), float(found.bubble)])
+        return out
+
+    (results,) = run(body, 1, process_group=False, ledger=False)
+    for (name, order, costs, message), got in zip(cases, results, strict=True):
+        split = any(step[0] == "W" for steps in order for step in steps)
+        costs = costs or (SPLIT if split else COSTS)
+        ends = times(order, costs, message)
+        what = f"{name}, costs {costs}, {message} per message"
+        for rank, spans in enumerate(got[0]):
+            compute = [step for step in order[rank] if len(step[0]) == 1]
+            steps = [(k, s, i) for k, s, i, _, _ in spans]
+            expect_equal(steps, compute, what=f"{what}: compute steps", rank=rank, cause="steps")
+            for kind, s, i, start, end in spans:
+                want = ends[kind, s, i]
+                if abs(end - want) > 1e-9 or abs(start - want + costs[kind]) > 1e-9:
+                    text = f"{what}: {kind}({s}, {i}) takes from {want - costs[kind]} to {want}"
+                    fail(f"{text}, got {start} to {end}", cause="times", rank=rank)
+        if abs(got[1] - max(ends.values())) > 1e-9:
+            fail(f"{what}: takes {max(ends.values())}, got {got[1]}", cause="seconds")
+        if abs(got[2] - bubble(order, costs, message)) > 1e-9:
+            want = bubble(order, costs, message)
+            fail(f"{what}: the idle share is {want:.4f}, got {got[2]:.4f}", cause="bubble")
+
+
+@exercise("2.9", "gloo")
+def test_peak_counts_what_is_kept(impl, run, seed):
+    """Kept from F to B, with W steps to W; messages don't count."""
+    cases = [(name, completed(seed, order)) for name, _, _, order in orders(seed)]
+
+    def body(ctx):
+        found = [impl.peak_live(as_steps(impl, schedule)) for _, schedule in cases]
+        return [[int(count) for count in each] for each in found]
+
+    (results,) = run(body, 1, process_group=False, ledger=False)
+    for (name, schedule), got in zip(cases, results, strict=True):
+        expect_equal(got, peaks(schedule), what=f"{name}: peak of each rank", cause="peak")
+
+
+@trace("2.9", bubble=3 / 7)
+def trace_replay(impl):
+    """All forwards first on 4 ranks with 4 micro-batches, as `replay` says it would go."""
+
+    def body(ctx):
+        spans = impl.replay(as_steps(impl, all_forwards_first(4, 4))).spans[ctx.rank]
+        dist.barrier()
+        begin = time.monotonic()
+        ctx.start_picture()
+        for step, start, end in spans:
+            time.sleep(max(0.0, begin + start * 0.03 - time.monotonic()))
+            with ctx.span("forward" if step.kind == "F" else "backward", str(step.micro_batch)):
+                time.sleep((end - start) * 0.03)
+
+    return body
