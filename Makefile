@@ -2,13 +2,19 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env demo test lint bench
+.PHONY: env demo gpt test lint bench
 
 env:
 	@$(PYTHON) scripts/environment.py
 
 demo: env
 	@$(RUN) -m distlab.demo
+
+# the closing run of phase 2: tensor parallel 2 x pipeline 2, beside one process
+gpt: env
+	@OMP_NUM_THREADS=1 $(RUN) -m torch.distributed.run --standalone --nproc-per-node 4 \
+		-m solutions.phase2_advanced.train_gpt --tensor 2 --pipeline 2 --steps 200 \
+		--device cpu --compare --plot .distlab/gpt.png
 
 # the templates are the learner's: nothing written there fails the project's own tests
 test: env

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch._dynamo  # torch.optim imports it: once here, not in every rank
 import torch.nn.functional as F
 
+from distlab.course import root
 from distlab.ranks import RankFailure, run_ranks
 from distlab.virtual import run_virtual
 from distlab.workloads import GPT
@@ -118,3 +123,31 @@ def test_what_can_not_be_cut_is_refused_on_every_rank(fields: dict, words: str) 
 def test_a_layout_for_other_ranks_is_refused() -> None:
     with pytest.raises(RankFailure, match="takes 2 ranks, there are 3"):
         run_virtual(body, 3, {"tensor": 2}, timeout=20)
+
+
+def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    command += ["--standalone", "-m", "solutions.phase2_advanced.train_gpt", "--device=cpu"]
+    return subprocess.run(
+        [*command, *arguments], cwd=root(), capture_output=True, text=True, timeout=180
+    )
+
+
+def test_the_program_trains_and_compares(tmp_path: Path) -> None:
+    picture = tmp_path / "gpt.png"
+    layout = ["--tensor=2", "--pipeline=2", "--steps=4", "--batch=4"]
+    done = torchrun(4, *layout, "--compare", f"--plot={picture}")
+    assert done.returncode == 0, done.stderr
+    assert "tensor 2 x pipeline 2 x data 1" in done.stdout
+    assert float(done.stdout.partition("largest difference ")[2].split()[0]) < 1e-5
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_program_refuses_in_one_line() -> None:
+    done = torchrun(2, "--tensor=2", "--steps=1", "--batch=6")
+    assert done.returncode != 0
+    assert "train_gpt: 6 sequences of 64 tokens don't divide into 4 micro-batches" in done.stderr
+    command = [sys.executable, "-m", "solutions.phase2_advanced.train_gpt"]
+    alone = subprocess.run(command, cwd=root(), capture_output=True, text=True)
+    assert alone.returncode == 1
+    assert alone.stderr.startswith("start it with: torchrun")
