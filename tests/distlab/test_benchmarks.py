@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import common, ranks, run, trainer
+import pytest
+
+from benchmarks import common, pipeline, ranks, run, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -10,6 +12,15 @@ def test_ranks_and_trainer_still_run() -> None:
     rates = trainer.compare("digits MLP", 2, epochs=1)
     assert {name: len(values) for name, values in rates.items()} == {"solution": 1, "DDP": 1}
     assert all(rate > 0 for values in rates.values() for rate in values)
+
+
+def test_pipeline_still_runs() -> None:
+    for facts in pipeline.compare("interleaved", 2, repeats=1):
+        assert len(facts["ours"]) == len(facts["torch"]) == 1
+        kept, nbytes, loss = facts["ours facts"]
+        assert kept <= facts["torch facts"][0]
+        assert nbytes > 0
+        assert loss == pytest.approx(facts["torch facts"][2])
 
 
 def test_contestants_take_turns() -> None:
