@@ -24,6 +24,7 @@ BENCHMARKS = (
     "split",
     "mixed_precision",
     "recompute",
+    "pipeline",
     "tensor_parallel",
     "virtual",
     "validation",

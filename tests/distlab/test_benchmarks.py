@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from benchmarks import (
     common,
     mixed_precision,
+    pipeline,
     ranks,
     recompute,
     run,
@@ -64,3 +66,12 @@ def test_tensor_parallelism_equals_pytorchs() -> None:
         regather = kind == tensor_parallel.KINDS[3]
         assert sent[0] <= sent[1] * (1.26 if regather else 1.001)  # row biases
         assert kept[0] <= kept[1] * (0.9 if regather else 1)
+
+
+def test_pipeline_still_runs() -> None:
+    for facts in pipeline.compare("interleaved", 2, repeats=1):
+        assert len(facts["ours"]) == len(facts["torch"]) == 1
+        kept, nbytes, loss = facts["ours facts"]
+        assert kept <= facts["torch facts"][0]
+        assert nbytes > 0
+        assert loss == pytest.approx(facts["torch facts"][2])

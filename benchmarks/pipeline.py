@@ -1,0 +1,215 @@
+"""Pipelines: the interpreter of phase 2 against torch.distributed.pipelining.
+
+Both run GPipe, 1F1B and interleaved 1F1B in the same ranks, step by step in turn, on the same
+stages and the same batch, and leave the loss on every rank. Memory is measured in steps of their
+own: the most micro-batches whose graph a rank keeps, and the bytes of all tensors that a step
+makes.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import pipelining
+
+from distlab.memory import PeakMemory
+from distlab.ranks import RankContext, run_ranks
+from solutions.phase2_advanced.pipeline_parallel import Pipeline, make_schedule
+
+from .common import Table, spread
+
+WIDTH, SIZE, MICRO_BATCHES, LAYERS = 512, 64, 8, 8
+THEIRS: dict[str, Any] = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+}
+Step = Callable[[], float]
+
+
+class Kept:
+    """How many graphs are kept for backward, and the most there were."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def add(self, tensor: Tensor) -> None:
+        """Count until ``tensor`` is freed."""
+        self.now += 1
+        self.most = max(self.most, self.now)
+        weakref.finalize(tensor, self.remove)
+
+    def remove(self) -> None:
+        """One is freed."""
+        self.now -= 1
+
+
+class Marked(torch.autograd.Function):
+    """The same values; its graph is counted while it is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Kept) -> Tensor:
+        """Save a tensor that lives as long as the graph."""
+        marker = torch.empty(1)
+        ctx.save_for_backward(marker)
+        kept.add(marker)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The same gradient."""
+        return gradient, None
+
+
+class Stage(nn.Sequential):
+    """Some layers of the model, and what it counts with."""
+
+    kept: Kept | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Through all layers."""
+        x = super().forward(x)
+        return x if self.kept is None else Marked.apply(x, self.kept)
+
+
+def stages(count: int) -> list[Stage]:
+    """The model, eight layers of 512, in equal parts."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)]
+    size = LAYERS // count
+    return [Stage(*layers[k : k + size]) for k in range(0, LAYERS, size)]
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    """Mean square."""
+    return (output - target).square().mean()
+
+
+def our_step(mine: list[Stage], name: str, ranks: int, batch: tuple[Tensor, Tensor]) -> Step:
+    """A step of the interpreter."""
+    boundary = torch.empty(SIZE, WIDTH, device="meta")
+    count = ranks * len(mine)
+    schedule = make_schedule(name, ranks, MICRO_BATCHES, len(mine))
+    pipeline = Pipeline(mine, schedule, loss_fn, [boundary] * (count - 1))
+    return lambda: pipeline.step(*batch)
+
+
+def torch_step(
+    mine: list[Stage], name: str, ctx: RankContext, batch: tuple[Tensor, Tensor]
+) -> Step:
+    """The same step by torch's schedule; the loss is broadcast at the end as well."""
+    count = ctx.world_size * len(mine)
+    own = range(ctx.rank, count, ctx.world_size)
+    device = torch.device("cpu")
+    parts = [pipelining.PipelineStage(m, s, count, device) for m, s in zip(mine, own, strict=True)]
+    chosen = parts if name == "interleaved" else parts[0]
+    schedule = THEIRS[name](chosen, MICRO_BATCHES, loss_fn=loss_fn)
+    inputs, targets = batch
+    last = ctx.world_size - 1
+
+    def step() -> float:
+        losses: list[Tensor] = []
+        target = targets if ctx.rank == last else None
+        schedule.step(*([inputs] if ctx.rank == 0 else []), target=target, losses=losses)
+        loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        dist.broadcast(loss, last)
+        return loss.item()
+
+    return step
+
+
+def compare(name: str, ranks: int, repeats: int) -> list[dict[str, list[float]]]:
+    """Per rank: seconds per step of both, and of each (micro-batches kept, peak bytes, loss)."""
+    chunks = 2 if name == "interleaved" else 1
+
+    def body(ctx: RankContext) -> dict[str, list[float]]:
+        generator = torch.Generator().manual_seed(0)
+        shape = MICRO_BATCHES * SIZE, WIDTH
+        batch = tuple(torch.randn(shape, generator=generator) for _ in range(2))
+        mine = stages(ranks * chunks)[ctx.rank :: ranks]
+        theirs = copy.deepcopy(mine)
+        steps = {
+            "ours": our_step(mine, name, ranks, batch),  # type: ignore[arg-type]
+            "torch": torch_step(theirs, name, ctx, batch),  # type: ignore[arg-type]
+        }
+        facts: dict[str, list[float]] = {}
+        for who, parts in (("ours", mine), ("torch", theirs)):
+            steps[who]()  # connections, shapes, gradients
+            kept = Kept()
+            for part in parts:
+                part.kept = kept
+                part.zero_grad(set_to_none=False)  # torch scales what is there, too
+            with PeakMemory() as memory:
+                loss = steps[who]()
+            for part in parts:
+                part.kept = None
+            facts[f"{who} facts"] = [float(kept.most), float(memory.peak), loss]
+        for a, b in zip(mine, theirs, strict=True):
+            for p, q in zip(a.parameters(), b.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad)
+        seconds: dict[str, list[float]] = {"ours": [], "torch": []}
+        for _ in range(repeats):
+            for who, step in steps.items():
+                dist.barrier()
+                begun = time.perf_counter()
+                step()
+                seconds[who].append(time.perf_counter() - begun)
+        return seconds | facts
+
+    return run_ranks(body, ranks, ledger=False, timeout=300)
+
+
+def measure(repeats: int = 25) -> Table:
+    """Step time, micro-batches kept and peak bytes side by side."""
+    rows = []
+    for ranks in (2, 4):
+        for name in THEIRS:
+            found = compare(name, ranks, repeats)
+            slowest = {
+                who: [1e3 * max(times) for times in zip(*(f[who] for f in found), strict=True)]
+                for who in ("ours", "torch")
+            }
+            ratio = statistics.median(slowest["ours"]) / statistics.median(slowest["torch"])
+            facts = [
+                [max(f[f"{who} facts"][k] for f in found) for who in ("ours", "torch")]
+                for k in (0, 1)
+            ]
+            rows.append(
+                [
+                    f"{name}, {ranks} ranks",
+                    spread(slowest["ours"], 1),
+                    spread(slowest["torch"], 1),
+                    f"{ratio:.2f}",
+                    " / ".join(f"{n:.0f}" for n in facts[0]),
+                    " / ".join(f"{n / 1e6:.2f}" for n in facts[1]),
+                ]
+            )
+    return Table(
+        "Pipelines, a step",
+        [
+            "schedule",
+            "phase 2 solution, ms",
+            "torch.distributed.pipelining, ms",
+            "ratio of medians",
+            "graphs kept, ours / torch",
+            "peak MB, ours / torch",
+        ],
+        rows,
+        f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, two chunks per rank "
+        f"where interleaved; median (least … most) of {repeats} steps taken in turn in the same "
+        "ranks, of each the slowest rank. Graphs and bytes: the rank with most; gradients exist "
+        "before, so bytes are those of activations, messages and gradients in the making.",
+    )
+
+
+if __name__ == "__main__":
+    print(measure().markdown())

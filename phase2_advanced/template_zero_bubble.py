@@ -1,0 +1,113 @@
+# Exercises 2.13: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase2.py 2.13
+"""Zero bubble (ZB-H1): the backward in two halves, and the second one where a rank would be idle.
+
+A backward computes two things: the gradient of the input, for which the stage before waits, and the
+gradients of the weights, for which nobody waits before the optimizer. Written as separate steps B
+and W, each about as long as a forward, the stage before starts one step earlier, and W fills what
+would be bubble. With p ranks and m >= p micro-batches, F, B and W of one length each:
+
+===========  =====================  ====================  ===================================
+schedule     a step takes           bubble                activations kept by rank r
+===========  =====================  ====================  ===================================
+1F1B         3(m + p-1)             (p-1) / (m + p-1)     min(m, p-r)
+ZB-H1        3m + p-1               (p-1) / (3m + p-1)    min(m, p), until W
+===========  =====================  ====================  ===================================
+
+In general 1F1B idles for (p-1)(F + B + W), ZB-H1 for (p-1)(F + B - W). Messages and bytes are those
+of 1F1B. A second backward over the whole stage would give the weights' gradients too, but propagate
+through it twice; here every layer keeps a graph of its own, and B and W together do the arithmetic
+of one backward. The price: what a layer's W reads stays until W.
+
+Invariant: gradients as without the split. Source: Qi et al. 2023 (arXiv 2401.10241), sections 2, 3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .template_pipeline_parallel import Pipeline, one_f_one_b
+from .template_pipeline_schedules import Step
+
+
+def zero_bubble(ranks: int, micro_batches: int) -> list[list[Step]]:
+    """Every rank's compute steps in ZB-H1: 1F1B with B split into B (inputs) and W (weights).
+
+    Nobody waits for a W: it fills time in which a rank would be idle. Rank r lets at most r of them
+    wait before forwards end, so that no rank keeps more than min(m, p) micro-batches (until their
+    W), which is what 1F1B keeps on rank 0. With F, B and W of equal length and m >= p a step takes
+    3m + p-1. Raises ValueError if a number is below 1.
+    """
+    # Step 1: the order of 1F1B; after each B the oldest W that waits, if more than r wait
+    # Step 2: once the forwards are done, a W after every B: the next gradient is on its way
+    # Step 3: at the end the W that are left
+    raise NotImplementedError("exercise 2.13")
+
+
+def split_forward(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Any]]:
+    """``module(x)`` and a list, empty for now, such that its backward leaves the weights alone.
+
+    A backward from the output gives the gradients of inputs and fills the list;
+    ``weight_gradients`` does the rest. Split are the layers: modules without children that have
+    trainable parameters and take and give one tensor. Other parameters get their gradient in the
+    backward already. Both halves together do the arithmetic of an ordinary backward, no more.
+    """
+    # Step 4: let every layer compute on a detached input, so that its graph is one of its own
+    # Step 5: put `Split` in place of that graph: its backward computes the inputs' gradient and
+    #         notes what is left to do
+    raise NotImplementedError("exercise 2.13")
+
+
+class Split(torch.autograd.Function):
+    """A layer's result whose backward computes the gradient of the input, and no weight's.
+
+    The parameters are inputs, so that the result wants a gradient even if ``x`` does not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, later: list[Any], graph: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        """``graph``: (input, output) of the layer's own graph."""
+        ctx.later, ctx.graph, ctx.parameters = later, graph, parameters
+        return graph[1].detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The input's gradient now; (output, its gradient, parameters) for later."""
+        # Step 6: torch.autograd.grad computes only what it is asked for; the graph must survive it
+        raise NotImplementedError("exercise 2.13")
+
+
+def weight_gradients(later: list[Any]) -> None:
+    """Add the gradients of the weights that ``split_forward`` left out to ``p.grad``.
+
+    Empties ``later``, and so frees what the layers kept.
+    """
+    # Step 7: a backward per layer from its output to its parameters only
+    raise NotImplementedError("exercise 2.13")
+
+
+class ZeroBubblePipeline(Pipeline):
+    """A ``Pipeline`` that also takes W steps: B then leaves the weights' gradients to them.
+
+    A micro-batch's activations are freed when its W is done.
+    """
+
+    kinds = "FBW"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.later: dict[tuple[int, int], list[Any]] = {}  # by stage and micro-batch
+
+    def call(self, stage: int, i: int, x: Tensor) -> Tensor:
+        """The module of a stage, called so that its backward leaves the weights alone."""
+        # Step 8: keep what is left to do until W
+        raise NotImplementedError("exercise 2.13")
+
+    def take(self, step: Step) -> None:
+        """Do one step of the schedule."""
+        # Step 9: W here, all others as before
+        raise NotImplementedError("exercise 2.13")
