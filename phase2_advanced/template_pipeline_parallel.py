@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -39,15 +38,6 @@ from .template_pipeline_schedules import Schedule, Step, rank_of_stages, validat
 
 Group = dist.ProcessGroup | None
 Key = tuple[int, int]  # stage, micro-batch
-
-
-def partition(layers: Sequence[nn.Module], stages: int) -> list[nn.Sequential]:
-    """Cut ``layers`` into ``stages`` consecutive parts whose lengths differ by one at most.
-
-    Raises ValueError unless 1 <= ``stages`` <= number of layers: no stage may be empty.
-    """
-    # Step 1: refuse bad numbers; the first parts take what does not divide evenly
-    raise NotImplementedError("exercise 2.10")
 
 
 def check_sizes(ranks: int, micro_batches: int, chunks: int = 1) -> None:
@@ -64,7 +54,7 @@ def gpipe(ranks: int, micro_batches: int) -> list[list[Step]]:
 
     Raises ValueError if a number is below 1.
     """
-    # Step 2: the same order on every rank
+    # Step 1: the same order on every rank
     raise NotImplementedError("exercise 2.10")
 
 
@@ -106,7 +96,7 @@ def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) ->
     Raises ValueError for another name, bad numbers, or several chunks per rank in a schedule that
     is not interleaved.
     """
-    # Step 3: the order by its name, completed with messages (exercise 2.9)
+    # Step 2: the order by its name, completed with messages (exercise 2.9)
     raise NotImplementedError("exercise 2.10")
 
 
@@ -165,21 +155,21 @@ class Pipeline:
         per stage of this rank are unfinished. Raises ValueError, before anything is sent, if the
         batch does not divide into the schedule's micro-batches.
         """
-        # Step 4: cut the batch into equal micro-batches; the loss starts at zero
-        # Step 5: take this rank's steps one by one; leave no send unfinished
-        # Step 6: the last stage has the loss: all ranks need it
+        # Step 3: cut the batch into equal micro-batches; the loss starts at zero
+        # Step 4: take this rank's steps one by one; leave no send unfinished
+        # Step 5: the last stage has the loss: all ranks need it
         raise NotImplementedError("exercise 2.10")
 
     def take(self, step: Step) -> None:
         """Do one step of the schedule."""
-        # Step 7: compute steps, and a send or a receive to or from the rank of the other stage. A
+        # Step 6: compute steps, and a send or a receive to or from the rank of the other stage. A
         #         receive is only posted here; who needs its data waits for it
         raise NotImplementedError("exercise 2.10")
 
     def forward(self, stage: int, i: int) -> None:
         """Run a stage on micro-batch ``i``; keep its input and output for backward."""
-        # Step 8: the input is the data, or a leaf of its own that wants a gradient
-        # Step 9: on the last stage the loss follows, divided once by the number of micro-batches
+        # Step 7: the input is the data, or a leaf of its own that wants a gradient
+        # Step 8: on the last stage the loss follows, divided once by the number of micro-batches
         raise NotImplementedError("exercise 2.10")
 
     def call(self, stage: int, i: int, x: Tensor) -> Tensor:
@@ -188,13 +178,13 @@ class Pipeline:
 
     def backward(self, stage: int, i: int) -> None:
         """Run a stage's backward for micro-batch ``i``: this frees its activations."""
-        # Step 10: start from the gradient of the output, on the last stage from the loss
-        # Step 11: the gradient of the input is for the stage before
+        # Step 9: start from the gradient of the output, on the last stage from the loss
+        # Step 10: the gradient of the input is for the stage before
         raise NotImplementedError("exercise 2.10")
 
     def send(self, tensor: Tensor, stage: int) -> None:
         """Send to the rank of ``stage``, without waiting for it to be received."""
-        # Step 12: keep the tensor and the handle until the send is done; few at a time
+        # Step 11: keep the tensor and the handle until the send is done; few at a time
         raise NotImplementedError("exercise 2.10")
 
     def arrived(self, receive: Step) -> Tensor:

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -37,21 +36,6 @@ from .pipeline_schedules import Schedule, Step, rank_of_stages, validate, with_m
 
 Group = dist.ProcessGroup | None
 Key = tuple[int, int]  # stage, micro-batch
-
-
-def partition(layers: Sequence[nn.Module], stages: int) -> list[nn.Sequential]:
-    """Cut ``layers`` into ``stages`` consecutive parts whose lengths differ by one at most.
-
-    Raises ValueError unless 1 <= ``stages`` <= number of layers: no stage may be empty.
-    """
-    # --- exercise 2.10: start
-    # Step 1: refuse bad numbers; the first parts take what does not divide evenly
-    if not 1 <= stages <= len(layers):
-        raise ValueError(f"{len(layers)} layers can't be cut into {stages} stages")
-    size, longer = divmod(len(layers), stages)
-    starts = [s * size + min(s, longer) for s in range(stages + 1)]
-    return [nn.Sequential(*layers[a:b]) for a, b in pairwise(starts)]
-    # --- exercise 2.10: end
 
 
 def check_sizes(ranks: int, micro_batches: int, chunks: int = 1) -> None:
@@ -69,7 +53,7 @@ def gpipe(ranks: int, micro_batches: int) -> list[list[Step]]:
     Raises ValueError if a number is below 1.
     """
     # --- exercise 2.10: start
-    # Step 2: the same order on every rank
+    # Step 1: the same order on every rank
     check_sizes(ranks, micro_batches)
     return [[Step(k, r, i) for k in "FB" for i in range(micro_batches)] for r in range(ranks)]
     # --- exercise 2.10: end
@@ -142,7 +126,7 @@ def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) ->
     is not interleaved.
     """
     # --- exercise 2.10: start
-    # Step 3: the order by its name, completed with messages (exercise 2.9)
+    # Step 2: the order by its name, completed with messages (exercise 2.9)
     if name == "interleaved":
         return with_messages(interleaved(ranks, micro_batches, chunks))
     if name not in ("gpipe", "1f1b"):
@@ -210,9 +194,9 @@ class Pipeline:
         batch does not divide into the schedule's micro-batches.
         """
         # --- exercise 2.10: start
-        # Step 4: cut the batch into equal micro-batches; the loss starts at zero
-        # Step 5: take this rank's steps one by one; leave no send unfinished
-        # Step 6: the last stage has the loss: all ranks need it
+        # Step 3: cut the batch into equal micro-batches; the loss starts at zero
+        # Step 4: take this rank's steps one by one; leave no send unfinished
+        # Step 5: the last stage has the loss: all ranks need it
         m = self.micro_batches
         if not len(inputs) or len(inputs) % m or len(targets) % m:
             raise ValueError(
@@ -232,7 +216,7 @@ class Pipeline:
     def take(self, step: Step) -> None:
         """Do one step of the schedule."""
         # --- exercise 2.10: start
-        # Step 7: compute steps, and a send or a receive to or from the rank of the other stage. A
+        # Step 6: compute steps, and a send or a receive to or from the rank of the other stage. A
         #         receive is only posted here; who needs its data waits for it
         kind, stage, i = step
         if kind == "F":
@@ -254,8 +238,8 @@ class Pipeline:
     def forward(self, stage: int, i: int) -> None:
         """Run a stage on micro-batch ``i``; keep its input and output for backward."""
         # --- exercise 2.10: start
-        # Step 8: the input is the data, or a leaf of its own that wants a gradient
-        # Step 9: on the last stage the loss follows, divided once by the number of micro-batches
+        # Step 7: the input is the data, or a leaf of its own that wants a gradient
+        # Step 8: on the last stage the loss follows, divided once by the number of micro-batches
         if stage == 0:
             x = self.inputs[i]
         elif stage - 1 in self.chunks:
@@ -283,8 +267,8 @@ class Pipeline:
     def backward(self, stage: int, i: int) -> None:
         """Run a stage's backward for micro-batch ``i``: this frees its activations."""
         # --- exercise 2.10: start
-        # Step 10: start from the gradient of the output, on the last stage from the loss
-        # Step 11: the gradient of the input is for the stage before
+        # Step 9: start from the gradient of the output, on the last stage from the loss
+        # Step 10: the gradient of the input is for the stage before
         x, output = self.kept.pop((stage, i))
         gradient = None
         if stage < self.last:
@@ -300,7 +284,7 @@ class Pipeline:
     def send(self, tensor: Tensor, stage: int) -> None:
         """Send to the rank of ``stage``, without waiting for it to be received."""
         # --- exercise 2.10: start
-        # Step 12: keep the tensor and the handle until the send is done; few at a time
+        # Step 11: keep the tensor and the handle until the send is done; few at a time
         while len(self.sending) >= 2 * len(self.chunks):
             self.sending.popleft()[1].wait()
         tensor = tensor.detach().contiguous()

@@ -3,7 +3,7 @@
 from distlab.mutants import Mutant
 
 EQUAL, ADD = "test_gpipe_equals_one_process", "test_gradients_add_up_over_steps"
-COMPLETE, PARTITION = "test_gpipe_is_complete_and_forwards_come_first", "test_partition_is_balanced_and_keeps_the_order"
+COMPLETE = "test_gpipe_is_complete_and_forwards_come_first"
 OVERLAP = "test_messages_travel_while_ranks_compute"
 ANY, SIDE = "test_any_valid_schedule_runs", "test_two_pipelines_side_by_side"
 BYTES, KEPT = "test_messages_and_bytes_are_those_of_the_schedule", "test_nothing_is_kept_after_a_step"
@@ -22,39 +22,11 @@ GPIPE = '    return [[Step(k, r, i) for k in "FB" for i in range(micro_batches)]
 DRAIN = "        while self.sending:\n            self.sending.popleft()[1].wait()\n"
 REFUSE = "        if not len(inputs) or len(inputs) % m or len(targets) % m:\n"
 ISEND = "        handle = dist.isend(tensor, group=self.group, group_dst=self.rank_of[stage])\n"
-STARTS = "    starts = [s * size + min(s, longer) for s in range(stages + 1)]\n"
 ONE = "        order.append(alternate(forwards, backwards, warm_up=ranks - rank - 1))\n"
 WARM = "        warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * ranks\n"
 PLACE = "            chunk, micro_batch = place // ranks, group * ranks + place % ranks\n"
 
 MUTANTS = [
-    Mutant(
-        id="partition-remainder-lost",
-        exercise="2.10",
-        bug="the layers that do not divide evenly are dropped",
-        find=STARTS,
-        replace="    starts = [s * size for s in range(stages + 1)]\n",
-        killed_by=PARTITION,
-        cause="partition",
-    ),
-    Mutant(
-        id="partition-remainder-at-the-end",
-        exercise="2.10",
-        bug="the last stage takes all that does not divide evenly",
-        find=STARTS,
-        replace="    starts = [*(s * size for s in range(stages)), len(layers)]\n",
-        killed_by=PARTITION,
-        cause="unbalanced",
-    ),
-    Mutant(
-        id="partition-empty-stages",
-        exercise="2.10",
-        bug="more stages than layers: some stages are empty",
-        find="    if not 1 <= stages <= len(layers):\n",
-        replace="    if stages < 1:\n",
-        killed_by=PARTITION,
-        cause="accepted",
-    ),
     Mutant(
         id="gpipe-empty",
         exercise="2.10",

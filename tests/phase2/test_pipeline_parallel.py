@@ -1,4 +1,4 @@
-"""Checks of exercise 2.10: the partition, GPipe, and the interpreter that runs any schedule."""
+"""Checks of exercise 2.10: GPipe, and the interpreter that runs any schedule."""
 
 from __future__ import annotations
 
@@ -39,42 +39,7 @@ from tests.phase2.pipelines import (
 )
 
 
-# -- partition and order --------------------------------------------------------------------------
-@exercise("2.10", "gloo")
-def test_partition_is_balanced_and_keeps_the_order(impl, run):
-    """Consecutive parts, lengths that differ by one at most, nothing lost; no empty stage."""
-    sizes = [(8, 4), (7, 3), (5, 5), (4, 1), (11, 4)]
-
-    def body(ctx):
-        out = []
-        for count, stages in sizes:
-            every = [nn.Identity() for _ in range(count)]
-            parts = impl.partition(every, stages)
-            out.append([[every.index(layer) for layer in part] for part in parts])
-        refused = []
-        for count, stages in ((3, 4), (3, 0), (3, -1)):
-            try:
-                impl.partition([nn.Identity() for _ in range(count)], stages)
-                refused.append("")
-            except ValueError as error:
-                refused.append(str(error))
-        return out, refused
-
-    out, refused = run(body, 1, process_group=False, ledger=False)[0]
-    for (count, stages), parts in zip(sizes, out, strict=True):
-        what = f"{count} layers in {stages} stages"
-        joined = [place for part in parts for place in part]
-        expect_equal(len(parts), stages, what=f"{what}: number of parts", cause="partition")
-        expect_equal(joined, list(range(count)), what=f"{what}: layers", cause="partition")
-        lengths = [len(part) for part in parts]
-        if max(lengths) - min(lengths) > 1:
-            fail(f"{what}: lengths {lengths} differ by more than one", cause="unbalanced")
-    for text, numbers in zip(refused, (("3", "4"), ("3", "0"), ("3", "-1")), strict=True):
-        if not all(number in text for number in numbers):
-            what = f"{numbers[0]} layers in {numbers[1]} stages: a ValueError with both numbers"
-            fail(f"{what}, got {text or 'none'!r}", cause="accepted")
-
-
+# -- order --------------------------------------------------------------------------
 @exercise("2.10", "gloo")
 def test_gpipe_is_complete_and_forwards_come_first(impl, run):
     """Each stage and micro-batch once, all forwards first, the bubble of theory, any m and p."""

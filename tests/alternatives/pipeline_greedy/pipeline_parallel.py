@@ -8,7 +8,6 @@ import heapq
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from solutions.phase2_advanced.pipeline_schedules import (
     Step,
@@ -17,13 +16,6 @@ from solutions.phase2_advanced.pipeline_schedules import (
     validate,
     with_messages,
 )
-
-
-def partition(layers, stages):
-    if stages < 1 or stages > len(layers):
-        raise ValueError(f"no way to make {stages} stages of {len(layers)} layers")
-    ends = [len(layers) * s // stages for s in range(stages + 1)]
-    return [nn.Sequential(*layers[ends[s] : ends[s + 1]]) for s in range(stages)]
 
 
 def greedy(forwards, backwards, limits):
