@@ -221,8 +221,8 @@ def ring_all_reduce(
     chunk. Time 2(W-1)·(α + N/W·β).
 
     All ranks must pass the same length, dtype and ``op``. ``check`` makes sure of it first, see
-    ``agree``, for ⌈log₂ W⌉ more messages: use it until your program runs. Without it a difference
-    is an error of the backend, or a hang. Raises ValueError as ``check_arguments`` does.
+    ``agree``, for ⌈log₂ W⌉ more messages: use it until your program runs. Without it gloo ends the
+    process at a difference, NCCL may hang. Raises ValueError as ``check_arguments`` does.
     """
     # --- exercise 3.3: start
     # Step 4: agree first if asked to, then the two halves on the same flat tensor, so that a

@@ -29,7 +29,6 @@ and a bandwidth for each algorithm (src/graph/tuning.cc).
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -371,10 +370,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure under torchrun; rank 0 prints measured and predicted times and the winners."""
-    parser = argparse.ArgumentParser(description="When does which all-reduce win?")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[4 * 10**k for k in range(8)])
-    options = parser.parse_args()
+    """Measure under torchrun; rank 0 prints measured and predicted times, and the choice."""
     if "RANK" not in os.environ:
         sys.exit(
             "start it with: torchrun --nproc-per-node 4 "
@@ -383,25 +379,16 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        timings = measure(options.sizes)
-        if dist.get_rank() == 0:
-            report(timings)
+        timings = measure([4 * 10**k for k in range(8)])
+        links = fit(timings)
+        for t in timings if dist.get_rank() == 0 else []:
+            mark = "  chosen" if t.pattern == choose(*t[1:3], links) else ""
+            print(
+                f"{t.nbytes:12,} bytes  {t.pattern:17}{t.seconds * 1e3:10.3f} ms"
+                f"{predict(*t[:3], links) * 1e3:10.3f} predicted{mark}"
+            )
     finally:
         dist.destroy_process_group()
-
-
-def report(timings: Sequence[Timing]) -> None:
-    """Print the fitted α and β, and for each size what was measured and what is predicted."""
-    links = fit(timings)
-    for pattern, link in links.items():
-        print(f"{pattern:18}α {link.alpha * 1e6:8.1f} µs   1/β {1e-9 / link.beta:8.2f} GB/s")
-    print(f"\n{'bytes':>12}  measured (predicted) ms")
-    for nbytes in dict.fromkeys(t.nbytes for t in timings):
-        row = [t for t in timings if t.nbytes == nbytes]
-        cells = [f"{t.pattern} {t.seconds * 1e3:.3f} ({predict(*t[:3], links) * 1e3:.3f})" for t in row]
-        best = min(row, key=lambda t: t.seconds).pattern
-        chosen = choose(row[0].world_size, nbytes, links)
-        print(f"{nbytes:12,}  {'  '.join(cells)}  best {best}, chosen {chosen}")
 
 
 if __name__ == "__main__":
