@@ -89,3 +89,28 @@ def group_of(named: dict[str, Any]) -> tuple[int, ...]:
         if isinstance(group, str):
             group = dist.distributed_c10d._resolve_process_group(group)
     return tuple(dist.get_process_group_ranks(group))
+
+
+class Sending:
+    """What a rank is sending: tells, once it has waited, whether those bytes were written to.
+
+    torch counts the writes to a tensor together with those to all its views. A pipelined algorithm
+    writes to one part of a tensor while it sends another, so the count alone accuses the innocent:
+    where it has changed, the bytes decide. (Of a meta tensor there are none: the count decides.)
+    """
+
+    __slots__ = ("bytes", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.version = tensor, tensor._version
+        self.bytes = None if tensor.is_meta else _bytes(tensor).clone()
+
+    def overwritten(self) -> bool:
+        """Whether what is sent has changed since."""
+        if self.tensor._version == self.version:
+            return False
+        return self.bytes is None or not torch.equal(_bytes(self.tensor), self.bytes)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().flatten().view(torch.uint8)

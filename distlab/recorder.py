@@ -33,7 +33,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .ledger import Event, traffic
 from .lines import learner_line
-from .operators import METHODS, canonical, group_of, payload_of, root_of, tensors_in
+from .operators import METHODS, Sending, canonical, group_of, payload_of, root_of, tensors_in
 
 
 class Ledger(TorchDispatchMode):
@@ -64,7 +64,7 @@ class Ledger(TorchDispatchMode):
         self.pid = os.getpid()
         self.local = threading.local()
         self.by_tensor: dict[int, Event] = {}
-        self.in_flight: dict[int, tuple[torch.Tensor, int]] = {}  # send buffers, their version
+        self.in_flight: dict[int, Sending] = {}  # by index of the event
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -147,7 +147,7 @@ class Ledger(TorchDispatchMode):
         self.events.append(event)
         self.local.last = event
         if op == "send":
-            self.in_flight[event.index] = tensors[0], tensors[0]._version
+            self.in_flight[event.index] = Sending(tensors[0])
         self.emit("begin", vars(event))
         return event
 
@@ -157,8 +157,8 @@ class Ledger(TorchDispatchMode):
     def _end(self, event: Event) -> None:
         if event.end is None:
             event.end = time.monotonic()
-            buffer, version = self.in_flight.pop(event.index, (None, 0))
-            event.overwritten = buffer is not None and buffer._version != version
+            sending = self.in_flight.pop(event.index, None)
+            event.overwritten = sending is not None and sending.overwritten()
             done = {"end": event.end, "overwritten": event.overwritten}
             self.emit("end", {"index": event.index, **done})
 

@@ -15,7 +15,7 @@ from ..course import Course, Exercise, functions_of, load_course
 from ..failure import CheckFailed
 from ..rank_report import source_line
 from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported, run_ranks
-from ..virtual import run_worlds
+from ..virtual import VirtualResults, run_worlds
 from .implementation import Implementation, Source, blank_places, find_source
 from .verdicts import TIERS, CheckResult, ExerciseResult
 
@@ -220,11 +220,7 @@ class Runner:
 
 
 class VirtualRunner(Runner):
-    """The same on virtual ranks: several interleavings each time, several sizes in one process.
-
-    With ``timed=True`` instead a single run in the order of virtual time, for checks of the clock:
-    links that an adversarial order reserves too early would make it late.
-    """
+    """The same on virtual ranks: several interleavings each time, several sizes in one process."""
 
     def __call__(
         self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
@@ -237,21 +233,34 @@ class VirtualRunner(Runner):
     ) -> list[RankResults]:
         """The results for several world sizes."""
         more = DELAYED if options.pop("delays", False) else INTERLEAVINGS
-        timed = options.pop("timed", False)
+        return [*self._run(body, world_sizes, args, {"seed": self.seed, "seeds": more} | options)]
+
+    def simulate(
+        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
+    ) -> VirtualResults:
+        """One run in the order of virtual time, for checks of the clock; see ``run_virtual``.
+
+        Links that an adversarial order reserves too early would make it late.
+        """
+        return self._run(body, (world_size,), args, options)[0]
+
+    def _run(
+        self,
+        body: Callable[..., Any],
+        world_sizes: Sequence[int],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> list[VirtualResults]:
         limit = min(options.pop("timeout", RUN_LIMIT), max(1.0, self.end - time.monotonic()))
-        return list(
-            run_worlds(
-                body,
-                world_sizes,
-                *args,
-                seed=None if timed else self.seed,
-                seeds=1 if timed else more,
-                base_seed=self.seed,
-                timeout=limit,
-                patience=limit,
-                learner_files=self.files,
-                **options,
-            )
+        return run_worlds(
+            body,
+            world_sizes,
+            *args,
+            base_seed=self.seed,
+            timeout=limit,
+            patience=limit,
+            learner_files=self.files,
+            **options,
         )
 
 

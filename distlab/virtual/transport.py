@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ..ledger import P2P, Event, signature, traffic
+from ..operators import Sending
 from .cluster import Network
 from .internals import Unseen
 from .moves import MOVE, copy
@@ -41,7 +42,7 @@ class Part:
     waited: bool = False
     transfer: Any = None
     event: Event | None = None
-    version: int = 0
+    sending: Sending | None = None
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +76,10 @@ class Part:
         event = self.event
         if event is not None and event.end is None:
             event.end = self.finish
-            event.overwritten = self.op == "send" and self.gives[0]._version != self.version
+            if self.sending is not None:
+                with Unseen():
+                    event.overwritten = self.sending.overwritten()
+                self.sending = None
 
 
 class Mismatched(Exception):
@@ -161,7 +165,9 @@ class Exchange:
         return part
 
     def _send(self, part: Part, channel: Any) -> None:
-        part.version = part.gives[0]._version
+        if part.event is not None:
+            with Unseen():
+                part.sending = Sending(part.gives[0])
         me = part.rank.index
         waiting = self.receives.get((channel, part.peer, part.tag))
         if waiting:  # receives that the peer has posted

@@ -14,6 +14,7 @@ from distlab.failure import CheckFailed
 from distlab.ledger import Event, Log, expect_same_sequence, readable, traffic
 from distlab.ranks import RankContext, run_ranks
 from distlab.timeline import chrome_trace, draw, spans_of
+from distlab.virtual import run_virtual
 
 
 def logs_of(body, world_size: int = 3, **options) -> list[Log]:
@@ -108,6 +109,24 @@ def test_unwaited_and_overwritten_are_seen() -> None:
         with pytest.raises(CheckFailed) as caught:
             log.all_waited()
         assert caught.value.cause == "overwritten-in-flight"
+
+
+@pytest.mark.parametrize("runner", [run_ranks, run_virtual])
+def test_writing_beside_what_is_sent_is_no_overwriting(runner) -> None:
+    """Pipelines write to one part of a tensor while another is in flight."""
+
+    def body(ctx: RankContext, beside: bool) -> None:
+        x = torch.ones(10)
+        other = 1 - ctx.rank
+        received = dist.irecv(torch.empty(5), other)
+        sent = dist.isend(x[:5], other)
+        x[5:].add_(1) if beside else x[4:].add_(1)
+        sent.wait()
+        received.wait()
+
+    for beside in (True, False):
+        for log in runner(body, 2, beside).logs:
+            assert [e.overwritten for e in log.events if e.op == "send"] == [not beside]
 
 
 def test_subgroups_and_regions() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from distlab.grading.session import VirtualRunner
 from distlab.ranks import RankContext
 from distlab.virtual import Cluster, load_cluster, run_virtual
 from distlab.virtual.cluster import names, numbers
@@ -42,6 +43,11 @@ def test_ring_of_messages_takes_what_the_formula_says(world_size: int) -> None:
     results = run_virtual(ring, world_size, n, cluster=NODE, ledger=False)
     want = 2 * (world_size - 1) * (ALPHA + 4 * n * BETA)
     assert results.clocks == [exact(want)] * world_size
+
+
+def test_checks_can_ask_for_virtual_time() -> None:
+    results = VirtualRunner((), 5, "cpu").simulate(ring, 3, 1000, cluster=NODE)
+    assert results.clock == exact(4 * (ALPHA + 4000 * BETA))
 
 
 def test_tree_halving_naive_and_pipeline_from_messages() -> None:

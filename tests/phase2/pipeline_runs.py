@@ -107,7 +107,7 @@ def check_executed(
         runs.step(*paced_batch(m))
         return [time.perf_counter() - begin, meter.peak, meter.live]
 
-    results = run(body, ranks, timed=True, cluster="dgx-h100")
+    results = run.simulate(body, ranks, cluster="dgx-h100")
     what = f"{ranks} ranks, {m} micro-batches" + (f", {chunks} stages each" if chunks > 1 else "")
     work = 3 * m * UNIT
     for rank, ((took, peak, live), limit) in enumerate(zip(results, limits, strict=True)):

@@ -171,7 +171,7 @@ def test_messages_travel_while_ranks_compute(impl, run):
         return meter.end - begin
 
     cluster = dataclasses.replace(laptop, inside=link)
-    took = max(run(body, ranks, timed=True, cluster=cluster)) / UNIT
+    took = max(run.simulate(body, ranks, cluster=cluster)) / UNIT
     want = max(times(schedule, {"F": 1.0, "B": 2.0}, message / UNIT).values())
     if took > want * 1.001:
         text = f"{ranks} ranks, {m} micro-batches, messages of half a forward: the last backward "

@@ -1,0 +1,308 @@
+"""Ring all-reduce: every rank talks to its two neighbours only, and sends the least possible.
+
+The tensor is cut into W chunks. In W-1 steps each chunk travels once around the ring and collects
+every rank's part (reduce-scatter: rank r ends up with chunk r complete), in W-1 more steps the
+complete chunks travel round (all-gather). In every step each rank sends one chunk to its right and
+receives another from its left, so all links are busy all the time:
+
+    reduce-scatter + all-gather = 2(W-1) messages of N/W bytes per rank,  time 2(W-1)·(α + N/W·β)
+
+for N bytes over W ranks, α seconds per message and β per byte. No algorithm sends fewer than
+2(W-1)/W·N bytes per rank; what the ring pays is latency, 2(W-1) messages one after another.
+Cutting the chunks further into segments, of which one travels while another is being added, pays α
+only once and hides the additions: 2(W-1)/W·N·β + α as long as a segment takes longer than α.
+
+Invariants: after step s of the reduce-scatter the chunk that a rank received holds the parts of s+2
+ranks. Every chunk is summed on one way only, so all ranks end with the same bits. Nobody sends
+before its neighbour can receive: both directions are started together, then waited for.
+Sources: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", sections 3 and 4; Thakur, Rabenseifner & Gropp 2005, section 4 (cost model); Hensgen,
+Finkel & Manber 1988 (dissemination, here the agreement).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Op = Literal["sum", "mean", "max"]
+Group = dist.ProcessGroup | None
+
+COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # into the first, in place
+    "sum": Tensor.add_,
+    "mean": Tensor.add_,  # divided by W once, where the sum is complete
+    "max": lambda ours, theirs: torch.maximum(ours, theirs, out=ours),
+}
+DTYPES = sorted({str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)})
+SEGMENT_BYTES = 2**20
+WINDOW = 2  # segments on their way: one travels while the other is being combined
+
+
+def check_arguments(tensor: Tensor, op: str, group: Group) -> tuple[int, int]:
+    """(rank in the group, world size of the group), after refusing what can't be reduced.
+
+    Raises ValueError, before anything is sent, for an unknown ``op``, the mean of integers, or a
+    group that this rank is no member of.
+    """
+    if op not in COMBINE:
+        raise ValueError(f"op must be one of {', '.join(COMBINE)}, not {op!r}")
+    if op == "mean" and not tensor.is_floating_point():
+        raise ValueError(f"the mean of {tensor.dtype} is not an integer: convert the tensor first")
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"global rank {dist.get_rank()} is no member of the group")
+    return rank, dist.get_world_size(group)
+
+
+@contextmanager
+def flattened(tensor: Tensor) -> Iterator[Tensor]:
+    """The elements of ``tensor`` in one row, to be changed: ``with flattened(tensor) as flat``.
+
+    ``flat`` is a view where the strides allow it, else a copy that is written back at the end.
+    Autograd does not see the changes.
+    """
+    # --- exercise 3.1: start
+    # Step 1: no copy if the tensor is contiguous: detach, view
+    # Step 2: a strided tensor can't be sent: give a contiguous copy, then copy the result back
+    flat = tensor.detach().contiguous().view(-1)
+    yield flat
+    if not tensor.is_contiguous():
+        tensor.detach().copy_(flat.view(tensor.shape))
+    # --- exercise 3.1: end
+
+
+def exchange(
+    outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Group
+) -> list[dist.Work]:
+    """Start to send ``outgoing`` and to receive ``incoming`` at the same time; the open handles.
+
+    ``to`` and ``source`` are ranks of ``group``. Both tensors are contiguous and must be left alone
+    until the handles have been waited for. An empty tensor is neither sent nor received: both ends
+    know its length.
+    """
+    # --- exercise 3.1: start
+    # Step 3: both as one batch: a send may return only when it has been received, and NCCL runs
+    #         messages outside a batch one after another
+    ops = [dist.P2POp(dist.irecv, incoming, group=group, group_peer=source)]
+    ops += [dist.P2POp(dist.isend, outgoing, group=group, group_peer=to)]
+    ops = [op for op in ops if op.tensor.numel()]
+    return dist.batch_isend_irecv(ops) if ops else []
+    # --- exercise 3.1: end
+
+
+def reduce_scatter_steps(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """(chunk to send, chunk to receive) in each of the W-1 steps of the reduce-scatter.
+
+    What a rank receives in one step it sends in the next; the last one that it receives is chunk
+    ``rank``. Chunk ``rank`` itself is never sent.
+    """
+    # --- exercise 3.1: start
+    # Step 4: go backwards from the end: which chunk arrives last, and which one just before it?
+    return [
+        ((rank - step - 1) % world_size, (rank - step - 2) % world_size)
+        for step in range(world_size - 1)
+    ]
+    # --- exercise 3.1: end
+
+
+def ring_reduce_scatter(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
+    """Combine chunk r of ``tensor`` over all ranks into rank r's chunk r, in place.
+
+    The chunks are those of ``tensor.flatten().tensor_split(W)``: lengths differ by one at most, the
+    longer ones first, empty ones last. The other chunks of ``tensor`` hold unspecified values
+    afterwards. Any length (0 too), strides and W; length, dtype and ``op`` are the same on all
+    ranks. Sums and means are rounded to the tensor's dtype after every addition.
+
+    Per rank: W-1 messages, every chunk but its own is sent once: (W-1)/W·N bytes. One chunk of
+    extra memory. Raises ValueError as ``check_arguments`` does.
+    """
+    # --- exercise 3.1: start
+    # Step 5: in each step exchange with the neighbours, wait, then combine what came into your
+    #         chunk; one buffer of the longest chunk's size is enough
+    # Step 6: for the mean divide your own chunk, once
+    rank, world_size = check_arguments(tensor, op, group)
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    with flattened(tensor) as flat:
+        chunks = flat.tensor_split(world_size)
+        buffer = torch.empty_like(chunks[0])
+        for send, receive in reduce_scatter_steps(rank, world_size):
+            incoming = buffer[: chunks[receive].numel()]
+            for handle in exchange(chunks[send], right, incoming, left, group):
+                handle.wait()
+            COMBINE[op](chunks[receive], incoming)
+        if op == "mean":
+            chunks[rank].div_(world_size)
+    # --- exercise 3.1: end
+
+
+def all_gather_steps(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """(chunk to send, chunk to receive) in each of the W-1 steps of the all-gather.
+
+    The first chunk that a rank sends is chunk ``rank``; what it receives it sends in the next step.
+    """
+    # --- exercise 3.2: start
+    # Step 1: the same walk, shifted: it begins where the reduce-scatter ends
+    return [
+        ((rank - step) % world_size, (rank - step - 1) % world_size)
+        for step in range(world_size - 1)
+    ]
+    # --- exercise 3.2: end
+
+
+def ring_all_gather(tensor: Tensor, group: Group = None) -> None:
+    """Give every rank chunk r of rank r's ``tensor``, for all r, in place.
+
+    Chunks, lengths and strides as in ``ring_reduce_scatter``. Per rank: W-1 messages, every chunk
+    but that of its right neighbour is sent once: (W-1)/W·N bytes; no extra memory if ``tensor`` is
+    contiguous. Raises ValueError if this rank is no member of ``group``.
+    """
+    # --- exercise 3.2: start
+    # Step 2: receive straight into the chunk: nothing is combined any more
+    rank, world_size = check_arguments(tensor, "max", group)
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    with flattened(tensor) as flat:
+        chunks = flat.tensor_split(world_size)
+        for send, receive in all_gather_steps(rank, world_size):
+            for handle in exchange(chunks[send], right, chunks[receive], left, group):
+                handle.wait()
+    # --- exercise 3.2: end
+
+
+def agree(tensor: Tensor, op: str, group: Group = None) -> None:
+    """Raise the same ValueError on every rank unless all pass equally many elements, dtype and op.
+
+    A rank that finds a difference alone could not tell the others, which would wait for it for
+    ever. So everybody learns the least and the most of what is passed: in round k a rank tells
+    rank + 2^k what it knows. ⌈log₂ W⌉ messages of 48 bytes per rank, one after another, and on a
+    GPU a wait for the device.
+    """
+    # --- exercise 3.3: start
+    # Step 1: three numbers for length, dtype and op; with their negatives one maximum tells the
+    #         most and the least
+    # Step 2: ⌈log₂ W⌉ rounds with distances 1, 2, 4 …: knowing something twice does not change a
+    #         maximum, so any W will do
+    # Step 3: compare most and least: all ranks find the same
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    ops = [*COMBINE]
+    facts = [tensor.numel(), DTYPES.index(str(tensor.dtype)), ops.index(op) if op in ops else -1]
+    known = torch.tensor([*facts, *(-fact for fact in facts)], device=tensor.device)
+    distance = 1
+    while distance < world_size:
+        to, source = (rank + distance) % world_size, (rank - distance) % world_size
+        incoming = torch.empty_like(known)
+        for handle in exchange(known, to, incoming, source, group):
+            handle.wait()
+        known = torch.maximum(known, incoming)
+        distance *= 2
+    most, least = known[:3].tolist(), (-known[3:]).tolist()
+    if most != least:
+        raise ValueError(
+            f"the ranks pass different tensors: {least[0]} to {most[0]} elements, "
+            f"dtypes {DTYPES[least[1]]} and {DTYPES[most[1]]}, "
+            f"operators {[*ops, 'unknown'][least[2]]} and {[*ops, 'unknown'][most[2]]}"
+        )
+    # --- exercise 3.3: end
+
+
+def ring_all_reduce(
+    tensor: Tensor, op: Op = "sum", group: Group = None, *, check: bool = False
+) -> None:
+    """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
+
+    Any length, strides and W as in ``ring_reduce_scatter``. Per rank: 2(W-1) messages (fewer if
+    chunks are empty) and 2(W-1)/W·N bytes: N twice, without its own and its right neighbour's
+    chunk. Time 2(W-1)·(α + N/W·β).
+
+    All ranks must pass the same length, dtype and ``op``. ``check`` makes sure of it first, see
+    ``agree``, for ⌈log₂ W⌉ more messages: use it until your program runs. Without it gloo ends the
+    process at a difference, NCCL may hang. Raises ValueError as ``check_arguments`` does.
+    """
+    # --- exercise 3.3: start
+    # Step 4: agree first if asked to, then the two halves on the same flat tensor, so that a
+    #         strided one is copied only once
+    if check:
+        agree(tensor, op, group)
+    check_arguments(tensor, op, group)
+    with flattened(tensor) as flat:
+        ring_reduce_scatter(flat, op, group)
+        ring_all_gather(flat, group)
+    # --- exercise 3.3: end
+
+
+class Hop(NamedTuple):
+    """One segment to send to the right, and where the one that comes from the left belongs."""
+
+    outgoing: Tensor
+    target: Tensor
+    combines: bool  # what comes is combined with the target, else it replaces it
+    completes: bool  # after it every rank's part is in the target
+
+
+def ring_hops(rank: int, segments: Sequence[Sequence[Tensor]]) -> Iterator[Hop]:
+    """All hops of an all-reduce in the order in which a rank starts them.
+
+    ``segments[c][k]`` is segment k of chunk c, of W chunks with S segments each: 2(W-1)·S hops.
+    What a hop sends is the target of the hop S places before, if there is one.
+    """
+    # --- exercise 3.4: start
+    # Step 1: step by step, and within a step segment by segment
+    world_size = len(segments)
+    for combines, steps in ((True, reduce_scatter_steps), (False, all_gather_steps)):
+        for send, receive in steps(rank, world_size):
+            for outgoing, target in zip(segments[send], segments[receive], strict=True):
+                yield Hop(outgoing, target, combines, combines and receive == rank)
+    # --- exercise 3.4: end
+
+
+def segmented_ring_all_reduce(
+    tensor: Tensor, op: Op = "sum", group: Group = None, *, segment_bytes: int = SEGMENT_BYTES
+) -> None:
+    """``ring_all_reduce`` in messages of at most ``segment_bytes``, additions hidden behind them.
+
+    Same result, same bytes per rank; with S segments per chunk 2(W-1)·S messages. While a segment
+    is combined the next is on its way, so that α is paid once: time 2(W-1)/W·N·β + α if a segment
+    takes at least α. Extra memory: WINDOW segments. A segment has at least one element. Raises
+    ValueError as ``check_arguments`` does, and if ``segment_bytes`` < 1.
+    """
+    # --- exercise 3.4: start
+    # Step 2: cut every chunk into the same number of segments, alike on all ranks
+    # Step 3: keep WINDOW hops on their way, each with a buffer of its own: finish the oldest (wait,
+    #         combine, divide for the mean) before you start another
+    # Step 4: never more hops than S at once: the next sends what the S-th before it brings
+    rank, world_size = check_arguments(tensor, op, group)
+    if segment_bytes < 1:
+        raise ValueError(f"segment_bytes must be at least 1, got {segment_bytes}")
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+
+    def finish(hop: Hop, incoming: Tensor, handles: list[dist.Work]) -> None:
+        for handle in handles:
+            handle.wait()
+        if hop.combines:
+            COMBINE[op](hop.target, incoming)
+        if hop.completes and op == "mean":
+            hop.target.div_(world_size)
+
+    with flattened(tensor) as flat:
+        chunks = flat.tensor_split(world_size)
+        longest = max(1, segment_bytes // flat.element_size())
+        count = max(1, math.ceil(chunks[0].numel() / longest))
+        segments = [chunk.tensor_split(count) for chunk in chunks]
+        window = min(WINDOW, count)
+        buffers = [torch.empty_like(segments[0][0]) for _ in range(window)]
+        started: deque[tuple[Hop, Tensor, list[dist.Work]]] = deque()
+        for number, hop in enumerate(ring_hops(rank, segments)):
+            if len(started) == window:
+                finish(*started.popleft())
+            buffer = buffers[number % window][: hop.target.numel()]
+            incoming = buffer if hop.combines else hop.target
+            started.append((hop, incoming, exchange(hop.outgoing, right, incoming, left, group)))
+        for each in started:
+            finish(*each)
+    # --- exercise 3.4: end

@@ -1,0 +1,395 @@
+"""All-reduce in few steps: binomial trees, recursive halving and doubling, and which one when.
+
+A ring needs 2(W-1) messages one after another, too many where the tensor is small. With N bytes, W
+ranks, α seconds per message and β per byte, the critical path (what must happen one after another)
+of three ways of doing the same is
+
+=================  ======================  =========================  =========================
+pattern            messages                bytes                      messages of all ranks
+=================  ======================  =========================  =========================
+ring               2(W-1)                  2(W-1)/W·N                 2W(W-1)
+tree               2⌈log₂ W⌉               2⌈log₂ W⌉·N                2(W-1)
+halving_doubling   2 log₂ P (+ 2)          2(P-1)/P·N (+ 2N)          2P log₂ P (+ 2(W-P))
+=================  ======================  =========================  =========================
+
+P: the largest power of two that is at most W; in brackets what W ≠ P adds. A line through the times
+that were measured gives α and β of each pattern on *this* machine; the pattern with the smallest
+prediction is chosen. (One α and β for all patterns would do if messages never got in each other's
+way; on a machine with more ranks than cores the number of all messages counts, too.)
+
+Invariant of the tree: after round k a rank whose number (counted from the root) is divisible by
+2^(k+1) holds the parts of the 2^(k+1) ranks from itself on. Of the halving: after each round the W
+ranks hold twice as many parts of half as long a piece. Every element is combined on one way only:
+all ranks end with the same bits.
+Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
+MPICH", sections 4.2 to 4.5; Rabenseifner 2004, "Optimization of collective reduction operations"
+(halving and doubling, other W); Hockney 1994 (α, β). NCCL chooses in the same way, from a latency
+and a bandwidth for each algorithm (src/graph/tuning.cc).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .ring_allreduce import (
+    COMBINE,
+    Group,
+    Op,
+    agree,
+    check_arguments,
+    exchange,
+    flattened,
+    segmented_ring_all_reduce,
+)
+
+
+def tree_links(rank: int, root: int, world_size: int) -> tuple[int | None, list[int]]:
+    """(parent, children) of ``rank`` in the binomial tree of ``root``; the root has no parent.
+
+    Ranks are numbered from the root on: number = (rank - root) mod W. A number's parent is the
+    number without its lowest bit; its children add a lower bit to it. Children come in the order in
+    which a reduction hears from them, lowest bit first.
+    """
+    # --- exercise 3.5: start
+    # Step 1: the lowest bit of a number is number & -number; the root has none: all bits are lower
+    # Step 2: children that would be W or more don't exist; number + root mod W is the rank
+    number = (rank - root) % world_size
+    lowest = number & -number
+    bits = [1 << k for k in range(world_size.bit_length()) if not lowest or 1 << k < lowest]
+    children = [(number + b + root) % world_size for b in bits if number + b < world_size]
+    return (number - lowest + root) % world_size if lowest else None, children
+    # --- exercise 3.5: end
+
+
+def check_root(root: int, world_size: int) -> None:
+    """Raise ValueError unless ``root`` is a rank of the group."""
+    if not 0 <= root < world_size:
+        raise ValueError(f"root {root} is not in the group of {world_size} ranks")
+
+
+def climb(total: Tensor, root: int, op: str, group: Group) -> None:
+    """Combine all ranks' ``total`` (flat) into that of ``root``; the others end as partial sums."""
+    # --- exercise 3.5: start
+    # Step 3: receive from each child in turn and combine, then send to the parent
+    # Step 4: the root divides for the mean; an empty tensor is not sent
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    parent, children = tree_links(rank, root, world_size)
+    if not total.numel():
+        return
+    incoming = torch.empty_like(total) if children else total
+    for child in children:
+        dist.recv(incoming, group=group, group_src=child)
+        COMBINE[op](total, incoming)
+    if parent is not None:
+        dist.send(total, group=group, group_dst=parent)
+    elif op == "mean":
+        total.div_(world_size)
+    # --- exercise 3.5: end
+
+
+def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = None) -> None:
+    """Combine ``tensor`` over all ranks of ``group`` into that of ``root`` (a rank of the group).
+
+    In place on the root, any length, strides and W; the other ranks' tensors keep their values.
+    Length, dtype and ``op`` are the same on all ranks. One message of N bytes from every rank but
+    the root, ⌈log₂ W⌉·(α + Nβ). Raises ValueError as ``check_arguments`` does, and on every rank
+    for a root outside the group.
+    """
+    # --- exercise 3.5: start
+    # Step 5: all but the root add up in a copy: their tensors are not to change
+    rank, world_size = check_arguments(tensor, op, group)
+    check_root(root, world_size)
+    with flattened(tensor) as flat:
+        climb(flat if rank == root else flat.clone(), root, op, group)
+    # --- exercise 3.5: end
+
+
+def tree_broadcast(tensor: Tensor, root: int = 0, group: Group = None) -> None:
+    """Copy the tensor of ``root`` (a rank of the group) into that of every rank of ``group``.
+
+    In place, any length, strides and W. W-1 messages of N bytes in all; a rank receives once and
+    sends to its children, at most ⌈log₂ W⌉ times; ⌈log₂ W⌉·(α + Nβ). Raises ValueError if this rank
+    is no member of ``group``, and on every rank for a root outside it.
+    """
+    # --- exercise 3.5: start
+    # Step 6: receive from the parent, then send to the children, the farthest first: it has the
+    #         largest part of the tree below it
+    rank, world_size = check_arguments(tensor, "max", group)
+    check_root(root, world_size)
+    parent, children = tree_links(rank, root, world_size)
+    with flattened(tensor) as flat:
+        if not flat.numel():
+            return
+        if parent is not None:
+            dist.recv(flat, group=group, group_src=parent)
+        for child in reversed(children):
+            dist.send(flat, group=group, group_dst=child)
+    # --- exercise 3.5: end
+
+
+def tree_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
+    """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
+
+    A reduction to rank 0 of the group and a broadcast from it: 2(W-1) messages of N bytes in all,
+    2⌈log₂ W⌉·(α + Nβ). One extra tensor of memory. Raises ValueError as ``check_arguments`` does.
+    """
+    # --- exercise 3.5: start
+    # Step 7: up the tree and down again on the same flat tensor; no copy, because the result
+    #         replaces the partial sums
+    check_arguments(tensor, op, group)
+    with flattened(tensor) as flat:
+        climb(flat, 0, op, group)
+        tree_broadcast(flat, 0, group)
+    # --- exercise 3.5: end
+
+
+def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
+    """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
+
+    P ranks (the largest power of two) exchange halves of what they are responsible for with
+    partners at distance P/2, P/4 … 1, then the results the same way back. Each of the other W-P
+    ranks sends its tensor to rank - P first and gets the result at the end. Any length and strides.
+
+    Per rank below P: 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd), and N
+    more with a rank above P to serve; others N. Time 2 log₂ P·α + 2(P-1)/P·Nβ, and 2(α + Nβ) if
+    W ≠ P. Half a tensor of extra memory (a whole one with a rank to serve). Raises ValueError as
+    ``check_arguments`` does.
+    """
+    # --- exercise 3.6: start
+    # Step 1: the ranks from P on hand in their tensor and wait for the result
+    # Step 2: partners know the same piece; the lower rank keeps its first half and gives the
+    #         second away; what comes is combined with what is kept
+    # Step 3: the way back is the same list of partners in reverse, with the results
+    rank, world_size = check_arguments(tensor, op, group)
+    with flattened(tensor) as flat:
+        core = 1 << (world_size.bit_length() - 1)
+        if not flat.numel():
+            return
+        if rank >= core:
+            dist.send(flat, group=group, group_dst=rank - core)
+            dist.recv(flat, group=group, group_src=rank - core)
+            return
+        guest = rank + core if rank + core < world_size else None
+        buffer = flat.new_empty(flat.numel() if guest else (flat.numel() + 1) // 2)
+        if guest:
+            dist.recv(buffer, group=group, group_src=guest)
+            COMBINE[op](flat, buffer)
+        piece, path = flat, []
+        for distance in [1 << k for k in reversed(range(core.bit_length() - 1))]:
+            first, second = piece.tensor_split(2)
+            keep, give = (first, second) if not rank & distance else (second, first)
+            incoming = buffer[: keep.numel()]
+            for handle in exchange(give, rank ^ distance, incoming, rank ^ distance, group):
+                handle.wait()
+            COMBINE[op](keep, incoming)
+            path.append((rank ^ distance, keep, give))
+            piece = keep
+        if op == "mean":
+            piece.div_(world_size)
+        for partner, keep, give in reversed(path):
+            for handle in exchange(keep, partner, give, partner, group):
+                handle.wait()
+        if guest:
+            dist.send(flat, group=group, group_dst=guest)
+    # --- exercise 3.6: end
+
+
+class Link(NamedTuple):
+    """What a message costs: ``alpha`` seconds, and ``beta`` seconds per byte."""
+
+    alpha: float
+    beta: float
+
+
+class Timing(NamedTuple):
+    """An all-reduce of ``nbytes`` bytes over ``world_size`` ranks took ``seconds``."""
+
+    pattern: str
+    world_size: int
+    nbytes: int
+    seconds: float
+
+
+PATTERNS: dict[str, Callable[..., None]] = {  # where predictions are equal the first is chosen
+    "tree": tree_all_reduce,
+    "halving_doubling": halving_doubling_all_reduce,
+    "ring": segmented_ring_all_reduce,
+}
+Links = Mapping[str, Link]
+
+
+def critical_path(pattern: str, world_size: int, nbytes: int) -> tuple[int, float]:
+    """(messages, bytes) that follow one another: the module's table. One rank alone: (0, 0).
+
+    Raises ValueError for an unknown ``pattern``.
+    """
+    # --- exercise 3.6: start
+    # Step 4: the table; mind W = 1
+    w, rounds = world_size, (world_size - 1).bit_length()
+    core = 1 << (w.bit_length() - 1)
+    extra = 0 if w == core else 2
+    paths = {
+        "tree": (2 * rounds, 2 * rounds * nbytes),
+        "halving_doubling": (
+            2 * (core.bit_length() - 1) + extra,
+            (2 * (core - 1) / core + extra) * nbytes,
+        ),
+        "ring": (2 * (w - 1), 2 * (w - 1) / w * nbytes),
+    }
+    if pattern not in paths:
+        raise ValueError(f"pattern must be one of {', '.join(paths)}, not {pattern!r}")
+    return paths[pattern]
+    # --- exercise 3.6: end
+
+
+def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
+    """Seconds of an all-reduce by ``pattern``: messages·α + bytes·β of its critical path."""
+    # --- exercise 3.6: start
+    # Step 5: the pattern's own α and β
+    messages, volume = critical_path(pattern, world_size, nbytes)
+    return messages * links[pattern].alpha + volume * links[pattern].beta
+    # --- exercise 3.6: end
+
+
+def fit(timings: Sequence[Timing]) -> dict[str, Link]:
+    """α and β of each pattern in ``timings``: the line with the least squares of *relative* errors.
+
+    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs. Neither is
+    negative: where the best line has a negative one it is 0, and the other is fitted alone. Raises
+    ValueError for a pattern with fewer than two different sizes on more than one rank.
+    """
+    # --- exercise 3.6: start
+    # Step 6: one equation per timing, divided by its seconds: messages/t·α + bytes/t·β = 1
+    # Step 7: least squares; a negative solution means that one of the two explains nothing
+    links = {}
+    for pattern in dict.fromkeys(timing.pattern for timing in timings):
+        mine = [t for t in timings if t.pattern == pattern and t.world_size > 1]
+        if len({t.nbytes for t in mine}) < 2:
+            raise ValueError(f"{pattern}: a line needs timings of at least two sizes, W > 1")
+        paths = torch.tensor([critical_path(*t[:3]) for t in mine], dtype=torch.float64)
+        seconds = torch.tensor([t.seconds for t in mine], dtype=torch.float64)
+        rows = paths / seconds[:, None]
+        ones = torch.ones(len(mine), 1, dtype=torch.float64)
+        alpha, beta = torch.linalg.lstsq(rows, ones).solution.flatten().tolist()
+        if alpha < 0 or beta < 0:
+            alone = (rows.sum(0) / rows.square().sum(0)).tolist()
+            alpha, beta = (0.0, alone[1]) if alpha < 0 else (alone[0], 0.0)
+        links[pattern] = Link(alpha, beta)
+    return links
+    # --- exercise 3.6: end
+
+
+def choose(world_size: int, nbytes: int, links: Links) -> str:
+    """The pattern of ``links`` with the smallest prediction; of equal ones the first in PATTERNS.
+
+    The same on all ranks if ``links`` is: a choice by what one rank measured alone would hang.
+    """
+    # --- exercise 3.6: start
+    # Step 8: the minimum
+    candidates = [pattern for pattern in PATTERNS if pattern in links]
+    return min(candidates, key=lambda pattern: predict(pattern, world_size, nbytes, links))
+    # --- exercise 3.6: end
+
+
+# 2 to 4 ranks on 2 cores, gloo over loopback, by `measure` and `fit`
+LINKS: Links = {
+    "tree": Link(100e-6, 0.9e-9),
+    "halving_doubling": Link(150e-6, 0.9e-9),
+    "ring": Link(150e-6, 0.6e-9),
+}
+
+
+def all_reduce(
+    tensor: Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    *,
+    pattern: str = "auto",
+    links: Links = LINKS,
+    check: bool = False,
+) -> None:
+    """Combine ``tensor`` over the ranks of ``group``, in place, by a pattern or the best of them.
+
+    ``pattern``: ``"auto"`` (``choose`` by the tensor's bytes) or a name of PATTERNS, where
+    ``"ring"`` is the segmented one. ``links``: ``fit`` of measurements, the same on all ranks.
+    ``check``: as in ``ring_all_reduce``. Raises ValueError as ``check_arguments`` does, and for an
+    unknown ``pattern``.
+    """
+    # --- exercise 3.6: start
+    # Step 9: agree if asked to, choose, call
+    if check:
+        agree(tensor, op, group)
+    _, world_size = check_arguments(tensor, op, group)
+    if pattern == "auto":
+        pattern = choose(world_size, tensor.nbytes, links)
+    if pattern not in PATTERNS:
+        raise ValueError(f"pattern must be auto or one of {', '.join(PATTERNS)}, not {pattern!r}")
+    PATTERNS[pattern](tensor, op, group)
+    # --- exercise 3.6: end
+
+
+def measure(
+    sizes: Sequence[int],
+    *,
+    repeats: int = 5,
+    device: torch.device | str = "cpu",
+    group: Group = None,
+) -> list[Timing]:
+    """Time every pattern on float32 tensors of ``sizes`` bytes; the same list on every rank.
+
+    As in exercise 1.9: all ranks start together, the slowest one counts, and of ``repeats`` runs
+    the median. The patterns take turns, so that a busy moment hits them all.
+    """
+    world_size, found = dist.get_world_size(group), []
+    for nbytes in sizes:
+        tensor = torch.zeros(nbytes // 4, device=device)
+        seconds = torch.zeros(repeats + 1, len(PATTERNS), dtype=torch.float64)
+        for run in range(repeats + 1):
+            for column, reduce in enumerate(PATTERNS.values()):
+                dist.barrier(group=group)
+                begun = time.perf_counter()
+                reduce(tensor, "max", group)
+                if tensor.is_cuda:
+                    torch.cuda.synchronize(tensor.device)
+                seconds[run, column] = time.perf_counter() - begun
+        seconds = seconds.to(device)
+        tree_all_reduce(seconds, "max", group)
+        medians = seconds[1:].median(0).values.tolist()  # the first run warms up
+        found += [
+            Timing(p, world_size, nbytes, t) for p, t in zip(PATTERNS, medians, strict=True)
+        ]
+    return found
+
+
+def main() -> None:
+    """Measure under torchrun; rank 0 prints measured and predicted times, and the choice."""
+    if "RANK" not in os.environ:
+        sys.exit(
+            "start it with: torchrun --nproc-per-node 4 "
+            "-m solutions.phase3_multi_node.tree_allreduce"
+        )
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        timings = measure([4 * 10**k for k in range(8)])
+        links = fit(timings)
+        for t in timings if dist.get_rank() == 0 else []:
+            mark = "  chosen" if t.pattern == choose(*t[1:3], links) else ""
+            print(
+                f"{t.nbytes:12,} bytes  {t.pattern:17}{t.seconds * 1e3:10.3f} ms"
+                f"{predict(*t[:3], links) * 1e3:10.3f} predicted{mark}"
+            )
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+# for: 3.1, 3.2, 3.3, 3.4
+"""Written differently: plain isend and irecv, running sums that travel, a recursive agreement,
+all segments of a step on their way up to a limit of three, receives posted far ahead."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+OPS = ("sum", "mean", "max")
+
+
+def _check(tensor, op, group):
+    if op not in OPS:
+        raise ValueError(f"there is no operator {op}")
+    if op == "mean" and tensor.dtype not in (
+        torch.float16, torch.bfloat16, torch.float32, torch.float64
+    ):
+        raise ValueError(f"integers ({tensor.dtype}) have no mean here")
+    if dist.get_rank(group) == -1:
+        raise ValueError("not in the group")
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _add(into, other, op):
+    if op == "max":
+        into.copy_(torch.where(other > into, other, into))
+    else:
+        into += other
+
+
+def _bounds(n, w):
+    """First element of each chunk, and n."""
+    base, more = divmod(n, w)
+    return [c * base + min(c, more) for c in range(w)] + [n]
+
+
+def ring_reduce_scatter(tensor, op="sum", group=None):
+    """A chunk's sum travels in the chunk; the last rank on its way is its owner."""
+    rank, w = _check(tensor, op, group)
+    flat = tensor.detach().reshape(-1)
+    at = _bounds(flat.numel(), w)
+    inbox = flat.new_empty(at[1])  # the first chunk is a longest one
+    for step in range(w - 1, 0, -1):
+        out, into = (rank + step) % w, (rank + step - 1) % w
+        room, handles = inbox[: at[into + 1] - at[into]], []
+        if at[out] < at[out + 1]:
+            outgoing = flat[at[out] : at[out + 1]]
+            handles.append(dist.isend(outgoing, group=group, group_dst=(rank + 1) % w))
+        if room.numel():
+            handles.append(dist.irecv(room, group=group, group_src=(rank - 1) % w))
+        while handles:
+            handles.pop().wait()
+        _add(flat[at[into] : at[into + 1]], room, op)
+    if op == "mean":
+        flat[at[rank] : at[rank + 1]] /= w
+    tensor.detach().copy_(flat.view_as(tensor))
+
+
+def ring_all_gather(tensor, group=None):
+    """All receives are posted at once; each send waits for what it passes on."""
+    rank, w = _check(tensor, "sum", group)
+    flat = tensor.detach().reshape(-1)
+    at = _bounds(flat.numel(), w)
+    arriving = {}
+    for step in range(1, w):
+        chunk = (rank - step) % w
+        if at[chunk] < at[chunk + 1]:
+            room = flat[at[chunk] : at[chunk + 1]]
+            arriving[chunk] = dist.irecv(room, group=group, group_src=(rank - 1) % w)
+    sent = []
+    for step in range(w - 1):
+        chunk = (rank - step) % w
+        if chunk in arriving:
+            arriving.pop(chunk).wait()
+        if at[chunk] < at[chunk + 1]:
+            part = flat[at[chunk] : at[chunk + 1]]
+            sent.append(dist.isend(part, group=group, group_dst=(rank + 1) % w))
+    for handle in [*arriving.values(), *sent]:
+        handle.wait()
+    tensor.detach().copy_(flat.view_as(tensor))
+
+
+def agree(tensor, op, group=None):
+    """Least and most of two numbers: the length, and a hash of dtype and operator."""
+    rank, w = dist.get_rank(group), dist.get_world_size(group)
+    kind = sum(k * ord(c) for k, c in enumerate(f"{tensor.dtype} {op}", 1))
+    low = torch.tensor([tensor.numel(), kind], device=tensor.device)
+    high = low.clone()
+
+    def spread(distance):
+        if distance >= w:
+            return
+        mine, theirs = torch.cat([low, high]), torch.empty(4, dtype=torch.int64)
+        theirs = theirs.to(tensor.device)
+        sent = dist.isend(mine, group=group, group_dst=(rank - distance) % w)
+        dist.irecv(theirs, group=group, group_src=(rank + distance) % w).wait()
+        sent.wait()
+        low.copy_(torch.minimum(low, theirs[:2]))
+        high.copy_(torch.maximum(high, theirs[2:]))
+        spread(2 * distance)
+
+    spread(1)
+    if not torch.equal(low, high):
+        raise ValueError(f"unequal: {low.tolist()} and {high.tolist()} (length, kind)")
+
+
+def ring_all_reduce(tensor, op="sum", group=None, *, check=False):
+    if check:
+        agree(tensor, op, group)
+    _check(tensor, op, group)
+    work = tensor.detach().contiguous()
+    ring_reduce_scatter(work, op, group)
+    ring_all_gather(work, group)
+    if work.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(work)
+
+
+def segmented_ring_all_reduce(tensor, op="sum", group=None, *, segment_bytes=1 << 18):
+    """Handles by number of the hop; a hop waits for what it sends and for its buffer."""
+    rank, w = _check(tensor, op, group)
+    if segment_bytes <= 0:
+        raise ValueError("a segment of no bytes")
+    flat = tensor.detach().reshape(-1)
+    at = _bounds(flat.numel(), w)
+    size = max(1, segment_bytes // tensor.element_size())
+    segments = max(1, -(-at[1] // size))
+    ahead = min(3, segments)
+    rooms = [flat.new_empty(size if at[1] > size else at[1]) for _ in range(ahead)]
+    hops = []
+    for step in range(2 * (w - 1)):
+        for k in range(segments):
+            places = []
+            for chunk in (rank - step - 1) % w, (rank - step - 2) % w:
+                cuts = _bounds(at[chunk + 1] - at[chunk], segments)
+                places.append(slice(at[chunk] + cuts[k], at[chunk] + cuts[k + 1]))
+            hops.append((*places, step))
+    open_hops = {}
+
+    def complete(number):
+        _, into, step = hops[number]
+        for handle in open_hops.pop(number):
+            handle.wait()
+        if step < w - 1:
+            _add(flat[into], rooms[number % ahead][: into.stop - into.start], op)
+            if step == w - 2 and op == "mean":
+                flat[into] /= w
+
+    for number, (out, into, step) in enumerate(hops):
+        if number - ahead in open_hops:
+            complete(number - ahead)
+        handles = []
+        if into.stop > into.start:
+            room = flat[into]
+            if step < w - 1:
+                room = rooms[number % ahead][: into.stop - into.start]
+            handles.append(dist.irecv(room, group=group, group_src=(rank - 1) % w))
+        if out.stop > out.start:
+            handles.append(dist.isend(flat[out], group=group, group_dst=(rank + 1) % w))
+        open_hops[number] = handles
+    for number in sorted(open_hops):
+        complete(number)
+    tensor.detach().copy_(flat.view_as(tensor))

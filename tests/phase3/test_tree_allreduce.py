@@ -1,0 +1,263 @@
+"""Checks of exercises 3.5 and 3.6: trees, halving and doubling (values, messages, time)."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from reductions import (
+    ALPHA,
+    BETA,
+    OPS,
+    N,
+    bad_arguments,
+    check_all_reduce,
+    check_bytes,
+    check_refusals,
+    check_strided,
+    check_subgroup,
+    check_time,
+    distinct,
+    named,
+    reduced,
+    values_of,
+    whole,
+)
+
+from distlab.grading import exercise, expect_close, fail, trace
+from distlab.memory import PeakMemory
+
+LARGE = 10_080
+TENSOR = ALPHA + 4 * LARGE * BETA  # one message of the whole tensor
+
+
+def rounds(world_size: int) -> int:
+    """⌈log₂ W⌉"""
+    return (world_size - 1).bit_length()
+
+
+# -- 3.5 ------------------------------------------------------------------------------------------
+@exercise("3.5", "virtual gloo cuda")
+def test_tree_reduces_to_any_root(impl, run, seed, cases):
+    """The root has the sum, mean or maximum; the other ranks' tensors keep their values."""
+    call = lambda tensor, op: impl.tree_reduce(tensor, root_for(tensor), op)
+    worlds = cases(3, 6, 1, 2, 4, 5)
+    for w, inputs in reduced(run, seed, worlds, call):
+        for case, tensors in inputs:
+            check_root_only(tensors, values_of(seed, w, *case[1:]), case, case[1] % w)
+
+
+def root_for(tensor: torch.Tensor) -> int:
+    """Another root for each length."""
+    return tensor.numel() % dist.get_world_size()
+
+
+def check_root_only(tensors, rows: torch.Tensor, case, root: int) -> None:
+    """The reduction on ``root``, the input on all others."""
+    text = f"{named(case, len(rows))} to root {root}"
+    sums = list(rows) if case[0] != "max" else []
+    want = OPS[case[0]](rows)
+    before = rows[root] if len(rows) > 1 else None
+    expect_close(
+        tensors[root], want, what=text, rank=root, before=before, contributions=sums
+    )
+    for rank, got in enumerate(tensors):
+        if rank != root and not torch.equal(got, rows[rank]):
+            fail(
+                f"{text}: the tensor of rank {rank} has changed; add up in a copy",
+                cause="others-changed",
+                rank=rank,
+            )
+
+
+@exercise("3.5", "virtual gloo cuda")
+def test_tree_broadcasts_from_any_root(impl, run, seed, cases):
+    """Every rank has the root's values."""
+    call = lambda tensor, op: impl.tree_broadcast(tensor, root_for(tensor))
+    worlds = cases(3, 6, 1, 2, 4, 5)
+    for w, inputs in reduced(run, seed, worlds, call):
+        for case, tensors in inputs:
+            rows, root = values_of(seed, w, *case[1:]), case[1] % w
+            for rank, got in enumerate(tensors):
+                expect_close(
+                    got,
+                    rows[root],
+                    what=f"broadcast of {case[1]} elements from {root} to {w} ranks",
+                    rank=rank,
+                    before=rows[rank] if rank != root else None,
+                )
+
+
+@exercise("3.5", "virtual gloo cuda")
+def test_tree_all_reduce_on_every_rank(impl, run, seed, cases):
+    """All operators, any length and W, in place, the same bits on every rank."""
+    call = lambda tensor, op: impl.tree_all_reduce(tensor, op)
+    check_all_reduce(run, seed, cases(3, 6, 1, 2, 4, 5), call)
+
+
+@exercise("3.5", "virtual gloo cuda")
+def test_tree_sends_w_minus_1_messages_each_way(impl, run, cases):
+    """W-1 messages of N bytes in all, up and down; no rank sends or receives more than log₂ W."""
+
+    def body(ctx):
+        for name in ("tree_reduce", "tree_broadcast", "tree_all_reduce"):
+            with ctx.region(name):
+                getattr(impl, name)(distinct(ctx))
+
+    worlds = cases(4, 2, 3, 5, 8)
+    for w, results in zip(worlds, run.worlds(body, worlds, delays=True), strict=True):
+        for name, ways in (("tree_reduce", 1), ("tree_broadcast", 1), ("tree_all_reduce", 2)):
+            logs = [log.select(region=name) for log in results.logs]
+            for log in logs:
+                sends = len(log.select("send").events)
+                check_bytes(log, N * sends, sends, "N for each message")
+            check_counts(logs, ways * (w - 1), name, w)
+
+
+def check_counts(logs, total: int, name: str, w: int) -> None:
+    messages = [log.messages for log in logs]
+    if sum(messages) != total:
+        fail(
+            f"{name} over {w} ranks: {sum(messages)} messages in all, a tree has {total}",
+            cause="too-many-messages" if sum(messages) > total else "too-few-messages",
+        )
+    busiest = max(range(w), key=lambda rank: len(logs[rank].events))
+    ends = 2 * rounds(w)  # a rank's links, once each way
+    if len(logs[busiest].events) > ends:
+        fail(
+            f"{name} over {w} ranks: rank {busiest} has {len(logs[busiest].events)} messages, in a "
+            f"binomial tree at most {ends}",
+            cause="not-a-tree",
+            rank=busiest,
+        )
+
+
+@exercise("3.5", "virtual")
+def test_tree_takes_log_w_rounds(impl, run):
+    """⌈log₂ W⌉·(α + Nβ) of virtual time each way, from and to any root."""
+
+    def body(ctx, name, *root):
+        getattr(impl, name)(torch.ones(LARGE), *root)
+
+    for w in (2, 3, 6, 8):
+        for name in ("tree_reduce", "tree_broadcast"):
+            seconds = rounds(w) * TENSOR
+            call = lambda ctx: body(ctx, name, 1)
+            check_time(run, call, w, seconds, f"{name}: ⌈log₂ W⌉·(α + Nβ)")
+        call = lambda ctx: body(ctx, "tree_all_reduce")
+        check_time(run, call, w, 2 * rounds(w) * TENSOR, "2⌈log₂ W⌉·(α + Nβ)")
+
+
+@exercise("3.5", "virtual")
+def test_trees_on_views_and_in_groups(impl, run, seed):
+    """Strided views and sub-groups; bad roots and arguments are refused before anything is sent."""
+    at_root = lambda rows, rank: (slice(None), rows.sum(0) if rank == 1 else rows[rank])
+    of_root = lambda rows, rank: (slice(None), rows[1])
+    check_strided(run, seed, lambda t: impl.tree_reduce(t, 1), at_root)
+    check_strided(run, seed, lambda t: impl.tree_broadcast(t, 1), of_root)
+    check_strided(run, seed, lambda t: impl.tree_all_reduce(t), whole)
+    check_subgroup(run, seed, lambda t, g: impl.tree_reduce(t, 1, group=g), at_root)
+    check_subgroup(run, seed, lambda t, g: impl.tree_broadcast(t, 1, g), of_root)
+    check_subgroup(run, seed, lambda t, g: impl.tree_all_reduce(t, group=g), whole)
+    wrong = bad_arguments(lambda t, op: impl.tree_all_reduce(t, op))
+    for root in (-1, 2):
+        wrong |= {
+            f"a reduction to root {root}": lambda r=root: impl.tree_reduce(torch.ones(3), r),
+            f"a broadcast from root {root}": lambda r=root: impl.tree_broadcast(torch.ones(3), r),
+        }
+    check_refusals(run, wrong)
+
+
+# -- 3.6: halving and doubling --------------------------------------------------------------------
+@exercise("3.6", "virtual gloo cuda")
+def test_halving_doubling_on_every_rank(impl, run, seed, cases):
+    """All operators, any length and W, also no power of two, the same bits on every rank."""
+    call = lambda tensor, op: impl.halving_doubling_all_reduce(tensor, op)
+    check_all_reduce(run, seed, cases(3, 4, 1, 2, 5, 6, 7), call)
+
+
+@exercise("3.6", "virtual gloo cuda")
+def test_halving_doubling_costs_what_the_formula_says(impl, run, cases):
+    """P ranks send 2(P-1)/P of the bytes in 2·log₂ P messages; who serves another N more."""
+    n = 960  # divides by 2, 4 and 8
+
+    def body(ctx):
+        impl.halving_doubling_all_reduce(distinct(ctx)[:n])
+
+    worlds = cases(3, 4, 2, 5, 8)
+    for w, results in zip(worlds, run.worlds(body, worlds, delays=True), strict=True):
+        core = 1 << (w.bit_length() - 1)
+        for log in results.logs:
+            mine, messages = 2 * (core - 1) * n // core, 2 * (core.bit_length() - 1)
+            if log.rank >= core:
+                mine, messages = n, 1
+            elif log.rank + core < w:
+                mine, messages = mine + n, messages + 1
+            text = "2(P-1)/P·N, N more with a rank above P to serve, N above P"
+            check_bytes(log, mine, messages, text)
+
+
+@exercise("3.6", "virtual")
+def test_halving_doubling_takes_two_log_w_rounds(impl, run):
+    """2·log₂ P·α + 2(P-1)/P·Nβ of virtual time, 2(α + Nβ) more for other W; half N of memory."""
+
+    def body(ctx):
+        tensor = torch.ones(LARGE)
+        with PeakMemory() as memory:
+            impl.halving_doubling_all_reduce(tensor)
+        return memory.peak
+
+    for w in (2, 4, 8, 6):
+        core = 1 << (w.bit_length() - 1)
+        seconds = 2 * (core.bit_length() - 1) * ALPHA + 2 * (core - 1) / core * 4 * LARGE * BETA
+        seconds += 2 * TENSOR if w != core else 0
+        check_time(run, body, w, seconds, "2·log₂ P·α + 2(P-1)/P·Nβ (+ 2(α + Nβ))")
+    for rank, peak in enumerate(run(body, 4)):
+        if peak > 2 * LARGE + 1000:
+            text = f"rank {rank} allocated {peak:,} bytes, half the tensor ({2 * LARGE:,}) will do"
+            fail(text, cause="too-much-memory", rank=rank)
+
+
+@exercise("3.6", "virtual")
+def test_halving_doubling_on_views_and_in_groups(impl, run, seed):
+    """Strided views and sub-groups; bad arguments are refused before anything is sent."""
+    call = lambda t, **more: impl.halving_doubling_all_reduce(t, **more)
+    check_strided(run, seed, call, whole)
+    check_subgroup(run, seed, lambda t, g: call(t, group=g), whole)
+    check_refusals(run, bad_arguments(lambda t, op: call(t, op=op)))
+
+
+@trace("3.5")
+def trace_trees(impl):
+    """Reduction, broadcast and both together of 8 MB."""
+
+    def body(ctx):
+        tensor = torch.ones(2_000_000)
+        for warm in (True, False):
+            dist.barrier()
+            if not warm:
+                ctx.start_picture()
+            for name in ("tree_reduce", "tree_broadcast", "tree_all_reduce"):
+                with ctx.region(name):
+                    getattr(impl, name)(tensor)
+                dist.barrier()
+
+    return body
+
+
+@trace("3.6")
+def trace_patterns(impl):
+    """Tree, halving and doubling, and ring on 8 MB, then what is chosen for 4 kB."""
+
+    def body(ctx):
+        for warm in (True, False):
+            dist.barrier()
+            if not warm:
+                ctx.start_picture()
+            for pattern in ("tree", "halving_doubling", "ring"):
+                with ctx.region(pattern):
+                    impl.all_reduce(torch.ones(2_000_000), pattern=pattern)
+                dist.barrier()
+            with ctx.region("auto"):
+                impl.all_reduce(torch.ones(1_000))
+
+    return body
