@@ -220,7 +220,11 @@ class Runner:
 
 
 class VirtualRunner(Runner):
-    """The same on virtual ranks: several interleavings each time, several sizes in one process."""
+    """The same on virtual ranks: several interleavings each time, several sizes in one process.
+
+    With ``timed=True`` one run in the order of virtual time instead, whose ``clock`` and
+    ``traffic`` are those of the ``cluster`` given.
+    """
 
     def __call__(
         self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
@@ -233,14 +237,14 @@ class VirtualRunner(Runner):
     ) -> list[RankResults]:
         """The results for several world sizes."""
         more = DELAYED if options.pop("delays", False) else INTERLEAVINGS
+        explored = {"seed": self.seed, "seeds": more}
         limit = min(options.pop("timeout", RUN_LIMIT), max(1.0, self.end - time.monotonic()))
         return list(
             run_worlds(
                 body,
                 world_sizes,
                 *args,
-                seed=self.seed,
-                seeds=more,
+                **({"seed": None} if options.pop("timed", False) else explored),
                 base_seed=self.seed,
                 timeout=limit,
                 patience=limit,

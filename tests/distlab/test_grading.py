@@ -13,7 +13,7 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab import templates
 from distlab.course import load_course, root
-from distlab.grading import grade
+from distlab.grading import grade, plugin
 from distlab.grading.report import console, print_report
 from distlab.grading.session import Request
 from distlab.grading.verdicts import Report
@@ -204,3 +204,14 @@ def test_python_without_the_dependencies_is_told_what_to_do() -> None:
     assert done.returncode != 0
     assert "make env" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_without_nodes_a_check_is_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that wants nodes on this machine, where there can be none: shown, not passed."""
+    monkeypatch.setattr(plugin, "cluster_obstacle", lambda: "no permission")
+    check = "test_on_nodes_with_host_names"
+    request = Request(impl="solutions", exercises=("3.7",), checks=(check,), trusted=True)
+    result = grade(3, request).exercises[0]
+    assert [c.verdict for c in result.checks] == ["needs"]
+    assert result.needs == ["a cluster on this machine (no permission)"]
+    assert (result.verdict, result.points) == ("needs", 0)
