@@ -24,7 +24,13 @@ from pathlib import Path
 
 MOST_NODES = 64
 INTERFACE = "eth0"
-PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+PACKAGES = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+}
 RATE = re.compile(r"[1-9]\d*(\.\d+)?(kbit|mbit|gbit)")
 DELAY = re.compile(r"\d+(\.\d+)?(us|ms|s)")
 BURST = "128kb"  # what passes at once after a pause; the kernel hands over up to 64 kB in one piece
