@@ -1,6 +1,6 @@
 """Nodes on one machine: network namespaces joined by links of a chosen rate and latency.
 
-Every node has a network of its own (``eth0`` with an address, a loopback) and a host name
+Every node has a network of its own (``link0`` with an address, a loopback) and a host name
 (``node0``, ``node1`` …); a switch joins them. Both directions of each node's link pass a token
 bucket (``tc`` kind tbf), so what nodes say to each other takes as long as on a wire of that rate,
 while ranks of one node talk over the loopback at memory speed. Linux only; as root, or as anybody
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 MOST_NODES = 64
-INTERFACE = "eth0"
+INTERFACE = "link0"  # a name that machines don't have, so that nobody counts the wrong one
 PACKAGES = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -74,7 +74,7 @@ class Network:
     """``with Network(2, rate="200mbit") as net``: nodes, until the block ends or this process dies.
 
     ``rate`` and ``delay`` are those of each node's link, None for as fast as the machine is. What
-    runs on the nodes, started by ``command`` or not, ends with them. Raises ValueError for bad
+    ``command`` has started ends with the nodes. Raises ValueError for bad
     arguments, ClusterUnavailable with the reason where the machine can't.
     """
 
@@ -91,6 +91,7 @@ class Network:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         options = {
             "channel": theirs.fileno(),
+            "interface": INTERFACE,
             "addresses": self.addresses,
             "egress": self.egress,
             "ingress": self.ingress,

@@ -63,15 +63,16 @@ def make_node(node: int, switch: int, options: dict[str, Any]) -> list[int]:
     """Node ``node`` with its link to the switch; its network and host name namespaces."""
     call("unshare", CLONE_NEWNET | CLONE_NEWUTS)
     socket.sethostname(f"node{node}")
+    name, address = options["interface"], options["addresses"][node]
     sh(
-        f"ip link add name eth0 type veth peer name port{node} netns /proc/self/fd/{switch}",
+        f"ip link add name {name} type veth peer name port{node} netns /proc/self/fd/{switch}",
         pass_fds=(switch,),
     )
-    sh(f"ip address add {options['addresses'][node]}/24 dev eth0")
+    sh(f"ip address add {address}/24 dev {name}")
     sh("ip link set lo up")
-    sh("ip link set eth0 up")
+    sh(f"ip link set {name} up")
     for command in options["egress"]:
-        sh(command.format(dev="eth0"))
+        sh(command.format(dev=name))
     made = [namespace("net"), namespace("uts")]
     call("setns", switch, CLONE_NEWNET)
     sh(f"ip link set port{node} master switch up")
