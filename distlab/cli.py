@@ -1,4 +1,4 @@
-"""The ``distlab`` command: map, watch, hint, reset, solution, trace, simulate, templates."""
+"""The ``distlab`` command: map, watch, hint, solution, trace, simulate, cluster and others."""
 
 from __future__ import annotations
 
@@ -195,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     traced.add_argument("--impl", default="templates", help="templates, solutions or a folder")
     traced.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the files")
     _add_simulate(commands)
+    _add_cluster(commands)
     made = commands.add_parser("templates", help="for contributors: templates from solutions")
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
@@ -223,6 +224,51 @@ def _add_simulate(commands: Any) -> None:
     simulated.add_argument("--out", type=Path, default=Path(".distlab/simulate"), help="folder")
 
 
+def _add_cluster(commands: Any) -> None:
+    cluster = commands.add_parser("cluster", help="several nodes on this machine (Linux)")
+    actions = cluster.add_subparsers(dest="action", required=True)
+    started = actions.add_parser(
+        "run",
+        help="run a program under torchrun on nodes with links of a chosen speed",
+        usage="distlab cluster run [options] -- python -m my.module [arguments]",
+    )
+    started.add_argument("--nodes", type=int, default=2)
+    started.add_argument("--ranks-per-node", default="2", help="2, or one number per node: 3,1")
+    started.add_argument("--rate", help="of each node's link, 200mbit; default: no limit")
+    started.add_argument("--delay", help="of each node's link, 1ms (the kernel must have netem)")
+    started.add_argument("program", nargs=argparse.REMAINDER, metavar="-- command")
+
+
+def cluster(options: argparse.Namespace, out: Console) -> int:
+    """Run a program on a cluster on this machine; its exit status."""
+    from .netcluster import run_cluster
+
+    def write(stream: str, text: bytes) -> None:
+        file = getattr(sys, stream)
+        file.buffer.write(text)
+        file.flush()
+
+    try:
+        counts = [int(count) for count in options.ranks_per_node.split(",")]
+    except ValueError:
+        raise ValueError(f"--ranks-per-node: 2 or 3,1, not {options.ranks_per_node!r}") from None
+    try:
+        done = run_cluster(
+            options.program[1:] if options.program[:1] == ["--"] else options.program,
+            nodes=options.nodes,
+            ranks_per_node=counts if len(counts) > 1 else counts[0],
+            rate=options.rate,
+            delay=options.delay,
+            write=write,
+        )
+    except KeyboardInterrupt:
+        print("distlab: interrupted, everything on the nodes has ended", file=sys.stderr)
+        return 130
+    sent = ", ".join(f"node{node} {count / 1e6:.1f} MB" for node, count in enumerate(done.sent))
+    print(f"distlab: sent between nodes: {sent}", file=sys.stderr)
+    return done.status
+
+
 def simulate(options: argparse.Namespace, out: Console) -> int:
     """Predict step time, efficiency and memory for several numbers of GPUs."""
     from .virtual.show import load_plan, run
@@ -243,6 +289,8 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return make_templates(course, options.write, options.force, out)
     if options.command == "simulate":
         return simulate(options, out)
+    if options.command == "cluster":
+        return cluster(options, out)
     if options.command == "watch":
         from .watch import watch
 

@@ -89,8 +89,7 @@ def rank_main(
 def _detach(output_fd: int, stack_file: str) -> None:
     """Own session, own output, dies with its parent; SIGUSR1 writes the stack to a file."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with open(os.devnull) as null:
@@ -105,6 +104,11 @@ def _detach(output_fd: int, stack_file: str) -> None:
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
 
 
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _set_up(rank: int, world_size: int, options: Options, folder: str) -> RankContext:
     """Environment, seeds, device and process group, as a launcher would give them."""
     os.environ.update(
@@ -115,6 +119,9 @@ def _set_up(rank: int, world_size: int, options: Options, folder: str) -> RankCo
         MASTER_ADDR="127.0.0.1",
     )
     os.environ.pop("MASTER_PORT", None)
+    if options.enter is not None:
+        options.enter(rank)
+        _die_with_parent()  # the kernel forgets it when a process enters a user namespace
     torch.set_num_threads(1)
     own_seed = options.seed * 1_000_003 + rank  # ranks that don't synchronise must differ
     torch.manual_seed(own_seed)

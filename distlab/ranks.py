@@ -82,6 +82,7 @@ class Options:
     seed: int = 0
     learner_files: tuple[str, ...] = ()
     delays: bool = False
+    enter: Callable[[int], None] | None = None
 
 
 class RankResults(list[Any]):
@@ -138,6 +139,7 @@ def run_ranks(
     seed: int = 0,
     learner_files: tuple[str, ...] = (),
     delays: bool = False,
+    enter: Callable[[int], None] | None = None,
 ) -> RankResults:
     """Run ``fn(ctx, *args)`` on ``world_size`` ranks and return what each returned.
 
@@ -146,7 +148,8 @@ def run_ranks(
     several ranks share a GPU over gloo). ``ledger``: record communication, which also makes hang
     reports exact. ``process_group=False``: no group is made. ``learner_files``: frames in these
     files are reported as the learner's lines. ``delays``: random pauses of up to 10 ms before
-    each communication, drawn from ``seed``.
+    each communication, drawn from ``seed``. ``enter(rank)`` is called in each rank before its
+    process group is made: ``Network.placement`` moves it to a node of a cluster.
 
     Raises RankFailure when a rank raises, dies, or does not end within ``timeout`` seconds, when
     ranks are in different collectives, or when all wait for each other. Leaves no process behind.
@@ -163,6 +166,7 @@ def run_ranks(
         seed=seed,
         learner_files=tuple(learner_files),
         delays=delays,
+        enter=enter,
     )
     sys.stdout.flush()
     sys.stderr.flush()

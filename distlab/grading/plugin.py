@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ..course import Exercise
+from ..netcluster import Network, cluster_obstacle
 from .implementation import Implementation, protect_this_process
 from .session import NotRun, Request, Runner, Session, verdict_of
 from .verdicts import TIERS
@@ -175,3 +176,16 @@ def run(request: pytest.FixtureRequest, tier: str) -> Runner:
     if exercise is None:
         raise NotRun("error", "a check that uses run must be marked @exercise(…)")
     return session.runner(exercise, tier)
+
+
+@pytest.fixture
+def nodes() -> type[Network]:
+    """``with nodes(2, rate="200mbit") as net``, then ``run(body, 4, enter=net.placement(…))``.
+
+    Nodes on this machine, joined by links of that speed (gloo tier only); the check is "needs"
+    where there can be none.
+    """
+    obstacle = cluster_obstacle()
+    if obstacle is not None:
+        raise NotRun("needs", f"a cluster on this machine ({obstacle})")
+    return Network

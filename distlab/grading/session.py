@@ -240,7 +240,8 @@ class VirtualRunner(Runner):
     ) -> VirtualResults:
         """One run in the order of virtual time, for checks of the clock; see ``run_virtual``.
 
-        Links that an adversarial order reserves too early would make it late.
+        Its ``clock`` and ``traffic`` are those of the ``cluster`` given. (Links that an adversarial
+        order reserves too early would make it late.)
         """
         return self._run(body, (world_size,), args, options)[0]
 

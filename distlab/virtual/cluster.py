@@ -11,8 +11,8 @@ after it began:
 
 A ring all-reduce of N bytes over W ranks, written with messages, thus takes 2(W-1)(α + N/W·β).
 A collective of the backend is timed by the closed form of its algorithm (``collectives.py``) and
-occupies the ports of its ranks. Model: Hockney 1994; LogGP (Alexandrov et al. 1995) has the same
-large-message limit.
+occupies the ports of its ranks, between nodes their network cards as well. Model: Hockney 1994;
+LogGP (Alexandrov et al. 1995) has the same large-message limit.
 """
 
 from __future__ import annotations
@@ -256,14 +256,16 @@ class Network:
 
     def _collective(self, parts: list[Part], ready: float) -> None:
         group = parts[0].group
-        ports = [(way, rank) for rank in group for way in ("out", "in")]
+        inside = len({self.cluster.node(rank) for rank in group}) == 1
+        ports: set[Any] = {(way, rank) for rank in group for way in ("out", "in")}
+        if not inside:
+            ports |= {(f"nic {way}", self.cluster.nic(r)) for r in group for way in ("out", "in")}
         start = max(ready, *(self.free.get(port, 0.0) for port in ports))
         nbytes = max(part.nbytes for part in parts)
         took = collective_time(parts[0].op, nbytes, group, self.cluster, self.algorithm)
         took *= max((self.slow.get(rank, 1.0) for rank in group), default=1.0)
         for port in ports:
             self.free[port] = start + took
-        inside = len({self.cluster.node(rank) for rank in group}) == 1
         for part in parts:
             part.finish = start + took
             self.bytes["out" if inside else "nic out"] += part.describe().sent

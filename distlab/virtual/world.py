@@ -83,6 +83,7 @@ class RankState:
     works: dict[int, VirtualWork] = field(default_factory=dict)
     expecting: list[VirtualWork] = field(default_factory=list)
     communications: int = 0
+    inits: int = 0  # how often the rank has made its default group
     compute_since: float = 0.0
     model: Any = None
 
@@ -116,6 +117,7 @@ class World:
         self.exchange = Exchange(self.scheduler, network, modelled)
         self.network = network
         self.channels: dict[Any, Channel] = {}
+        self.named: dict[tuple[int, str], tuple[int, ...]] = {}  # ranks of the groups made so far
         self.store = internals.VirtualStore(self.scheduler)
         self.learner_files = frozenset(learner_files)
         self.record, self.measured, self.modelled, self.lose = record, measured, modelled, lose
@@ -149,8 +151,23 @@ class World:
         )
 
     def create_group(self, options: Any) -> VirtualGroup:
-        """What ``new_group`` makes on the calling rank."""
+        """What ``new_group`` makes on the calling rank.
+
+        torch numbers groups as a rank makes them, and two groups of one number get mixed up in the
+        store: raises CheckFailed if another rank has made another group at this place.
+        """
         ranks = tuple(options.global_ranks_in_group) or tuple(range(len(self.states)))
+        state = self.mine
+        state.inits += not state.groups.pg_map
+        theirs = self.named.setdefault((state.inits, options.group_id), ranks)
+        if theirs != ranks:
+            raise CheckFailed(
+                f"rank {state.rank.index} makes a group of ranks {list(ranks)} where others make "
+                f"one of ranks {list(theirs)}: every rank must make all groups in the same order, "
+                "those that it is not in as well",
+                cause="mismatch",
+                rank=state.rank.index,
+            )
         key = options.group_id, ranks
         channel = self.channels.setdefault(key, Channel(options.group_id))
         return VirtualGroup(self, ranks, channel, options.group_rank)

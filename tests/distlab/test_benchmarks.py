@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from distlab.netcluster import cluster_obstacle
 import pytest
 import torch
 
 from benchmarks import (
     common,
+    hierarchical,
     mixed_precision,
     pipeline,
     ranks,
@@ -75,3 +77,16 @@ def test_pipeline_still_runs() -> None:
         assert kept <= facts["torch facts"][0]
         assert nbytes > 0
         assert loss == pytest.approx(facts["torch facts"][2])
+
+
+@pytest.mark.skipif(cluster_obstacle() is not None, reason="needs a cluster on this machine")
+def test_hierarchical_sends_less_between_nodes() -> None:
+    samples = hierarchical.compare((0, 0, 1, 1), 1_000_000, repeats=2)
+    (_, flat), (_, ours) = samples["gloo"][0], samples["solution"][0]
+    assert 0.9e6 < ours < 1.2e6
+    assert 1.4e6 < flat < 1.7e6
+
+
+def test_hierarchical_says_why_it_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hierarchical, "cluster_obstacle", lambda: "no permission")
+    assert "needs a cluster on this machine (no permission)" in hierarchical.measure(1).markdown()

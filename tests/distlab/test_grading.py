@@ -13,7 +13,7 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab import templates
 from distlab.course import load_course, root
-from distlab.grading import CheckFailed, expect_refused, grade, refusal
+from distlab.grading import CheckFailed, expect_refused, grade, plugin, refusal
 from distlab.grading.report import console, print_report
 from distlab.grading.session import Request
 from distlab.grading.verdicts import Report
@@ -233,3 +233,14 @@ def test_expect_refused(said: str, sends: bool, cause: str) -> None:
         expect_refused(results, [("7 over 3 ranks", (7, 3))])
     assert caught.value.cause == cause
     assert caught.value.rank == (0 if sends else 1)
+
+
+def test_without_nodes_a_check_is_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that wants nodes on this machine, where there can be none: shown, not passed."""
+    monkeypatch.setattr(plugin, "cluster_obstacle", lambda: "no permission")
+    check = "test_on_nodes_with_host_names"
+    request = Request(impl="solutions", exercises=("3.7",), checks=(check,), trusted=True)
+    result = grade(3, request).exercises[0]
+    assert [c.verdict for c in result.checks] == ["needs"]
+    assert result.needs == ["a cluster on this machine (no permission)"]
+    assert (result.verdict, result.points) == ("needs", 0)

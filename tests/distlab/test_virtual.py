@@ -35,9 +35,8 @@ def failure_of(body, world_size: int = 4, **options) -> RankFailure:
 # -- what a rank believes to be its own --------------------------------------------------------
 def test_groups_environment_output_and_clock_are_the_ranks_own() -> None:
     def body(ctx: RankContext) -> list:
-        half = dist.new_group([0, 1]) if ctx.rank < 2 else dist.new_group([2, 3])
+        half = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][ctx.rank // 2]
         x = torch.tensor([float(ctx.rank)])
-        dist.new_group([2, 3]) if ctx.rank < 2 else None
         os.environ["OWN"] = str(ctx.rank)
         print("I am", ctx.rank)
         dist.barrier()
@@ -123,6 +122,38 @@ def test_device_mesh_and_store() -> None:
         [4, 7, True],
         [6, 7, True],
     ]
+
+
+def test_groups_are_made_in_one_order_on_all_ranks() -> None:
+    """Another order on another rank is named at once; after a second start numbers begin again."""
+
+    def body(ctx: RankContext, own_first: bool) -> float:
+        pairs = [[0, 1], [2, 3]]
+        if own_first and ctx.rank > 1:
+            pairs.reverse()
+        groups = {min(ranks): dist.new_group(ranks) for ranks in pairs}
+        x = torch.ones(1)
+        dist.all_reduce(x, group=groups[ctx.rank // 2 * 2])
+        return x.item()
+
+    def twice(ctx: RankContext) -> float:
+        store = dist.distributed_c10d._get_default_store()
+        first = body(ctx, False)
+        dist.destroy_process_group()
+        again = dist.PrefixStore("again", store)
+        dist.init_process_group("virtual", store=again, rank=ctx.rank, world_size=4)
+        group, x = dist.new_group([1, 2]), torch.ones(1)
+        if ctx.rank in (1, 2):
+            dist.all_reduce(x, group=group)
+        return first + x.item()
+
+    for seed in ANY_ORDER:
+        assert run_virtual(body, 4, False, seed=seed)[:] == [2.0] * 4
+        assert run_virtual(twice, 4, seed=seed)[:] == [3.0, 4.0, 4.0, 3.0]
+        with pytest.raises(RankFailure, match=r"makes a group of ranks .* where others") as caught:
+            run_virtual(body, 4, True, seed=seed)
+        assert caught.value.cause == "mismatch"
+        assert "every rank must make all groups in the same order" in caught.value.message
 
 
 # -- all of c10d that the course uses ------------------------------------------------------------

@@ -242,3 +242,40 @@ def test_ones_own_cluster_is_read(tmp_path: Path) -> None:
     path.write_text(text)
     assert isinstance(load_cluster(path), Cluster)
     assert load_cluster(path).name == "mine"
+
+
+def test_groups_that_share_a_network_card_wait_for_each_other() -> None:
+    """Two all-reduces between the same nodes: at once over a card each, in turn over one."""
+
+    def body(ctx: RankContext) -> None:
+        columns = [dist.new_group([k, 2 + k]) for k in range(2)]
+        dist.all_reduce(torch.ones(100_000), group=columns[ctx.rank % 2])
+
+    seconds, dgx = {}, load_cluster("dgx-h100")
+    for cards in (1, 2):
+        cluster = dataclasses.replace(dgx, gpus_per_node=2, nics_per_node=cards)
+        seconds[cards] = run_virtual(body, 4, cluster=cluster).clock
+        alone = collective_time("all_reduce", 4e5, (0, 2), cluster)
+    assert seconds[2] == exact(alone)
+    assert seconds[1] == exact(2 * alone)
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_three_stages_take_what_the_hierarchical_formula_says(nodes: int) -> None:
+    local, n = 4, 4 * 3 * 10_000
+    cluster = dataclasses.replace(
+        load_cluster("dgx-h100"), gpus_per_node=local, nics_per_node=local, launch=0.0
+    )
+
+    def body(ctx: RankContext) -> None:
+        of_nodes = [dist.new_group([*range(k, k + local)]) for k in range(0, nodes * local, local)]
+        across = [dist.new_group([*range(k, nodes * local, local)]) for k in range(local)]
+        mine, own = of_nodes[ctx.rank // local], torch.empty(n // local)
+        dist.reduce_scatter_tensor(own, torch.ones(n), group=mine)
+        dist.all_reduce(own, group=across[ctx.rank % local])
+        dist.all_gather_into_tensor(torch.empty(n), own, group=mine)
+
+    shape = nodes * local, nodes, local
+    want = ALGORITHMS["hierarchical"](4 * n, shape, cluster)
+    results = run_virtual(body, nodes * local, cluster=cluster, algorithm="ring")
+    assert results.clock == exact(want)

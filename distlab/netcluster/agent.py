@@ -1,0 +1,49 @@
+"""torchrun on one node of a cluster, as ``launch`` starts it.
+
+The agents meet at a store that node 0's process serves. torchrun ends there as soon as all have
+said that they are done, and the store with it, often before the others have read as much: each of
+these then prints a traceback after a run that went well. Here node 0 serves the store itself
+(torchrun shares the server of its own process) and leaves last. A rank's failure is reported
+without the agent's own traceback, and its exit status is the agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from datetime import timedelta
+
+from torch.distributed import DistError, TCPStore, run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+PATIENCE = timedelta(seconds=2)  # after a failure somebody may never say that it has left
+
+
+def agent(arguments: list[str]) -> int:
+    """Run torchrun; the exit status of the rank that failed first, else 0."""
+    try:
+        run.main(arguments)
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        status = error.get_first_failure()[1].exitcode
+        return status if status > 0 else 128 - status  # killed by a signal: as a shell says it
+    return 0
+
+
+def main(nodes: int, node: int, address: str, port: int, arguments: list[str]) -> int:
+    """Run torchrun with ``arguments``; node 0 stays until the others have left."""
+    store = None
+    if node == 0:
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
+    status = agent(arguments)
+    with contextlib.suppress(DistError):
+        if store is None:
+            store = TCPStore(address, port, timeout=PATIENCE, wait_for_workers=False)
+            store.set(f"left{node}", "")
+        else:
+            store.wait([f"left{other}" for other in range(1, nodes)], PATIENCE)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:]))

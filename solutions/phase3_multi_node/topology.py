@@ -1,0 +1,335 @@
+"""Who shares a node, and an all-reduce that crosses the slow link as seldom as possible.
+
+W ranks live on N nodes. Inside a node they talk over memory or NVLink, between nodes over a network
+that is ten to a hundred times slower. A ring through all ranks doesn't know that: for a tensor of n
+bytes 2(W-1)/W·n leave every node, and more if ring neighbours are rarely on one node. With L ranks
+on each node, in three stages:
+
+========================  ================================  ====================
+stage                     between                           bytes sent per rank
+========================  ================================  ====================
+reduce-scatter            the L ranks of a node             (L-1)/L·n
+all-reduce of the shard   the N ranks with one local rank   2(N-1)/N·n/L
+all-gather                the L ranks of a node             (L-1)/L·n
+========================  ================================  ====================
+
+Only the middle stage leaves the node: 2(N-1)/N·n bytes per node, the least that any all-reduce can
+do, spread over all L ranks and so over all network cards. Invariant: after the first stage a rank
+holds its node's sum of one shard, after the second the sum over all ranks. Where nodes have
+different numbers of ranks the shards don't match; one leader per node then speaks for it: the same
+bytes between the nodes, but through one rank.
+
+Sources: Mikami et al. 2018 (arXiv 1811.05233), 2D-torus all-reduce: these three stages; Jia et al.
+2018 (arXiv 1807.11205), hierarchical all-reduce: through one leader per group. Environment of the
+launcher: PyTorch's documentation of torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Op = Literal["sum", "mean", "max"]
+REDUCE = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one rank knows of where it runs; None: its launcher does not say."""
+
+    host: str
+    node: int | None  # the launcher's number of the node
+    local_rank: int | None  # the launcher's number of the rank on its node
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The global ranks of each node, ascending; nodes in the order of their lowest rank."""
+
+    nodes: tuple[tuple[int, ...], ...]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return sum(map(len, self.nodes))
+
+    @property
+    def even(self) -> bool:
+        """Whether all nodes have equally many ranks."""
+        return len({len(ranks) for ranks in self.nodes}) == 1
+
+    def locate(self, rank: int) -> tuple[int, int]:
+        """(index of the node, local rank) of a global rank."""
+        # --- exercise 3.7: start
+        # Step 1: find the node whose ranks contain it; its position there is the local rank
+        for index, ranks in enumerate(self.nodes):
+            if rank in ranks:
+                return index, ranks.index(rank)
+        raise ValueError(f"rank {rank} is on none of {len(self.nodes)} nodes")
+        # --- exercise 3.7: end
+
+
+def own_place(environ: Mapping[str, str], host: str) -> Place:
+    """This rank's place by the launcher's GROUP_RANK (the node) and LOCAL_RANK, and the host name.
+
+    RANK says nothing about nodes: launchers may fill one node after another or deal ranks out.
+    """
+    # --- exercise 3.7: start
+    # Step 2: both variables as numbers, None for one that is not set
+    node, local_rank = environ.get("GROUP_RANK"), environ.get("LOCAL_RANK")
+    return Place(
+        host,
+        None if node is None else int(node),
+        None if local_rank is None else int(local_rank),
+    )
+    # --- exercise 3.7: end
+
+
+def exchange_places(place: Place, store: dist.Store, rank: int, world_size: int) -> list[Place]:
+    """The places of all ranks in rank order, the same list on every rank.
+
+    Over ``store`` alone, which all ranks share: needs no process group. Returns when all ranks have
+    called it; once per store (wrap it in a PrefixStore to call it again).
+    """
+    # --- exercise 3.7: start
+    # Step 3: publish the own place under a key of its own, then read everybody's: get waits for it
+    store.set(f"place/{rank}", json.dumps(asdict(place)))
+    texts = [store.get(f"place/{other}") for other in range(world_size)]
+    return [Place(**json.loads(text)) for text in texts]
+    # --- exercise 3.7: end
+
+
+def topology_of(places: Sequence[Place]) -> Topology:
+    """Which ranks share a node, from what all ranks say (``places[r]``: rank r).
+
+    Two ranks share a node if their host names are equal. What the launcher says must agree. Raises
+    ValueError, naming ranks, if two ranks of one host have different launcher's nodes, if one such
+    node has different hosts, if only some ranks know their node, or if the local ranks of a node,
+    in rank order, are not 0, 1, 2 …; local ranks that nobody knows are no contradiction.
+    All ranks compute it from the same list, so all of them raise or none.
+    """
+    # --- exercise 3.7: start
+    # Step 4: compare each rank with the first on its host, and the first on the launcher's node
+    # Step 5: collect ranks by host, in rank order; check the local ranks of each
+    first_on_host: dict[str, int] = {}
+    first_on_node: dict[int, int] = {}
+    by_host: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        if (place.node is None) != (places[0].node is None):
+            raise ValueError(f"of ranks 0 and {rank} only one knows its node")
+        other = first_on_host.setdefault(place.host, rank)
+        if places[other].node != place.node:
+            raise ValueError(
+                f"ranks {other} and {rank} are both on host {place.host!r}, but the launcher puts "
+                f"them on nodes {places[other].node} and {place.node}"
+            )
+        other = rank if place.node is None else first_on_node.setdefault(place.node, rank)
+        if places[other].host != place.host:
+            raise ValueError(
+                f"the launcher puts ranks {other} and {rank} on node {place.node}, but their hosts "
+                f"are {places[other].host!r} and {place.host!r}"
+            )
+        by_host.setdefault(place.host, []).append(rank)
+    for host, ranks in by_host.items():
+        local_ranks = [places[rank].local_rank for rank in ranks]
+        if local_ranks not in ([*range(len(ranks))], [None] * len(ranks)):
+            raise ValueError(f"ranks {ranks} on host {host!r} have local ranks {local_ranks}")
+    return Topology(tuple(map(tuple, by_host.values())))
+    # --- exercise 3.7: end
+
+
+def device_of(topology: Topology, rank: int, gpus: int) -> torch.device:
+    """The device of ``rank`` on a node with ``gpus`` GPUs: one each, or the CPU if there is none.
+
+    Raises ValueError if the node has more ranks than GPUs.
+    """
+    # --- exercise 3.7: start
+    # Step 6: GPUs are numbered from 0 on every node: the local rank chooses, never the rank
+    node, local_rank = topology.locate(rank)
+    if 0 < gpus < len(topology.nodes[node]):
+        raise ValueError(f"node {node} has {len(topology.nodes[node])} ranks for {gpus} GPUs")
+    return torch.device("cuda", local_rank) if gpus else torch.device("cpu")
+    # --- exercise 3.7: end
+
+
+@dataclass(frozen=True)
+class NodeGroups:
+    """The groups that this rank is in: its node, and the ranks with its local rank on any node.
+
+    The ``across`` group of the local ranks 0, the leaders, has a rank of every node.
+    """
+
+    topology: Topology
+    node: dist.ProcessGroup
+    across: dist.ProcessGroup
+
+
+def make_groups(topology: Topology) -> NodeGroups:
+    """One group per node and one per local rank; returns those that this rank is in.
+
+    On nodes of different size a local rank's group has the nodes that are large enough. All ranks
+    of the world call it, with the same topology. N + L groups are made (L: ranks of the largest
+    node), by all ranks in one order: a group that a rank is not in must be made there as well.
+    """
+    # --- exercise 3.7: start
+    # Step 7: list the ranks of all groups first: that list is the same on every rank
+    # Step 8: make every one of them on every rank, and keep the two with this rank in it
+    node, local_rank = topology.locate(dist.get_rank())
+    largest = max(map(len, topology.nodes))
+    columns = [[r[k] for r in topology.nodes if k < len(r)] for k in range(largest)]
+    of_nodes = [dist.new_group(list(ranks)) for ranks in topology.nodes]
+    of_local_ranks = [dist.new_group(ranks) for ranks in columns]
+    return NodeGroups(topology, of_nodes[node], of_local_ranks[local_rank])
+    # --- exercise 3.7: end
+
+
+def check_op(tensor: Tensor, op: str) -> None:
+    """Raise ValueError for an unknown ``op``, or the mean of integers, before anything is sent."""
+    if op not in REDUCE:
+        raise ValueError(f"op must be one of {', '.join(REDUCE)}, not {op!r}")
+    if op == "mean" and not tensor.is_floating_point():
+        raise ValueError(f"the mean of {tensor.dtype} is not an integer: convert the tensor first")
+
+
+def all_reduce_hierarchical(tensor: Tensor, groups: NodeGroups, op: Op = "sum") -> None:
+    """Combine ``tensor`` over all ranks of the topology, in place on every rank.
+
+    ``tensor`` may be empty or non-contiguous, of the same shape and dtype on all ranks. On nodes of
+    equal size each rank sends 2(L-1)/L·n bytes inside its node and 2(N-1)/N·n/L between nodes (n
+    rounded up to L elements); else only the leaders send between nodes, 2(N-1)/N·n each. All ranks
+    end with the same bits. Raises ValueError on every rank, before anything is sent, for an unknown
+    ``op`` or the mean of integers.
+    """
+    # --- exercise 3.8: start
+    # Step 1: refuse bad arguments, alike on all ranks; nothing to do for an empty tensor
+    # Step 2: by shards if all nodes have equally many ranks, else through the leaders
+    # Step 3: write the result into the caller's tensor, also when it is a strided view
+    check_op(tensor, op)
+    if not tensor.numel():
+        return
+    flat = tensor.detach().reshape(-1)
+    reduce = reduce_by_shards if groups.topology.even else reduce_through_leaders
+    tensor.detach().copy_(reduce(flat, groups, op).view_as(tensor))
+    # --- exercise 3.8: end
+
+
+def reduce_by_shards(flat: Tensor, groups: NodeGroups, op: Op) -> Tensor:
+    """The combination of all ranks' ``flat`` (n,), for nodes with equally many ranks.
+
+    Reduce-scatter in the node, all-reduce of the own shard across nodes, all-gather in the node.
+    ``flat`` is not changed.
+    """
+    # --- exercise 3.8: start
+    # Step 4: pad to L shards of equal length; exchange them inside the node, so that each rank gets
+    #         all L versions of one shard, and combine these
+    # Step 5: all-reduce the shard across the nodes with the same operator
+    # Step 6: the mean: divide once, by the number of all ranks, while it is only a shard
+    # Step 7: gather the shards inside the node, drop the padding
+    local_size = dist.get_world_size(groups.node)
+    shard = -(-flat.numel() // local_size)
+    padded = torch.nn.functional.pad(flat, (0, local_size * shard - flat.numel()))
+    received = torch.empty_like(padded)
+    dist.all_to_all_single(received, padded, group=groups.node)
+    versions = received.view(local_size, shard)
+    own = versions.amax(0) if op == "max" else versions.sum(0, dtype=flat.dtype)
+    dist.all_reduce(own, REDUCE[op], group=groups.across)
+    if op == "mean":
+        own /= groups.topology.world_size
+    dist.all_gather_into_tensor(received, own, group=groups.node)
+    return received[: flat.numel()]
+    # --- exercise 3.8: end
+
+
+def reduce_through_leaders(flat: Tensor, groups: NodeGroups, op: Op) -> Tensor:
+    """The same for nodes of any size: reduce to the leader, all-reduce of the leaders, broadcast.
+
+    The leader is local rank 0 of a node. ``flat`` is not changed.
+    """
+    # --- exercise 3.8: start
+    # Step 8: reduce to the leader; the leaders alone go on, divide for the mean, and broadcast
+    result = flat.clone()
+    dist.reduce(result, op=REDUCE[op], group=groups.node, group_dst=0)
+    if dist.get_rank(groups.node) == 0:
+        dist.all_reduce(result, REDUCE[op], group=groups.across)
+        if op == "mean":
+            result /= groups.topology.world_size
+    dist.broadcast(result, group=groups.node, group_src=0)
+    return result
+    # --- exercise 3.8: end
+
+
+def bytes_leaving_a_node(topology: Topology, nbytes: float, algorithm: str) -> float:
+    """Bytes that the busiest node sends to others for an all-reduce of ``nbytes``.
+
+    ``"ring"``: a ring 0 → 1 → … → W-1 → 0 through all ranks. ``"hierarchical"``: this module's, on
+    nodes of any size. Raises ValueError for another algorithm.
+    """
+    # --- exercise 3.8: start
+    # Step 9: in the ring every rank sends 2(W-1)/W n to the next one: count the next ones that are
+    #         on another node; hierarchical: an all-reduce over N
+    w, n = topology.world_size, len(topology.nodes)
+    if algorithm == "hierarchical":
+        return 2 * (n - 1) / n * nbytes
+    if algorithm != "ring":
+        raise ValueError(f"algorithm must be ring or hierarchical, not {algorithm!r}")
+    leaving = [sum((r + 1) % w not in ranks for r in ranks) for ranks in topology.nodes]
+    return max(leaving) * 2 * (w - 1) / w * nbytes
+    # --- exercise 3.8: end
+
+
+def seconds_of(all_reduce: Callable[[Tensor], object], tensor: Tensor) -> float:
+    """The fastest of three all-reduces by this rank's clock, after one that opens connections."""
+    seconds = []
+    for _ in range(4):
+        dist.barrier()
+        begun = time.perf_counter()
+        all_reduce(tensor)
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds[1:])
+
+
+def main() -> None:
+    """Under a launcher: say who shares a node, then compare with the backend's all-reduce."""
+    if "RANK" not in os.environ:
+        sys.exit("start it with torchrun, or: distlab cluster run -- python -m <this module>")
+    torch.set_num_threads(1)
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    place = own_place(os.environ, socket.gethostname())
+    topology = topology_of(exchange_places(place, store, rank, world_size))
+    device = device_of(topology, rank, torch.cuda.device_count())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    try:
+        groups = make_groups(topology)
+        if rank == 0:
+            print(f"ranks by node: {topology.nodes}")
+        for nbytes in (10**5, 10**6, 10**7):
+            tensor = torch.ones(nbytes // 4, device=device)
+            flat = seconds_of(dist.all_reduce, tensor)
+            ours = seconds_of(lambda t: all_reduce_hierarchical(t, groups), tensor)
+            leaving = [bytes_leaving_a_node(topology, nbytes, a) for a in ("ring", "hierarchical")]
+            if rank == 0:
+                print(
+                    f"{nbytes:10,} B: backend {flat * 1e3:.1f} ms, hierarchical {ours * 1e3:.1f} "
+                    f"ms; leave a node: {leaving[0]:,.0f} B and {leaving[1]:,.0f} B"
+                )
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
