@@ -23,7 +23,7 @@ import torch._dynamo  # torch.optim imports it, and can't inside a dispatch mode
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..course import load_course
+from ..course import Phase, load_course
 from ..grading.implementation import Implementation, find_source
 from ..ranks import RankContext
 from ..timeline import Span, covered, spans_of
@@ -113,24 +113,49 @@ class Answer:
 def data_parallel(plan: Plan, model: nn.Module) -> Iterator[TrainStep]:
     """Phase 1's trainer, or torch's DistributedDataParallel unchanged."""
     if plan.impl == "torch":
-        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=plan.bucket_mb)
-
-        def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(wrapped(inputs), targets).backward()
-            optimizer.step()
-
-        yield step
+        wrap = nn.parallel.DistributedDataParallel
+        yield _step_of(wrap(model, bucket_cap_mb=plan.bucket_mb))
         return
+    yield _module(plan, "trainer").train_step
+
+
+@contextlib.contextmanager
+def bucketed(plan: Plan, model: nn.Module) -> Iterator[TrainStep]:
+    """Phase 3's DDP, or torch's."""
+    if plan.impl == "torch":
+        with data_parallel(plan, model) as step:
+            yield step
+        return
+    size = int(plan.bucket_mb * 2**20)
+    first = min(size, 2**20)
+    yield _step_of(_module(plan, "ddp").DDP(model, bucket_bytes=size, first_bucket_bytes=first))
+
+
+def _step_of(wrapped: nn.Module) -> TrainStep:
+    """A step of a model that reduces its gradients by itself."""
+
+    def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def _phase(plan: Plan) -> Phase:
+    """The phase whose files the strategy runs."""
+    return load_course().phase(PHASES[plan.strategy])
+
+
+def _module(plan: Plan, name: str) -> Any:
+    """The module ``name`` of the strategy's phase, from the solutions or the learner's own."""
     if plan.impl == "solutions":
-        trainer = importlib.import_module("solutions.phase1_data_parallel.trainer")
-    else:
-        source = find_source("templates", load_course().phase(1))
-        trainer = Implementation(source, "trainer").module("trainer")
-    yield trainer.train_step
+        return importlib.import_module(f"solutions.{_phase(plan).folder}.{name}")
+    return Implementation(find_source("templates", _phase(plan)), name).module(name)
 
 
-STRATEGIES = {"ddp": data_parallel}
+STRATEGIES = {"ddp": data_parallel, "bucketed": bucketed}
+PHASES = {"ddp": 1, "bucketed": 3}
 
 
 def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
@@ -158,7 +183,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
     Raises RankFailure with the rank and line if the implementation fails on the way.
     """
     cluster, alone = load_cluster(plan.cluster), 0.0
-    source = find_source("templates", load_course().phase(1))
+    source = find_source("templates", _phase(plan))
     for gpus in plan.gpus:
         results = run_virtual(
             _body,
