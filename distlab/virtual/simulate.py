@@ -12,20 +12,13 @@ states for that time. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), ap
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 import torch._dynamo  # torch.optim imports it, and can't inside a dispatch mode
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from ..course import load_course
-from ..grading.implementation import Implementation, Source, find_source
 from ..ledger import P2P
 from ..ranks import RankContext
 from ..timeline import Span, covered, spans_of
@@ -33,8 +26,8 @@ from .cluster import Cluster, load_cluster
 from .isolation import entered
 from .models import ModelSpec, model_spec
 from .run import VirtualResults, run_virtual
+from .strategies import STRATEGIES, learners, model_parallel
 
-TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
 IMPLS = ("solutions", "mine", "torch")
 COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
 SHOWN_RANKS = 8  # in the timeline
@@ -156,63 +149,6 @@ class Answer:
         return data | {"communication_share": self.communication_share}
 
 
-# -- strategies: how a step is trained; each yields what the optimizer trains, and the step --------
-def _module(plan: Plan, phase: int, name: str) -> Any:
-    """A module of the chosen implementation."""
-    if plan.impl == "solutions":
-        folder = load_course().phase(phase).folder
-        return importlib.import_module(f"solutions.{folder}.{name}")
-    return Implementation(_learners(phase), name).module(name)
-
-
-def _learners(phase: int) -> Source:
-    return find_source("templates", load_course().phase(phase))
-
-
-@contextlib.contextmanager
-def data_parallel(plan: Plan, model: nn.Module) -> Iterator[tuple[nn.Module, TrainStep]]:
-    """Phase 1's trainer, or torch's DistributedDataParallel unchanged."""
-    if plan.impl != "torch":
-        yield model, _module(plan, 1, "trainer").train_step
-        return
-    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=plan.bucket_mb)
-
-    def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(wrapped(inputs), targets).backward()
-        optimizer.step()
-
-    yield model, step
-
-
-@contextlib.contextmanager
-def model_parallel(plan: Plan, model: nn.Module) -> Iterator[tuple[nn.Module, TrainStep]]:
-    """Phase 2's tensor, sequence and pipeline parallelism, with data parallelism over the rest."""
-    parts = _module(plan, 2, "parallel_gpt")
-    most = 4 * plan.pipeline if plan.pipeline > 1 else plan.tensor
-    divisors = [m for m in range(1, most + 1) if plan.samples % m == 0]
-    layout = parts.Layout(
-        tensor=plan.tensor,
-        pipeline=plan.pipeline,
-        data=dist.get_world_size() // plan.model_ranks,
-        chunks=plan.chunks,
-        micro_batches=plan.micro_batches or divisors[-1],
-        schedule=plan.schedule,
-        sequence_parallel=plan.sequence_parallel,
-    )
-    share = parts.ParallelGPT(model, layout, parts.make_groups(layout))
-    length = plan.spec.per_sample
-    pipeline = share.pipeline(plan.samples, length)
-
-    def step(_: nn.Module, optimizer: Any, tokens: Tensor, targets: Tensor) -> None:
-        parts.train_step(share, pipeline, optimizer, tokens, targets.view(-1, length))
-
-    yield share, step
-
-
-STRATEGIES = {"ddp": data_parallel}
-
-
 def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
     """One rank: build the model, train; begin, end and FLOPs of the step that counts."""
     import time
@@ -252,7 +188,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
     Raises RankFailure with the rank and line if the implementation fails on the way.
     """
     cluster, alone = load_cluster(plan.cluster), 0.0
-    files = [file for phase in (1, 2) for file in _learners(phase).files()]
+    files = [file for phase in (1, 2, 3) for file in learners(phase).files()]
     for gpus in plan.gpus:
         results = run_virtual(
             _body,

@@ -51,6 +51,17 @@ def test_torchs_ddp_hides_communication_and_ours_does_not() -> None:
     assert torchs.step < ours.step
 
 
+def test_bucketed_hides_what_torchs_ddp_hides() -> None:
+    common = {"model": "gpt-1b", "gpus": (2,), "cluster": "p4d-a100", "strategy": "bucketed"}
+    (ours,), (torchs,) = answers_of(impl="solutions", **common), answers_of(impl="torch", **common)
+    assert ours.hidden > 0.8 * (ours.hidden + ours.exposed)
+    assert ours.step < 1.01 * torchs.step
+    assert ours.memory < 1.01 * torchs.memory
+    assert ours.bytes_per_link == pytest.approx(torchs.bytes_per_link, rel=1e-3)
+    (at_once,) = answers_of(impl="solutions", bucket_mb=1e5, **common)
+    assert at_once.exposed > 2 * ours.exposed
+
+
 def test_slower_networks_and_algorithms_tell() -> None:
     fast, slow = (
         answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed

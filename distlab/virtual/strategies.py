@@ -1,0 +1,100 @@
+"""The strategies that ``distlab simulate`` knows: how one training step is done.
+
+Each is a context manager ``strategy(plan, model)`` inside a virtual rank; it yields the module
+whose parameters the optimizer gets, and ``step(module, optimizer, inputs, targets)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..course import load_course
+from ..grading.implementation import Implementation, Source, find_source
+
+if TYPE_CHECKING:
+    from .simulate import Plan
+
+TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
+Trained = tuple[nn.Module, TrainStep]
+
+
+def learners(phase: int) -> Source:
+    """The learner's files of a phase."""
+    return find_source("templates", load_course().phase(phase))
+
+
+def module_of(plan: Plan, phase: int, name: str) -> Any:
+    """A module of the chosen implementation."""
+    if plan.impl == "solutions":
+        folder = load_course().phase(phase).folder
+        return importlib.import_module(f"solutions.{folder}.{name}")
+    return Implementation(learners(phase), name).module(name)
+
+
+def step_of(wrapped: nn.Module) -> TrainStep:
+    """A step of a model that reduces its gradients by itself."""
+
+    def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+@contextlib.contextmanager
+def data_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """Phase 1's trainer, or torch's DistributedDataParallel unchanged."""
+    if plan.impl == "torch":
+        wrap = nn.parallel.DistributedDataParallel
+        yield model, step_of(wrap(model, bucket_cap_mb=plan.bucket_mb))
+    else:
+        yield model, module_of(plan, 1, "trainer").train_step
+
+
+@contextlib.contextmanager
+def bucketed(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """Phase 3's DDP, or torch's."""
+    if plan.impl == "torch":
+        with data_parallel(plan, model) as trained:
+            yield trained
+        return
+    size = int(plan.bucket_mb * 2**20)
+    wrap = module_of(plan, 3, "ddp").DDP
+    yield model, step_of(wrap(model, bucket_bytes=size, first_bucket_bytes=min(size, 2**20)))
+
+
+@contextlib.contextmanager
+def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """Phase 2's tensor, sequence and pipeline parallelism, with data parallelism over the rest."""
+    parts = module_of(plan, 2, "parallel_gpt")
+    most = 4 * plan.pipeline if plan.pipeline > 1 else plan.tensor
+    divisors = [m for m in range(1, most + 1) if plan.samples % m == 0]
+    layout = parts.Layout(
+        tensor=plan.tensor,
+        pipeline=plan.pipeline,
+        data=dist.get_world_size() // plan.model_ranks,
+        chunks=plan.chunks,
+        micro_batches=plan.micro_batches or divisors[-1],
+        schedule=plan.schedule,
+        sequence_parallel=plan.sequence_parallel,
+    )
+    share = parts.ParallelGPT(model, layout, parts.make_groups(layout))
+    length = plan.spec.per_sample
+    pipeline = share.pipeline(plan.samples, length)
+
+    def step(_: nn.Module, optimizer: Any, tokens: Tensor, targets: Tensor) -> None:
+        parts.train_step(share, pipeline, optimizer, tokens, targets.view(-1, length))
+
+    yield share, step
+
+
+STRATEGIES = {"ddp": data_parallel, "bucketed": bucketed}

@@ -1,0 +1,93 @@
+# Exercises 3.12: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase3.py 3.12
+"""Communication hooks: how a bucket is reduced is a function, the rest of DDP does not know it.
+
+    hook(bucket) -> handle        bucket.buffer: this rank's gradients, divided by W
+    handle.wait()                 bucket.buffer: their sum over the ranks, which is the mean
+
+The hook begins and does not wait, so that backward goes on beside it. Whatever sums can be a hook:
+a ring, a tree, a sum in the nodes first and between them after, a sum of fewer bits. The mean costs
+no pass of its own: the division happened when the gradients were copied into the bucket.
+
+Bytes per rank for a bucket of N: all-reduce 2(W-1)/W·N; in bfloat16 half of that (from float32); in
+two levels between nodes 2(M-1)/M·N for the first rank of each of M nodes, nothing for the others.
+Invariant: all ranks end with the same bits, whatever precision was lost on the way.
+Sources: Li et al. 2020 (arXiv 2006.15704), section 6.2.3; Kalamkar et al. 2019 (arXiv 1905.12322)
+for bfloat16; Goyal et al. 2017 (arXiv 1706.02677), section 4.1 for two levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .template_buckets import Bucket
+
+Group = dist.ProcessGroup | None
+
+
+class Handle(Protocol):
+    """What is on its way: ``wait()`` returns when it has arrived. ``dist.Work`` is one."""
+
+    def wait(self) -> object:
+        """Block until it is complete (on a GPU: let the current stream wait for it)."""
+
+
+Hook = Callable[[Bucket], "Handle | None"]  # None: complete already
+
+
+@dataclass(frozen=True)
+class Then:
+    """A handle for work in two steps: once ``first`` has arrived, ``after()``."""
+
+    first: Handle
+    after: Callable[[], object]
+
+    def wait(self) -> None:
+        """Wait for the first step and take the second."""
+        self.first.wait()
+        self.after()
+
+
+def all_reduce(bucket: Bucket, group: Group = None) -> Handle | None:
+    """The hook that is used if there is no other: begins one all-reduce of the buffer, in place."""
+    return dist.all_reduce(bucket.buffer, group=group, async_op=True)
+
+
+def blocking(reduce: Callable[[Tensor], object]) -> Hook:
+    """A hook from a function that sums a flat tensor over the ranks, in place, before it returns.
+
+    That is any all-reduce written from messages (ring, tree, …). It stops backward while it runs:
+    right, and nothing is hidden.
+    """
+
+    # Step 1: the buffer is reduced when the hook returns, so there is nothing to wait for
+    raise NotImplementedError("exercise 3.12")
+
+
+def bf16_compress(bucket: Bucket, group: Group = None) -> Handle | None:
+    """A hook that sends bfloat16: half of float32's bytes, 8 bits of precision, its whole range.
+
+    The sum is taken in bfloat16 as well. Holds a copy in bfloat16 until it has arrived. Raises
+    ValueError for a bucket of complex numbers.
+    """
+    # Step 2: begin to reduce a bfloat16 copy, and write it back once it has arrived (`Then`)
+    raise NotImplementedError("exercise 3.12")
+
+
+def two_level(node: dist.ProcessGroup, leaders: dist.ProcessGroup | int) -> Hook:
+    """A hook that sums in each node first, then between the nodes, then hands out the sum.
+
+    ``node``: the group of this rank's node; ``leaders``: the group of the first ranks of all nodes,
+    and what ``new_group`` gave on a rank that is none of them. Only the leaders send between
+    nodes. The first step begins at once, the other two happen in ``wait``.
+    """
+
+    # Step 3: begin to reduce to the first rank of the node
+    # Step 4: then, on the leaders alone, all-reduce; then, in each node, broadcast from its first
+    raise NotImplementedError("exercise 3.12")

@@ -1,0 +1,126 @@
+# Exercises 3.11: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase3.py 3.11
+"""DistributedDataParallel: what real models and real training loops do to overlapped reduction.
+
+All ranks must send the same buckets, but what one rank's backward does is its own affair: a branch
+not taken, a layer used twice, a window of micro-batches, an exception. The answer is always the
+same: decide nothing from what this rank alone knows, and never leave a message out.
+
+    rank 0   [bucket 0] [bucket 1]        [bucket 2]  [who has what?]  wait for all
+    rank 1   [bucket 0]      (no gradient) [bucket 1] [bucket 2] [who has what?]  wait for all
+
+Per step and rank beyond ``overlap``: one all-reduce of 4 bytes per parameter with ``agree``; one
+broadcast per dtype of the buffers before forward, if there are any; nothing inside ``no_sync``.
+Invariant: after a step all ranks have the same gradients, None included, or all raise.
+Source: Li et al. 2020 (arXiv 2006.15704), sections 3.2.3, 3.2.4 and 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .template_buckets import broadcast_tensors
+from .template_overlap import MIB, BucketedDDP, Group
+
+
+class StepAborted(RuntimeError):
+    """A rank gave up this step, so no rank has a gradient."""
+
+
+class DDP(BucketedDDP):
+    """``BucketedDDP`` that bears what real models and training loops do.
+
+    - Parameters without a gradient, on some ranks or on all. With ``agree`` the ranks tell each
+      other at the end of backward who has which: what nobody has stays None, so that momentum and
+      weight decay leave the parameter alone, as in one process. Without ``agree`` it becomes zero,
+      and a message is saved.
+    - Buffers: in training mode every forward begins with those of the group's first rank.
+    - Several backward passes one after the other: each adds its mean to the gradient.
+    - ``no_sync()``: backward inside adds to the local gradient and sends nothing.
+    - A rank whose step fails: ``abort()``, which the next forward calls if nobody has.
+
+    A gradient that is complete twice in one backward raises RuntimeError: a parameter that two
+    segments of reentrant checkpointing use does that, and its first part may have left already.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        group: Group = None,
+        bucket_bytes: int = 25 * MIB,
+        first_bucket_bytes: int = MIB,
+        agree: bool = False,
+    ) -> None:
+        super().__init__(
+            module, group=group, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes
+        )
+        self.agree = agree
+        self.sync = True  # False inside no_sync
+        self.given_up = False  # this rank has no gradient to offer for this step
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``module`` gives; in training mode all ranks call it equally often."""
+        # Step 1: a backward that raised is still open, and the other ranks wait for its buckets
+        # Step 2: forward reads buffers, so make them equal before it; in evaluation ranks may have
+        #         different numbers of batches, so send nothing
+        # Step 3: the gradient of an output comes from the outermost backward: let that one begin,
+        #         because a reentrant checkpoint runs others inside it, whose end is not the end
+        raise NotImplementedError("exercise 3.11")
+
+    def _outermost(self, _: Tensor) -> None:
+        """Backward has reached an output of the module."""
+        if self.sync:
+            self._begin()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward in this context adds to the local gradients and sends nothing.
+
+        The next one outside sends the sum. What counts is where backward runs, not forward.
+        """
+        # Step 4: put back what was before, also if the body raises; contexts may be nested
+        raise NotImplementedError("exercise 3.11")
+
+    def _ready(self, index: int, p: nn.Parameter) -> None:
+        """``p.grad``, of ``trainable[index]``, is complete on this rank."""
+        # Step 5: without sync a local gradient goes to its place all the same: no second copy
+        # Step 6: nothing can be added to a bucket that may have left
+        raise NotImplementedError("exercise 3.11")
+
+    def _finish(self) -> None:
+        """Backward is done: wait for everything, then learn what the other ranks have.
+
+        Raises StepAborted, on every rank, if one has given up the step and the ranks ``agree``.
+        """
+        # Step 7: who has a gradient? One from before counts, also if this backward brought none
+        # Step 8: first every bucket, then the message about them: the same order on every rank
+        # Step 9: a maximum over the ranks tells what anyone has, and which rank (plus 1) gave up
+        # Step 10: wait for everything before anything raises
+        raise NotImplementedError("exercise 3.11")
+
+    def abort(self) -> None:
+        """This rank gives up the step whose forward it has called; its gradients are gone.
+
+        It sends what the other ranks wait for, so that they don't hang and the next step begins in
+        order. If the ranks ``agree``, backward raises StepAborted on the others. If not, they find
+        NaN in every gradient that had not come on this rank; had all come, the step is theirs.
+        """
+        # Step 11: NaN for what has not come, then the same messages as every other rank
+        # Step 12: this rank knows already that it gave up: nothing is raised here
+        raise NotImplementedError("exercise 3.11")
+
+
+def tensors_in(outputs: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples and mappings."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, (list, tuple, Mapping)):
+        for each in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from tensors_in(each)

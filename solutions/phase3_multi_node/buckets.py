@@ -1,0 +1,158 @@
+"""Buckets: many small gradients travel as few large messages, and stay where they travelled.
+
+A message of N bytes takes α + N·β seconds. K gradients of together N bytes, sent one by one, take
+K·α + N·β; in B buckets B·α + N·β. One bucket for all is cheapest, but can leave only when the last
+gradient exists, and then backward has nothing left to hide it behind. So a bucket has a size limit,
+and parameters go into buckets in the order in which their gradients come.
+
+That order is about the reverse of forward's, so the reverse of the order of registration is a first
+guess. After the first backward it is known: the order that the *first rank* has seen counts
+for all, because every rank must send the same buckets.
+
+``p.grad`` is a view into the bucket: what arrives is already where the optimizer reads it, and
+gradients and buckets together hold N bytes, not 2N.
+
+Per rank: state at the start and buffers ⌈N / limit⌉ broadcasts (and as many more as there are
+dtypes), the order one broadcast of 8 bytes per parameter.
+Source: Li et al. 2020 (arXiv 2006.15704), sections 3.2.2, 3.2.3 and 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Group = dist.ProcessGroup | None
+
+
+def partition(tensors: Sequence[Tensor], limit: int, first_limit: int) -> list[list[int]]:
+    """Cut ``tensors`` into lists of one dtype and device and of at most ``limit`` bytes.
+
+    Returns positions in ``tensors``. Of each dtype and device the tensors fill one list after the
+    other, in order; a list ends before the tensor that would take it beyond its limit, so only a
+    single large tensor can exceed it. The first list of each kind has the limit ``first_limit``.
+    The lists come in the order of their last tensors, which is the order in which they are
+    complete when the tensors come one by one. Raises ValueError if a limit is not positive.
+    """
+    # --- exercise 3.9: start
+    # Step 1: refuse limits that no tensor could keep
+    # Step 2: keep one open list per (dtype, device); close it when the next tensor does not fit
+    # Step 3: order the lists by their last tensor
+    if limit <= 0 or first_limit <= 0:
+        raise ValueError(f"bucket sizes must be positive, got {limit} and {first_limit} bytes")
+    lists: list[list[int]] = []
+    filling: dict[Hashable, tuple[list[int], int, int]] = {}  # list, bytes in it, its limit
+    for place, tensor in enumerate(tensors):
+        kind = tensor.dtype, tensor.device
+        current, size, most = filling.get(kind, ([], 0, first_limit))
+        if current and size + tensor.nbytes > most:
+            current, size, most = [], 0, limit
+        if not current:
+            lists.append(current)
+        current.append(place)
+        filling[kind] = current, size + tensor.nbytes, most
+    return sorted(lists, key=lambda places: places[-1])
+    # --- exercise 3.9: end
+
+
+class Bucket:
+    """The gradients of some parameters of one dtype and device, side by side in one flat buffer.
+
+    ``index``: its place in the order in which buckets leave. ``buffer`` (n,), n = Σ numel, of the
+    parameters' dtype, uninitialised at first. ``views[k]``: the part of ``parameters[k]``, in its
+    shape and with its order of strides, so that optimizer and autograd find both laid out alike.
+    """
+
+    def __init__(self, index: int, parameters: Sequence[nn.Parameter]) -> None:
+        self.index = index
+        self.parameters = list(parameters)
+        self.buffer: Tensor
+        self.views: list[Tensor]
+        # --- exercise 3.9: start
+        # Step 4: one flat buffer, cut without a copy; `laid_out_like` gives a part its shape
+        sizes = [p.numel() for p in self.parameters]
+        self.buffer = parameters[0].detach().new_empty(sum(sizes))
+        parts = zip(self.buffer.split(sizes), self.parameters, strict=True)
+        self.views = [laid_out_like(p, part) for part, p in parts]
+        # --- exercise 3.9: end
+
+    def take(self, place: int, share: float = 1.0) -> None:
+        """Let ``parameters[place].grad`` be its view and hold ``share`` times what it held.
+
+        No gradient (None) counts as zeros. One pass over the gradient, none if it is in its place
+        and ``share`` is 1. Raises ValueError for a sparse gradient.
+        """
+        # --- exercise 3.9: start
+        # Step 5: scale while copying; what is in its place already is scaled there
+        p, view = self.parameters[place], self.views[place]
+        if p.grad is None:
+            view.zero_()
+        elif p.grad.layout != torch.strided:
+            raise ValueError(f"a sparse gradient (shape {tuple(p.shape)}) can't go into a bucket")
+        elif p.grad is not view:
+            torch.mul(p.grad, share, out=view)
+        elif share != 1.0:
+            view.mul_(share)
+        p.grad = view
+        # --- exercise 3.9: end
+
+
+def laid_out_like(p: Tensor, flat: Tensor) -> Tensor:
+    """``flat`` (numel of ``p``,) as a view with the shape and the order of strides of ``p``."""
+    dims = sorted(range(p.dim()), key=p.stride, reverse=True)  # outermost in memory first
+    return flat.view([p.shape[d] for d in dims]).permute([dims.index(d) for d in range(p.dim())])
+
+
+def make_buckets(parameters: Sequence[nn.Parameter], limit: int, first_limit: int) -> list[Bucket]:
+    """Buckets for ``parameters``, which come in the order in which their gradients are expected.
+
+    Gradients that exist move into their views, with their values. Errors as in ``partition``.
+    """
+    # --- exercise 3.9: start
+    # Step 6: a bucket per list of `partition`; take the gradients that are there
+    lists = partition(parameters, limit, first_limit)
+    buckets = [Bucket(k, [parameters[i] for i in places]) for k, places in enumerate(lists)]
+    for bucket in buckets:
+        for place, p in enumerate(bucket.parameters):
+            if p.grad is not None:
+                bucket.take(place)
+    return buckets
+    # --- exercise 3.9: end
+
+
+def order_of_first_rank(
+    arrived: Sequence[int], device: torch.device | str, group: Group = None
+) -> list[int]:
+    """``arrived`` of the group's first rank, on every rank; all have equally many numbers.
+
+    One broadcast of 8 bytes per number, on ``device``.
+    """
+    # --- exercise 3.9: start
+    # Step 7: as int64 from the first rank of the *group*, whatever its global rank is
+    order = torch.tensor(arrived, dtype=torch.int64, device=device)
+    dist.broadcast(order, group=group, group_src=0)
+    return order.tolist()
+    # --- exercise 3.9: end
+
+
+def broadcast_tensors(tensors: Sequence[Tensor], limit: int, group: Group = None) -> None:
+    """Give every rank the values that the group's first rank has, in place, in few messages.
+
+    Any dtypes, any strides, empty tensors too; no gradient is recorded. One broadcast per list of
+    ``partition``: a copy of at most ``limit`` bytes is alive (of a single tensor, if larger).
+    """
+    # --- exercise 3.9: start
+    # Step 8: join the tensors of a list, broadcast once, and write the parts back into the tensors
+    with torch.no_grad():
+        for places in partition(tensors, limit, limit):
+            chosen = [tensors[i] for i in places]
+            flat = torch.cat([t.flatten() for t in chosen])
+            dist.broadcast(flat, group=group, group_src=0)
+            if dist.get_rank(group):
+                parts = flat.split([t.numel() for t in chosen])
+                for tensor, part in zip(chosen, parts, strict=True):
+                    tensor.copy_(part.view(tensor.shape))
+    # --- exercise 3.9: end

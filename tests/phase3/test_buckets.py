@@ -1,0 +1,328 @@
+"""Checks of exercise 3.9: buckets, the order of gradients, state in few messages."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.memory import PeakMemory, storage_bytes
+
+F32, F64 = torch.float32, torch.float64
+
+
+def parameter(*shape: int, dtype: torch.dtype = F32, start: float = 1.0) -> nn.Parameter:
+    """start, start + 1, … in the given shape."""
+    numel = torch.Size(shape).numel()
+    return nn.Parameter(torch.arange(start, start + numel, dtype=dtype).view(shape))
+
+
+def odd_parameters() -> list[nn.Parameter]:
+    """Shapes with no, one and four dimensions, and memory that is not in the order of the shape."""
+    images = torch.arange(48.0).view(2, 3, 4, 2).contiguous(memory_format=torch.channels_last)
+    turned = torch.arange(6.0).view(2, 3).t()
+    return [parameter(5), nn.Parameter(images), nn.Parameter(turned), parameter(), parameter(3, 1)]
+
+
+# -- partition ------------------------------------------------------------------------------------
+# (elements, dtype) per tensor, limit and first limit in bytes, the lists
+CUTS = [
+    ("fills up to the limit", [(2, F32), (2, F32), (2, F32), (1, F32)], 16, 16, [[0, 1], [2, 3]]),
+    ("a small first list", [(1, F32), (1, F32), (2, F32), (2, F32)], 16, 4, [[0], [1, 2], [3]]),
+    ("one larger than the limit", [(1, F32), (9, F32), (1, F32)], 8, 8, [[0], [1], [2]]),
+    ("the first larger than its limit", [(9, F32), (1, F32), (1, F32)], 8, 4, [[0], [1, 2]]),
+    ("bytes, not elements", [(1, F64), (1, F64), (1, F64)], 16, 16, [[0, 1], [2]]),
+    (
+        "two dtypes by turns, complete in order of their last tensors",
+        [(1, F32), (1, F64), (1, F32), (1, F64), (1, F32)],
+        8,
+        64,
+        [[1, 3], [0, 2, 4]],
+    ),
+    (
+        "a first limit for each dtype",
+        [(1, F32), (1, F64), (1, F64), (1, F32), (1, F32)],
+        64,
+        4,
+        [[0], [1], [2], [3, 4]],
+    ),
+    ("empty tensors", [(0, F32), (4, F32), (0, F32)], 16, 16, [[0, 1, 2]]),
+    ("nothing", [], 16, 16, []),
+]
+
+
+@exercise("3.9", "virtual")
+def test_partition_cuts_by_bytes_and_kind(impl, run):
+    """Lists in order, within their limits, of one dtype and device, sorted by their last tensor."""
+
+    def body(ctx):
+        got = []
+        for _, tensors, limit, first, _ in CUTS:
+            made = [torch.zeros(n, dtype=dtype) for n, dtype in tensors]
+            got.append([list(map(int, places)) for places in impl.partition(made, limit, first)])
+        devices = [torch.zeros(1, device=d) for d in ("cpu", "meta", "cpu", "meta")]
+        got.append([list(map(int, places)) for places in impl.partition(devices, 64, 64)])
+        refused = []
+        for limits in ((0, 16), (16, 0), (-1, 16), (16, -4)):
+            try:
+                impl.partition([torch.zeros(1)], *limits)
+                refused.append(False)
+            except ValueError:
+                refused.append(True)
+        return got, refused
+
+    got, refused = run(body, 1, process_group=False)[0]
+    wanted = [(what, want) for what, *_, want in CUTS] + [("two devices", [[0, 2], [1, 3]])]
+    for found, (what, want) in zip(got, wanted, strict=True):
+        flat = sorted(place for places in found for place in places)
+        if flat != sorted(place for places in want for place in places):
+            fail(f"{what}: the lists {found} don't hold every tensor once", cause="tensor-lost")
+        expect_equal(found, want, what=what, cause="wrong-buckets")
+    expect_equal(refused, [True] * 4, what="ValueError for limits of 0 and below", cause="accepted")
+
+
+# -- Bucket ---------------------------------------------------------------------------------------
+@exercise("3.9", "virtual")
+def test_views_cover_the_buffer_once(impl, run):
+    """Every view has its parameter's shape and order of strides; together they are the buffer."""
+
+    def body(ctx):
+        parameters = odd_parameters()
+        bucket = impl.Bucket(2, parameters)
+        layout = [
+            [list(v.shape), list(v.stride()), list(p.stride())]
+            for v, p in zip(bucket.views, parameters, strict=True)
+        ]
+        for place, view in enumerate(bucket.views):
+            view.fill_(place)
+        counts = torch.bincount(bucket.buffer.long(), minlength=len(parameters)).tolist()
+        shared = storage_bytes([bucket.buffer, *bucket.views])
+        same = [a is b for a, b in zip(bucket.parameters, parameters, strict=True)]
+        shape = list(bucket.buffer.shape)
+        grads = any(t.requires_grad for t in (bucket.buffer, *bucket.views))
+        return layout, counts, shared, shape, int(bucket.index), all(same), grads
+
+    layout, counts, shared, shape, index, same, grads = run(body, 1, process_group=False)[0]
+    sizes = [5, 48, 6, 1, 3]
+    expect_equal(shape, [sum(sizes)], what="shape of the buffer", cause="wrong-buffer")
+    expect_equal((index, same), (2, True), what="index and parameters kept", cause="wrong-buffer")
+    if shared != 4 * sum(sizes):
+        fail(
+            f"buffer and views hold {shared} bytes, the gradients have {4 * sum(sizes)}: "
+            "the views are copies",
+            cause="copies",
+        )
+    expect_equal(counts, sizes, what="elements of the buffer by view", cause="views-overlap")
+    expect_equal(grads, False, what="a bucket that records gradients", cause="wrong-buffer")
+    for (got, stride, want), p in zip(layout, odd_parameters(), strict=True):
+        expect_equal(got, list(p.shape), what="shape of a view", cause="wrong-layout")
+        if any(n > 1 and a != b for n, a, b in zip(got, stride, want, strict=True)):
+            fail(
+                f"a parameter of shape {got} has strides {want}, its view {stride}: the optimizer "
+                "would read both in different order",
+                cause="wrong-layout",
+            )
+
+
+@exercise("3.9", "virtual")
+def test_take_moves_and_scales_the_gradient(impl, run, seed):
+    """p.grad becomes the view and holds share times what it held; None counts as zeros."""
+
+    def body(ctx):
+        generator = torch.Generator().manual_seed(seed)
+        parameters = [parameter(5, dtype=F64), parameter(2, 3, dtype=F64), parameter(4, dtype=F64)]
+        bucket = impl.Bucket(0, parameters)
+        bucket.buffer.fill_(float("nan"))
+        first = [torch.randn(p.shape, generator=generator, dtype=F64) for p in parameters[:2]]
+        held, whose = [], []
+        for p, g in zip(parameters, first, strict=False):
+            p.grad = g.clone()
+        for share in (0.25, 1.0, 0.5):  # moved; in its place already, twice
+            for place in range(3):
+                bucket.take(place, share)
+            held.append(torch.cat([p.grad.flatten() for p in parameters]))
+            at = bucket.buffer.untyped_storage().data_ptr()
+            whose.append([p.grad.untyped_storage().data_ptr() == at for p in parameters])
+        whole = bucket.buffer.clone()
+        parameters[2].grad = torch.sparse_coo_tensor([[1]], [2.0], (4,), dtype=F64)
+        try:
+            bucket.take(2, 0.5)
+            refused = False
+        except ValueError:
+            refused = True
+        flat = torch.cat([g.flatten() for g in (*first, torch.zeros(4, dtype=F64))])
+        return flat, held, whose, whole, refused
+
+    flat, held, whose, whole, refused = run(body, 1, process_group=False)[0]
+    for got, share, what in zip(
+        held,
+        (0.25, 0.25, 0.125),
+        ("a share of 1/4", "then a share of 1", "then a share of 1/2"),
+        strict=True,
+    ):
+        expect_close(got, flat * share, what=what, before=flat, rtol=1e-12, atol=1e-12)
+    expect_equal(whose, [[True] * 3] * 3, what="p.grad lies in the buffer", cause="not-a-view")
+    expect_close(whole, flat * 0.125, what="the buffer", rtol=1e-12, atol=1e-12)
+    expect_equal(refused, True, what="ValueError for a sparse gradient", cause="accepted")
+
+
+@exercise("3.9", "gloo")
+def test_buckets_keep_gradients_and_hold_no_second_copy(impl, run):
+    """New buckets take the gradients that are there; gradients and buckets together are N bytes."""
+
+    def body(ctx):
+        parameters = [parameter(256, 256, start=k) for k in range(6)]
+        with PeakMemory() as memory:
+            for p in parameters[:4]:
+                p.grad = p.detach() * 2
+            buckets = impl.make_buckets(parameters[::-1], 600_000, 300_000)
+            for bucket in buckets[:1]:
+                for place in range(len(bucket.parameters)):
+                    bucket.take(place)
+            alive = memory.current
+        right = [p.grad is None or bool((p.grad == 2 * p).all()) for p in parameters[:4]]
+        missing = [p.grad is None for p in parameters[:4]]
+        order = [
+            [next(i for i, q in enumerate(parameters) if q is p) for p in b.parameters]
+            for b in buckets
+        ]
+        return order, [int(b.index) for b in buckets], right, missing, alive
+
+    order, indices, right, missing, alive = run(body, 1, process_group=False)[0]
+    expect_equal(
+        order, [[5], [4, 3], [2, 1], [0]], what="parameters of the buckets", cause="wrong-buckets"
+    )
+    expect_equal(indices, [0, 1, 2, 3], what="index of each bucket", cause="wrong-buckets")
+    expect_equal(missing, [False] * 4, what="gradients lost", cause="gradient-lost")
+    expect_equal(right, [True] * 4, what="gradients kept their values", cause="gradient-lost")
+    if alive > 1.05 * 6 * 256 * 256 * 4:
+        fail(
+            f"{alive / 1e6:.2f} MB are alive for {6 * 256 * 256 * 4 / 1e6:.2f} MB of gradients: "
+            "there are copies beside the buckets",
+            cause="copies",
+        )
+
+
+# -- what the ranks agree on ----------------------------------------------------------------------
+@exercise("3.9", "virtual gloo cuda")
+def test_first_ranks_order_is_everybodys(impl, run, cases):
+    """All ranks get the order of the group's first rank, also in a group without global rank 0."""
+    for world_size, members in cases((4, [1, 3]), (3, [0, 1, 2]), (2, [1]), (1, [0])):
+
+        def body(ctx):
+            group = dist.new_group(members)
+            if ctx.rank not in members:
+                return None
+            arrived = torch.arange(5).roll(ctx.rank).tolist()
+            with ctx.region("order"):
+                return list(impl.order_of_first_rank(arrived, ctx.device, group))
+
+        results = run(body, world_size)
+        want = torch.arange(5).roll(members[0]).tolist()
+        for rank in members:
+            what = f"the order that ranks {members} use"
+            expect_equal(results[rank], want, what=what, rank=rank, cause="own-order")
+        for log in results.logs:
+            log.select(region="order").sent_at_most(40, "8 bytes per number, by the first rank")
+
+
+def states(rank: int, device: torch.device) -> list[torch.Tensor]:
+    """Tensors of several dtypes and layouts that differ by rank; empty ones too."""
+    start = 10.0 * rank
+    mixed = [
+        torch.arange(6.0).view(2, 3).t() + start,
+        torch.tensor(rank + 7),
+        torch.tensor([rank == 0, True]),
+        torch.arange(4, dtype=torch.bfloat16) + start,
+        torch.zeros(0),
+        nn.Parameter(torch.arange(9.0) + start),
+        torch.arange(8.0)[::2] + start,
+        torch.tensor(rank, dtype=torch.uint8),
+        torch.tensor(start),
+    ]
+    return [nn.Parameter(t.to(device)) if t.requires_grad else t.to(device) for t in mixed]
+
+
+@exercise("3.9", "virtual gloo cuda")
+def test_broadcast_gives_the_first_ranks_state(impl, run, cases):
+    """Any dtype and strides, in place, from the group's first rank, whatever the limit."""
+    for world_size, members, limit in cases(
+        (3, [1, 2], 24), (2, [0, 1], 1), (4, [0, 1, 2, 3], 10_000), (1, [0], 16)
+    ):
+
+        def body(ctx):
+            group = dist.new_group(members)
+            if ctx.rank not in members:
+                return None
+            tensors = states(ctx.rank, ctx.device)
+            at = [t.data_ptr() for t in tensors]
+            impl.broadcast_tensors(tensors, limit, group)
+            kept = [t.data_ptr() for t in tensors] == at
+            leaf = tensors[5].is_leaf and tensors[5].requires_grad
+            return kept and leaf, [t.detach() for t in tensors]
+
+        results = run(body, world_size)
+        want = states(members[0], torch.device("cpu"))
+        for rank in members:
+            same, got = results[rank]
+            expect_equal(
+                same,
+                True,
+                what="written into the tensors, as leaves",
+                rank=rank,
+                cause="new-tensors",
+            )
+            for number, (a, b) in enumerate(zip(got, want, strict=True)):
+                what = f"ranks {members}, limit {limit}: tensor {number} ({b.dtype})"
+                if not torch.equal(a.cpu(), b.detach()):
+                    fail(
+                        f"{what} on rank {rank} is {a.tolist()}, rank {members[0]} has "
+                        f"{b.tolist()}",
+                        cause="not-broadcast",
+                        rank=rank,
+                    )
+
+
+@exercise("3.9", "virtual gloo")
+def test_broadcast_needs_few_messages(impl, run):
+    """100 tensors of 400 bytes with a limit of 8,000: 5 messages, and every byte once."""
+
+    def body(ctx):
+        tensors = [torch.full((100,), float(ctx.rank)) for _ in range(100)]
+        impl.broadcast_tensors(tensors, 8_000)
+        return [float(t.sum()) for t in tensors]
+
+    results = run(body, 3)
+    for log in results.logs:
+        if log.messages > 5:
+            fail(
+                f"rank {log.rank} issued {log.messages} messages for 100 tensors, 5 are enough: "
+                "join tensors up to the limit",
+                cause="too-many-messages",
+                rank=log.rank,
+            )
+        if max(e.payload for e in log.events) > 8_000:
+            fail(
+                f"rank {log.rank} sent a message beyond the limit of 8,000 bytes",
+                cause="beyond-limit",
+                rank=log.rank,
+            )
+        log.sent_at_most(40_000, "the bytes of the state, by the first rank")
+    results.logs[0].sent_at_least(40_000, "the bytes of the state")
+
+
+@trace("3.9")
+def trace_buckets(impl):
+    """A state of 64 tensors of 64 kB goes out in messages of 1 MB, then one by one."""
+
+    def body(ctx):
+        tensors = [torch.full((16_384,), float(ctx.rank)) for _ in range(64)]
+        impl.broadcast_tensors(tensors, 1 << 20)
+        ctx.start_picture()
+        for limit in (1 << 20, 1):
+            with ctx.region(f"limit {limit}"):
+                impl.broadcast_tensors(tensors, limit)
+        return impl.order_of_first_rank([0, 1, 2], "cpu")
+
+    return body
