@@ -1,0 +1,1 @@
+"""Solutions of phase 3."""
