@@ -7,7 +7,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from distlab.grading import fail
+from distlab.grading import expect_close, fail
 
 WIDTH = 5
 BLOCK = ("shift", "frozen.weight", "first.weight", "first.bias", "second.weight", "second.bias")
@@ -124,6 +124,58 @@ def values_of(model: nn.Module, inner: Net) -> dict[str, Tensor]:
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=inner.offset.dtype, device=inner.offset.device))
     return {name: value.cpu() for name, value in inner.values().items()}
+
+
+LIMIT, PLAN = 0.05, (1, 2, 1)  # of the norm; backward passes before each step
+
+
+def train(ctx, model, inner: Net, seed: int, clip):
+    """Three steps with AdamW: norms, and the parameters afterwards."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    norms = []
+    for step, passes in enumerate(PLAN):
+        for k in range(passes):
+            pair = batch(seed, ctx.rank, 10 * step + k, ctx.device)
+            backward(loss_of(model, pair))
+        norms.append(float(clip(model, LIMIT)))
+        if step == 1:
+            loss_of(model, pair)  # looked at, but never run backward
+        optimizer.step()
+        optimizer.zero_grad()
+        if step != 1:
+            evaluated = values_of(model, inner)
+    return norms, evaluated
+
+
+def compare_training(results, seed: int, what: str, rtol: float = 1e-6) -> None:
+    """With one process on the batches of all ranks."""
+    world_size = len(results)
+    alone = net(seed)
+    optimizer = torch.optim.AdamW(alone.parameters(), lr=0.05, weight_decay=0.1)
+    norms = []
+    for step, passes in enumerate(PLAN):
+        for k in range(passes):
+            pairs = [batch(seed, rank, 10 * step + k) for rank in range(world_size)]
+            whole = tuple(torch.cat(parts) for parts in zip(*pairs, strict=True))
+            loss_of(alone, whole).backward()
+        grads = [p.grad for p in alone.parameters() if p.grad is not None]
+        norms.append(float(torch.cat([g.flatten() for g in grads]).norm()))
+        for gradient in grads:
+            gradient *= min(1.0, LIMIT / norms[-1])
+        optimizer.step()
+        optimizer.zero_grad()
+    want = values_of(alone, alone)
+    for rank, (got_norms, got) in enumerate(results):
+        for step, (norm, right) in enumerate(zip(got_norms, norms, strict=True)):
+            if abs(norm - right) > rtol * right:
+                fail(
+                    f"{what}: the norm of the whole gradient in step {step} is {right:.6g}, "
+                    f"got {norm:.6g}",
+                    cause="norm",
+                    rank=rank,
+                )
+        for name, value in want.items():
+            expect_close(got[name], value, what=f"{what}: {name}", rank=rank, rtol=rtol, atol=rtol / 100)
 
 
 class Layer(nn.Module):

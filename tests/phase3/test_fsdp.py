@@ -14,8 +14,10 @@ from fsdp_models import (
     Stack,
     backward,
     batch,
+    compare_training,
     loss_of,
     net,
+    train,
     values_of,
 )
 from torch import nn
@@ -75,59 +77,15 @@ def test_first_step_moves_by_the_mean_gradient(impl, run, seed, cases):
 @exercise("3.15", "virtual gloo cuda")
 def test_training_equals_one_process(impl, run, seed, cases):
     """AdamW, clipping, accumulation, evaluation between the steps: as one process on all data."""
+
+    def body(ctx):
+        inner = net(seed, ctx.device)
+        model = impl.FSDP(inner, [] if ctx.world_size == 2 else inner.units())
+        return train(ctx, model, inner, seed, impl.clip_by_global_norm)
+
     sizes = cases(3, 2, 5, 1)
-    for world_size, results in zip(sizes, run.worlds(train, sizes, impl, seed), strict=True):
+    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
         compare_training(results, seed, f"{world_size} ranks, 3 steps")
-
-
-LIMIT, PLAN = 0.05, (1, 2, 1)  # of the norm; backward passes before each step
-
-
-def train(ctx, impl, seed: int):
-    """Norms of the steps, parameters afterwards."""
-    inner = net(seed, ctx.device)
-    model = impl.FSDP(inner, inner.units())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-    norms = []
-    for step, passes in enumerate(PLAN):
-        for k in range(passes):
-            backward(loss_of(model, batch(seed, ctx.rank, 10 * step + k, ctx.device)))
-        norms.append(float(impl.clip_by_global_norm(model, LIMIT)))
-        optimizer.step()
-        optimizer.zero_grad()
-        evaluated = values_of(model, inner)
-    return norms, evaluated
-
-
-def compare_training(results, seed: int, what: str) -> None:
-    """With one process on the batches of all ranks."""
-    world_size = len(results)
-    alone = net(seed)
-    optimizer = torch.optim.AdamW(alone.parameters(), lr=0.05, weight_decay=0.1)
-    norms = []
-    for step, passes in enumerate(PLAN):
-        for k in range(passes):
-            pairs = [batch(seed, rank, 10 * step + k) for rank in range(world_size)]
-            whole = tuple(torch.cat(parts) for parts in zip(*pairs, strict=True))
-            loss_of(alone, whole).backward()
-        grads = [p.grad for p in alone.parameters() if p.grad is not None]
-        norms.append(float(torch.cat([g.flatten() for g in grads]).norm()))
-        for gradient in grads:
-            gradient *= min(1.0, LIMIT / norms[-1])
-        optimizer.step()
-        optimizer.zero_grad()
-    want = values_of(alone, alone)
-    for rank, (got_norms, got) in enumerate(results):
-        for step, (norm, right) in enumerate(zip(got_norms, norms, strict=True)):
-            if abs(norm - right) > 1e-6 * right:
-                fail(
-                    f"{what}: the norm of the whole gradient in step {step} is {right:.6g}, "
-                    f"got {norm:.6g}",
-                    cause="norm",
-                    rank=rank,
-                )
-        for name, value in want.items():
-            expect_close(got[name], value, what=f"{what}: {name}", rank=rank, rtol=1e-6, atol=1e-8)
 
 
 @exercise("3.15", "virtual gloo")
