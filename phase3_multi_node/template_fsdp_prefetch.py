@@ -11,12 +11,12 @@ is known from the last forward, and gradients are not needed before the optimize
 
 If a unit computes for longer than its messages take, only the first gather and the last
 reduce-scatter stay exposed. Memory: one more unit in full in forward; in backward one more and one
-more vector of gradients. The unit that runs last in forward comes first in backward, and so does the
-root: both stay gathered in between, which saves their second all-gather,
+more vector of gradients. The unit that runs last in forward comes first in backward, and so does
+the root: both stay gathered in between, which saves their second all-gather,
 (W-1)/W·(P_last + P_root) bytes.
 
-Invariant: at most one unit is gathered ahead, at most one reduce-scatter is under way; a wrong guess
-costs a message, never a wrong value. Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054),
+Invariant: at most one unit is gathered ahead, at most one reduce-scatter is under way; a wrong
+guess costs a message, never a wrong value. Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054),
 section 7.2.2; Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277), section 3.3 (overlap, prefetching,
 a limit of gathers under way).
 """

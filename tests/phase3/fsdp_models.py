@@ -175,7 +175,8 @@ def compare_training(results, seed: int, what: str, rtol: float = 1e-6) -> None:
                     rank=rank,
                 )
         for name, value in want.items():
-            expect_close(got[name], value, what=f"{what}: {name}", rank=rank, rtol=rtol, atol=rtol / 100)
+            where = f"{what}: {name}"
+            expect_close(got[name], value, what=where, rank=rank, rtol=rtol, atol=rtol / 100)
 
 
 class Layer(nn.Module):

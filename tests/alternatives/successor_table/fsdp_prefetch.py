@@ -1,5 +1,5 @@
 # for: 3.16
-"""Written differently: who follows whom is a table; finished reductions are collected in a queue."""
+"""Written differently: a table says who follows whom; reductions wait in a queue."""
 
 from __future__ import annotations
 
