@@ -14,9 +14,10 @@ the root: both stay gathered in between, which saves their second all-gather,
 (W-1)/W·(P_last + P_root) bytes.
 
 Invariant: at most one unit is gathered ahead, at most one reduce-scatter is under way; a wrong
-guess costs a message, never a wrong value. Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054),
-section 7.2.2; Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277), section 3.3 (overlap, prefetching,
-a limit of gathers under way).
+guess costs a message, never a wrong value.
+
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), section 7.2.2; Zhao et al. 2023 (PyTorch
+FSDP, arXiv 2304.11277), section 3.3 (overlap, prefetching, a limit of gathers under way).
 """
 
 from __future__ import annotations
