@@ -105,13 +105,17 @@ class FlatParameter:
             for module, name, _ in places:
                 setattr(module, name, value)
 
+    def reduce_input(self) -> Tensor:
+        """What this rank gives to the reduce-scatter: the gradients joined and padded."""
+        # Step 7: in the order of `full`, zeros where there is no gradient and as padding
+        raise NotImplementedError("exercise 3.15")
+
     def start_reduce(self) -> None:
         """Issue the reduce-scatter of the leaves' gradients, and forget these.
 
         Sends (W-1)·chunk elements. A leaf without gradient counts as zero; if none has one, which
         must be so on all ranks or on none, nothing is sent.
         """
-        # Step 7: one vector in the order of `full`, zeros where there is no gradient and as padding
         # Step 8: rank r gets the sum of everybody's chunk r
         raise NotImplementedError("exercise 3.15")
 
@@ -122,7 +126,7 @@ class FlatParameter:
         raise NotImplementedError("exercise 3.15")
 
     def mean(self, chunk: Tensor) -> Tensor:
-        """The mean over the ranks, from the sum over ``group``; may change ``chunk``."""
+        """The mean over the ranks from their sum (chunk,); may change ``chunk``."""
         return chunk.div_(dist.get_world_size(self.group))
 
 

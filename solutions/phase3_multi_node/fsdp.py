@@ -143,6 +143,15 @@ class FlatParameter:
             for module, name, _ in places:
                 setattr(module, name, value)
 
+    def reduce_input(self) -> Tensor:
+        """What this rank gives to the reduce-scatter: the gradients joined and padded."""
+        # --- exercise 3.15: start
+        # Step 7: in the order of `full`, zeros where there is no gradient and as padding
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.leaves]
+        padding = grads[0].new_zeros(self.full.numel() - self.numel)
+        return torch.cat([*(g.flatten() for g in grads), padding])
+        # --- exercise 3.15: end
+
     def start_reduce(self) -> None:
         """Issue the reduce-scatter of the leaves' gradients, and forget these.
 
@@ -150,13 +159,10 @@ class FlatParameter:
         must be so on all ranks or on none, nothing is sent.
         """
         # --- exercise 3.15: start
-        # Step 7: one vector in the order of `full`, zeros where there is no gradient and as padding
         # Step 8: rank r gets the sum of everybody's chunk r
         if all(leaf.grad is None for leaf in self.leaves):
             return
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.leaves]
-        padding = grads[0].new_zeros(self.full.numel() - self.numel)
-        vector = torch.cat([*(g.flatten() for g in grads), padding])
+        vector = self.reduce_input()
         for leaf in self.leaves:
             leaf.grad = None
         chunk = vector.new_empty(self.chunk)
@@ -179,7 +185,7 @@ class FlatParameter:
         # --- exercise 3.15: end
 
     def mean(self, chunk: Tensor) -> Tensor:
-        """The mean over the ranks, from the sum over ``group``; may change ``chunk``."""
+        """The mean over the ranks from their sum (chunk,); may change ``chunk``."""
         return chunk.div_(dist.get_world_size(self.group))
 
 

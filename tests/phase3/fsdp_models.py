@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading import expect_close, fail
+from solutions.phase3_multi_node.fsdp_checkpoint import flats_of, merge, parts_of
 
 WIDTH = 5
 BLOCK = ("shift", "frozen.weight", "first.weight", "first.bias", "second.weight", "second.bias")
@@ -124,6 +125,26 @@ def values_of(model: nn.Module, inner: Net) -> dict[str, Tensor]:
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=inner.offset.dtype, device=inner.offset.device))
     return {name: value.cpu() for name, value in inner.values().items()}
+
+
+def gradient_pieces(model: nn.Module) -> list[dict]:
+    """The gradients of this rank's shards, with the names and places of the plain parameters."""
+    return [
+        {
+            "names": names,
+            "shape": list(shape),
+            "first": first,
+            "values": flat.shard.grad[where].cpu(),
+        }
+        for flat in flats_of(model)
+        if flat.shard.grad is not None
+        for names, shape, first, where in parts_of(flat)
+    ]
+
+
+def merged_gradients(pieces: list[list[dict]]) -> dict[str, Tensor]:
+    """The whole gradients by name, from the pieces of all ranks."""
+    return merge([{"pieces": mine, "buffers": {}} for mine in pieces])
 
 
 LIMIT, PLAN = 0.05, (1, 2, 1)  # of the norm; backward passes before each step
