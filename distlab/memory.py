@@ -9,6 +9,7 @@ arXiv 1910.02054), section 3.1.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -108,7 +109,8 @@ class PeakMemory(TorchDispatchMode):
     """Follow the bytes of all storages that operators make inside the context.
 
     ``current`` is what of them is alive now, ``peak`` the most there was. What existed before is
-    not counted. CPU and CUDA tensors alike; the caching of allocators does not show.
+    not counted, unless ``storage.resize_`` makes it larger. CPU and CUDA tensors alike; the caching
+    of allocators does not show.
     """
 
     def __init__(self) -> None:
@@ -120,6 +122,15 @@ class PeakMemory(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # see Ledger
+
+    def __enter__(self) -> PeakMemory:
+        following().append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        following().remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.watch(func, args, kwargs or {})
@@ -136,10 +147,23 @@ class PeakMemory(TorchDispatchMode):
         for storage in _storages((out,)):
             key, nbytes = storage._cdata, storage.nbytes()
             if nbytes and key not in before and key not in self.alive:
-                self.alive[key] = nbytes
-                self.current += nbytes
-                weakref.finalize(storage, self._freed, key)
+                self._made(storage, nbytes)
         self.peak = max(self.peak, self.current)
+
+    def resized(self, storage: torch.UntypedStorage, before: int) -> None:
+        """Count a storage again that had ``before`` bytes and was resized."""
+        nbytes = storage.nbytes()
+        if storage._cdata in self.alive:
+            self.current += nbytes - self.alive[storage._cdata]
+            self.alive[storage._cdata] = nbytes
+        elif nbytes > before:
+            self._made(storage, nbytes)
+        self.peak = max(self.peak, self.current)
+
+    def _made(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        self.alive[storage._cdata] = nbytes
+        self.current += nbytes
+        weakref.finalize(storage, self._freed, storage._cdata)
 
     def _freed(self, key: int) -> None:
         self.current -= self.alive.pop(key, 0)
@@ -149,3 +173,25 @@ def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
     for tensor in tensors_in(values):
         if tensor.layout == torch.strided:
             yield tensor.untyped_storage()
+
+
+_local = threading.local()
+_resize = torch.UntypedStorage.resize_
+
+
+def following() -> list[PeakMemory]:
+    """What follows this thread's memory; resizing a storage is no operator that a mode sees."""
+    if torch.UntypedStorage.resize_ is _resize:
+        torch.UntypedStorage.resize_ = _resize_and_tell  # type: ignore[method-assign]
+    if not hasattr(_local, "memories"):
+        _local.memories = []
+    found: list[PeakMemory] = _local.memories
+    return found
+
+
+def _resize_and_tell(storage: torch.UntypedStorage, nbytes: int) -> Any:
+    before = storage.nbytes()
+    out = _resize(storage, nbytes)
+    for memory in following():
+        memory.resized(storage, before)
+    return out

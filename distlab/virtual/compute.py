@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..memory import PeakMemory
+from ..memory import PeakMemory, following
 from .shadows import READS_VALUES, read_value, set_shadow, shadow_of, with_shadow
 
 if TYPE_CHECKING:
@@ -70,6 +70,15 @@ class ComputeModel(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # see Ledger
+
+    def __enter__(self) -> ComputeModel:
+        following().append(self.memory)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        following().remove(self.memory)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

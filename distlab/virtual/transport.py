@@ -140,6 +140,7 @@ class Transfer:
                 MOVE[parts[0].op](parts)
         for part in parts:
             part.done, part.transfer = True, None  # no cycle is left behind
+        self.parts = []  # the scheduler may still list this transfer: it keeps no buffer alive
         self.exchange.scheduler.wake(self)
 
 

@@ -53,3 +53,23 @@ def test_peak_of_all_tensors() -> None:
         c += 1
         assert memory.current == 2000
     assert memory.peak == 8000
+
+
+def test_resized_storages_count() -> None:
+    outside = torch.ones(500)
+    with PeakMemory() as memory:
+        a = torch.empty(1000)
+        view = a[10:20]
+        a.untyped_storage().resize_(0)
+        assert memory.current == 0
+        a.untyped_storage().resize_(4000)
+        assert memory.current == 4000
+        outside.untyped_storage().resize_(8000)
+        assert memory.current == 12_000
+        outside.untyped_storage().resize_(0)
+        assert memory.current == 4000
+        del a, view
+        assert memory.current == 0
+    assert memory.peak == 12_000
+    outside.untyped_storage().resize_(2000)
+    assert memory.current == 0

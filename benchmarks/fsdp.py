@@ -1,0 +1,144 @@
+"""FSDP of phase 3 against torch's ``fully_shard``: time of a step and peak memory, taken in turn.
+
+Both shard the same units, prefetch and train on the same batches with AdamW in the same ranks. Peak
+memory is that of all tensors alive during a step, the sharded state included (``PeakMemory``).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distlab.memory import PeakMemory
+from distlab.ranks import RankContext, run_ranks
+from distlab.workloads import GPT
+from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
+
+from .common import Table, spread
+
+STEPS = 2  # per turn
+Step = Callable[[], float]
+
+
+def wide() -> tuple[nn.Module, list[nn.Module], Tensor, Tensor]:
+    """64-1024-…-10 with eight square layers: 8.5 million parameters, 34 MB."""
+    hidden = [nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(8)]
+    model = nn.Sequential(nn.Linear(64, 1024), *hidden, nn.Linear(1024, 10))
+    return model, list(hidden), torch.randn(64, 64), torch.randint(0, 10, (64,))
+
+
+def tiny_gpt() -> tuple[nn.Module, list[nn.Module], Tensor, Tensor]:
+    """4 layers of width 256: 3.4 million parameters, 13 MB."""
+    model = GPT(256, 64, 4, 256, 4)
+    tokens = torch.randint(0, 256, (4, 64))
+    return model, list(model.blocks), tokens, tokens.flatten()
+
+
+MODELS = {"MLP": wide, "tiny GPT": tiny_gpt}
+
+
+def train_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    """One step of AdamW; returns the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def ours(name: str) -> Step:
+    """The solution of exercises 3.15 and 3.16."""
+    torch.manual_seed(0)
+    model, units, *batch = MODELS[name]()
+    return train_step(PrefetchFSDP(model, units), *batch)
+
+
+def torchs(name: str) -> Step:
+    """torch's FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    model, units, *batch = MODELS[name]()
+    for unit in units:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not units[-1])
+    fully_shard(model, mesh=mesh)
+    return train_step(model, *batch)
+
+
+CONTESTANTS = {"solution": ours, "fully_shard": torchs}
+
+
+def compare(name: str, world_size: int, repeats: int) -> tuple[dict[str, list[float]], list[int]]:
+    """Seconds per step of each turn, and peak bytes of a rank, for both."""
+
+    def body(ctx: RankContext) -> tuple[dict[str, list[float]], list[int], list[float]]:
+        peaks, losses = [], []
+        for make in CONTESTANTS.values():
+            with PeakMemory() as memory:
+                step = make(name)
+                step()
+                memory.peak = memory.current
+                step()
+            peaks.append(memory.peak)
+            del step
+        steps = {who: make(name) for who, make in CONTESTANTS.items()}
+        seconds: dict[str, list[float]] = {who: [] for who in steps}
+        for number in range(repeats + 1):  # the first is for warming up
+            for who, step in steps.items():
+                dist.barrier()
+                begun = time.perf_counter()
+                for _ in range(STEPS):
+                    loss = step()
+                if number:
+                    seconds[who].append((time.perf_counter() - begun) / STEPS)
+                else:
+                    losses.append(loss)
+        return seconds, peaks, losses
+
+    seconds, peaks, losses = run_ranks(body, world_size, ledger=False, timeout=300)[0]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-3)  # the same training
+    return seconds, peaks
+
+
+def measure(repeats: int = 7) -> Table:
+    """Both side by side."""
+    rows = []
+    for name in MODELS:
+        for world_size in (2, 4):
+            seconds, peaks = compare(name, world_size, repeats)
+            medians = [statistics.median(values) for values in seconds.values()]
+            rows.append(
+                [
+                    name,
+                    str(world_size),
+                    *(spread([1e3 * s for s in values], 0) for values in seconds.values()),
+                    f"{medians[0] / medians[1]:.2f}",
+                    *(f"{peak / 1e6:.1f}" for peak in peaks),
+                ]
+            )
+    header = ["model", "ranks", "solution, ms/step", "torch fully_shard, ms/step"]
+    return Table(
+        "FSDP: time of a step and peak memory",
+        [*header, "ratio of medians", "solution, peak MB", "torch, peak MB"],
+        rows,
+        f"AdamW, a unit per hidden layer or block, prefetching; median (least … most) of {repeats} "
+        f"turns of {STEPS} steps in the same ranks. A flat vector is gathered where it is used; "
+        "torch shards every parameter, and copies into and out of its messages.",
+    )
+
+
+if __name__ == "__main__":
+    print(measure().markdown())

@@ -1,0 +1,413 @@
+"""Fully sharded data parallelism: parameters, gradients and optimizer state in 1/W each.
+
+The model is cut into *units* (for a transformer its blocks; the root unit takes what is left). The
+parameters of a unit are joined in one flat vector, of which every rank keeps a chunk. Only while a
+unit computes does it have its full parameters:
+
+    forward     all-gather unit | compute | free
+    backward    all-gather unit | compute | free, reduce-scatter its gradient
+    optimizer   steps on the shards: any optimizer, because each element is updated on its own
+
+Memory per rank, for Ψ parameters trained in fp32 with Adam: 16Ψ/W bytes of parameters, gradients
+and moments, plus the full parameters of the unit at work and of the root, and in backward the
+gradients of these. Bytes sent per rank and step, for P bytes of parameters: (W-1)/W·P for each of
+two all-gathers and one reduce-scatter, 3(W-1)/W·P in all; data parallelism sends 2(W-1)/W·P.
+Messages: three per unit. Invariant: outside of its forward and backward a unit's full vector has
+no storage; autograd's saved views of it point to a storage that comes back before they are used.
+
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 5.3 and 7.2.2 (stage 3); Zhao
+et al. 2023 (PyTorch FSDP, arXiv 2304.11277), sections 3.2 (flat parameters) and 4 (hooks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+Group = dist.ProcessGroup | None
+Place = tuple[nn.Module, str, str]  # a module, its attribute, the parameter's name from the root
+Parameters = dict[nn.Parameter, list[Place]]  # a tied parameter has several places
+
+
+class FlatParameter:
+    """Parameters of one dtype as one vector, cut into equal chunks over the ranks of ``group``.
+
+    Element i of the vector belongs to rank i // chunk, with chunk = ceil(numel / W).
+
+    - ``shard``: this rank's part, the nn.Parameter that optimizers get. The vector ends where it
+      ends: the last ranks' shards may be shorter than ``chunk``, or empty. Padding exists on the
+      wire only.
+    - ``full``: (W·chunk,) the gathered vector; without storage while it is freed.
+    - ``leaves``: the parameters as views of ``full``, autograd's leaves; while the vector is
+      gathered they stand in the modules' attributes (``places``), else None does.
+    """
+
+    gathering: dist.Work | None = None
+    reducing: tuple[dist.Work, Tensor, Tensor] | None = None  # handle, output, input
+
+    def __init__(self, parameters: Parameters, group: Group, device: torch.device) -> None:
+        """Keep this rank's part of ``parameters``, of one dtype, all trainable or all frozen.
+
+        The shard lies on ``device``; for parameters on meta it is not initialised. The ranks must
+        come with the same values. No communication.
+        """
+        self.group, self.places = group, list(parameters.values())
+        self.shapes = [p.shape for p in parameters]
+        self.numel = sum(p.numel() for p in parameters)
+        first = next(iter(parameters))
+        # --- exercise 3.15: start
+        # Step 1: equal chunks, the last ones shorter or empty; a copy of the own part, because a
+        #         view would keep the whole vector alive
+        world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+        self.chunk = -(-self.numel // world_size)
+        self.start = min(rank * self.chunk, self.numel)
+        stop = min(self.start + self.chunk, self.numel)
+        own = torch.empty(stop - self.start, dtype=first.dtype, device=device)
+        if not first.is_meta:
+            vector = torch.cat([p.detach().flatten() for p in parameters])
+            own.copy_(vector[self.start : stop])
+        self.shard = nn.Parameter(own, requires_grad=first.requires_grad)
+        # --- exercise 3.15: end
+        self.make_full(first.dtype, device)
+
+    def make_full(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make ``full`` and its ``leaves``, and take the storage away again."""
+        # --- exercise 3.15: start
+        # Step 2: views that share the storage but not its version counter: filling it again in
+        #         backward must not look like a change of what autograd has saved
+        world_size = dist.get_world_size(self.group)
+        self.full = torch.empty(world_size * self.chunk, dtype=dtype, device=device)
+        parts = self.full.data[: self.numel].split([shape.numel() for shape in self.shapes])
+        trainable = self.shard.requires_grad
+        self.leaves = [
+            part.data.view(shape).requires_grad_(trainable)
+            for part, shape in zip(parts, self.shapes, strict=True)
+        ]
+        self.free()
+        # --- exercise 3.15: end
+
+    def gather_input(self) -> Tensor:
+        """What this rank gives to the all-gather: the shard, padded to (chunk,)."""
+        # --- exercise 3.15: start
+        # Step 3: every rank passes in equally many elements
+        missing = self.chunk - self.shard.numel()
+        shard = self.shard.detach()
+        return F.pad(shard, (0, missing)) if missing else shard
+        # --- exercise 3.15: end
+
+    def start_gather(self) -> None:
+        """Give ``full`` its storage and issue the all-gather: (W-1)·chunk elements sent.
+
+        Nothing if the vector is there, or on its way.
+        """
+        # --- exercise 3.15: start
+        # Step 4: storage first, then one asynchronous collective; keep its handle
+        if self.full.untyped_storage().nbytes():
+            return
+        self.full.untyped_storage().resize_(self.full.nbytes)
+        self.gathering = dist.all_gather_into_tensor(
+            self.full, self.gather_input(), group=self.group, async_op=True
+        )
+        # --- exercise 3.15: end
+
+    def finish_gather(self) -> None:
+        """Wait for the all-gather, if one is under way, and put the leaves into the modules."""
+        # --- exercise 3.15: start
+        # Step 5: the handle before the first use of a value
+        if self.gathering is not None:
+            self.gathering.wait()
+            self.gathering = None
+            self.put(self.leaves)
+        # --- exercise 3.15: end
+
+    def free(self) -> None:
+        """Give the full vector's memory back; waits for a gather that is under way."""
+        # --- exercise 3.15: start
+        # Step 6: nothing may be in flight; then the attributes, then the storage
+        self.finish_gather()
+        self.put([None] * len(self.leaves))
+        self.full.untyped_storage().resize_(0)
+        # --- exercise 3.15: end
+
+    def put(self, values: Sequence[Tensor | None]) -> None:
+        """Set the modules' attributes; None makes an access to a freed parameter an error."""
+        for value, places in zip(values, self.places, strict=True):
+            for module, name, _ in places:
+                setattr(module, name, value)
+
+    def reduce_input(self) -> Tensor:
+        """What this rank gives to the reduce-scatter: the gradients joined and padded."""
+        # --- exercise 3.15: start
+        # Step 7: in the order of `full`, zeros where there is no gradient and as padding
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.leaves]
+        padding = grads[0].new_zeros(self.full.numel() - self.numel)
+        return torch.cat([*(g.flatten() for g in grads), padding])
+        # --- exercise 3.15: end
+
+    def start_reduce(self) -> None:
+        """Issue the reduce-scatter of the leaves' gradients, and forget these.
+
+        Sends (W-1)·chunk elements. A leaf without gradient counts as zero; if none has one, which
+        must be so on all ranks or on none, nothing is sent.
+        """
+        # --- exercise 3.15: start
+        # Step 8: rank r gets the sum of everybody's chunk r
+        if all(leaf.grad is None for leaf in self.leaves):
+            return
+        vector = self.reduce_input()
+        for leaf in self.leaves:
+            leaf.grad = None
+        chunk = vector.new_empty(self.chunk)
+        work = dist.reduce_scatter_tensor(chunk, vector, group=self.group, async_op=True)
+        self.reducing = work, chunk, vector
+        # --- exercise 3.15: end
+
+    def finish_reduce(self) -> None:
+        """Wait for the reduce-scatter, if there is one, and add the mean to ``shard.grad``."""
+        # --- exercise 3.15: start
+        # Step 9: the mean over the ranks, without the padding, in the shard's dtype and place;
+        #         a gradient that is there already stays in the sum
+        if self.reducing is None:
+            return
+        work, chunk, _ = self.reducing
+        work.wait()
+        self.reducing = None
+        mean = self.mean(chunk)[: self.shard.numel()].to(self.shard)
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        # --- exercise 3.15: end
+
+    def mean(self, chunk: Tensor) -> Tensor:
+        """The mean over the ranks from their sum (chunk,); may change ``chunk``."""
+        return chunk.div_(dist.get_world_size(self.group))
+
+
+@dataclass(eq=False)
+class Unit:
+    """A module whose parameters are gathered and freed together: one vector per dtype and kind."""
+
+    module: nn.Module
+    flats: list[FlatParameter]
+
+    def start_gather(self) -> None:
+        """Issue the all-gathers of what is not there."""
+        for flat in self.flats:
+            flat.start_gather()
+
+    def gather(self) -> None:
+        """Make the full parameters usable."""
+        self.start_gather()
+        for flat in self.flats:
+            flat.finish_gather()
+
+    def free(self) -> None:
+        """Give their memory back."""
+        for flat in self.flats:
+            flat.free()
+
+    def start_reduce(self) -> None:
+        """Issue the reduce-scatters of the gradients that are there."""
+        for flat in self.flats:
+            flat.start_reduce()
+
+    def finish_reduce(self) -> None:
+        """Wait for them; afterwards the shards have their gradients."""
+        for flat in self.flats:
+            flat.finish_reduce()
+
+
+class FSDP(nn.Module):
+    """``module``, trained like one process on all ranks' batches, with nothing but shards kept.
+
+    ``units``: submodules that are gathered one at a time, none inside another; the root unit takes
+    all other parameters. Tied parameters must lie in one unit. ``parameters()`` are the shards:
+    give them to the optimizer, *after* wrapping. In forward and backward the module's attributes
+    hold the full parameters, with the values of the shards at that time; else they are None.
+
+    ``backward()`` leaves in the shards' ``grad`` the mean over the ranks of ``group``, added to
+    what is there. All ranks must run the same units in the same order. A unit that no rank uses in
+    a step gets no gradient. Outputs of a unit must not be parameters, nor views of them. Without
+    autograd (evaluation) all ranks must run forward as well.
+
+    Raises ValueError, on every rank that sees it and before any communication: if units overlap
+    or are not inside ``module``, if a parameter is tied across units, if parameters are on several
+    devices, if none is trainable, or if this rank is no member of ``group``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Sequence[nn.Module] = (),
+        *,
+        group: Group = None,
+        device: torch.device | str | None = None,
+        flat_type: Callable[[Parameters, Group, torch.device], FlatParameter] = FlatParameter,
+    ) -> None:
+        """Shard ``module`` in place; its values must be the same on all ranks.
+
+        ``device``: where shards and full parameters are, by default where the module is; the
+        shards of a module on meta are not initialised then. ``flat_type`` makes a FlatParameter.
+        """
+        super().__init__()
+        owned = owned_parameters(module, units, group)
+        first = next(iter(parameter for mine in owned for parameter in mine))
+        where = first.device if device is None else torch.device(device)
+        self.module, self.group = module, group
+        self.units: list[Unit] = []  # the root first
+        for owner, mine in zip((module, *units), owned, strict=True):
+            for places in mine.values():
+                for holder, name, _ in places:
+                    holder._parameters.pop(name, None)
+            kinds: dict[object, Parameters] = {}
+            for parameter, places in mine.items():
+                kind = parameter.dtype, parameter.requires_grad
+                kinds.setdefault(kind, {})[parameter] = places
+            flats = [flat_type(same, group, where) for same in kinds.values()]
+            self.units.append(Unit(owner, flats))
+        self.shards = nn.ParameterList(f.shard for unit in self.units for f in unit.flats)
+        self.in_backward = False
+        for unit in self.units:
+            owner = unit.module
+            owner.register_forward_pre_hook(partial(self._enter, unit), with_kwargs=True)
+            owner.register_forward_hook(partial(self._leave, unit))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward; a collective call."""
+        return self.module(*args, **kwargs)
+
+    # -- when each thing happens ------------------------------------------------------------------
+    def before_forward(self, unit: Unit) -> None:
+        """``unit``'s forward begins."""
+        # --- exercise 3.15: start
+        # Step 10: four places and what happens there; also at the end of the whole backward, for
+        #          units whose inputs need no gradient
+        unit.gather()
+        # --- exercise 3.15: end
+
+    def after_forward(self, unit: Unit) -> None:
+        """``unit``'s forward is done; what autograd has saved of its parameters may go."""
+        # --- exercise 3.15: start
+        unit.free()
+        # --- exercise 3.15: end
+
+    def before_backward(self, unit: Unit) -> None:
+        """A gradient of ``unit``'s output is there; called once for each output."""
+        # --- exercise 3.15: start
+        unit.gather()
+        # --- exercise 3.15: end
+
+    def after_backward(self, unit: Unit) -> None:
+        """``unit``'s backward is done: its leaves have their gradients."""
+        # --- exercise 3.15: start
+        # Step 11: free first, so that the joined gradient takes the place of the parameters
+        unit.free()
+        unit.start_reduce()
+        unit.finish_reduce()
+        # --- exercise 3.15: end
+
+    def end_backward(self) -> None:
+        """The whole backward is done; the last units may not have been told."""
+        # --- exercise 3.15: start
+        for unit in self.units:
+            self.after_backward(unit)
+        # --- exercise 3.15: end
+
+    # -- hooks ------------------------------------------------------------------------------------
+    def _enter(self, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Before forward. The inputs pass a view: its gradient comes when the unit is done."""
+        self.before_forward(unit)
+
+        def watched(value: Any) -> Any:
+            if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
+                return value
+            view = value.view_as(value)
+            view.register_hook(lambda _: self.after_backward(unit))
+            return view
+
+        # the root's end is the whole backward's end: its inputs may be needed before the units'
+        return (args, kwargs) if module is self.module else tree_map(watched, (args, kwargs))
+
+    def _leave(self, unit: Unit, module: nn.Module, args: Any, output: Any) -> None:
+        """After forward."""
+        self.after_forward(unit)
+        for value in tree_leaves(output):
+            if isinstance(value, Tensor) and value.requires_grad:
+                value.register_hook(lambda _: self._backward_reaches(unit))
+
+    def _backward_reaches(self, unit: Unit) -> None:
+        if not self.in_backward:
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        self.before_backward(unit)
+
+    def _backward_ends(self) -> None:
+        self.in_backward = False
+        self.end_backward()
+
+
+def owned_parameters(
+    module: nn.Module, units: Sequence[nn.Module], group: Group
+) -> list[Parameters]:
+    """The distinct parameters of the root and of each unit, with all their places.
+
+    Raises ValueError as ``FSDP`` does.
+    """
+    if dist.get_rank(group) < 0:
+        raise ValueError("this rank is no member of the group that it should shard over")
+    names = {part: name for name, part in module.named_modules()}
+    owner = dict.fromkeys(names, 0)
+    for number, unit in enumerate(units, 1):
+        if unit not in names or unit is module:
+            raise ValueError(f"unit {number - 1} is not a submodule of the module to shard")
+        for part in unit.modules():
+            if owner[part]:
+                raise ValueError(f"units overlap: {names[part]!r} is in {owner[part] - 1} and "
+                                 f"{number - 1}")
+            owner[part] = number
+    owned: list[Parameters] = [{} for _ in range(len(units) + 1)]
+    home: dict[nn.Parameter, int] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, parameter in part._parameters.items():
+            if parameter is None:
+                continue
+            full_name = f"{prefix}.{name}" if prefix else name
+            if home.setdefault(parameter, owner[part]) != owner[part]:
+                raise ValueError(f"{full_name} is tied to a parameter of another unit")
+            owned[owner[part]].setdefault(parameter, []).append((part, name, full_name))
+    devices = {str(parameter.device) for parameter in home}
+    if len(devices) > 1:
+        raise ValueError(f"the module's parameters are on several devices: {sorted(devices)}")
+    if not any(parameter.requires_grad for parameter in home):
+        raise ValueError(f"none of the module's {len(home)} parameters is trainable")
+    return owned
+
+
+def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
+    """Scale the shards' gradients by one factor so that the whole gradient's 2-norm is at most
+    ``max_norm``; returns the norm before, the same on every rank.
+
+    A norm that is not finite changes nothing. Cost: one all-reduce of one number. Raises ValueError
+    if ``max_norm`` is not positive.
+    """
+    # --- exercise 3.15: start
+    # Step 12: every element is on exactly one rank: add the squares over the ranks, then the root
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be positive, got {max_norm}")
+    gradients = [shard.grad for shard in model.parameters() if shard.grad is not None]
+    squares = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
+    for gradient in gradients:
+        squares += torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
+    dist.all_reduce(squares, group=model.group)
+    norm = float(squares.sqrt())
+    if max_norm < norm < float("inf"):
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
+    return norm
+    # --- exercise 3.15: end

@@ -1,0 +1,281 @@
+"""Checkpoints of a sharded model, and a model that never exists in full.
+
+*Full*: one dictionary with the names and shapes of the plain module, put together on one rank, unit
+by unit. *Sharded*: every rank saves what it has, without communication. A piece says which elements
+of which parameter it holds, in the parameter's own numbering; so any number of ranks can load what
+any other number has saved, optimizer state included. With W ranks and 4Ψ bytes of parameters:
+
+    full       rank 0 receives (W-1)/W·4Ψ bytes and writes 4Ψ; the others send their 4Ψ/W
+    sharded    no message; each rank writes 12Ψ/W with Adam's moments
+
+*Deferred initialisation*: built on meta, the module has shapes and no data; units are initialised
+one at a time, and only the rank's chunk stays. Memory: the shards and the largest unit.
+
+Everything is tensors, numbers, strings, lists and dictionaries: ``torch.save`` it, and load it with
+``weights_only=True`` (``mmap=True`` reads only what is copied). Invariant: padding is in no file.
+
+Sources: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277), section 3.1 (deferred initialisation);
+Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .fsdp import FSDP, FlatParameter, Unit
+
+Optimizer = torch.optim.Optimizer | None
+State = dict[str, Any]
+
+
+def parts_of(flat: FlatParameter) -> Iterator[tuple[list[str], torch.Size, int, slice]]:
+    """What this rank holds: for each parameter with elements here its names, its shape, the number
+    of its first element here, and where these are in the shard."""
+    # --- exercise 3.20: start
+    # Step 1: the overlap of two ranges of the unit's vector: the parameter's and the shard's
+    begin, stop = 0, flat.start + flat.shard.numel()
+    for shape, places in zip(flat.shapes, flat.places, strict=True):
+        low, high = max(begin, flat.start), min(begin + shape.numel(), stop)
+        if low < high:
+            names = [name for _, _, name in places]
+            yield names, shape, low - begin, slice(low - flat.start, high - flat.start)
+        begin += shape.numel()
+    # --- exercise 3.20: end
+
+
+def flats_of(model: FSDP) -> list[FlatParameter]:
+    """All flat parameters, the root's first."""
+    return [flat for unit in model.units for flat in unit.flats]
+
+
+def full_state_dict(model: FSDP) -> dict[str, Tensor]:
+    """On rank 0 of the model's group the plain module's state dict, on the CPU; elsewhere {}.
+
+    A collective call, and one gather per flat parameter: at no time has a rank more than one of
+    them in full on its device. Parameters have the shards' dtype; tied ones appear under all names.
+    """
+    # --- exercise 3.20: start
+    # Step 2: every rank gives its padded shard; rank 0 cuts the vector into parameters and leaves
+    #         the padding out. What is left in the module's own state dict are buffers
+    group = model.group
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    state: dict[str, Tensor] = {}
+    for flat in flats_of(model):
+        own = F.pad(flat.shard.detach(), (0, flat.chunk - flat.shard.numel()))
+        own = own.to(flat.full.device)
+        chunks = [torch.empty_like(own) for _ in range(world_size)] if rank == 0 else None
+        dist.gather(own, chunks, group=group, group_dst=0)
+        if chunks is None:
+            continue
+        vector = torch.cat(chunks)[: flat.numel].cpu()
+        parts = vector.split([shape.numel() for shape in flat.shapes])
+        for part, shape, places in zip(parts, flat.shapes, flat.places, strict=True):
+            state |= {name: part.view(shape).clone() for _, _, name in places}
+    if rank:
+        return {}
+    buffers = model.module.state_dict()
+    return state | {name: value.to("cpu", copy=True) for name, value in buffers.items()}
+    # --- exercise 3.20: end
+
+
+def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
+    """Take over the plain module's state dict, which every rank passes in. No communication.
+
+    Reads only the elements of this rank's shards. Raises ValueError if names are missing or
+    unknown, or a shape is wrong; then nothing has changed.
+    """
+    # --- exercise 3.20: start
+    # Step 3: compare names and shapes of everything before the first copy
+    # Step 4: each rank cuts its own parts
+    buffers = model.module.state_dict()
+    shapes = {name: value.shape for name, value in buffers.items()}
+    for flat in flats_of(model):
+        for shape, places in zip(flat.shapes, flat.places, strict=True):
+            shapes |= {name: shape for _, _, name in places}
+    wrong = {n for n in shapes.keys() & state.keys() if state[n].shape != shapes[n]}
+    if wrong or shapes.keys() != state.keys():
+        missing, unknown = shapes.keys() - state.keys(), state.keys() - shapes.keys()
+        raise ValueError(
+            f"the state dict does not fit: missing {sorted(missing)}, unknown {sorted(unknown)}, "
+            f"of another shape {sorted(wrong)}"
+        )
+    with torch.no_grad():
+        for flat in flats_of(model):
+            for names, _, first, where in parts_of(flat):
+                values = state[names[0]].flatten()
+                flat.shard[where] = values[first : first + where.stop - where.start].to(flat.shard)
+    set_buffers(model, {name: state[name] for name in buffers})
+    # --- exercise 3.20: end
+
+
+def set_buffers(model: FSDP, buffers: dict[str, Tensor]) -> None:
+    """Give the module copies of its persistent buffers, on its device; those on meta as well."""
+    device = flats_of(model)[0].full.device
+    copies = {name: value.to(device, copy=True) for name, value in buffers.items()}
+    model.module.load_state_dict(copies, assign=True)
+
+
+def sharded_state_dict(model: FSDP, optimizer: Optimizer = None) -> State:
+    """What this rank holds: ``{"pieces": [...], "buffers": {...}}``. No communication.
+
+    A piece: ``names`` and ``shape`` of the parameter, ``first``: the number of the first of its
+    elements that are here, ``values``: these (n,), ``state``: the optimizer's for them, by key.
+    """
+    # --- exercise 3.20: start
+    # Step 5: state that has the shard's shape is cut like the shard, other state goes along whole;
+    #         copies, because training may go on before they are written
+    pieces = []
+    for flat in flats_of(model):
+        kept = optimizer.state.get(flat.shard, {}) if optimizer is not None else {}
+        for names, shape, first, where in parts_of(flat):
+            state = {
+                key: value[where] if _is_like(value, flat.shard) else value
+                for key, value in kept.items()
+            }
+            state = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            values = flat.shard.detach()[where].clone()
+            piece = {"names": names, "shape": list(shape), "first": first}
+            pieces.append(piece | {"values": values, "state": state})
+    buffers = {name: value.clone() for name, value in model.module.state_dict().items()}
+    return {"pieces": pieces, "buffers": buffers}
+    # --- exercise 3.20: end
+
+
+def load_sharded_state_dict(
+    model: FSDP, saved: Iterable[State], optimizer: Optimizer = None
+) -> None:
+    """Take over this rank's part of ``saved``, the states of all ranks of any world size.
+
+    They are read one after the other, so they may be loaded lazily. No communication. Raises
+    ValueError if together they lack elements that this rank needs; then nothing has changed.
+    """
+    # --- exercise 3.20: start
+    # Step 6: collect in new tensors: piece and part overlap in a range of the parameter's elements
+    # Step 7: every element must have come; only then take over
+    flats = flats_of(model)
+    fresh: list[State] = [{"values": torch.empty_like(flat.shard)} for flat in flats]
+    needed = sum(flat.shard.numel() for flat in flats)
+    buffers: dict[str, Tensor] = {}
+    for state in saved:
+        buffers = state["buffers"]
+        pieces = {piece["names"][0]: piece for piece in state["pieces"]}
+        for flat, found in zip(flats, fresh, strict=True):
+            for names, _, first, where in parts_of(flat):
+                if names[0] in pieces:
+                    needed -= _take(found, pieces[names[0]], first, where, flat.shard)
+    if needed:
+        raise ValueError(f"{needed} elements of this rank's shards are in none of the states")
+    with torch.no_grad():
+        for flat, found in zip(flats, fresh, strict=True):
+            flat.shard.copy_(found.pop("values"))
+            if optimizer is not None and found:
+                optimizer.state[flat.shard] = found
+    set_buffers(model, buffers)
+    # --- exercise 3.20: end
+
+
+def _take(found: State, piece: State, first: int, where: slice, shard: Tensor) -> int:
+    """Copy what ``piece`` has of the elements ``first`` … that belong at ``where``; how many."""
+    # --- exercise 3.20: start
+    # Step 8: the overlap again, once counted in the shard and once in the piece
+    length = len(piece["values"])
+    low = max(first, piece["first"])
+    high = min(first + where.stop - where.start, piece["first"] + length)
+    if low >= high:
+        return 0
+    here = slice(where.start + low - first, where.start + high - first)
+    there = slice(low - piece["first"], high - piece["first"])
+    for key, value in (("values", piece["values"]), *piece["state"].items()):
+        if _is_like(value, piece["values"]):
+            found.setdefault(key, torch.empty_like(shard, requires_grad=False))[here] = value[there]
+        else:
+            found[key] = value.clone() if isinstance(value, Tensor) else value
+    return high - low
+    # --- exercise 3.20: end
+
+
+def merge(saved: Iterable[State]) -> dict[str, Tensor]:
+    """The plain module's state dict from the sharded states of all ranks, without any rank.
+
+    Raises ValueError if elements are missing.
+    """
+    # --- exercise 3.20: start
+    # Step 9: write each piece where its numbering says, and count what has come
+    whole: dict[str, Tensor] = {}
+    missing: dict[str, int] = {}
+    buffers: dict[str, Tensor] = {}
+    for state in saved:
+        buffers = state["buffers"]
+        for piece in state["pieces"]:
+            name, values, shape = piece["names"][0], piece["values"], torch.Size(piece["shape"])
+            if name not in whole:
+                missing[name] = shape.numel()
+                whole |= dict.fromkeys(piece["names"], values.new_empty(shape))
+            whole[name].view(-1)[piece["first"] : piece["first"] + len(values)] = values
+            missing[name] -= len(values)
+    if any(missing.values()):
+        raise ValueError(f"elements are missing: { {n: k for n, k in missing.items() if k} }")
+    return whole | buffers
+    # --- exercise 3.20: end
+
+
+def _is_like(value: object, shard: Tensor) -> bool:
+    """Whether an optimizer's value belongs to the elements one by one."""
+    return isinstance(value, Tensor) and value.dim() == 1 and value.shape == shard.shape
+
+
+def materialise(model: FSDP, initialise: Callable[[nn.Module], None]) -> None:
+    """Initialise the shards of a module that was on meta when it was wrapped, unit by unit.
+
+    ``initialise(part)`` is called once for every submodule with parameters or buffers of its own,
+    without autograd, and finds these in full on the model's device, to be written in place. The
+    ranks must draw the same random numbers: seed them equally before. No communication.
+    """
+    # --- exercise 3.20: start
+    # Step 10: room for the buffers that are on meta; then one unit after the other
+    home = {
+        part: unit
+        for unit in model.units
+        for flat in unit.flats
+        for places in flat.places
+        for part, _, _ in places
+    }
+    device = flats_of(model)[0].full.device
+    for part in model.module.modules():
+        for name, buffer in part._buffers.items():
+            home.setdefault(part, model.units[0])
+            if buffer is not None and buffer.is_meta:
+                part._buffers[name] = torch.empty_like(buffer, device=device)
+    for unit in model.units:
+        parts = [part for part, owner in home.items() if owner is unit]
+        _initialise_unit(unit, parts, initialise, device)
+    # --- exercise 3.20: end
+
+
+@torch.no_grad()
+def _initialise_unit(
+    unit: Unit,
+    parts: list[nn.Module],
+    initialise: Callable[[nn.Module], None],
+    device: torch.device,
+) -> None:
+    """Initialise one unit; its full vectors are gone on return."""
+    # --- exercise 3.20: start
+    # Step 11: vectors for one unit in full; their views stand in the modules' attributes, the
+    #          rank's part of them is kept
+    vectors = [torch.empty(f.numel, dtype=f.shard.dtype, device=device) for f in unit.flats]
+    for flat, vector in zip(unit.flats, vectors, strict=True):
+        views = vector.split([shape.numel() for shape in flat.shapes])
+        flat.put([v.view(shape) for v, shape in zip(views, flat.shapes, strict=True)])
+    for part in parts:
+        initialise(part)
+    for flat, vector in zip(unit.flats, vectors, strict=True):
+        flat.shard.copy_(vector[flat.start : flat.start + flat.shard.numel()])
+        flat.put([None] * len(flat.places))
+    # --- exercise 3.20: end

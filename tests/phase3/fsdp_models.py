@@ -1,0 +1,237 @@
+"""What the checks of exercises 3.15 to 3.20 train: awkward shapes, and a stack for measuring."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import torch
+from torch import Tensor, nn
+
+from distlab.grading import expect_close, fail
+from solutions.phase3_multi_node.fsdp_checkpoint import flats_of, merge, parts_of
+
+WIDTH = 5
+BLOCK = ("shift", "frozen.weight", "first.weight", "first.bias", "second.weight", "second.bias")
+FROZEN = "frozen"
+
+
+class Block(nn.Module):
+    """A tied weight, a parameter of one element, and a frozen layer that comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.full((1,), 0.5))
+        self.frozen = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.second.weight = self.first.weight
+        self.seen: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = {name: attrgetter(name)(self).detach().clone() for name in BLOCK}
+        return x + self.shift * self.second(torch.tanh(self.first(self.frozen(x))))
+
+
+class Spare(nn.Module):
+    """A matrix that shows its values when it is used at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.seen = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.weight.detach().clone()
+        return x @ self.weight
+
+
+class Net(nn.Module):
+    """Three blocks, one that is never used, and odd layers around them with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(3, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.unused = Spare()
+        self.head = nn.Linear(WIDTH, 2, bias=False)
+        self.register_buffer("offset", torch.ones(2))
+        self.seen: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        names = ("inside.weight", "inside.bias", "head.weight")
+        self.seen = {name: attrgetter(name)(self).detach().clone() for name in names}
+        x = self.inside(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x) + self.offset
+
+    def units(self) -> list[nn.Module]:
+        """What is sharded on its own; the rest is the root's."""
+        return [*self.blocks, self.unused]
+
+    def values(self) -> dict[str, Tensor]:
+        """The parameters as the last forward saw them, by name."""
+        blocks = {
+            f"blocks.{k}.{name}": value
+            for k, block in enumerate(self.blocks)
+            for name, value in block.seen.items()
+        }
+        return self.seen | blocks
+
+
+def net(
+    seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
+) -> Net:
+    """The same on every rank; drawn on the CPU."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Net().to(device, dtype)
+
+
+def batch(
+    seed: int,
+    rank: int,
+    step: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """Two samples of a rank: inputs (2, 3), targets (2, 2)."""
+    generator = torch.Generator().manual_seed(seed * 1000 + rank * 100 + step)
+    inputs = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    targets = torch.randn(2, 2, generator=generator, dtype=torch.float64)
+    return inputs.to(device, dtype), targets.to(device, dtype)
+
+
+def loss_of(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean squared error."""
+    return ((model(pair[0]) - pair[1]) ** 2).mean()
+
+
+def backward(loss: Tensor) -> None:
+    """Backward, with a telling failure where a freed parameter is used."""
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if "storage of size 0" not in str(error):
+            raise
+        fail(
+            "backward used a parameter whose storage is freed: gather a unit again before its "
+            "backward, and free it only when its whole backward is done",
+            cause="freed-too-early",
+        )
+
+
+def values_of(model: nn.Module, inner: Net) -> dict[str, Tensor]:
+    """The full parameters, as a forward sees them."""
+    with torch.no_grad():
+        model(torch.zeros(1, 3, dtype=inner.offset.dtype, device=inner.offset.device))
+    return {name: value.cpu() for name, value in inner.values().items()}
+
+
+def gradient_pieces(model: nn.Module) -> list[dict]:
+    """The gradients of this rank's shards, with the names and places of the plain parameters."""
+    return [
+        {
+            "names": names,
+            "shape": list(shape),
+            "first": first,
+            "values": flat.shard.grad[where].cpu(),
+        }
+        for flat in flats_of(model)
+        if flat.shard.grad is not None
+        for names, shape, first, where in parts_of(flat)
+    ]
+
+
+def merged_gradients(pieces: list[list[dict]]) -> dict[str, Tensor]:
+    """The whole gradients by name, from the pieces of all ranks."""
+    return merge([{"pieces": mine, "buffers": {}} for mine in pieces])
+
+
+LIMIT, PLAN = 0.05, (1, 2, 1)  # of the norm; backward passes before each step
+
+
+def train(ctx, model, inner: Net, seed: int, clip):
+    """Three steps with AdamW: norms, and the parameters afterwards."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    norms = []
+    for step, passes in enumerate(PLAN):
+        for k in range(passes):
+            pair = batch(seed, ctx.rank, 10 * step + k, ctx.device)
+            backward(loss_of(model, pair))
+        norms.append(float(clip(model, LIMIT)))
+        if step == 1:
+            loss_of(model, pair)  # looked at, but never run backward
+        optimizer.step()
+        optimizer.zero_grad()
+        if step != 1:
+            evaluated = values_of(model, inner)
+    return norms, evaluated
+
+
+def compare_training(results, seed: int, what: str, rtol: float = 1e-6) -> None:
+    """With one process on the batches of all ranks."""
+    world_size = len(results)
+    alone = net(seed)
+    optimizer = torch.optim.AdamW(alone.parameters(), lr=0.05, weight_decay=0.1)
+    norms = []
+    for step, passes in enumerate(PLAN):
+        for k in range(passes):
+            pairs = [batch(seed, rank, 10 * step + k) for rank in range(world_size)]
+            whole = tuple(torch.cat(parts) for parts in zip(*pairs, strict=True))
+            loss_of(alone, whole).backward()
+        grads = [p.grad for p in alone.parameters() if p.grad is not None]
+        norms.append(float(torch.cat([g.flatten() for g in grads]).norm()))
+        for gradient in grads:
+            gradient *= min(1.0, LIMIT / norms[-1])
+        optimizer.step()
+        optimizer.zero_grad()
+    want = values_of(alone, alone)
+    for rank, (got_norms, got) in enumerate(results):
+        for step, (norm, right) in enumerate(zip(got_norms, norms, strict=True)):
+            if abs(norm - right) > rtol * right:
+                fail(
+                    f"{what}: the norm of the whole gradient in step {step} is {right:.6g}, "
+                    f"got {norm:.6g}",
+                    cause="norm",
+                    rank=rank,
+                )
+        for name, value in want.items():
+            where = f"{what}: {name}"
+            expect_close(got[name], value, what=where, rank=rank, rtol=rtol, atol=rtol / 100)
+
+
+class Layer(nn.Module):
+    """A linear layer that tells when its forward and its backward run."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.tell = lambda point: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tell("forward")
+        y = self.linear(x)
+        if y.requires_grad:
+            y.register_hook(lambda _: self.tell("backward"))
+        return torch.relu(y)
+
+
+class Stack(nn.Module):
+    """Equal layers, each a unit, between a small first and last one."""
+
+    def __init__(self, width: int = 64, depth: int = 8) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Linear(2, width), nn.Linear(width, 2)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inside(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.outside(x)
+
+
+UNIT = 4 * (64 * 64 + 64)  # bytes of a layer's parameters
+ROOT = 4 * (2 * 64 + 64 + 2 * 64 + 2)
+DEPTH = 8
+WHOLE = DEPTH * UNIT + ROOT

@@ -1,0 +1,380 @@
+"""Checks of exercise 3.15: nothing but shards between the units' own forward and backward."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
+from fsdp_models import (
+    DEPTH,
+    FROZEN,
+    ROOT,
+    UNIT,
+    WHOLE,
+    Stack,
+    backward,
+    batch,
+    compare_training,
+    loss_of,
+    net,
+    train,
+    values_of,
+)
+from torch import nn
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.memory import PeakMemory, held_by
+from distlab.workloads import GPT
+
+SLACK = 8000  # bytes of activations of one sample, and of what is in hand
+
+
+def refused(call) -> bool:
+    """Whether ``call()`` raises ValueError."""
+    try:
+        call()
+    except ValueError:
+        return True
+    return False
+
+
+# -- values ---------------------------------------------------------------------------------------
+@exercise("3.15", "virtual gloo cuda")
+def test_first_step_moves_by_the_mean_gradient(impl, run, seed, cases):
+    """One step of SGD moves every full parameter by the mean of the ranks' gradients."""
+
+    def body(ctx):
+        inner, alone = net(seed, ctx.device), net(seed, ctx.device)
+        pair = batch(seed, ctx.rank, device=ctx.device)
+        before = values_of(alone, alone)
+        alone.zero_grad()
+        loss_of(alone, pair).backward()
+        own = {name: p.grad.cpu() for name, p in alone.named_parameters() if p.grad is not None}
+        model = impl.FSDP(inner, inner.units())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        backward(loss_of(model, pair))
+        optimizer.step()
+        after = values_of(model, inner)
+        return {name: before[name] - after[name] for name in before}, own
+
+    sizes = cases(3, 5, 1, 2, 4)
+    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
+        for rank, (moved, _) in enumerate(results):
+            for name, got in moved.items():
+                same = name.replace("second.weight", "first.weight")
+                parts = [r[1].get(same, torch.zeros_like(got)) for r in results]
+                expect_close(
+                    got,
+                    torch.stack(parts).mean(0),
+                    what=f"{world_size} ranks: step of {name}",
+                    rank=rank,
+                    contributions=parts,
+                    rtol=1e-9,
+                    atol=1e-10,
+                )
+
+
+@exercise("3.15", "virtual gloo cuda")
+def test_training_equals_one_process(impl, run, seed, cases):
+    """AdamW, clipping, accumulation, evaluation between the steps: as one process on all data."""
+
+    def body(ctx):
+        inner = net(seed, ctx.device)
+        model = impl.FSDP(inner, [] if ctx.world_size == 2 else inner.units())
+        return train(ctx, model, inner, seed, impl.clip_by_global_norm)
+
+    sizes = cases(3, 2, 5, 1)
+    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
+        compare_training(results, seed, f"{world_size} ranks, 3 steps")
+
+
+@exercise("3.15", "virtual gloo")
+def test_unit_that_nobody_uses_stays(impl, run, seed):
+    """Without gradient, weight decay must not move a unit; frozen parameters never move."""
+
+    def body(ctx):
+        inner = net(seed)
+        kept = inner.unused.weight.detach().clone()
+        model = impl.FSDP(inner, inner.units())
+        frozen = values_of(model, inner)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+        for step in range(2):
+            optimizer.zero_grad()
+            backward(loss_of(model, batch(seed, ctx.rank, step)))
+            optimizer.step()
+        after = values_of(model, inner)
+        changed = [n for n in after if FROZEN in n and not torch.equal(after[n], frozen[n])]
+        with torch.no_grad():
+            inner.unused(torch.zeros(1, 3, dtype=torch.float64))
+        return changed, bool(torch.equal(inner.unused.seen, kept))
+
+    for rank, (changed, same) in enumerate(run(body, 2)):
+        expect_equal(same, True, what="the unused unit is unchanged", rank=rank, cause="moved")
+        expect_equal(changed, [], what="frozen parameters that moved", rank=rank, cause="moved")
+
+
+@exercise("3.15", "virtual")
+def test_padding_is_nowhere(impl, run, seed):
+    """All ranks together hold exactly the model's elements: parameters, gradients, state."""
+
+    def body(ctx):
+        inner = net(seed)
+        model = impl.FSDP(inner, inner.units())
+        optimizer = torch.optim.Adam(model.parameters())
+        backward(loss_of(model, batch(seed, ctx.rank)))
+        optimizer.step()
+        shards = list(model.parameters())
+        moments = sum(state["exp_avg"].numel() for state in optimizer.state.values())
+        return [
+            sum(s.numel() for s in shards),
+            sum(s.grad.numel() for s in shards if s.grad is not None),
+            moments,
+        ]
+
+    inner = net(seed)
+    numel = sum(p.numel() for p in inner.parameters())
+    used = sum(p.numel() for p in inner.parameters() if p.requires_grad)
+    used -= sum(p.numel() for p in inner.unused.parameters())
+    sizes = (1, 2, 3, 7)
+    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
+        totals = [sum(column) for column in zip(*results, strict=True)]
+        for total, want, name in zip(
+            totals, (numel, used, used), ("parameters", "gradients", "first moments"), strict=True
+        ):
+            if total != want:
+                fail(
+                    f"{world_size} ranks hold {total} elements of {name}, the model has {want}: "
+                    "padding belongs to messages only",
+                    cause="padding" if total > want else "elements-lost",
+                )
+
+
+# -- memory and bytes -----------------------------------------------------------------------------
+def stack(seed: int) -> Stack:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Stack()
+
+
+@exercise("3.15", "virtual gloo")
+def test_state_is_one_part_of_w(impl, run, seed):
+    """Parameters, gradients and Adam's moments take 16Ψ/W bytes on every rank."""
+
+    def body(ctx):
+        inner = stack(seed)
+        model = impl.FSDP(inner, list(inner.layers))
+        optimizer = torch.optim.Adam(model.parameters())
+        backward(model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        held = held_by(model, optimizer)
+        return [held.parameters, held.gradients, held.optimizer]
+
+    sizes = (4, 2)
+    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
+        share = WHOLE / world_size + 4 * (DEPTH + 1)
+        limits = (share, share, 2 * share + 4 * (2 * DEPTH + 4))
+        for rank, held in enumerate(results):
+            for kind, got, limit in zip(
+                ("parameters", "gradients", "optimizer state"), held, limits, strict=True
+            ):
+                if got > limit:
+                    fail(
+                        f"rank {rank} of {world_size} holds {got:,} B of {kind}, its part is "
+                        f"{limit:,.0f} B of {WHOLE:,} B of parameters: not sharded evenly, or "
+                        "a shard keeps a larger tensor alive",
+                        cause="too-much-memory",
+                        rank=rank,
+                    )
+
+
+@exercise("3.15", "virtual")  # gloo's threads drop their buffers a moment after the wait
+def test_full_parameters_live_for_one_unit(impl, run, seed):
+    """Live bytes while each unit computes, after forward and after backward."""
+
+    def body(ctx):
+        points: dict[str, int] = {}
+
+        def tell(point: str) -> None:
+            points[point] = max(points.get(point, 0), memory.current)
+
+        with PeakMemory() as memory:
+            inner = stack(seed)
+            model = impl.FSDP(inner, list(inner.layers))
+            tell("after wrapping")
+            for layer in inner.layers:
+                layer.tell = tell
+            for _ in range(2):
+                model.zero_grad()
+                loss = model(torch.ones(1, 2)).sum()
+                tell("after forward")
+                backward(loss)
+                del loss
+                tell("after backward")
+            model.zero_grad()
+            memory.peak = 0
+            with torch.no_grad():
+                model(torch.ones(1, 2))
+            tell("after evaluation")
+            points["peak of an evaluation"] = memory.peak
+        return points
+
+    world_size = 4
+    shards = WHOLE / world_size + SLACK
+    rest = 2 * shards  # with gradients
+    limits = {
+        "after wrapping": shards,
+        "forward": shards + ROOT + UNIT,
+        "after forward": shards,
+        "backward": rest + 2 * ROOT + 3 * UNIT,
+        "after backward": rest,
+        "after evaluation": shards,
+        "peak of an evaluation": shards + ROOT + UNIT,
+    }
+    for rank, points in enumerate(run(body, world_size)):
+        for point, limit in limits.items():
+            if points.get(point, 0) > limit:
+                fail(
+                    f"{point}: rank {rank} has {points[point]:,} B of tensors, expected at most "
+                    f"{limit:,.0f} B (all {DEPTH} units: {WHOLE:,} B): full parameters or "
+                    "gradients of other units were not freed",
+                    cause="never-freed",
+                    rank=rank,
+                )
+
+
+@exercise("3.15", "virtual gloo")
+def test_bytes_of_a_step(impl, run, seed):
+    """Two all-gathers and one reduce-scatter: 3(W-1)/W·P per rank, frozen parameters less."""
+
+    def body(ctx):
+        inner = stack(seed)
+        inner.layers[1].requires_grad_(False)
+        model = impl.FSDP(inner, list(inner.layers))
+        with ctx.region("step"):
+            backward(model(torch.ones(1, 2)).sum())
+
+    world_size = 3
+    for log in run(body, world_size, delays=True).logs:
+        log = log.select(region="step")
+        log.all_waited()
+        share = (world_size - 1) / world_size
+        padding = 3 * 4 * (DEPTH + 1) * world_size
+        formula = "3(W-1)/W·P, two all-gathers and a reduce-scatter; frozen parameters two"
+        log.sent_at_most(share * (3 * WHOLE - UNIT) + padding, formula)
+        log.sent_at_least(share * (2 * WHOLE - UNIT), "(W-1)/W·P per collective")
+        if log.messages > 3 * (DEPTH + 1):
+            fail(
+                f"rank {log.rank} issued {log.messages} collectives in a step, at most three for "
+                f"each of {DEPTH + 1} units are needed: join a unit's parameters",
+                cause="too-many-messages",
+                rank=log.rank,
+            )
+
+
+# -- clipping, groups and wrong calls -------------------------------------------------------------
+@exercise("3.15", "virtual")
+def test_clipping_leaves_alone_what_it_should(impl, run, seed):
+    """Small and infinite gradients are not touched; a limit that is not positive is refused."""
+
+    def body(ctx):
+        inner = net(seed)
+        model = impl.FSDP(inner, inner.units())
+        backward(loss_of(model, batch(seed, ctx.rank)))
+        grads = [s.grad for s in model.parameters() if s.grad is not None]
+        before = [g.clone() for g in grads]
+        impl.clip_by_global_norm(model, 1e6)
+        small = all(torch.equal(a, b) for a, b in zip(before, grads, strict=True))
+        if ctx.rank == 1:
+            grads[-1].fill_(float("inf"))
+        kept = [g.clone() for g in grads]
+        norm = impl.clip_by_global_norm(model, 1.0)
+        infinite = all(torch.equal(a, b) for a, b in zip(kept, grads, strict=True))
+        bad = [refused(lambda v=v: impl.clip_by_global_norm(model, v)) for v in (0.0, -1.0)]
+        return [small, infinite, float(norm) == float("inf"), *bad]
+
+    for rank, got in enumerate(run(body, 2)):
+        what = "small kept, infinite kept, infinite norm, 0 refused, -1 refused"
+        expect_equal(got, [True] * 5, what=what, rank=rank, cause="clipping")
+
+
+@exercise("3.15", "virtual")
+def test_works_in_a_group(impl, run, seed):
+    """Ranks 0 and 2 of 3 shard over their own group; rank 1 is refused."""
+
+    def body(ctx):
+        group = dist.new_group([0, 2])
+        inner = net(seed)
+        if ctx.rank == 1:
+            return refused(lambda: impl.FSDP(inner, inner.units(), group=group))
+        model = impl.FSDP(inner, inner.units(), group=group)
+        backward(loss_of(model, batch(seed, ctx.rank)))
+        return sum(s.numel() for s in model.parameters())
+
+    zero, one, two = run(body, 3)
+    expect_equal(one, True, what="ValueError for the rank outside", rank=1, cause="accepted")
+    numel = sum(p.numel() for p in net(seed).parameters())
+    expect_equal(zero + two, numel, what="elements on ranks 0 and 2")
+
+
+@exercise("3.15", "virtual")
+def test_wrong_calls_are_refused(impl, run, seed):
+    """Overlapping or foreign units, tied across units, several devices, nothing to train."""
+
+    def body(ctx):
+        def tied():
+            inner = net(seed)
+            inner.head.weight = nn.Parameter(inner.head.weight.detach())
+            inner.blocks[0].second.bias = inner.blocks[1].second.bias
+            return inner
+
+        def split():
+            inner = net(seed)
+            inner.head.to("meta")
+            return inner
+
+        calls = {
+            "a unit twice": lambda i: (i, [i.blocks[0], i.blocks[0]]),
+            "a unit inside another": lambda i: (i, [i.blocks, i.blocks[1]]),
+            "a unit around another": lambda i: (i, [i.blocks[1], i.blocks]),
+            "the module itself": lambda i: (i, [i]),
+            "a foreign module": lambda i: (i, [nn.Linear(1, 1)]),
+            "a parameter tied across units": lambda i: (tied(), None),
+            "two devices": lambda i: (split(), None),
+            "nothing to train": lambda i: (i.requires_grad_(False), None),
+        }
+        with ctx.region("wrong calls"):
+            out = {}
+            for name, make in calls.items():
+                inner, units = make(net(seed))
+                units = inner.units() if units is None else units
+                out[name] = refused(lambda inner=inner, units=units: impl.FSDP(inner, units))
+        return out
+
+    results = run(body, 2)
+    for rank, got in enumerate(results):
+        for name, was in got.items():
+            expect_equal(was, True, what=f"ValueError for {name}", rank=rank, cause="accepted")
+    for log in results.logs:
+        if log.events:
+            fail("a wrong call communicated before it was refused", cause="communicated-first")
+
+
+@trace("3.15")
+def trace_fsdp(impl):
+    """Two steps of a small GPT, a unit for each block."""
+
+    def body(ctx):
+        torch.manual_seed(0)
+        inner = GPT(64, 32, 4, 64, 4)
+        model = impl.FSDP(inner, list(inner.blocks))
+        optimizer = torch.optim.AdamW(model.parameters())
+        tokens = torch.randint(0, 64, (4, 32), generator=ctx.generator())
+        for step in range(2):
+            if step == 1:
+                ctx.start_picture()
+            optimizer.zero_grad()
+            logits = model(tokens)
+            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
+            optimizer.step()
+
+    return body

@@ -1,0 +1,307 @@
+"""Checks of exercise 3.20: full and sharded state, other world sizes, deferred initialisation."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+from fsdp_models import (
+    DEPTH,
+    ROOT,
+    UNIT,
+    WHOLE,
+    Net,
+    Stack,
+    batch,
+    loss_of,
+    net,
+    values_of,
+)
+from torch import nn
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.memory import PeakMemory
+from solutions.phase3_multi_node.fsdp import FSDP
+
+
+def refused(call) -> bool:
+    """Whether ``call()`` raises ValueError."""
+    try:
+        call()
+    except ValueError:
+        return True
+    return False
+
+
+def steps(model: nn.Module, optimizer, seed: int, rank: int, numbers: range) -> None:
+    """Training steps with these numbers; half of the samples of a rank of two."""
+    for number in numbers:
+        optimizer.zero_grad()
+        loss_of(model, batch(seed, rank, number)).backward()
+        optimizer.step()
+
+
+def wrapped(seed: int, offset: float = 1.0):
+    """A sharded model, its inside, and AdamW for it."""
+    inner = net(seed)
+    inner.offset.fill_(offset)
+    model = FSDP(inner, inner.units())
+    return model, inner, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def compare(got: dict, want: dict, what: str, rank: int | None = None, rtol: float = 0.0) -> None:
+    names = sorted(want.keys() ^ got.keys())
+    if names:
+        fail(f"{what}: the names {names} differ from the plain module's", cause="names", rank=rank)
+    for name, value in want.items():
+        expect_close(got[name], value, what=f"{what}: {name}", rank=rank, rtol=rtol, atol=rtol)
+
+
+# -- full -----------------------------------------------------------------------------------------
+@exercise("3.20", "virtual gloo")
+def test_full_state_is_the_plain_modules(impl, run, seed):
+    """After training, rank 0 has what a plain module loads strictly; the others have nothing."""
+
+    def body(ctx):
+        model, inner, optimizer = wrapped(seed, offset=2.0)
+        steps(model, optimizer, seed, ctx.rank, range(2))
+        return impl.full_state_dict(model), values_of(model, inner)
+
+    results = run(body, 3)
+    state, values = results[0]
+    plain = net(seed).state_dict()
+    expect_equal(sorted(state), sorted(plain), what="names in the full state", cause="names")
+    for name, value in plain.items():
+        expect_equal(state[name].shape, value.shape, what=f"shape of {name}", cause="shape")
+    for name, value in values.items():
+        what = f"full state: {name}"
+        expect_close(state[name], value, what=what, before=plain[name], rtol=0, atol=0)
+    expect_equal(state["offset"].tolist(), [2.0, 2.0], what="the buffer", cause="buffers")
+    expect_equal([len(r[0]) for r in results], [len(plain), 0, 0], what="entries per rank")
+
+
+@exercise("3.20", "virtual")
+def test_full_state_costs_others_one_unit_at_most(impl, run, seed):
+    """Only rank 0 collects: the other ranks never hold more than their shards and one chunk."""
+
+    def body(ctx):
+        with PeakMemory() as memory:
+            inner = Stack()
+            model = FSDP(inner, list(inner.layers))
+            before = memory.current
+            memory.peak = 0
+            with ctx.region("state"):
+                impl.full_state_dict(model)
+        return memory.peak - before
+
+    results = run(body, 4)
+    for rank, (more, log) in enumerate(zip(results, results.logs, strict=True)):
+        log.select(region="state").sent_at_most(WHOLE / 4 + 4 * 9 * 4, "P/W: every rank its shards")
+        limit = WHOLE + 3 * UNIT if rank == 0 else UNIT
+        if more > limit:
+            fail(
+                f"rank {rank} needs {more:,} B for the full state, expected at most {limit:,} B: "
+                "only rank 0 needs the others' parts, one unit after the other",
+                cause="too-much-memory",
+                rank=rank,
+            )
+
+
+@exercise("3.20", "virtual gloo")
+def test_full_state_is_loaded_by_any_number_of_ranks(impl, run, seed):
+    """Every rank cuts its part of a plain state dict; nothing is sent."""
+    plain = net(seed + 1)
+    plain.offset.fill_(3.0)
+    state = plain.state_dict()
+
+    def body(ctx):
+        model, inner, _ = wrapped(seed)
+        with ctx.region("load"):
+            impl.load_full_state_dict(model, state)
+        return values_of(model, inner), inner.offset.clone()
+
+    sizes = (3, 2, 1, 5)
+    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
+        for rank, (got, offset) in enumerate(results):
+            what = f"loaded by {world_size} ranks"
+            compare(got, {name: state[name] for name in got}, what, rank)
+            expect_equal(offset.tolist(), [3.0, 3.0], what="the buffer", cause="buffers")
+        for log in results.logs:
+            if log.select(region="load").events:
+                fail("loading sent messages: every rank has the whole state", cause="communicated")
+
+
+@exercise("3.20", "virtual")
+def test_state_that_does_not_fit_is_refused(impl, run, seed):
+    """Missing, unknown and misshapen entries: ValueError, and nothing has changed."""
+
+    def body(ctx):
+        model, inner, _ = wrapped(seed)
+        before = values_of(model, inner)
+        good = net(seed + 1).state_dict()
+        renamed = {f"module.{name}": value for name, value in good.items()}
+        short = {name: value for name, value in good.items() if name != "head.weight"}
+        misshapen = good | {"head.weight": torch.zeros(1, 10)}
+        bad = [renamed, short, misshapen, good | {"more": good["offset"]}]
+        out = [refused(lambda s=s: impl.load_full_state_dict(model, s)) for s in bad]
+        after = values_of(model, inner)
+        return out, all(torch.equal(after[name], before[name]) for name in before)
+
+    for rank, (got, same) in enumerate(run(body, 2)):
+        what = "ValueError for other names, a missing, a misshapen and an unknown one"
+        expect_equal(got, [True] * 4, what=what, rank=rank, cause="accepted")
+        expect_equal(same, True, what="parameters unchanged", rank=rank, cause="half-loaded")
+
+
+# -- sharded --------------------------------------------------------------------------------------
+@exercise("3.20", "virtual gloo")
+def test_training_goes_on_at_another_world_size(impl, run, seed):
+    """Saved by 4 ranks, loaded by 2, 3 and 1, AdamW's moments too: as if nothing had happened."""
+
+    def save(ctx):
+        model, inner, optimizer = wrapped(seed, offset=2.0)
+        steps(model, optimizer, seed, 0, range(3))
+        with ctx.region("save"):
+            saved = impl.sharded_state_dict(model, optimizer)
+        steps(model, optimizer, seed, 0, range(3, 5))
+        return saved, values_of(model, inner)
+
+    first = run(save, 4)
+    saved, want = [r[0] for r in first], first[0][1]
+    for log in first.logs:
+        if log.select(region="save").events:
+            fail("saving shards sent messages", cause="communicated")
+
+    def load(ctx):
+        model, inner, optimizer = wrapped(seed + 1)
+        impl.load_sharded_state_dict(model, iter(saved), optimizer)
+        steps(model, optimizer, seed, 0, range(3, 5))
+        return values_of(model, inner), inner.offset.clone()
+
+    sizes = (3, 2, 1, 4)
+    for world_size, results in zip(sizes, run.worlds(load, sizes), strict=True):
+        for rank, (got, offset) in enumerate(results):
+            what = f"saved by 4 ranks, trained on by {world_size}"
+            compare(got, want, what, rank, rtol=1e-9)
+            expect_equal(offset.tolist(), [2.0, 2.0], what="the buffer", cause="buffers")
+
+
+@exercise("3.20", "virtual")
+def test_pieces_are_the_model_without_padding(impl, run, seed):
+    """All pieces together have each element once; merged they are the plain state dict."""
+
+    def body(ctx):
+        model, inner, optimizer = wrapped(seed, offset=2.0)
+        saved = impl.sharded_state_dict(model, optimizer)
+        return saved, values_of(model, inner)
+
+    plain = net(seed)
+    numel = sum(p.numel() for p in plain.parameters())
+    results = run(body, 4)
+    saved = [r[0] for r in results]
+    count = sum(len(piece["values"]) for state in saved for piece in state["pieces"])
+    expect_equal(count, numel, what="elements in the pieces of 4 ranks", cause="padding")
+
+    def join(ctx):
+        whole = impl.merge(saved)
+        lacking = [refused(lambda k=k: impl.merge(saved[:k] + saved[k + 1 :])) for k in range(4)]
+        model, inner, _ = wrapped(seed + 1)
+        before = values_of(model, inner)
+        lost = refused(lambda: impl.load_sharded_state_dict(model, saved[1:]))
+        after = values_of(model, inner)
+        same = all(torch.equal(after[name], before[name]) for name in before)
+        return whole, lacking, lost, same
+
+    whole, lacking, lost, same = run(join, 1)[0]
+    plain.offset.fill_(2.0)
+    compare(whole, plain.state_dict(), "merged")
+    expect_equal(lacking, [True] * 4, what="merge refuses three of four states", cause="accepted")
+    expect_equal(lost, True, what="loading refuses three of four states", cause="accepted")
+    expect_equal(same, True, what="parameters unchanged", cause="half-loaded")
+
+
+# -- deferred initialisation ----------------------------------------------------------------------
+def fill(part: nn.Module) -> None:
+    """Values that depend on name and shape alone."""
+    names = [n for n in ("weight", "bias", "shift", "offset") if getattr(part, n, None) is not None]
+    for name in names:
+        value = getattr(part, name)
+        value.copy_(torch.arange(value.numel()).view(value.shape) * 0.01 + len(name))
+
+
+@exercise("3.20", "virtual")
+def test_deferred_initialisation(impl, run, seed):
+    """A module from meta gets the values of a plain one that was initialised the same way."""
+
+    def body(ctx):
+        with torch.device("meta"):
+            inner = Net().double()
+        model = FSDP(inner, inner.units(), device=ctx.device)
+        calls: list[int] = []
+
+        def initialise(part: nn.Module) -> None:
+            calls.append(id(part))
+            fill(part)
+
+        with ctx.region("initialise"):
+            impl.materialise(model, initialise)
+        return values_of(model, inner), inner.offset.clone(), len(calls) - len(set(calls))
+
+    plain = Net().double()
+    with torch.no_grad():
+        for part in plain.modules():
+            fill(part)
+    want = values_of(plain, plain)
+    for world_size in (3, 1):
+        results = run(body, world_size)
+        for rank, (got, offset, twice) in enumerate(results):
+            compare(got, want, f"initialised by {world_size} ranks", rank)
+            expect_close(offset, plain.offset, what="the buffer", rank=rank)
+            expect_equal(twice, 0, what="submodules initialised twice", rank=rank)
+        for log in results.logs:
+            if log.select(region="initialise").events:
+                fail("initialising sent messages", cause="communicated")
+
+
+@exercise("3.20", "virtual")
+def test_no_rank_ever_holds_the_model(impl, run, seed):
+    """From meta to shards: the peak is the shards and one unit."""
+
+    def body(ctx):
+        with torch.device("meta"):
+            inner = Stack()
+        with PeakMemory() as memory:
+            model = FSDP(inner, list(inner.layers), device=ctx.device)
+            impl.materialise(model, lambda part: part.reset_parameters())
+        return memory.peak, memory.current
+
+    limit = WHOLE / 4 + UNIT + ROOT + 4000
+    for rank, (peak, current) in enumerate(run(body, 4)):
+        if peak > limit:
+            fail(
+                f"rank {rank} needs {peak:,} B to initialise, expected at most {limit:,.0f} B (all "
+                f"{DEPTH} units: {WHOLE:,} B): one unit after the other",
+                cause="too-much-memory",
+                rank=rank,
+            )
+        if current > WHOLE / 4 + 1000:
+            fail(f"rank {rank} keeps {current:,} B", cause="too-much-memory", rank=rank)
+
+
+@trace("3.20")
+def trace_checkpoint(impl):
+    """A step, a full state dict on rank 0, and shards that are loaded again."""
+
+    def body(ctx):
+        torch.manual_seed(0)
+        inner = Stack(width=256)
+        model = FSDP(inner, list(inner.layers))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for number in range(2):
+            if number == 1:
+                ctx.start_picture()
+            model(torch.ones(32, 2)).sum().backward()
+            optimizer.step()
+        impl.full_state_dict(model)
+        impl.sharded_state_dict(model, optimizer)
+
+    return body

@@ -1,0 +1,231 @@
+"""Checks of exercise 3.17: which dtype everything has, what is rounded and what is not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+from fsdp_models import (
+    DEPTH,
+    ROOT,
+    UNIT,
+    WHOLE,
+    Stack,
+    backward,
+    batch,
+    gradient_pieces,
+    loss_of,
+    merged_gradients,
+    net,
+    values_of,
+)
+from torch import nn
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.memory import PeakMemory
+from distlab.workloads import GPT
+from solutions.phase3_multi_node.fsdp import FSDP
+from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def wrapped(impl, seed: int, device, reduce_dtype=FP32, wrapper=FSDP):
+    inner = net(seed, device, FP32)
+    inner.offset = inner.offset.to(BF16)
+    flat_type = partial(impl.MixedPrecisionFlat, compute_dtype=BF16, reduce_dtype=reduce_dtype)
+    return wrapper(inner, inner.units(), flat_type=flat_type), inner
+
+
+@exercise("3.17", "virtual gloo cuda")
+def test_every_tensor_has_its_dtype(impl, run, seed):
+    """Parameters in use bfloat16; shards, gradients and the optimizer's state float32."""
+
+    def body(ctx):
+        model, inner = wrapped(impl, seed, ctx.device)
+        optimizer = torch.optim.Adam(model.parameters())
+        backward(loss_of(model, batch(seed, ctx.rank, 0, ctx.device, BF16)))
+        optimizer.step()
+        shards = list(model.parameters())
+        return {
+            "parameters in use": sorted({str(v.dtype) for v in values_of(model, inner).values()}),
+            "shards": sorted({str(s.dtype) for s in shards}),
+            "gradients": sorted({str(s.grad.dtype) for s in shards if s.grad is not None}),
+            "moments": sorted({str(e["exp_avg"].dtype) for e in optimizer.state.values()}),
+        }
+
+    for rank, got in enumerate(run(body, 2)):
+        for what, dtypes in got.items():
+            want = ["torch.bfloat16" if what == "parameters in use" else "torch.float32"]
+            expect_equal(dtypes, want, what=f"dtype of {what}", rank=rank, cause="dtype")
+
+
+@exercise("3.17", "virtual gloo")
+def test_full_parameters_are_rounded_master_weights(impl, run, seed):
+    """What a forward sees is the float32 parameter, rounded once."""
+
+    def body(ctx):
+        model, inner = wrapped(impl, seed, ctx.device)
+        return values_of(model, inner)
+
+    plain = dict(net(seed, dtype=FP32).named_parameters(remove_duplicate=False))
+    for rank, got in enumerate(run(body, 3)):
+        for name, value in got.items():
+            want = plain[name].detach().to(BF16)
+            expect_close(value, want, what=f"{name} in forward", rank=rank, rtol=0, atol=0)
+
+
+@exercise("3.17", "virtual gloo cuda")
+def test_gradients_are_summed_in_float32(impl, run, seed, cases):
+    """The mean of the ranks' bfloat16 gradients, exact to float32: no sum is rounded to 16 bits."""
+
+    def body(ctx):
+        model, _ = wrapped(impl, seed, ctx.device, wrapper=PrefetchFSDP)
+        pair = batch(seed, ctx.rank, 0, ctx.device, BF16)
+        backward(loss_of(model, pair))
+        alone = net(seed, ctx.device, FP32).to(BF16)
+        loss_of(alone, pair).backward()
+        own = {n: p.grad.cpu().float() for n, p in alone.named_parameters() if p.grad is not None}
+        return gradient_pieces(model), own
+
+    sizes = cases(5, 3, 1)
+    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
+        got = merged_gradients([r[0] for r in results])
+        for name in results[0][1]:
+            parts = [r[1][name] for r in results]
+            expect_close(
+                got[name],
+                torch.stack(parts).mean(0),
+                what=f"{world_size} ranks: gradient of {name}",
+                contributions=parts,
+                rtol=1e-5,
+                atol=1e-7,
+            )
+
+
+@exercise("3.17", "virtual")
+def test_small_updates_are_not_lost(impl, run, seed):
+    """Twenty updates of a thousandth add up in the master weights, and reach the forward."""
+
+    def body(ctx):
+        model, inner = wrapped(impl, seed, ctx.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with torch.no_grad():
+            for shard in model.parameters():
+                shard.fill_(1.0)
+        for _ in range(20):
+            values_of(model, inner)
+            for shard in model.parameters():
+                shard.grad = torch.ones_like(shard)
+            optimizer.step()
+        return values_of(model, inner)
+
+    for rank, got in enumerate(run(body, 2)):
+        for name in ("inside.weight", "blocks.1.first.weight"):
+            ones = torch.ones_like(got[name])
+            expect_close(
+                got[name],
+                ones * 0.98,
+                what=f"{name} after 20 steps of 0.001 from 1",
+                rank=rank,
+                before=ones,
+                rtol=0.004,
+                atol=0,
+            )
+
+
+@exercise("3.17", "virtual")
+def test_bytes_of_a_step(impl, run, seed):
+    """Gathered at 2 bytes per element; reduced at 4, or at 2 if asked for."""
+
+    def body(ctx, reduce_dtype):
+        inner = Stack()
+        flat_type = partial(
+            impl.MixedPrecisionFlat, compute_dtype=BF16, reduce_dtype=getattr(torch, reduce_dtype)
+        )
+        model = FSDP(inner, list(inner.layers), flat_type=flat_type)
+        with ctx.region("step"):
+            backward(model(torch.ones(1, 2, dtype=BF16)).sum())
+
+    world_size = 4
+    for dtype, parts in (("float32", 2.0), ("bfloat16", 1.5)):
+        for log in run(body, world_size, dtype).logs:
+            log = log.select(region="step")
+            for op, want in (("all_gather", "bfloat16"), ("reduce_scatter", dtype)):
+                dtypes = sorted({e.dtype for e in log.select(op=op).events})
+                what = f"dtype of {op} with reduce_dtype {dtype}"
+                expect_equal(dtypes, [want], what=what, rank=log.rank, cause="message-dtype")
+            share = (world_size - 1) / world_size * WHOLE
+            formula = "(W-1)/W·Ψ·(2·2 bytes gathered + the reduction's)"
+            log.sent_at_most(parts * share + 12 * (DEPTH + 1) * world_size, formula)
+
+
+@exercise("3.17", "virtual")
+def test_full_parameters_take_half(impl, run, seed):
+    """Live bytes in forward: the float32 shards, root and unit at 2 bytes per element."""
+
+    def body(ctx):
+        points: dict[str, int] = {}
+
+        def tell(point: str) -> None:
+            points[point] = max(points.get(point, 0), memory.current)
+
+        with PeakMemory() as memory:
+            inner = Stack()
+            flat_type = partial(impl.MixedPrecisionFlat, compute_dtype=BF16)
+            model = FSDP(inner, list(inner.layers), flat_type=flat_type)
+            for layer in inner.layers:
+                layer.tell = tell
+            backward(model(torch.ones(1, 2, dtype=BF16)).sum())
+        return points["forward"]
+
+    limit = WHOLE / 4 + (ROOT + UNIT) / 2 + 6000
+    for rank, got in enumerate(run(body, 4)):
+        if got > limit:
+            fail(
+                f"rank {rank} has {got:,} B of tensors while a unit computes, expected at most "
+                f"{limit:,.0f} B: float32 shards and one unit in bfloat16",
+                cause="too-much-memory",
+                rank=rank,
+            )
+
+
+@exercise("3.17", "virtual")
+def test_other_dtypes_are_refused(impl, run, seed):
+    """Integers can't be computed or reduced in: ValueError."""
+
+    def body(ctx):
+        out = []
+        for wrong in ({"compute_dtype": torch.int8}, {"reduce_dtype": torch.int32}):
+            inner = net(seed)
+            try:
+                FSDP(inner, flat_type=partial(impl.MixedPrecisionFlat, **wrong))
+                out.append(False)
+            except ValueError:
+                out.append(True)
+        return out
+
+    for rank, got in enumerate(run(body, 2)):
+        expect_equal(got, [True, True], what="ValueError", rank=rank, cause="accepted")
+
+
+@trace("3.17")
+def trace_precision(impl):
+    """Two steps of a small GPT in bfloat16."""
+
+    def body(ctx):
+        torch.manual_seed(0)
+        inner = GPT(64, 32, 4, 64, 4)
+        model = PrefetchFSDP(inner, list(inner.blocks), flat_type=impl.MixedPrecisionFlat)
+        optimizer = torch.optim.AdamW(model.parameters())
+        tokens = torch.randint(0, 64, (4, 32), generator=ctx.generator())
+        for number in range(2):
+            if number == 1:
+                ctx.start_picture()
+            optimizer.zero_grad()
+            logits = model(tokens).float()
+            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
+            optimizer.step()
+
+    return body
