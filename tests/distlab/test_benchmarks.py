@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import common, ranks, run, trainer
+from benchmarks import allreduce, common, ranks, run, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -10,6 +10,15 @@ def test_ranks_and_trainer_still_run() -> None:
     rates = trainer.compare("digits MLP", 2, epochs=1)
     assert {name: len(values) for name, values in rates.items()} == {"solution": 1, "DDP": 1}
     assert all(rate > 0 for values in rates.values() for rate in values)
+
+
+def test_all_reduces_still_run() -> None:
+    found = allreduce.compare(2, {4: 1, 4_000: 2}, repeats=1)
+    assert [nbytes for nbytes, _, _ in found] == [4, 4_000]
+    for _, medians, chosen in found:
+        assert [*medians] == ["gloo", *allreduce.COLUMNS]
+        assert all(seconds > 0 for seconds in medians.values())
+        assert chosen in ("tree", "halving_doubling", "ring")
 
 
 def test_contestants_take_turns() -> None:
