@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from distlab.netcluster import cluster_obstacle
 import pytest
 import torch
 
 from benchmarks import (
+    allreduce,
     common,
     hierarchical,
     mixed_precision,
@@ -17,7 +19,6 @@ from benchmarks import (
     tensor_parallel,
     trainer,
 )
-from distlab.netcluster import cluster_obstacle
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -90,3 +91,12 @@ def test_hierarchical_sends_less_between_nodes() -> None:
 def test_hierarchical_says_why_it_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hierarchical, "cluster_obstacle", lambda: "no permission")
     assert "needs a cluster on this machine (no permission)" in hierarchical.measure(1).markdown()
+
+
+def test_all_reduces_still_run() -> None:
+    found = allreduce.compare(2, {4: 1, 4_000: 2}, repeats=1)
+    assert [nbytes for nbytes, _, _ in found] == [4, 4_000]
+    for _, medians, chosen in found:
+        assert [*medians] == ["gloo", *allreduce.COLUMNS]
+        assert all(seconds > 0 for seconds in medians.values())
+        assert chosen in ("tree", "halving_doubling", "ring")

@@ -15,6 +15,7 @@ from distlab.ranks import RankContext
 from distlab.virtual import Cluster, load_cluster, run_virtual
 from distlab.virtual.cluster import names, numbers
 from distlab.virtual.collectives import ALGORITHMS, collective_time
+from solutions.phase3_multi_node import ring_allreduce, tree_allreduce
 
 NODE = dataclasses.replace(load_cluster("dgx-h100"), gpus_per_node=256, nics_per_node=256)
 ALPHA, BETA = NODE.inside.alpha, NODE.inside.beta
@@ -43,6 +44,34 @@ def test_ring_of_messages_takes_what_the_formula_says(world_size: int) -> None:
     results = run_virtual(ring, world_size, n, cluster=NODE, ledger=False)
     want = 2 * (world_size - 1) * (ALPHA + 4 * n * BETA)
     assert results.clocks == [exact(want)] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_patterns_of_phase_3_take_their_closed_forms(world_size: int) -> None:
+    segments = 3
+    segment = math.ceil(ALPHA / BETA / 4)  # elements that take as long as the latency
+    n = segments * segment * world_size
+    shape, rounds = (world_size, 1, world_size), math.log2(world_size)
+
+    def plain(ctx: RankContext) -> None:
+        ring_allreduce.ring_all_reduce(torch.empty(n))
+
+    def segmented(ctx: RankContext) -> None:
+        ring_allreduce.segmented_ring_all_reduce(torch.empty(n), segment_bytes=4 * segment)
+
+    def tree(ctx: RankContext) -> None:
+        tree_allreduce.tree_all_reduce(torch.empty(n))
+
+    def halving(ctx: RankContext) -> None:
+        tree_allreduce.halving_doubling_all_reduce(torch.empty(n))
+
+    for body, want in (
+        (plain, ALGORITHMS["ring"](4 * n, shape, NODE)),
+        (segmented, 2 * (world_size - 1) / world_size * 4 * n * BETA + ALPHA),
+        (tree, 2 * rounds * (ALPHA + 4 * n * BETA)),
+        (halving, ALGORITHMS["halving"](4 * n, shape, NODE)),
+    ):
+        assert run_virtual(body, world_size, cluster=NODE).clock == exact(want)
 
 
 def test_checks_can_ask_for_virtual_time() -> None:

@@ -31,6 +31,8 @@ STRICT = {
     "direct-sends-waited-only": "never-waited",
     "chain-unmatched-send": "hang",
     "print-barrier-of-rank-0": "hang",
+    "ring-send-first": "hang",
+    "segments-too-many-at-once": "overwritten-in-flight",
 }
 
 

@@ -112,24 +112,22 @@ def _halve(piece, rank, distance, w, op, group):
     if rank > partner:
         mine, other = other, mine
     room = torch.empty_like(mine)
-    handles = []
-    if other.numel():
-        handles.append(dist.isend(other, group=group, group_dst=partner))
-    if room.numel():
-        handles.append(dist.irecv(room, group=group, group_src=partner))
-    for handle in handles:
-        handle.wait()
+    _swap(other, room, partner, group)
     if op == "max":
         torch.maximum(mine, room, out=mine)
     else:
         mine += room
     del room
     _halve(mine, rank, distance // 2, w, op, group)
+    _swap(mine, other, partner, group)
+
+
+def _swap(outgoing, incoming, partner, group):
     handles = []
-    if mine.numel():
-        handles.append(dist.isend(mine, group=group, group_dst=partner))
-    if other.numel():
-        handles.append(dist.irecv(other, group=group, group_src=partner))
+    if outgoing.numel():
+        handles.append(dist.isend(outgoing, group=group, group_dst=partner))
+    if incoming.numel():
+        handles.append(dist.irecv(incoming, group=group, group_src=partner))
     for handle in handles:
         handle.wait()
 

@@ -1,0 +1,89 @@
+"""All-reduce from messages (phase 3) against gloo's own, over sizes and world sizes.
+
+All run in the same ranks and in turn, each after a barrier; the slowest rank's time counts.
+``auto`` chooses by α and β that are fitted, before, to times measured by the same ranks. gloo's
+all-reduce is a segmented ring in C++ on the same sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distlab.ranks import RankContext, run_ranks
+from solutions.phase3_multi_node import ring_allreduce, tree_allreduce
+
+from .common import Table
+
+WORLDS = (2, 3, 4)
+SIZES = {4: 25, 4_000: 25, 400_000: 15, 4_000_000: 5, 20_000_000: 2, 100_000_000: 1}  # weights
+COLUMNS = ("ring", "segmented", "tree", "halving, doubling", "auto")
+
+
+def contestants(links: tree_allreduce.Links) -> dict[str, Callable[[Tensor], object]]:
+    """gloo first, then ours."""
+    calls = (
+        ring_allreduce.ring_all_reduce,
+        ring_allreduce.segmented_ring_all_reduce,
+        tree_allreduce.tree_all_reduce,
+        tree_allreduce.halving_doubling_all_reduce,
+        lambda tensor: tree_allreduce.all_reduce(tensor, links=links),
+    )
+    return {"gloo": dist.all_reduce, **dict(zip(COLUMNS, calls, strict=True))}
+
+
+def compare(
+    world_size: int, sizes: Mapping[int, int], repeats: int
+) -> list[tuple[int, dict[str, float], str]]:
+    """For each size: median seconds by contestant, and the pattern that ``auto`` chose.
+
+    ``sizes``: bytes, and how often as many runs as ``repeats`` are made of them.
+    """
+
+    def body(ctx: RankContext) -> list[tuple[int, dict[str, float], str]]:
+        links = tree_allreduce.fit(tree_allreduce.measure([*sizes], repeats=repeats))
+        calls, out = contestants(links), []
+        for nbytes, weight in sizes.items():
+            tensor = torch.empty(nbytes // 4)
+            seconds = torch.zeros(1 + repeats * weight, len(calls), dtype=torch.float64)
+            for run in seconds:  # the first warms up
+                for place, call in enumerate(calls.values()):
+                    tensor.fill_(1.0)
+                    dist.barrier()
+                    begun = time.perf_counter()
+                    call(tensor)
+                    run[place] = time.perf_counter() - begun
+                    assert tensor[-1] == ctx.world_size
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            medians = seconds[1:].median(0).values.tolist()
+            chosen = tree_allreduce.choose(ctx.world_size, nbytes, links)
+            out.append((nbytes, dict(zip(calls, medians, strict=True)), chosen))
+        return out
+
+    return list(run_ranks(body, world_size, ledger=False, timeout=300)[0])
+
+
+def measure(repeats: int = 5) -> Table:
+    """Ratios to gloo's time, by size and world size; ``repeats`` of the largest size."""
+    rows = []
+    for world_size in WORLDS:
+        for nbytes, medians, chosen in compare(world_size, SIZES, repeats):
+            gloo = medians.pop("gloo")
+            ratios = [f"{seconds / gloo:.2f}" for seconds in medians.values()]
+            ratios[-1] += f" ({chosen})"
+            rows.append([str(world_size), f"{nbytes:,}", f"{gloo * 1e3:.3f}", *ratios])
+    return Table(
+        "All-reduce from messages, time relative to gloo's",
+        ["ranks", "bytes", "gloo, ms", *COLUMNS],
+        rows,
+        "Medians of runs taken in turn in the same ranks, the slowest rank's time; below 1 is "
+        "faster than gloo. Goals: segmented at most 1.0 from 4 MB on, auto at most 1.5 below.",
+    )
+
+
+if __name__ == "__main__":
+    print(measure().markdown())
