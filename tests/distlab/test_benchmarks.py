@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import common, ranks, run, trainer
+from benchmarks import common, ddp, ranks, run, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -10,6 +10,13 @@ def test_ranks_and_trainer_still_run() -> None:
     rates = trainer.compare("digits MLP", 2, epochs=1)
     assert {name: len(values) for name, values in rates.items()} == {"solution": 1, "DDP": 1}
     assert all(rate > 0 for values in rates.values() for rate in values)
+
+
+def test_ddp_still_runs_and_holds_what_torchs_does() -> None:
+    for pair in ddp.PAIRS.values():
+        (times, held), (torchs, held_by_torch) = ddp.compare("digits CNN", pair, 2, repeats=1)
+        assert len(times) == len(torchs) == 1
+        assert held <= held_by_torch
 
 
 def test_contestants_take_turns() -> None:
