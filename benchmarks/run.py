@@ -27,6 +27,7 @@ BENCHMARKS = (
     "pipeline",
     "tensor_parallel",
     "allreduce",
+    "ddp",
     "fsdp",
     "hierarchical",
     "virtual",

@@ -9,6 +9,7 @@ import torch
 from benchmarks import (
     allreduce,
     common,
+    ddp,
     hierarchical,
     mixed_precision,
     pipeline,
@@ -100,3 +101,10 @@ def test_all_reduces_still_run() -> None:
         assert [*medians] == ["gloo", *allreduce.COLUMNS]
         assert all(seconds > 0 for seconds in medians.values())
         assert chosen in ("tree", "halving_doubling", "ring")
+
+
+def test_ddp_still_runs_and_holds_what_torchs_does() -> None:
+    for pair in ddp.PAIRS.values():
+        (times, held), (torchs, held_by_torch) = ddp.compare("digits CNN", pair, 2, repeats=1)
+        assert len(times) == len(torchs) == 1
+        assert held <= held_by_torch
