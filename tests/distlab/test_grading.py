@@ -15,7 +15,7 @@ from distlab import templates
 from distlab.course import load_course, root
 from distlab.grading import CheckFailed, expect_refused, grade, refusal
 from distlab.grading.report import console, print_report
-from distlab.grading.session import Request
+from distlab.grading.session import Request, Session
 from distlab.grading.verdicts import Report
 from distlab.ledger import Event, Log
 from distlab.ranks import RankResults
@@ -233,3 +233,19 @@ def test_expect_refused(said: str, sends: bool, cause: str) -> None:
         expect_refused(results, [("7 over 3 ranks", (7, 3))])
     assert caught.value.cause == cause
     assert caught.value.rank == (0 if sends else 1)
+
+
+@pytest.mark.parametrize(
+    ("check", "place"),
+    [
+        ("impl.RowParallelLinear(x), backward", "class RowParallelLinear"),
+        ("layer = impl.split_to_ranks(x, 1)", "def split_to_ranks"),
+        ("nothing that is known", "def cut"),
+    ],
+)
+def test_a_wrong_value_points_to_what_the_check_is_about(check: str, place: str) -> None:
+    session, exercise = Session(Request()), load_course().exercise("2.15")
+    number = int(session.definition(exercise, check).split(":")[1])
+    lines = exercise.solution_path.read_text().splitlines()
+    before = [line for line in lines[:number] if line.startswith(("class ", "def "))]
+    assert before[-1].startswith(place)
