@@ -51,8 +51,8 @@ class ParallelBlock(nn.Module):
     ``block`` is the whole one, the same on all ranks: an object with ``norm_attention``,
     ``norm_mlp``, ``qkv`` (D → 3D, fused), ``out`` (D → D), ``up``, ``down`` and ``heads``, causal
     attention and GELU. It is copied from, not kept; nothing is communicated. ``heads`` is this
-    rank's number of heads. Raises ValueError if the heads or the MLP's inner width don't divide by
-    the number of ranks, or the width by the heads.
+    rank's number of heads. Raises ValueError, with the numbers, if the heads or the MLP's inner
+    width don't divide by the number of ranks, or the width by the heads.
     """
 
     column, row = ColumnParallelLinear, RowParallelLinear  # exercise 2.18 takes others

@@ -94,8 +94,8 @@ def gather_sequence(x_BtD: Tensor, group: Group = None) -> Tensor:
 
     Forward: one all-gather; backward: one reduce-scatter, the sum of all ranks' gradients.
     """
-    place_in(group)
-    return _GatherSequence.apply(x_BtD, group)
+    # Step 8: refuse a process outside of the group, …
+    raise NotImplementedError("exercise 2.18")
 
 
 def scatter_sequence(x_BTD: Tensor, group: Group = None) -> Tensor:
@@ -103,8 +103,8 @@ def scatter_sequence(x_BTD: Tensor, group: Group = None) -> Tensor:
 
     Forward: one reduce-scatter; backward: one all-gather. ValueError if T does not divide by W.
     """
-    block_of(x_BTD.shape[TIME], "positions", group)
-    return _ScatterSequence.apply(x_BTD, group)
+    # Step 9: … and positions that don't divide
+    raise NotImplementedError("exercise 2.18")
 
 
 class _GatherLinear(Function):
@@ -112,12 +112,12 @@ class _GatherLinear(Function):
     def forward(
         ctx: Any, x_BtD: Tensor, weight_fD: Tensor, bias_f: Tensor, regather: bool, group: Group
     ) -> Tensor:
-        # Step 8: gather, multiply, and keep either the whole input or only this rank's positions
+        # Step 10: gather, multiply, and keep either the whole input or only this rank's positions
         raise NotImplementedError("exercise 2.18")
 
     @staticmethod
     def backward(ctx: Any, grad_BTf: Tensor) -> tuple[Tensor | None, ...]:
-        # Step 9: the gather runs while the gradient of x is computed, and that one's
+        # Step 11: the gather runs while the gradient of x is computed, and that one's
         #         reduce-scatter while the gradient of the weight is
         raise NotImplementedError("exercise 2.18")
 
@@ -136,7 +136,7 @@ class SequenceColumnLinear(ColumnParallelLinear):
         Forward: one all-gather; backward: one reduce-scatter, with ``regather`` one more
         all-gather. ValueError, before anything is sent, if the last dimension is not D.
         """
-        # Step 10: the gathering product
+        # Step 12: the gathering product
         raise NotImplementedError("exercise 2.18")
 
 
@@ -149,7 +149,7 @@ class SequenceRowLinear(RowParallelLinear):
         Forward: one reduce-scatter; backward: one all-gather. ValueError, before anything is sent,
         if T does not divide by W or the last dimension is not D/W.
         """
-        # Step 11: reduce-scatter the terms; the bias once, after the sum
+        # Step 13: reduce-scatter the terms; the bias once, after the sum
         raise NotImplementedError("exercise 2.18")
 
 
@@ -165,12 +165,12 @@ class SequenceParallelBlock(ParallelBlock):
 
     def __init__(self, block: Any, group: Group = None, *, regather: bool = False) -> None:
         super().__init__(block, group)
-        # Step 12: tell both column-parallel layers
+        # Step 14: tell both column-parallel layers
         raise NotImplementedError("exercise 2.18")
 
     def replicated(self) -> Iterator[nn.Parameter]:
         """The parameters that every rank holds in full but uses on its own positions only."""
-        # Step 13: the norms, and the biases that are added after the reduce-scatter
+        # Step 15: the norms, and the biases that are added after the reduce-scatter
         raise NotImplementedError("exercise 2.18")
 
 
@@ -180,5 +180,5 @@ def sum_replicated_gradients(parameters: Iterable[nn.Parameter], group: Group = 
     A missing gradient counts as zero, a tied parameter once, a frozen one not at all. One
     all-reduce of their bytes per dtype, however many there are.
     """
-    # Step 14: all gradients of a dtype in one message
+    # Step 16: all gradients of a dtype in one message
     raise NotImplementedError("exercise 2.18")

@@ -89,8 +89,8 @@ def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     Megatron-LM's f. Any shape and strides. Backward: one all-reduce of x's bytes; the gradient that
     comes in is not changed. ValueError if this process is not in ``group``.
     """
-    place_in(group)
-    return _CopyToRanks.apply(x, group)
+    # Step 5: refuse a process outside of the group: a collective would silently do nothing
+    raise NotImplementedError("exercise 2.14")
 
 
 def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
@@ -100,8 +100,8 @@ def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
     Forward: one all-reduce of x's bytes; backward: nothing. ValueError if this process is not in
     ``group``.
     """
-    place_in(group)
-    return _SumOverRanks.apply(x, group)
+    # Step 6: likewise
+    raise NotImplementedError("exercise 2.14")
 
 
 # -- linear layers ------------------------------------------------------------------------------
@@ -140,7 +140,8 @@ def split_to_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
 
     Backward: one all-gather of the blocks' gradients. ValueError if the dimension does not divide.
     """
-    return _SplitToRanks.apply(x, dim, block_of(x.shape[dim], "elements", group), group)
+    # Step 6: which block this rank has, and whether the dimension divides, is known beforehand
+    raise NotImplementedError("exercise 2.15")
 
 
 def gather_from_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
@@ -169,15 +170,15 @@ class ColumnParallelLinear(nn.Module):
     """A linear layer whose output features are shared out: rank r has block r of F/W of them.
 
     ``linear``: the whole layer, the same on all ranks; it is not kept, and nothing is communicated.
-    ``weight`` (F/W, D) and ``bias`` (F/W) or None are this rank's rows. Raises ValueError if F does
-    not divide by the number of ranks.
+    ``weight`` (F/W, D) and ``bias`` (F/W) or None are this rank's rows. Raises ValueError, with
+    the numbers, if F does not divide by the number of ranks.
     """
 
     def __init__(
         self, linear: nn.Linear, group: Group = None, *, gather_output: bool = False
     ) -> None:
         super().__init__()
-        # Step 6: take this rank's rows of the weight, and with them its part of the bias
+        # Step 7: take this rank's rows of the weight, and with them its part of the bias
         raise NotImplementedError("exercise 2.15")
 
     def forward(self, x_ND: Tensor) -> Tensor:
@@ -186,8 +187,8 @@ class ColumnParallelLinear(nn.Module):
         Backward: one all-reduce of x's bytes. With ``gather_output`` one all-gather in forward.
         ValueError, before anything is sent, if the last dimension is not D.
         """
-        # Step 7: every rank uses all of x; its gradient comes from all ranks
-        # Step 8: gather the features only if asked for
+        # Step 8: every rank uses all of x; its gradient comes from all ranks
+        # Step 9: gather the features only if asked for
         raise NotImplementedError("exercise 2.15")
 
 
@@ -196,14 +197,14 @@ class RowParallelLinear(nn.Module):
 
     ``linear``: the whole layer, the same on all ranks; it is not kept, and nothing is communicated.
     ``weight`` (F, D/W) are this rank's columns; ``bias`` (F) or None is replicated. Raises
-    ValueError if D does not divide by the number of ranks.
+    ValueError, with the numbers, if D does not divide by the number of ranks.
     """
 
     def __init__(
         self, linear: nn.Linear, group: Group = None, *, split_input: bool = False
     ) -> None:
         super().__init__()
-        # Step 9: this rank's columns of the weight; the bias belongs to the sum and stays whole
+        # Step 10: this rank's columns of the weight; the bias belongs to the sum and stays whole
         raise NotImplementedError("exercise 2.15")
 
     def forward(self, x_Nd: Tensor) -> Tensor:
@@ -213,6 +214,6 @@ class RowParallelLinear(nn.Module):
         output's bytes; backward: none (``split_input``: one all-gather). ValueError, before
         anything is sent, if the last dimension is of another size.
         """
-        # Step 10: this rank's columns times its features is one term of the sum over ranks
-        # Step 11: the bias once, after the sum
+        # Step 11: this rank's columns times its features is one term of the sum over ranks
+        # Step 12: the bias once, after the sum
         raise NotImplementedError("exercise 2.15")

@@ -180,11 +180,18 @@ class Session:
     def definition(self, exercise: Exercise, check_source: str) -> str:
         """Where the learner defines the function that the check is about: a wrong value has no
         line of its own."""
-        names = [name.split(".")[-1] for name in functions_of(exercise)]
-        about = next((n for n in names if n in check_source), names[0])
+        words = set(re.findall(r"\w+", check_source))
+
+        def relevance(name: str) -> int:
+            head, _, method = name.partition(".")
+            return 2 * (head in words) + (method in words)
+
+        owner, _, about = max(functions_of(exercise), key=relevance).rpartition(".")
         path = self.source(exercise).path(exercise.file)
+        found = not owner
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if re.match(rf"\s*def {about}\(", line):
+            found = found or re.match(rf"class {owner}\b", line) is not None
+            if found and re.match(rf"\s*def {about}\(", line):
                 return f"{path.name}:{number}: {line.strip()}"
         return ""
 

@@ -40,7 +40,7 @@ class RandomStreams:
     ``seed``: not negative; equal on all ranks of ``group``, different on data-parallel replicas and
     pipeline stages. ``device``: with a CUDA device its generator takes part beside the CPU's. The
     streams are independent of each other and of the caller's numbers, and making them draws none.
-    Raises ValueError for a negative seed, or if this process is not in ``group``.
+    Raises ValueError for a negative seed (named in it), or if this process is not in ``group``.
     """
 
     def __init__(

@@ -123,8 +123,11 @@ def gather_sequence(x_BtD: Tensor, group: Group = None) -> Tensor:
 
     Forward: one all-gather; backward: one reduce-scatter, the sum of all ranks' gradients.
     """
+    # --- exercise 2.18: start
+    # Step 8: refuse a process outside of the group, …
     place_in(group)
     return _GatherSequence.apply(x_BtD, group)
+    # --- exercise 2.18: end
 
 
 def scatter_sequence(x_BTD: Tensor, group: Group = None) -> Tensor:
@@ -132,8 +135,11 @@ def scatter_sequence(x_BTD: Tensor, group: Group = None) -> Tensor:
 
     Forward: one reduce-scatter; backward: one all-gather. ValueError if T does not divide by W.
     """
+    # --- exercise 2.18: start
+    # Step 9: … and positions that don't divide
     block_of(x_BTD.shape[TIME], "positions", group)
     return _ScatterSequence.apply(x_BTD, group)
+    # --- exercise 2.18: end
 
 
 class _GatherLinear(Function):
@@ -142,7 +148,7 @@ class _GatherLinear(Function):
         ctx: Any, x_BtD: Tensor, weight_fD: Tensor, bias_f: Tensor, regather: bool, group: Group
     ) -> Tensor:
         # --- exercise 2.18: start
-        # Step 8: gather, multiply, and keep either the whole input or only this rank's positions
+        # Step 10: gather, multiply, and keep either the whole input or only this rank's positions
         x_BTD = start_gather(x_BtD, group)()
         ctx.save_for_backward(x_BtD if regather else x_BTD, weight_fD)
         ctx.regather, ctx.group = regather, group
@@ -152,7 +158,7 @@ class _GatherLinear(Function):
     @staticmethod
     def backward(ctx: Any, grad_BTf: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.18: start
-        # Step 9: the gather runs while the gradient of x is computed, and that one's
+        # Step 11: the gather runs while the gradient of x is computed, and that one's
         #         reduce-scatter while the gradient of the weight is
         x, weight_fD = ctx.saved_tensors
         grad_BTf = grad_BTf.to(weight_fD.dtype)  # it comes in 16 bits under autocast
@@ -181,7 +187,7 @@ class SequenceColumnLinear(ColumnParallelLinear):
         all-gather. ValueError, before anything is sent, if the last dimension is not D.
         """
         # --- exercise 2.18: start
-        # Step 10: the gathering product
+        # Step 12: the gathering product
         check_width(x_BtD, self.weight.shape[1], self)
         return _GatherLinear.apply(x_BtD, self.weight, self.bias, self.regather, self.group)
         # --- exercise 2.18: end
@@ -197,7 +203,7 @@ class SequenceRowLinear(RowParallelLinear):
         if T does not divide by W or the last dimension is not D/W.
         """
         # --- exercise 2.18: start
-        # Step 11: reduce-scatter the terms; the bias once, after the sum
+        # Step 13: reduce-scatter the terms; the bias once, after the sum
         check_width(x_BTd, self.weight.shape[1], self)
         y_BtF = scatter_sequence(F.linear(x_BTd, self.weight), self.group)
         return y_BtF if self.bias is None else y_BtF + self.bias
@@ -217,14 +223,14 @@ class SequenceParallelBlock(ParallelBlock):
     def __init__(self, block: Any, group: Group = None, *, regather: bool = False) -> None:
         super().__init__(block, group)
         # --- exercise 2.18: start
-        # Step 12: tell both column-parallel layers
+        # Step 14: tell both column-parallel layers
         self.qkv.regather = self.up.regather = regather
         # --- exercise 2.18: end
 
     def replicated(self) -> Iterator[nn.Parameter]:
         """The parameters that every rank holds in full but uses on its own positions only."""
         # --- exercise 2.18: start
-        # Step 13: the norms, and the biases that are added after the reduce-scatter
+        # Step 15: the norms, and the biases that are added after the reduce-scatter
         yield from self.norm_attention.parameters()
         yield from self.norm_mlp.parameters()
         yield from (layer.bias for layer in (self.out, self.down) if layer.bias is not None)
@@ -238,7 +244,7 @@ def sum_replicated_gradients(parameters: Iterable[nn.Parameter], group: Group = 
     all-reduce of their bytes per dtype, however many there are.
     """
     # --- exercise 2.18: start
-    # Step 14: all gradients of a dtype in one message
+    # Step 16: all gradients of a dtype in one message
     trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     for dtype in dict.fromkeys(p.dtype for p in trainable):
         same = [p for p in trainable if p.dtype == dtype]

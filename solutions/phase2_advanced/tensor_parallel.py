@@ -99,8 +99,11 @@ def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     Megatron-LM's f. Any shape and strides. Backward: one all-reduce of x's bytes; the gradient that
     comes in is not changed. ValueError if this process is not in ``group``.
     """
+    # --- exercise 2.14: start
+    # Step 5: refuse a process outside of the group: a collective would silently do nothing
     place_in(group)
     return _CopyToRanks.apply(x, group)
+    # --- exercise 2.14: end
 
 
 def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
@@ -110,8 +113,11 @@ def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
     Forward: one all-reduce of x's bytes; backward: nothing. ValueError if this process is not in
     ``group``.
     """
+    # --- exercise 2.14: start
+    # Step 6: likewise
     place_in(group)
     return _SumOverRanks.apply(x, group)
+    # --- exercise 2.14: end
 
 
 # -- linear layers ------------------------------------------------------------------------------
@@ -167,7 +173,10 @@ def split_to_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
 
     Backward: one all-gather of the blocks' gradients. ValueError if the dimension does not divide.
     """
+    # --- exercise 2.15: start
+    # Step 6: which block this rank has, and whether the dimension divides, is known beforehand
     return _SplitToRanks.apply(x, dim, block_of(x.shape[dim], "elements", group), group)
+    # --- exercise 2.15: end
 
 
 def gather_from_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
@@ -196,8 +205,8 @@ class ColumnParallelLinear(nn.Module):
     """A linear layer whose output features are shared out: rank r has block r of F/W of them.
 
     ``linear``: the whole layer, the same on all ranks; it is not kept, and nothing is communicated.
-    ``weight`` (F/W, D) and ``bias`` (F/W) or None are this rank's rows. Raises ValueError if F does
-    not divide by the number of ranks.
+    ``weight`` (F/W, D) and ``bias`` (F/W) or None are this rank's rows. Raises ValueError, with
+    the numbers, if F does not divide by the number of ranks.
     """
 
     def __init__(
@@ -205,7 +214,7 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         # --- exercise 2.15: start
-        # Step 6: take this rank's rows of the weight, and with them its part of the bias
+        # Step 7: take this rank's rows of the weight, and with them its part of the bias
         block = block_of(linear.out_features, "output features", group)
         self.group, self.gather_output = group, gather_output
         self.weight = shard(linear.weight, 0, block)
@@ -219,8 +228,8 @@ class ColumnParallelLinear(nn.Module):
         ValueError, before anything is sent, if the last dimension is not D.
         """
         # --- exercise 2.15: start
-        # Step 7: every rank uses all of x; its gradient comes from all ranks
-        # Step 8: gather the features only if asked for
+        # Step 8: every rank uses all of x; its gradient comes from all ranks
+        # Step 9: gather the features only if asked for
         check_width(x_ND, self.weight.shape[1], self)
         y_Nf = F.linear(copy_to_ranks(x_ND, self.group), self.weight, self.bias)
         return gather_from_ranks(y_Nf, -1, self.group) if self.gather_output else y_Nf
@@ -232,7 +241,7 @@ class RowParallelLinear(nn.Module):
 
     ``linear``: the whole layer, the same on all ranks; it is not kept, and nothing is communicated.
     ``weight`` (F, D/W) are this rank's columns; ``bias`` (F) or None is replicated. Raises
-    ValueError if D does not divide by the number of ranks.
+    ValueError, with the numbers, if D does not divide by the number of ranks.
     """
 
     def __init__(
@@ -240,7 +249,7 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         # --- exercise 2.15: start
-        # Step 9: this rank's columns of the weight; the bias belongs to the sum and stays whole
+        # Step 10: this rank's columns of the weight; the bias belongs to the sum and stays whole
         block = block_of(linear.in_features, "input features", group)
         self.group, self.split_input = group, split_input
         self.weight = shard(linear.weight, 1, block)
@@ -256,8 +265,8 @@ class RowParallelLinear(nn.Module):
         anything is sent, if the last dimension is of another size.
         """
         # --- exercise 2.15: start
-        # Step 10: this rank's columns times its features is one term of the sum over ranks
-        # Step 11: the bias once, after the sum
+        # Step 11: this rank's columns times its features is one term of the sum over ranks
+        # Step 12: the bias once, after the sum
         if self.split_input:
             x_Nd = split_to_ranks(x_Nd, -1, self.group)
         check_width(x_Nd, self.weight.shape[1], self)

@@ -36,7 +36,7 @@ IGNORED = -100
 def vocabulary_range(vocabulary: int, group: Group = None) -> tuple[int, int]:
     """(first, end) of the words that this rank holds: ⌊V·r/W⌋ and ⌊V·(r+1)/W⌋.
 
-    Ranks differ by one word at most. ValueError if there are fewer words than ranks.
+    Ranks differ by one word at most. ValueError, with both numbers, for fewer words than ranks.
     """
     # --- exercise 2.16: start
     # Step 1: the end of one rank is the first of the next
@@ -157,6 +157,9 @@ def vocab_parallel_cross_entropy(
     this rank's logits. ValueError, before anything is sent, if the logits are not (…, v) for this
     rank's v words, or for a target outside the vocabulary.
     """
+    # --- exercise 2.16: start
+    # Step 10: refuse logits and targets that don't fit, alike on all ranks
+    # Step 11: 16 bits are too few for a sum of thousands of exponentials
     first, end = vocabulary_range(vocabulary, group)
     if logits_Nv.shape != (*targets_N.shape, end - first):
         raise ValueError(
@@ -166,3 +169,4 @@ def vocab_parallel_cross_entropy(
     check_words(targets_N[targets_N != ignore_index], vocabulary, "target")
     wide_Nv = logits_Nv.to(torch.promote_types(logits_Nv.dtype, torch.float32))
     return _CrossEntropy.apply(wide_Nv, targets_N, first, ignore_index, group)
+    # --- exercise 2.16: end

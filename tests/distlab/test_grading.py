@@ -15,7 +15,7 @@ from distlab import templates
 from distlab.course import load_course, root
 from distlab.grading import CheckFailed, expect_refused, grade, plugin, refusal
 from distlab.grading.report import console, print_report
-from distlab.grading.session import Request
+from distlab.grading.session import Request, Session
 from distlab.grading.verdicts import Report
 from distlab.ledger import Event, Log
 from distlab.ranks import RankResults
@@ -244,3 +244,19 @@ def test_without_nodes_a_check_is_needs(monkeypatch: pytest.MonkeyPatch) -> None
     assert [c.verdict for c in result.checks] == ["needs"]
     assert result.needs == ["a cluster on this machine (no permission)"]
     assert (result.verdict, result.points) == ("needs", 0)
+
+
+@pytest.mark.parametrize(
+    ("check", "place"),
+    [
+        ("impl.RowParallelLinear(x), backward", "class RowParallelLinear"),
+        ("layer = impl.split_to_ranks(x, 1)", "def split_to_ranks"),
+        ("nothing that is known", "def cut"),
+    ],
+)
+def test_a_wrong_value_points_to_what_the_check_is_about(check: str, place: str) -> None:
+    session, exercise = Session(Request()), load_course().exercise("2.15")
+    number = int(session.definition(exercise, check).split(":")[1])
+    lines = exercise.solution_path.read_text().splitlines()
+    before = [line for line in lines[:number] if line.startswith(("class ", "def "))]
+    assert before[-1].startswith(place)

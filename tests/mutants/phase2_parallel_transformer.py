@@ -74,7 +74,7 @@ MUTANTS = [
         replace="        mixed_BTd = mixed_BHTd.transpose(1, 2).flatten(2)\n"
         "        return F.linear(mixed_BTd, self.out.weight) + self.out.bias\n",
         killed_by=EQUALS,
-        cause="wrong",
+        cause="partial-sums",
     ),
     Mutant(
         id="block-gelu-of-partial-sums",
@@ -97,7 +97,7 @@ MUTANTS = [
         "        return sum_over_ranks(term, self.group)\n",
         patches=[("    block_of,\n", "    block_of,\n    sum_over_ranks,\n")],
         killed_by=EQUALS,
-        cause="wrong",
+        cause="bias-counted",
     ),
     Mutant(
         id="block-input-gradient-lost",

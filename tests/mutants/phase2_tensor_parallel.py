@@ -199,7 +199,7 @@ MUTANTS = [
         find=COLUMN,
         replace="        y_Nf = F.linear(x_ND, self.weight, self.bias)\n",
         killed_by=MLP,
-        cause="wrong",
+        cause="only-own",
     ),
     Mutant(
         id="row-partial-output",
@@ -208,7 +208,7 @@ MUTANTS = [
         find=ROW,
         replace="        y_NF = F.linear(x_Nd, self.weight)\n",
         killed_by=MLP,
-        cause="wrong",
+        cause="only-own",
     ),
     Mutant(
         id="column-gathers-always",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from distlab.diagnose import Case, Diagnosis
@@ -58,25 +59,6 @@ def share_of(name: str, full: torch.Tensor, rank: int, world_size: int) -> torch
     return full
 
 
-@exercise("2.17", "virtual gloo cuda")
-def test_block_equals_one_process(impl, run, seed, cases):
-    """Output and all twelve gradients of the block, for several heads per rank."""
-    sizes = cases((2, 24, 4), (3, 24, 6), (4, 24, 4), (1, 24, 2))
-    for w, width, heads in sizes:
-
-        def body(ctx, width=width, heads=heads):
-            block = impl.ParallelBlock(whole_block(seed, width, heads)).to(ctx.device)
-            return results_of(block, values(seed, 1, BATCH, LENGTH, width).to(ctx.device), seed)
-
-        x = values(seed, 1, BATCH, LENGTH, width)
-        want = results_of(whole_block(seed, width, heads), x, seed)
-        for rank, got in enumerate(run(body, w)):
-            for name, full in want.items():
-                right = share_of(name, full, rank, w)
-                what = f"{heads} heads over {w} ranks: {name}"
-                expect_close(got.get(name), right, what=what, rank=rank, **EXACT)
-
-
 def rows_in_one_piece(fused: torch.Tensor, rank: int, world_size: int):
     """A rule: the fused rows were cut without regard to q, k and v."""
 
@@ -127,6 +109,53 @@ def test_block_takes_over_the_weights(impl, run, seed):
         expect_equal(sorted(frozen), names, what="frozen as in the whole", rank=rank)
         if results.logs[rank].events:
             fail("sharding a block needs no communication", cause="too-many-messages")
+
+
+def of_partial_sums(block: Block, x: torch.Tensor, rank: int, world_size: int):
+    """A rule: the terms of attention went into the next norm without being summed."""
+    q, k, v = block.qkv(block.norm_attention(x)).chunk(3, dim=-1)
+    q, k, v = (t.unflatten(-1, (block.heads, -1)).transpose(1, 2) for t in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    heads = zip(mixed.chunk(world_size, -1), block.out.weight.chunk(world_size, 1), strict=True)
+    alone = [x + part @ weight.T + block.out.bias for part, weight in heads]
+    inner = [F.gelu(block.up(block.norm_mlp(each))).chunk(world_size, -1) for each in alone]
+    mine = torch.cat([features[r] for r, features in enumerate(inner)], -1)
+    formula = (alone[rank] + block.down(mine)).detach()
+
+    def rule(case: Case) -> Diagnosis | None:
+        if not case.fits(formula):
+            return None
+        text = "the terms of attention are not summed before what follows: norms need the whole sum"
+        return Diagnosis("partial-sums", text)
+
+    return (rule,)
+
+
+@exercise("2.17", "virtual gloo cuda")
+def test_block_equals_one_process(impl, run, seed, cases):
+    """Output and all twelve gradients of the block, for several heads per rank."""
+    sizes = cases((2, 24, 4), (3, 24, 6), (4, 24, 4), (1, 24, 2))
+    for w, width, heads in sizes:
+
+        def body(ctx, width=width, heads=heads):
+            block = impl.ParallelBlock(whole_block(seed, width, heads)).to(ctx.device)
+            return results_of(block, values(seed, 1, BATCH, LENGTH, width).to(ctx.device), seed)
+
+        x = values(seed, 1, BATCH, LENGTH, width)
+        want = results_of(whole_block(seed, width, heads), x, seed)
+        whole = whole_block(seed, width, heads)
+        for rank, got in enumerate(run(body, w)):
+            for name, full in want.items():
+                output = name == "output" and w > 1
+                expect_close(
+                    got.get(name),
+                    share_of(name, full, rank, w),
+                    what=f"{heads} heads over {w} ranks: {name}",
+                    rank=rank,
+                    bias=whole.down.bias.detach().expand_as(full) if output else None,
+                    rules=of_partial_sums(whole, x.detach(), rank, w) if output else (),
+                    **EXACT,
+                )
 
 
 @exercise("2.17", "virtual gloo")

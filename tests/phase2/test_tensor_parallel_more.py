@@ -124,6 +124,30 @@ def mlp_of_one(seed: int, scale: float):
     }
 
 
+def parts_of_one(seed: int, scale: float, rank: int, world_size: int) -> dict:
+    """What a rank has of the MLP's output and of the gradient of x before they are summed."""
+    up, down = layers(seed, scale=scale)
+    x = values(seed, 3, 5, D)
+    mine = slice(INNER * rank // world_size, INNER * (rank + 1) // world_size)
+    inner = up(x).detach().requires_grad_()
+    active = F.gelu(inner)
+    (down(active) * values(seed, 4, 5, D)).sum().backward()
+    term = active[:, mine] @ down.weight[:, mine].T + down.bias
+    return {"output": term, "gradient of x": inner.grad[:, mine] @ up.weight[mine]}
+
+
+def never_summed(parts: dict, name: str):
+    """A rule: a rank's part of what should be a sum over the ranks."""
+
+    def rule(case: Case) -> Diagnosis | None:
+        if name not in parts or not case.fits(parts[name].detach()):
+            return None
+        text = "it is this rank's part only: it has to be summed over the ranks"
+        return Diagnosis("only-own", text)
+
+    return (rule,)
+
+
 CUT = {"up.weight": 0, "up.bias": 0, "down.weight": 1}  # the dimension that is shared out
 
 
@@ -146,6 +170,7 @@ def test_column_then_row_equals_one_process(impl, run, seed, cases):
     bias = layers(seed, scale=scale)[1].bias.detach().expand(5, D)
     for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
         for rank, got in enumerate(results):
+            parts = parts_of_one(seed, scale, rank, w)
             for tensor, (name, whole) in zip(got, want.items(), strict=True):
                 dim = CUT.get(name.removeprefix("gradient of "))
                 right = whole if dim is None else block(whole, rank, w, dim)
@@ -155,7 +180,7 @@ def test_column_then_row_equals_one_process(impl, run, seed, cases):
                     what=f"{w} ranks: {name}",
                     rank=rank,
                     bias=bias if name == "output" and w > 1 else None,
-                    rules=summed_again(right, w),
+                    rules=never_summed(parts, name) + summed_again(right, w),
                     **EXACT,
                 )
 
