@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
+import torch
+import torch._dynamo  # once here instead of in every forked grader
+import torch.distributed as dist
 
 from distlab import templates
 from distlab.course import load_course, root
 from distlab.grading import grade
 from distlab.grading.report import console, print_report
-from distlab.grading.session import Request
+from distlab.grading.session import Request, VirtualRunner
 from distlab.grading.verdicts import Report
+from distlab.ranks import RankContext
+from distlab.virtual import load_cluster
 
 COURSE = load_course()
 AVERAGE = 'raise NotImplementedError("exercise 1.4")'
@@ -204,3 +210,20 @@ def test_python_without_the_dependencies_is_told_what_to_do() -> None:
     assert done.returncode != 0
     assert "make env" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_timed_runs_go_in_the_order_of_virtual_time() -> None:
+    def body(ctx: RankContext) -> None:  # two senders share a card, one comes later than the other
+        x = torch.ones(250_000)
+        if ctx.rank < 2:
+            time.sleep(0.01 * ctx.rank)
+            dist.send(x, ctx.rank + 2)
+        else:
+            dist.recv(x, ctx.rank - 2)
+
+    cluster = dataclasses.replace(load_cluster("ethernet-v100"), gpus_per_node=2)
+    runs = [VirtualRunner((), seed, "cpu") for seed in range(1, 7)]
+    timed = {tuple(run(body, 4, timed=True, cluster=cluster).clocks) for run in runs}
+    untimed = {tuple(run(body, 4, cluster=cluster).clocks) for run in runs}
+    assert len(timed) == 1
+    assert untimed - timed
