@@ -167,15 +167,15 @@ class Pipeline:
         if len(schedule) != ranks:
             raise ValueError(f"the schedule is for {len(schedule)} ranks, the group has {ranks}")
         steps = [step for steps in schedule for step in steps]
-        if not {step.kind[-1] for step in steps} <= {*self.kinds}:
-            raise ValueError(f"{type(self).__name__} takes steps of {', '.join(self.kinds)} only")
+        for kind in sorted({step.kind[-1] for step in steps} - {*self.kinds}):
+            raise ValueError(f"{type(self).__name__} takes steps {self.kinds}, not {kind}")
         self.micro_batches = 1 + max((step.micro_batch for step in steps), default=-1)
         self.last = len(boundaries)
         validate(schedule, self.last + 1, self.micro_batches)
         self.rank_of = rank_of_stages(schedule)
         mine = [stage for stage, owner in sorted(self.rank_of.items()) if owner == rank]
         if len(chunks) != len(mine):
-            raise ValueError(f"rank {rank} has {len(mine)} stages, but got {len(chunks)} chunks")
+            raise ValueError(f"{len(chunks)} chunks for the {len(mine)} stages of this rank")
         self.chunks = dict(zip(mine, chunks, strict=True))  # by stage
         self.steps = list(schedule[rank])
         self.loss_fn, self.boundaries, self.group = loss_fn, boundaries, group

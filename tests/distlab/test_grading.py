@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
+import torch
+import torch._dynamo  # once here instead of in every forked grader
+import torch.distributed as dist
 
 from distlab import templates
 from distlab.course import load_course, root
 from distlab.grading import CheckFailed, expect_refused, grade, plugin, refusal
 from distlab.grading.report import console, print_report
-from distlab.grading.session import Request, Session
+from distlab.grading.session import Request, Session, VirtualRunner
 from distlab.grading.verdicts import Report
 from distlab.ledger import Event, Log
-from distlab.ranks import RankResults
+from distlab.ranks import RankContext, RankResults
+from distlab.virtual import load_cluster
 
 COURSE = load_course()
 AVERAGE = 'raise NotImplementedError("exercise 1.4")'
@@ -260,3 +265,20 @@ def test_a_wrong_value_points_to_what_the_check_is_about(check: str, place: str)
     lines = exercise.solution_path.read_text().splitlines()
     before = [line for line in lines[:number] if line.startswith(("class ", "def "))]
     assert before[-1].startswith(place)
+
+
+def test_simulated_runs_go_in_the_order_of_virtual_time() -> None:
+    def body(ctx: RankContext) -> None:  # two senders share a card, one comes later than the other
+        x = torch.ones(250_000)
+        if ctx.rank < 2:
+            time.sleep(0.01 * ctx.rank)
+            dist.send(x, ctx.rank + 2)
+        else:
+            dist.recv(x, ctx.rank - 2)
+
+    cluster = dataclasses.replace(load_cluster("ethernet-v100"), gpus_per_node=2)
+    runs = [VirtualRunner((), seed, "cpu") for seed in range(1, 7)]
+    timed = {tuple(run.simulate(body, 4, cluster=cluster).clocks) for run in runs}
+    untimed = {tuple(run(body, 4, cluster=cluster).clocks) for run in runs}
+    assert len(timed) == 1
+    assert untimed - timed

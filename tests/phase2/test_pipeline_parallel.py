@@ -231,7 +231,21 @@ def test_bad_input_is_refused_on_all_ranks(impl, run, seed):
 
         return call
 
+    def made(stages, schedule, boundary_count=2):
+        def call(ctx):
+            chunks = [Paced((0.0, 0.0, 0.0)) for _ in range(stages)]
+            impl.Pipeline(chunks, schedule(), squares, paced_boundaries(boundary_count + 1))
+
+        return call
+
+    weights = completed(seed, [[(k, r, 0) for k in "FBW"] for r in range(3)])
+    plan = lambda ranks: lambda: impl.make_schedule("gpipe", ranks, 4)
     calls = {
+        "a schedule for 4 ranks on 3": (made(1, plan(4), 3), ("4", "3")),
+        "a schedule with 3 stages for 5": (made(1, plan(3), 4), ("4",)),
+        "2 modules for 1 stage": (made(2, plan(3)), ("2", "1")),
+        "an empty schedule": (made(1, lambda: [[], [], []]), ("0",)),
+        "steps W in a plain pipeline": (made(1, lambda: as_steps(impl, weights)), ("W",)),
         "a batch of 10 for 4 micro-batches": (step(10), ("10", "4")),
         "8 inputs and 6 targets for 4 micro-batches": (step(8, 6), ("6", "4")),
         "an empty batch for 4 micro-batches": (step(0), ("0", "4")),

@@ -33,6 +33,11 @@ def all_forwards_first(ranks: int, m: int) -> Schedule:
     return [[(k, r, i) for k in "FB" for i in range(m)] for r in range(ranks)]
 
 
+def weights_last(ranks: int, m: int) -> Schedule:
+    order = one_after_another(ranks, m)
+    return [[*steps, *(("W", r, i) for i in range(m))] for r, steps in enumerate(order)]
+
+
 def orders(seed: int) -> list[tuple[str, int, int, Schedule]]:
     """(name, stages, micro-batches, order): regular ones, and some in which chance chose."""
     found = [
@@ -40,6 +45,8 @@ def orders(seed: int) -> list[tuple[str, int, int, Schedule]]:
         ("one micro-batch after another, 3 ranks", 3, 4, one_after_another(3, 4)),
         ("one rank, one stage", 1, 2, all_forwards_first(1, 2)),
         ("one rank with three stages", 3, 2, any_order(seed, [0, 0, 0], 2)),
+        ("the only order of three stages on a rank", 3, 1, any_order(seed, [0, 0, 0], 1)),
+        ("all weights last, 2 ranks", 2, 3, weights_last(2, 3)),
     ]
     for number, (kind, ranks, chunks, m, kinds) in enumerate(
         [

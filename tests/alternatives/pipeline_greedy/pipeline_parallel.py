@@ -115,6 +115,8 @@ class Pipeline:
         if len(schedule) != ranks:
             raise ValueError(f"{len(schedule)} programs for {ranks} ranks")
         self.count = len({step.micro_batch for steps in schedule for step in steps})
+        if "W" in {step.kind for steps in schedule for step in steps}:
+            raise ValueError("a step W needs a backward in two halves")
         validate(schedule, len(boundaries) + 1, self.count)
         self.owner = rank_of_stages(schedule)
         self.program = schedule[dist.get_rank(group)]
