@@ -140,6 +140,7 @@ class Transfer:
                 MOVE[parts[0].op](parts)
         for part in parts:
             part.done, part.transfer = True, None  # no cycle is left behind
+        self.parts = []  # who still waits for this transfer must not keep the others' buffers alive
         self.exchange.scheduler.wake(self)
 
 
