@@ -43,7 +43,7 @@ COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # into the first, in
     "max": lambda ours, theirs: torch.maximum(ours, theirs, out=ours),
 }
 DTYPES = sorted({str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)})
-SEGMENT_BYTES = 2**20
+SEGMENT_BYTES = 2**21
 WINDOW = 2  # segments on their way: one travels while the other is being combined
 
 

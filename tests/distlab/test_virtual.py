@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distlab.grading.implementation import Implementation, Source
+from distlab.memory import PeakMemory
 from distlab.rank_watch import children
 from distlab.ranks import RankContext, RankFailure
 from distlab.virtual import reap_children, run_virtual, run_worlds
@@ -245,6 +246,24 @@ def test_reused_buffer_and_early_read_are_always_corrupt(seed: int) -> None:
     results = run_virtual(body, 2, seed=seed)
     assert results[1] == [[7.0, 7.0], [1.0, 1.0], [2.0, 2.0]]
     assert results.logs[0].events[0].overwritten
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
+def test_buffers_of_a_delivered_message_are_let_go(seed: int | None) -> None:
+    """A peer that has not run since the delivery does not keep the receiver's buffer alive."""
+
+    def body(ctx: RankContext) -> int:
+        peer = 1 - ctx.rank
+        with PeakMemory() as memory:
+            for _ in range(3):
+                buffer = torch.empty(1000)
+                handle = dist.isend(torch.ones(1000), peer)
+                dist.recv(buffer, peer)
+                handle.wait()
+                del buffer, handle
+        return memory.peak
+
+    assert [*run_virtual(body, 2, seed=seed)] == [8000, 8000]
 
 
 def test_handle_that_is_not_awaited_is_reported() -> None:
