@@ -14,6 +14,7 @@ from distlab.course import root
 # pictures, and words of an output
 EXPECTED = {
     "phase1_data_parallel": (4, "among the 4 ranks: 1 "),
+    "phase2_advanced": (6, "rounding"),
     "virtual_cluster": (4, "sum 64; virtual time 428.610000 µs, formula 428.610000 µs"),
 }
 NOTEBOOKS = sorted((root() / "notebooks").glob("*.ipynb"))
