@@ -71,7 +71,7 @@ MUTANTS = [
         GATHER,
         "        self.shard.data.copy_(self.shard.data.to(self.full.dtype))\n" + GATHER,
         SMALL,
-        "unchanged",
+        "updates-lost",
     ),
     mutant(
         "reduced-in-bfloat16",
