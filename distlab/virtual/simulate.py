@@ -16,10 +16,13 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch._dynamo  # torch.optim imports it, and can't inside a dispatch mode
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -29,7 +32,7 @@ from ..ranks import RankContext
 from ..timeline import Span, covered, spans_of
 from .cluster import Cluster, load_cluster
 from .isolation import entered
-from .models import ModelSpec, model_spec
+from .models import ModelSpec, blocks_of, model_spec
 from .run import VirtualResults, run_virtual
 
 TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
@@ -64,6 +67,8 @@ class Plan:
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.strategy != "ddp" and self.impl == "torch":
+            raise ValueError(f"strategy {self.strategy} is simulated with solutions or mine")
         if not self.gpus or min(self.gpus) < 1:
             raise ValueError(f"numbers of GPUs must be positive, got {list(self.gpus)}")
         if self.batch < 0 or self.bucket_mb <= 0:
@@ -108,9 +113,12 @@ class Answer:
         return data | {"communication_share": self.communication_share}
 
 
-# -- strategies: how a step is trained; each yields the step to run -------------------------------
+# -- strategies: how a step is trained; each yields what has the parameters and the step to run ----
+Trained = tuple[nn.Module, TrainStep]
+
+
 @contextlib.contextmanager
-def data_parallel(plan: Plan, model: nn.Module) -> Iterator[TrainStep]:
+def data_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Phase 1's trainer, or torch's DistributedDataParallel unchanged."""
     if plan.impl == "torch":
         wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=plan.bucket_mb)
@@ -120,17 +128,43 @@ def data_parallel(plan: Plan, model: nn.Module) -> Iterator[TrainStep]:
             F.cross_entropy(wrapped(inputs), targets).backward()
             optimizer.step()
 
-        yield step
+        yield model, step
         return
+    yield model, _module(plan, 1, "trainer").train_step
+
+
+@contextlib.contextmanager
+def fully_sharded(plan: Plan, model: nn.Module, hybrid: bool = False) -> Iterator[Trained]:
+    """Phase 3's FSDP with prefetching, a unit per block; ``hybrid``: sharded inside the nodes."""
+    options: dict[str, Any] = {}
+    if hybrid:
+        module = _module(plan, 3, "fsdp_hybrid")
+        size = min(load_cluster(plan.cluster).gpus_per_node, dist.get_world_size())
+        options["group"], replicas = module.node_groups(size)
+        options["flat_type"] = partial(module.HybridFlat, replicas=replicas)
+    sharded = _module(plan, 3, "fsdp_prefetch").PrefetchFSDP(model, blocks_of(model), **options)
+
+    def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(sharded(inputs), targets).backward()
+        optimizer.step()
+
+    yield sharded, step
+
+
+STRATEGIES = {
+    "ddp": data_parallel,
+    "fsdp": fully_sharded,
+    "hybrid": partial(fully_sharded, hybrid=True),
+}
+
+
+def _module(plan: Plan, phase: int, name: str) -> ModuleType:
+    """The solution's module, or the learner's."""
+    course = load_course().phase(phase)
     if plan.impl == "solutions":
-        trainer = importlib.import_module("solutions.phase1_data_parallel.trainer")
-    else:
-        source = find_source("templates", load_course().phase(1))
-        trainer = Implementation(source, "trainer").module("trainer")
-    yield trainer.train_step
-
-
-STRATEGIES = {"ddp": data_parallel}
+        return importlib.import_module(f"solutions.{course.folder}.{name}")
+    return Implementation(find_source("templates", course), name).module(name)
 
 
 def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
@@ -142,11 +176,12 @@ def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
     with torch.device("meta"):
         model = spec.build().to(dtype)
     inputs, targets = spec.inputs(plan.batch or spec.batch, "meta", dtype)
-    with STRATEGIES[plan.strategy](plan, model) as train_step:
-        optimizer = spec.optimizer([p for p in model.parameters() if p.requires_grad])
+    with STRATEGIES[plan.strategy](plan, model) as (trained, train_step):
+        optimizer = spec.optimizer([p for p in trained.parameters() if p.requires_grad])
         train_step(model, optimizer, inputs, targets)  # DDP makes its buckets after the first
         ctx.start_picture()
         model_of_rank = entered().mine.model
+        model_of_rank.memory.peak = model_of_rank.memory.current  # building it may have taken more
         begin, flops = time.perf_counter(), model_of_rank.flops
         train_step(model, optimizer, inputs, targets)
         return begin, time.perf_counter(), model_of_rank.flops - flops
@@ -158,7 +193,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
     Raises RankFailure with the rank and line if the implementation fails on the way.
     """
     cluster, alone = load_cluster(plan.cluster), 0.0
-    source = find_source("templates", load_course().phase(1))
+    files = [find_source("templates", load_course().phase(n)).files() for n in (1, 3)]
     for gpus in plan.gpus:
         results = run_virtual(
             _body,
@@ -168,7 +203,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
             compute="roofline",
             algorithm=plan.collective,
             timeout=plan.timeout,
-            learner_files=source.files(),
+            learner_files=(*files[0], *files[1]),
         )
         answer = _answer(plan, cluster, gpus, results)
         alone = alone or answer.rate / answer.gpus  # relative to the smallest that was asked for
