@@ -75,7 +75,7 @@ def test_sharding_saves_memory_and_hides_its_messages() -> None:
     (replicated,) = answers_of(strategy="ddp", gpus=(4,), impl="torch", **common)
     state = 4 * 2 * 1.31e9  # weights, gradients and two moments in 16 bits
     assert replicated.memory > state
-    assert sharded.memory < replicated.memory - 0.6 * state
+    assert sharded.memory < replicated.memory - 0.45 * state  # 3/4, less root and units in full
     sent = sharded.bytes_per_link["inside"] / 4
     whole = 3 / 4 * 2 * 1.31e9
     assert 2.5 * whole < sent < 3.01 * whole

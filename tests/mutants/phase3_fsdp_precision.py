@@ -85,7 +85,7 @@ MUTANTS = [
         "sum-rounded",
         "the reduced gradient is rounded to bfloat16 again",
         MEAN,
-        "        return super().mean(chunk.to(self.compute_dtype))\n",
+        "        return super().mean(chunk.to(self.compute_dtype)).to(self.shard.dtype)\n",
         SUMMED,
         "wrong",
     ),
