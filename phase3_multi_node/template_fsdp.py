@@ -121,8 +121,8 @@ class FlatParameter:
 
     def finish_reduce(self) -> None:
         """Wait for the reduce-scatter, if there is one, and add the mean to ``shard.grad``."""
-        # Step 9: the mean over the ranks, without the padding, in the shard's dtype and place;
-        #         a gradient that is there already stays in the sum
+        # Step 9: the mean over the ranks, without the padding; a gradient that is there already
+        #         stays in the sum
         raise NotImplementedError("exercise 3.15")
 
     def mean(self, chunk: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..memory import PeakMemory, following
+from .isolation import entered
 from .shadows import READS_VALUES, read_value, set_shadow, shadow_of, with_shadow
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ComputeModel(TorchDispatchMode):
         self.flops = 0.0
         if not _prepared:
             use_fused_functions()
-            _follow_phases(world)
+            _follow_phases()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -235,19 +236,19 @@ def _nbytes(tensor: Tensor) -> int:
 _prepared: list[Any] = []  # hooks of this process
 
 
-def _follow_phases(world: World) -> None:
-    """Know forward and optimizer steps."""
+def _follow_phases() -> None:
+    """Know forward and optimizer steps, in whichever world this process has entered."""
 
     def module(step: int) -> Callable[..., None]:
         def call(*_: Any) -> None:
-            ledger = world.mine.ledger
+            ledger = entered().mine.ledger
             ledger.depth += step
             ledger.phase = "forward" if ledger.depth > 0 else ""
 
         return call
 
     def optimizer(phase: str) -> Callable[..., None]:
-        return lambda *_: setattr(world.mine.ledger, "phase", phase)
+        return lambda *_: setattr(entered().mine.ledger, "phase", phase)
 
     _prepared.append(register_module_forward_pre_hook(module(1)))
     _prepared.append(register_module_forward_hook(module(-1), always_call=True))

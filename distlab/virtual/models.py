@@ -110,3 +110,17 @@ def model_spec(name: str) -> ModelSpec:
         guess = f"; did you mean {near[0]}?" if near else ";"
         raise ValueError(f"no model {name!r}{guess} There are: {', '.join(MODELS)}")
     return MODELS[name]
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts that a model lists: a transformer's blocks, those of a ResNet's stages.
+
+    None inside another; empty for a model that is itself a plain sequence.
+    """
+    found: list[nn.Module] = []
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.Sequential)):
+            found += [part for part in child if any(True for _ in part.parameters())]
+        else:
+            found += blocks_of(child)
+    return found

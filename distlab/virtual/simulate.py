@@ -26,7 +26,7 @@ from .cluster import Cluster, load_cluster
 from .isolation import entered
 from .models import ModelSpec, model_spec
 from .run import VirtualResults, run_virtual
-from .strategies import STRATEGIES, learners, model_parallel
+from .strategies import OF_TORCH, STRATEGIES, learners, model_parallel
 
 IMPLS = ("solutions", "mine", "torch")
 COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
@@ -66,6 +66,8 @@ class Plan:
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.impl == "torch" and self.strategy not in OF_TORCH:
+            raise ValueError(f"strategy {self.strategy} is simulated with solutions or mine")
         if not self.gpus or min(self.gpus) < 1:
             raise ValueError(f"numbers of GPUs must be positive, got {list(self.gpus)}")
         if self.batch < 0 or self.bucket_mb <= 0:
@@ -168,6 +170,7 @@ def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
             _make_state(optimizer)
         ctx.start_picture()
         model_of_rank = entered().mine.model
+        model_of_rank.memory.peak = model_of_rank.memory.current  # building it may have taken more
         begin, flops = time.perf_counter(), model_of_rank.flops
         train_step(trained, optimizer, inputs, targets)
         return begin, time.perf_counter(), model_of_rank.flops - flops

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 
 from ..course import load_course
 from ..grading.implementation import Implementation, Source, find_source
+from .cluster import load_cluster
+from .models import blocks_of
 
 if TYPE_CHECKING:
     from .simulate import Plan
@@ -73,6 +76,20 @@ def bucketed(plan: Plan, model: nn.Module) -> Iterator[Trained]:
 
 
 @contextlib.contextmanager
+def fully_sharded(plan: Plan, model: nn.Module, hybrid: bool = False) -> Iterator[Trained]:
+    """Phase 3's FSDP with prefetching, a unit per block; ``hybrid``: sharded inside the nodes."""
+    options: dict[str, Any] = {}
+    if hybrid:
+        module = module_of(plan, 3, "fsdp_hybrid")
+        size = min(load_cluster(plan.cluster).gpus_per_node, dist.get_world_size())
+        options["group"], replicas = module.node_groups(size)
+        options["flat_type"] = partial(module.HybridFlat, replicas=replicas)
+    wrap = module_of(plan, 3, "fsdp_prefetch").PrefetchFSDP
+    sharded = wrap(model, blocks_of(model), **options)
+    yield sharded, step_of(sharded)
+
+
+@contextlib.contextmanager
 def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Phase 2's tensor, sequence and pipeline parallelism, with data parallelism over the rest."""
     parts = module_of(plan, 2, "parallel_gpt")
@@ -97,4 +114,10 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     yield share, step
 
 
-STRATEGIES = {"ddp": data_parallel, "bucketed": bucketed}
+STRATEGIES = {
+    "ddp": data_parallel,
+    "bucketed": bucketed,
+    "fsdp": fully_sharded,
+    "hybrid": partial(fully_sharded, hybrid=True),
+}
+OF_TORCH = ("ddp", "bucketed")  # that --impl torch can take the place of

@@ -173,14 +173,14 @@ class FlatParameter:
     def finish_reduce(self) -> None:
         """Wait for the reduce-scatter, if there is one, and add the mean to ``shard.grad``."""
         # --- exercise 3.15: start
-        # Step 9: the mean over the ranks, without the padding, in the shard's dtype and place;
-        #         a gradient that is there already stays in the sum
+        # Step 9: the mean over the ranks, without the padding; a gradient that is there already
+        #         stays in the sum
         if self.reducing is None:
             return
         work, chunk, _ = self.reducing
         work.wait()
         self.reducing = None
-        mean = self.mean(chunk)[: self.shard.numel()].to(self.shard)
+        mean = self.mean(chunk)[: self.shard.numel()]
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
         # --- exercise 3.15: end
 

@@ -105,6 +105,29 @@ def test_better_schedules_have_smaller_bubbles() -> None:
     assert bubbles[0] > bubbles[1] > bubbles[2] > 0
 
 
+def test_sharding_saves_memory_and_hides_its_messages() -> None:
+    common = {"model": "gpt-1b", "cluster": "p4d-a100", "batch": 2}
+    (sharded,) = answers_of(strategy="fsdp", gpus=(4,), **common)
+    (replicated,) = answers_of(strategy="ddp", gpus=(4,), impl="torch", **common)
+    state = 4 * 2 * 1.31e9  # weights, gradients and two moments in 16 bits
+    assert replicated.memory > state
+    assert sharded.memory < replicated.memory - 0.45 * state  # 3/4, less root and units in full
+    sent = sharded.bytes_per_link["inside"] / 4
+    whole = 3 / 4 * 2 * 1.31e9
+    assert 2.5 * whole < sent < 3.01 * whole
+    assert sharded.hidden > 0.8 * (sharded.hidden + sharded.exposed)
+
+
+def test_hybrid_sharding_keeps_gathers_in_the_node() -> None:
+    common = {"model": "gpt-1b", "cluster": "p4d-a100", "batch": 1, "gpus": (16,)}
+    (full,), (hybrid,) = (answers_of(strategy=s, **common) for s in ("fsdp", "hybrid"))
+    assert full.bytes_per_link["inside"] == 0
+    between = hybrid.bytes_per_link["between"] / 16
+    assert between == pytest.approx(2 * 1.31e9 / 8, rel=0.02)
+    assert hybrid.memory > full.memory
+    assert hybrid.step < full.step
+
+
 def test_every_model_has_an_input_that_fits() -> None:
     for name in MODELS:
         (answer,) = answers_of(model=name, gpus=(1,), batch=1)
@@ -148,6 +171,7 @@ def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
         (["--impl", "theirs"], "impl must be one of"),
         (["--collective", "star"], "collective must be one of"),
         (["--strategy", "zero"], "no strategy"),
+        (["--strategy", "fsdp", "--impl", "torch"], "with solutions or mine"),
         (["--dtype", "float12"], "dtype must be one of"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--model", "gpt-1b", "--tensor", "8", "--gpus", "4"], "no multiple of tensor 8"),

@@ -308,3 +308,16 @@ def test_three_stages_take_what_the_hierarchical_formula_says(nodes: int) -> Non
     want = ALGORITHMS["hierarchical"](4 * n, shape, cluster)
     results = run_virtual(body, nodes * local, cluster=cluster, algorithm="ring")
     assert results.clock == exact(want)
+
+
+def test_compute_is_modelled_in_every_interleaving() -> None:
+    """The modules' hooks follow the world that runs, not the first one of the process."""
+
+    def body(ctx):
+        layer = torch.nn.Linear(8, 8, device="meta")
+        layer(torch.ones(2, 8, device="meta"))
+        return ctx.ledger.depth
+
+    results = run_virtual(body, 2, seed=1, seeds=3, compute="roofline")
+    assert list(results) == [0, 0]
+    assert {name for log in results.logs for name, _, _ in log.spans} >= {"forward"}

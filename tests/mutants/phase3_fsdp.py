@@ -29,7 +29,6 @@ SCATTER = """        chunk = vector.new_empty(self.chunk)
         work = dist.reduce_scatter_tensor(chunk, vector, group=self.group, async_op=True)
 """
 MEAN = "        return chunk.div_(dist.get_world_size(self.group))\n"
-TRIM = "        mean = self.mean(chunk)[: self.shard.numel()].to(self.shard)\n"
 ADD = "        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean\n"
 AFTER_FORWARD = """        # --- exercise 3.15: start
         unit.free()

@@ -71,7 +71,7 @@ MUTANTS = [
         GATHER,
         "        self.shard.data.copy_(self.shard.data.to(self.full.dtype))\n" + GATHER,
         SMALL,
-        "unchanged",
+        "updates-lost",
     ),
     mutant(
         "reduced-in-bfloat16",
@@ -85,7 +85,7 @@ MUTANTS = [
         "sum-rounded",
         "the reduced gradient is rounded to bfloat16 again",
         MEAN,
-        "        return super().mean(chunk.to(self.compute_dtype))\n",
+        "        return super().mean(chunk.to(self.compute_dtype)).to(self.shard.dtype)\n",
         SUMMED,
         "wrong",
     ),

@@ -1,0 +1,77 @@
+# Exercises 3.19: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase3.py 3.19
+"""Hybrid sharding: shard inside a node, replicate across nodes.
+
+Full sharding sends every parameter through the slowest link, twice per step. If a model's state
+fits into one node, shard it over the L ranks of the node (fast links) and keep one replica per
+node. Only gradients cross the network, and only each rank's chunk of them:
+
+    node 0   r0 [chunk 0]  r1 [chunk 1]      inside: all-gather, all-gather, reduce-scatter
+                 ║             ║             across: all-reduce of a chunk with the same chunk's
+    node 1   r2 [chunk 0]  r3 [chunk 1]              owners on the other nodes
+
+Bytes per rank and step for P bytes of parameters and M nodes: 3(L-1)/L·P inside the node, and
+2(M-1)/M·P/L across; full sharding sends 3(W-1)/W·P, most of it across. Memory: 16Ψ/L. Messages: one
+more per unit. Invariant: ranks with the same place in their nodes hold equal shards at all times.
+
+Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277), section 3.2.2 (hybrid sharding).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .template_fsdp import FlatParameter, Group, Parameters
+
+
+def node_groups(node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """This rank's two groups: its node (to shard) and its peers on the others (to replicate).
+
+    Ranks are numbered node by node, ``node_size`` on each. A collective call. Raises ValueError,
+    before any communication, if the world does not divide into nodes of that size.
+    """
+    # Step 1: every rank makes *every* group, in the same order, also those that it is not in
+    raise NotImplementedError("exercise 3.19")
+
+
+class HybridFlat(FlatParameter):
+    """A flat parameter sharded over ``group`` and replicated over ``replicas``.
+
+    Use it as ``FSDP(…, group=inside, flat_type=partial(HybridFlat, replicas=across))``. Gradients
+    are the mean over all ranks of both. The norm for clipping needs ``group`` only, since replicas
+    have equal shards. Raises ValueError if this rank is no member of ``replicas``, or shares more
+    than itself with ``group``.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        group: Group,
+        device: torch.device,
+        *,
+        replicas: dist.ProcessGroup,
+    ) -> None:
+        """As ``FlatParameter``."""
+        if dist.get_rank(replicas) < 0:
+            raise ValueError("this rank is no member of the group of replicas")
+        both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(replicas)}
+        if len(both) != 1:
+            raise ValueError(f"ranks {sorted(both)} would shard and replicate with each other")
+        self.replicas = replicas
+        super().__init__(parameters, group, device)
+
+    def start_reduce(self) -> None:
+        """Reduce-scatter inside the node, then issue the all-reduce of the chunk across.
+
+        The fast reduce-scatter is waited for here, so that the slow all-reduce can travel beside
+        the next unit's backward.
+        """
+        # Step 2: first reduce-scatter, then all-reduce: 1/L of the bytes leave the node
+        raise NotImplementedError("exercise 3.19")
+
+    def mean(self, chunk: Tensor) -> Tensor:
+        """The mean over the ranks of all replicas."""
+        # Step 3: the sum has W = L·M terms by now
+        raise NotImplementedError("exercise 3.19")

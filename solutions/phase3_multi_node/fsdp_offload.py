@@ -1,0 +1,57 @@
+"""Offloading: shards, their gradients and the optimizer live in the CPU's memory.
+
+The optimizer touches every element once per step and computes little; a GPU's memory is too dear
+for what lies there the rest of the time. Only the unit at work is on the device:
+
+    CPU      shard (pinned)                                       grad ▶ optimizer ▶ shard
+               ▼ copy, 4Ψ/W bytes                                  ▲ copy, 4Ψ/W bytes
+    device   shard ▶ all-gather ▶ full ▶ compute ▶ reduce-scatter ▶ mean
+
+Device memory: nothing per element, two or three units in full. Per step 4Ψ/W bytes cross the bus
+for each of two gathers and one gradient, beside the messages of exercise 3.15, which stay the same.
+The optimizer runs at the speed of the CPU's memory: 28Ψ/W bytes per step with Adam.
+
+On a model that is on the CPU anyway nothing moves, and the results are the same to the last bit.
+Source: Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840), sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .fsdp import FlatParameter, Group, Parameters
+
+
+class OffloadFlat(FlatParameter):
+    """A flat parameter whose shard is on the CPU and whose full vector is on the device.
+
+    Use it as ``FSDP(…, flat_type=OffloadFlat)``, and make the optimizer afterwards: its state is
+    where the shards are. ``shard.grad`` is on the CPU, and complete when ``backward()`` returns.
+    """
+
+    def __init__(self, parameters: Parameters, group: Group, device: torch.device) -> None:
+        """As ``FlatParameter``; the shard of a CUDA model is pinned, so that copies can overlap."""
+        super().__init__(parameters, group, device)
+        # --- exercise 3.18: start
+        # Step 1: the shard moves, the full vector stays on the device; what is on meta has no
+        #         values to move
+        own = self.shard.detach()
+        own = torch.empty_like(own, device="cpu") if own.is_meta else own.cpu()
+        own = own.pin_memory() if device.type == "cuda" else own
+        self.shard = nn.Parameter(own, requires_grad=self.shard.requires_grad)
+        # --- exercise 3.18: end
+
+    def gather_input(self) -> Tensor:
+        """The padded shard, on the device."""
+        # --- exercise 3.18: start
+        # Step 2: from pinned memory the copy is asynchronous; the all-gather is ordered after it
+        return super().gather_input().to(self.full.device, non_blocking=True)
+        # --- exercise 3.18: end
+
+    def mean(self, chunk: Tensor) -> Tensor:
+        """The mean over the ranks, on the CPU."""
+        # --- exercise 3.18: start
+        # Step 3: divide on the device; a blocking copy, because the optimizer reads it next
+        return super().mean(chunk).to(self.shard.device)
+        # --- exercise 3.18: end

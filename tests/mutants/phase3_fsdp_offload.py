@@ -1,0 +1,79 @@
+"""Wrong implementations of exercise 3.18."""
+
+from distlab.mutants import Mutant
+
+WHERE, BUS = "test_everything_is_where_it_should_be", "test_only_shards_cross_the_bus"
+TRAIN, NOTHING = "test_training_equals_one_process", "test_device_keeps_nothing"
+
+OWN = '        own = torch.empty_like(own, device="cpu") if own.is_meta else own.cpu()\n'
+GATHER = "        return super().gather_input().to(self.full.device, non_blocking=True)\n"
+MEAN = "        return super().mean(chunk).to(self.shard.device)\n"
+
+
+def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str):
+    return Mutant(
+        id=f"offload-{name}",
+        exercise="3.18",
+        bug=bug,
+        find=find,
+        replace=replace,
+        killed_by=killed_by,
+        cause=cause,
+    )
+
+
+MUTANTS = [
+    mutant("nothing", "the shards stay on the device", OWN, "", WHERE, "device"),
+    mutant(
+        "gathered-on-the-cpu",
+        "the CPU gathers, and the full vector crosses the bus: W times the bytes",
+        MEAN,
+        MEAN
+        + "\n    def start_gather(self) -> None:\n"
+        "        import torch.distributed as dist\n\n"
+        "        if self.full.untyped_storage().nbytes():\n            return\n"
+        "        self.full.untyped_storage().resize_(self.full.nbytes)\n"
+        "        own = FlatParameter.gather_input(self)\n"
+        "        whole = own.new_empty(self.full.numel())\n"
+        "        dist.all_gather_into_tensor(whole, own, group=self.group)\n"
+        "        self.full.data.copy_(whole)\n"
+        "        self.put(self.leaves)\n",
+        BUS,
+        "bus",
+    ),
+    mutant(
+        "reduced-on-the-cpu",
+        "the full gradient crosses the bus, and the CPU reduces it",
+        MEAN,
+        MEAN + "\n    def reduce_input(self) -> Tensor:\n"
+        "        return super().reduce_input().to(self.shard.device)\n",
+        BUS,
+        "bus",
+    ),
+    mutant(
+        "full-on-the-cpu",
+        "the full vector is on the CPU as well: the device never gets it",
+        "        super().__init__(parameters, group, device)\n",
+        '        super().__init__(parameters, group, torch.device("cpu"))\n',
+        WHERE,
+        "exception",
+    ),
+    mutant(
+        "gradient-on-the-device",
+        "the gradient stays on the device, where no optimizer looks",
+        MEAN,
+        "        return super().mean(chunk)\n",
+        WHERE,
+        "exception",
+    ),
+    mutant(
+        "trains-a-copy",
+        "BUGS 73: what is gathered is a copy from before, not the shard that is stepped",
+        GATHER,
+        '        if not hasattr(self, "first"):\n'
+        "            self.first = super().gather_input().clone()\n"
+        "        return self.first.to(self.full.device, non_blocking=True)\n",
+        TRAIN,
+        "norm",
+    ),
+]
