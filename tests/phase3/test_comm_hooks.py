@@ -311,6 +311,7 @@ def trace_bf16(impl):
                 ctx.start_picture()
             wrapped.register_comm_hook(impl.bf16_compress if step % 2 else impl.all_reduce)
             wrapped.zero_grad()
-            F.cross_entropy(wrapped(images), labels).backward()
+            with ctx.region("bfloat16" if step % 2 else "float32"):
+                F.cross_entropy(wrapped(images), labels).backward()
 
     return body

@@ -100,6 +100,16 @@ def train(ctx, impl, seed: int, failing: dict[int, set[int]], agree: bool, call_
     return said, [p.detach().clone() for p in wrapped.parameters()], flying
 
 
+MEANS = {
+    "done": "backward returned with gradients",
+    "NaN": "backward returned with NaN in the gradients",
+    "told": "backward raised StepAborted, no gradients are left",
+    "told, gradients left": "backward raised StepAborted, gradients are left",
+    "broke": "backward raised what the layer raised",
+    "gave up": "abort() returned",
+}
+
+
 def check_steps(results, seed: int, failing: dict[int, set[int]], others: str, own: str) -> None:
     world_size = len(results)
     want = trained_alone(seed, world_size, set(failing))
@@ -112,8 +122,8 @@ def check_steps(results, seed: int, failing: dict[int, set[int]], others: str, o
                     f"rank {', '.join(map(str, sorted(who)))} failed" if who else "nobody failed"
                 )
                 fail(
-                    f"step {step}, {ranks}: on rank {rank} expected {expected!r}, "
-                    f"it was {said[step]!r}",
+                    f"step {step}, {ranks}. Expected on rank {rank}: {MEANS[expected]}. "
+                    f"What happened: {MEANS[said[step]]}",
                     cause="failure-not-told" if who else "next-step-broken",
                     rank=rank,
                 )
