@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.nn.functional as F
@@ -133,7 +135,7 @@ def test_what_no_rank_uses_stays_none(impl, run, seed, cases):
                 compare(got[step], want[step], rank, f"ranks take {taken}, gradient")
 
 
-@exercise("3.11", "virtual gloo")
+@exercise("3.11", "virtual")
 def test_training_equals_one_process(impl, run, seed):
     """Momentum and weight decay over steps with unused branches: the weights of one process."""
 
@@ -281,6 +283,9 @@ def test_no_sync_needs_no_second_copy(impl, run):
             wrapped = impl.DDP(model, bucket_bytes=600_000, first_bucket_bytes=300_000)
             with wrapped.no_sync():
                 wrapped(torch.ones(2, 256)).sum().backward()
+                for _ in range(50):  # a thread of gloo lets go of a buffer a little later
+                    if memory.current > need:
+                        time.sleep(0.01)
                 return memory.current
 
     for rank, alive in enumerate(run(body, 2, ledger=False)):
