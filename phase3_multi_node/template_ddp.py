@@ -111,6 +111,7 @@ class DDP(BucketedDDP):
         It sends what the other ranks wait for, so that they don't hang and the next step begins in
         order. If the ranks ``agree``, backward raises StepAborted on the others. If not, they find
         NaN in every gradient that had not come on this rank; had all come, the step is theirs.
+        Stands for a backward that sends: a micro-batch inside ``no_sync`` has nothing to give up.
         """
         # Step 11: NaN for what has not come, then the same messages as every other rank
         # Step 12: this rank knows already that it gave up: nothing is raised here

@@ -152,7 +152,7 @@ MUTANTS = [
         find=LEAD,
         replace="            dist.all_reduce(bucket.buffer)\n",
         killed_by=LEVELS,
-        cause="wrong",
+        cause="doubled-rank",
     ),
     Mutant(
         id="levels-not-handed-out",

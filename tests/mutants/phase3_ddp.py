@@ -62,7 +62,7 @@ MUTANTS = [
         find="        quitter, *anyone_has = facts.tolist()\n",
         replace="        quitter, *_ = facts.tolist()\n        anyone_has = has_gradient\n",
         killed_by=NONE,
-        cause="missing",
+        cause="none-alone",
     ),
     Mutant(
         id="ddp-first-rank-decides",
@@ -71,7 +71,7 @@ MUTANTS = [
         find="        told = dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group, async_op=True)\n",
         replace="        told = dist.broadcast(facts, group=self.group, group_src=0, async_op=True)\n",
         killed_by=NONE,
-        cause="missing",
+        cause="none-alone",
     ),
     Mutant(
         id="ddp-agrees-before-buckets",
@@ -113,7 +113,7 @@ MUTANTS = [
         find="        if not self.agree:\n            super()._finish()\n            return\n",
         replace="",
         killed_by=NO_MORE,
-        cause="missing",
+        cause="zeros-expected",
     ),
     Mutant(
         id="ddp-searches-every-time",
@@ -199,7 +199,7 @@ MUTANTS = [
         find="        try:\n            yield\n        finally:\n            self.sync = before\n",
         replace="        yield\n        self.sync = before\n",
         killed_by=WINDOW,
-        cause="wrong",
+        cause="only-own",
     ),
     Mutant(
         id="ddp-no-sync-not-nested",
@@ -233,7 +233,7 @@ MUTANTS = [
         find=HAS,
         replace="        has_gradient = [k in self.arrived for k in range(len(self.trainable))]\n",
         killed_by=WINDOW,
-        cause="missing",
+        cause="none-alone",
     ),
     Mutant(
         id="ddp-window-zeroed",

@@ -268,6 +268,15 @@ MUTANTS = [
         cause="late-buckets",
     ),
     Mutant(
+        id="overlap-order-every-step",
+        exercise="3.10",
+        bug="the order is broadcast and the buckets are made anew after every backward",
+        find="        self.order_known = True\n",
+        replace="",
+        killed_by=BYTES,
+        cause="too-many-bytes",
+    ),
+    Mutant(
         id="overlap-own-order",
         exercise="3.10",
         bug="every rank uses the order that it has seen itself",

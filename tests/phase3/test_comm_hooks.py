@@ -106,10 +106,10 @@ def tree(tensor: Tensor) -> None:
         dist.send(tensor, child)
 
 
-@exercise("3.12", "virtual gloo")
+@exercise("3.12", "virtual")
 def test_blocking_reductions_are_hooks(impl, run, seed, cases):
     """A ring and a tree, written from messages, reduce the buckets; no all-reduce is used."""
-    for name, reduce, world_size in cases(("ring", ring, 3), ("tree", tree, 5), ("tree", tree, 2)):
+    for name, reduce, world_size in cases(("ring", ring, 3), ("tree", tree, 5)):
 
         def body(ctx):
             hook = impl.blocking(reduce)
@@ -126,7 +126,7 @@ def test_blocking_reductions_are_hooks(impl, run, seed, cases):
 @exercise("3.12", "virtual gloo cuda")
 def test_bf16_sends_half_and_keeps_the_range(impl, run, seed, cases):
     """Values to 8 bits, float32's range, half of the bytes, the same bits on all ranks."""
-    for world_size in cases(3, 2, 1, 4):
+    for world_size in cases(3, 2, 1):
 
         def body(ctx):
             hook = impl.bf16_compress
@@ -198,13 +198,13 @@ def test_bf16_loses_precision_and_not_more(impl, run, seed):
         )
 
 
-NODES = {3: [[0, 1], [2]], 4: [[0, 1], [2, 3]], 5: [[0, 2, 4], [1, 3]], 2: [[0], [1]]}
+NODES = {3: [[0, 1], [2]], 5: [[0, 2, 4], [1, 3]], 2: [[0], [1]]}
 
 
 @exercise("3.12", "virtual gloo")
 def test_two_levels_send_little_between_nodes(impl, run, seed, cases):
     """Sums in the nodes, then between their first ranks only, then hands the sum out."""
-    for world_size in cases(5, 3, 4, 2):
+    for world_size in cases(3, 5, 2):
         nodes = NODES[world_size]
 
         def body(ctx):
@@ -311,6 +311,7 @@ def trace_bf16(impl):
                 ctx.start_picture()
             wrapped.register_comm_hook(impl.bf16_compress if step % 2 else impl.all_reduce)
             wrapped.zero_grad()
-            F.cross_entropy(wrapped(images), labels).backward()
+            with ctx.region("bfloat16" if step % 2 else "float32"):
+                F.cross_entropy(wrapped(images), labels).backward()
 
     return body

@@ -33,7 +33,7 @@ class Counting(nn.Module):
         return self.layer(x)
 
 
-@exercise("3.11", "virtual gloo")
+@exercise("3.11", "virtual")
 def test_training_forward_reads_the_first_ranks_buffers(impl, run):
     """Before each forward, in two messages for two dtypes; not in evaluation, nor in no_sync."""
 
@@ -96,7 +96,7 @@ class Checkpointed(nn.Module):
         return {"outputs": [x]}
 
 
-@exercise("3.11", "virtual gloo")
+@exercise("3.11", "virtual")
 def test_checkpoints_reduce_once(impl, run, seed):
     """Reentrant checkpoints run backward inside backward: the end of the first is not the end."""
 

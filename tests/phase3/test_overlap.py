@@ -143,7 +143,7 @@ def test_all_ranks_start_with_the_first_ranks_state(impl, run, seed):
             )
 
 
-@exercise("3.10", "virtual gloo")
+@exercise("3.10", "gloo")
 def test_weights_follow_torchs_ddp(impl, run, seed):
     """After six steps with momentum the weights are those of torch's DDP, on all ranks alike."""
 
@@ -219,7 +219,7 @@ class Branches(nn.Module):
         return sum(taken[name]() for name in self.uses)
 
 
-@exercise("3.10", "virtual gloo")
+@exercise("3.10", "virtual")
 def test_missing_gradients_count_as_zero(impl, run, seed, cases):
     """A branch that one rank does not take, another rank does, and one that nobody takes."""
     for uses in cases(("a", "b", "ab"), ("ab", "a", "a"), ("b", "b", "b")):

@@ -135,8 +135,9 @@ def test_buckets_leave_before_the_last_gradient_exists(impl, run, cases):
             if early < LAYERS - 1:
                 cause = "late-buckets" if early else "no-overlap"
                 fail(
-                    f"layers registered as {registered}: only {early} of {LAYERS} buckets left "
-                    f"before the last gradient existed, {LAYERS - 1} were complete",
+                    f"layers registered as {registered}: {early} of {LAYERS} buckets left before "
+                    f"the last gradient existed, {LAYERS - 1} were complete: let each leave when "
+                    "its last gradient comes, in the order that was observed",
                     cause=cause,
                     rank=rank,
                 )
