@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import common, ranks, run, trainer
+from benchmarks import common, local_sgd, ranks, run, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -10,6 +10,13 @@ def test_ranks_and_trainer_still_run() -> None:
     rates = trainer.compare("digits MLP", 2, epochs=1)
     assert {name: len(values) for name, values in rates.items()} == {"solution": 1, "DDP": 1}
     assert all(rate > 0 for values in rates.values() for rate in values)
+
+
+def test_rounds_divide_the_bytes() -> None:
+    sent = local_sgd.bytes_per_step(2)
+    ddp = sent.pop("torch DDP")
+    assert len(sent) == 3
+    assert all(abs(each * local_sgd.H / ddp - 1) < 0.01 for each in sent.values())
 
 
 def test_contestants_take_turns() -> None:
