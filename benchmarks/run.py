@@ -30,6 +30,7 @@ BENCHMARKS = (
     "ddp",
     "fsdp",
     "hierarchical",
+    "local_sgd",
     "virtual",
     "validation",
     "published",

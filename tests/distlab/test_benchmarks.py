@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distlab.netcluster import cluster_obstacle
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from benchmarks import (
     common,
     ddp,
     hierarchical,
+    local_sgd,
     mixed_precision,
     pipeline,
     ranks,
@@ -19,7 +21,6 @@ from benchmarks import (
     tensor_parallel,
     trainer,
 )
-from distlab.netcluster import cluster_obstacle
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -108,3 +109,10 @@ def test_ddp_still_runs_and_holds_what_torchs_does() -> None:
         (times, held), (torchs, held_by_torch) = ddp.compare("digits CNN", pair, 2, repeats=1)
         assert len(times) == len(torchs) == 1
         assert held <= held_by_torch
+
+
+def test_rounds_divide_the_bytes() -> None:
+    sent = local_sgd.bytes_per_step(2)
+    ddp = sent.pop("torch DDP")
+    assert len(sent) == 3
+    assert all(abs(each * local_sgd.H / ddp - 1) < 0.01 for each in sent.values())

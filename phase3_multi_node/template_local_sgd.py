@@ -1,0 +1,138 @@
+# Exercises 3.25: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase3.py 3.25
+"""Local SGD and DiLoCo: communicate once in H steps instead of in every step.
+
+Every rank takes H steps of its own optimizer on its own data (a *round*); its *inner* optimizer and
+that optimizer's state stay local. Then the ranks agree on one model again. θ: the last common
+parameters, θ_r: what rank r has made of them in the round:
+
+    local SGD    θ ← 1/W Σ_r θ_r
+    DiLoCo       Δ = 1/W Σ_r (θ - θ_r),   v ← μ·v + Δ,   θ ← θ - η·(Δ + μ·v)
+
+Δ is what all ranks together want to subtract: DiLoCo treats it as the gradient of an *outer* SGD
+with Nesterov momentum. With η = 1 and μ = 0 that is local SGD; and local SGD with H = 1 and a plain
+SGD inside is synchronous data parallelism: the mean of θ - lr·g_r is θ - lr·(mean of g_r).
+
+Per round and rank, with P bytes of trainable parameters: one all-reduce, 2(W-1)/W·P bytes, so per
+step a factor H less than data parallelism. Invariant: after each round the model, and in DiLoCo θ
+and v, are equal on all ranks. The price is drift: within a round the ranks walk apart, the farther
+the larger H, the learning rate and the difference of their data.
+Sources: Stich 2019 (arXiv 1805.09767), algorithm 1; Lin et al. 2020 (arXiv 1808.07217), section 3;
+Douillard et al. 2023 (DiLoCo, arXiv 2311.08105), algorithm 1 (η = 0.7, μ = 0.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Group = dist.ProcessGroup | None
+
+
+def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tensor]:
+    """New tensors with the mean of every tensor over the ranks of ``group``; inputs are kept.
+
+    All ranks pass the same shapes and floating dtypes. Cost: one all-reduce for each dtype, of all
+    tensors of that dtype together; none without tensors.
+    """
+    # Step 1: join the tensors of a dtype, so that a message does not cost its latency per tensor
+    # Step 2: sum over the ranks, divide by their number, cut apart; answer in the order asked for
+    raise NotImplementedError("exercise 3.25")
+
+
+class LocalSGD:
+    """Let every rank take ``every`` steps of its own, then give all ranks the mean of the models.
+
+    Call ``step()`` after each step of the inner optimizer, and ``finish()`` at the end. Every rank
+    calls them equally often; a rank that has no data for a step calls ``step()`` all the same.
+
+    A new object gives all ranks the model of the group's rank 0: parameters (also frozen ones) and
+    buffers. Tensors are written in place, so the inner optimizer goes on with the right ones, and
+    keeps its own state. Raises ValueError, before any communication, if ``every`` < 1.
+    """
+
+    def __init__(self, model: nn.Module, *, every: int, group: Group = None) -> None:
+        # Step 3: refuse a round without steps, then start from one model on all ranks; a buffer
+        #         that a broadcast writes into must be contiguous
+        # Step 4: remember what a round has to send: trainable parameters, and buffers by kind
+        raise NotImplementedError("exercise 3.25")
+
+    def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the values of the group's rank 0; one broadcast per tensor."""
+        # Step 5: send a contiguous copy of each and write it back in place
+        raise NotImplementedError("exercise 3.25")
+
+    def step(self) -> bool:
+        """Note that the inner optimizer has stepped; True if this step ended a round.
+
+        Ending a round costs one all-reduce of the trainable parameters (for each dtype), and one of
+        the floating-point buffers; other steps communicate nothing.
+        """
+        # Step 6: count; the last step of a round makes the ranks agree
+        raise NotImplementedError("exercise 3.25")
+
+    def finish(self) -> bool:
+        """End a round that has had at least one step, however short; True if there was one.
+
+        Afterwards all ranks have the same parameters, floating-point buffers (their mean) and other
+        buffers (those of the group's rank 0). Without a step since the last round: no message.
+        """
+        # Step 7: nothing has happened since the last round: there is nothing to agree on
+        # Step 8: parameters, then running statistics, then counters, and begin a new round
+        raise NotImplementedError("exercise 3.25")
+
+    def _agree(self) -> None:
+        """Make the trainable parameters of all ranks their mean, in place."""
+        # Step 9: the parameters themselves travel, not their gradients
+        raise NotImplementedError("exercise 3.25")
+
+
+class DiLoCo(LocalSGD):
+    """Local SGD whose rounds end with a step of SGD with Nesterov momentum on the mean difference.
+
+    ``lr`` (η) and ``momentum`` (μ) are the outer optimizer's; few rounds need less momentum. The
+    lists ``common`` (θ) and ``velocity`` (v) hold its state, equal on all ranks: 2P bytes more than
+    local SGD. Raises ValueError, before any communication, if ``lr`` is not positive or
+    ``momentum`` not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        group: Group = None,
+    ) -> None:
+        # Step 10: θ is a copy (the inner optimizer writes into the parameters), v begins with zeros
+        raise NotImplementedError("exercise 3.25")
+
+    def _agree(self) -> None:
+        """Average the differences to the common parameters and take the outer step from there."""
+        # Step 11: what each rank wants to subtract from θ; its mean is the outer gradient Δ
+        # Step 12: the same outer step on every rank, from θ: the local parameters are given up
+        raise NotImplementedError("exercise 3.25")
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    rounds: LocalSGD,
+) -> tuple[float, int]:
+    """Train on this rank's batches of (inputs, targets) and synchronise as ``rounds`` says.
+
+    All ranks have equally many batches; one may be empty: no step of the inner optimizer, but one
+    of ``rounds``. The last round is ended, however short. Returns (mean cross-entropy over all
+    samples of all ranks, their number), the same on every rank; (0.0, 0) without samples.
+
+    Cost per rank: that of the rounds, and one all-reduce of two numbers at the end.
+    """
+    # Step 13: steps of the rank's own; every batch counts for the round, also an empty one
+    # Step 14: end the last round, then add up losses and samples over the ranks
+    raise NotImplementedError("exercise 3.25")

@@ -1,0 +1,215 @@
+"""Local SGD and DiLoCo: communicate once in H steps instead of in every step.
+
+Every rank takes H steps of its own optimizer on its own data (a *round*); its *inner* optimizer and
+that optimizer's state stay local. Then the ranks agree on one model again. θ: the last common
+parameters, θ_r: what rank r has made of them in the round:
+
+    local SGD    θ ← 1/W Σ_r θ_r
+    DiLoCo       Δ = 1/W Σ_r (θ - θ_r),   v ← μ·v + Δ,   θ ← θ - η·(Δ + μ·v)
+
+Δ is what all ranks together want to subtract: DiLoCo treats it as the gradient of an *outer* SGD
+with Nesterov momentum. With η = 1 and μ = 0 that is local SGD; and local SGD with H = 1 and a plain
+SGD inside is synchronous data parallelism: the mean of θ - lr·g_r is θ - lr·(mean of g_r).
+
+Per round and rank, with P bytes of trainable parameters: one all-reduce, 2(W-1)/W·P bytes, so per
+step a factor H less than data parallelism. Invariant: after each round the model, and in DiLoCo θ
+and v, are equal on all ranks. The price is drift: within a round the ranks walk apart, the farther
+the larger H, the learning rate and the difference of their data.
+Sources: Stich 2019 (arXiv 1805.09767), algorithm 1; Lin et al. 2020 (arXiv 1808.07217), section 3;
+Douillard et al. 2023 (DiLoCo, arXiv 2311.08105), algorithm 1 (η = 0.7, μ = 0.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Group = dist.ProcessGroup | None
+
+
+def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tensor]:
+    """New tensors with the mean of every tensor over the ranks of ``group``; inputs are kept.
+
+    All ranks pass the same shapes and floating dtypes. Cost: one all-reduce for each dtype, of all
+    tensors of that dtype together; none without tensors.
+    """
+    # --- exercise 3.25: start
+    # Step 1: join the tensors of a dtype, so that a message does not cost its latency per tensor
+    # Step 2: sum over the ranks, divide by their number, cut apart; answer in the order asked for
+    world_size = dist.get_world_size(group)
+    means: list[Tensor] = [t.detach() for t in tensors]
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        places = [place for place, t in enumerate(tensors) if t.dtype == dtype]
+        flat = torch.cat([means[place].flatten() for place in places])
+        dist.all_reduce(flat, group=group)
+        parts = flat.div_(world_size).split([means[place].numel() for place in places])
+        for place, part in zip(places, parts, strict=True):
+            means[place] = part.view(tensors[place].shape)
+    return means
+    # --- exercise 3.25: end
+
+
+class LocalSGD:
+    """Let every rank take ``every`` steps of its own, then give all ranks the mean of the models.
+
+    Call ``step()`` after each step of the inner optimizer, and ``finish()`` at the end. Every rank
+    calls them equally often; a rank that has no data for a step calls ``step()`` all the same.
+
+    A new object gives all ranks the model of the group's rank 0: parameters (also frozen ones) and
+    buffers. Tensors are written in place, so the inner optimizer goes on with the right ones, and
+    keeps its own state. Raises ValueError, before any communication, if ``every`` < 1.
+    """
+
+    def __init__(self, model: nn.Module, *, every: int, group: Group = None) -> None:
+        # --- exercise 3.25: start
+        # Step 3: refuse a round without steps, then start from one model on all ranks; a buffer
+        #         that a broadcast writes into must be contiguous
+        # Step 4: remember what a round has to send: trainable parameters, and buffers by kind
+        if every < 1:
+            raise ValueError(f"a round needs at least 1 step, got every={every}")
+        self.every, self.group, self.since = every, group, 0
+        self._take_from_first([*model.parameters(), *model.buffers()])
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.statistics = [b for b in model.buffers() if b.is_floating_point()]
+        self.counters = [b for b in model.buffers() if not b.is_floating_point()]
+        # --- exercise 3.25: end
+
+    def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the values of the group's rank 0; one broadcast per tensor."""
+        # --- exercise 3.25: start
+        # Step 5: send a contiguous copy of each and write it back in place
+        with torch.no_grad():
+            for tensor in tensors:
+                values = tensor.detach().contiguous()
+                dist.broadcast(values, group=self.group, group_src=0)
+                tensor.copy_(values)
+        # --- exercise 3.25: end
+
+    def step(self) -> bool:
+        """Note that the inner optimizer has stepped; True if this step ended a round.
+
+        Ending a round costs one all-reduce of the trainable parameters (for each dtype), and one of
+        the floating-point buffers; other steps communicate nothing.
+        """
+        # --- exercise 3.25: start
+        # Step 6: count; the last step of a round makes the ranks agree
+        self.since += 1
+        if self.since < self.every:
+            return False
+        return self.finish()
+        # --- exercise 3.25: end
+
+    def finish(self) -> bool:
+        """End a round that has had at least one step, however short; True if there was one.
+
+        Afterwards all ranks have the same parameters, floating-point buffers (their mean) and other
+        buffers (those of the group's rank 0). Without a step since the last round: no message.
+        """
+        # --- exercise 3.25: start
+        # Step 7: nothing has happened since the last round: there is nothing to agree on
+        # Step 8: parameters, then running statistics, then counters, and begin a new round
+        if self.since == 0:
+            return False
+        self.since = 0
+        with torch.no_grad():
+            self._agree()
+            means = mean_over_ranks(self.statistics, self.group)
+            for statistic, mean in zip(self.statistics, means, strict=True):
+                statistic.copy_(mean)
+        self._take_from_first(self.counters)
+        return True
+        # --- exercise 3.25: end
+
+    def _agree(self) -> None:
+        """Make the trainable parameters of all ranks their mean, in place."""
+        # --- exercise 3.25: start
+        # Step 9: the parameters themselves travel, not their gradients
+        means = mean_over_ranks(self.parameters, self.group)
+        for p, mean in zip(self.parameters, means, strict=True):
+            p.copy_(mean)
+        # --- exercise 3.25: end
+
+
+class DiLoCo(LocalSGD):
+    """Local SGD whose rounds end with a step of SGD with Nesterov momentum on the mean difference.
+
+    ``lr`` (η) and ``momentum`` (μ) are the outer optimizer's; few rounds need less momentum. The
+    lists ``common`` (θ) and ``velocity`` (v) hold its state, equal on all ranks: 2P bytes more than
+    local SGD. Raises ValueError, before any communication, if ``lr`` is not positive or
+    ``momentum`` not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        group: Group = None,
+    ) -> None:
+        # --- exercise 3.25: start
+        # Step 10: θ is a copy (the inner optimizer writes into the parameters), v begins with zeros
+        if not lr > 0:
+            raise ValueError(f"the outer learning rate must be positive, got {lr}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"the outer momentum must be at least 0 and below 1, got {momentum}")
+        super().__init__(model, every=every, group=group)
+        self.lr, self.momentum = lr, momentum
+        self.common = [p.detach().clone() for p in self.parameters]
+        self.velocity = [torch.zeros_like(p) for p in self.common]
+        # --- exercise 3.25: end
+
+    def _agree(self) -> None:
+        """Average the differences to the common parameters and take the outer step from there."""
+        # --- exercise 3.25: start
+        # Step 11: what each rank wants to subtract from θ; its mean is the outer gradient Δ
+        # Step 12: the same outer step on every rank, from θ: the local parameters are given up
+        differences = [c - p for c, p in zip(self.common, self.parameters, strict=True)]
+        deltas = mean_over_ranks(differences, self.group)
+        for p, common, velocity, delta in zip(
+            self.parameters, self.common, self.velocity, deltas, strict=True
+        ):
+            velocity.mul_(self.momentum).add_(delta)
+            common.sub_(delta.add_(velocity, alpha=self.momentum), alpha=self.lr)
+            p.copy_(common)
+        # --- exercise 3.25: end
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    rounds: LocalSGD,
+) -> tuple[float, int]:
+    """Train on this rank's batches of (inputs, targets) and synchronise as ``rounds`` says.
+
+    All ranks have equally many batches; one may be empty: no step of the inner optimizer, but one
+    of ``rounds``. The last round is ended, however short. Returns (mean cross-entropy over all
+    samples of all ranks, their number), the same on every rank; (0.0, 0) without samples.
+
+    Cost per rank: that of the rounds, and one all-reduce of two numbers at the end.
+    """
+    # --- exercise 3.25: start
+    # Step 13: steps of the rank's own; every batch counts for the round, also an empty one
+    # Step 14: end the last round, then add up losses and samples over the ranks
+    device = next(model.parameters()).device
+    sums = torch.zeros(2, dtype=torch.float64, device=device)  # losses, samples
+    for inputs, targets in batches:
+        if len(targets):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            sums[0] += loss.detach().double() * len(targets)
+            sums[1] += len(targets)
+        rounds.step()
+    rounds.finish()
+    dist.all_reduce(sums, group=rounds.group)
+    loss_sum, samples = sums.tolist()
+    return loss_sum / max(samples, 1), int(samples)
+    # --- exercise 3.25: end

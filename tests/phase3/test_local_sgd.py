@@ -1,0 +1,135 @@
+"""Checks of exercise 3.25: local SGD and DiLoCo, step by step against a simulation."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+from rounds import OUTER, Net, batches, compare, gradient_step, sgd, simulated, tensors
+from torch import nn
+
+from distlab.grading import exercise, expect_equal, fail
+
+
+def rounds_of(impl, model, every, outer, group=None):
+    if outer is None:
+        return impl.LocalSGD(model, every=every, group=group)
+    return impl.DiLoCo(model, every=every, group=group, **outer)
+
+
+def check_rounds(run, impl, seed, world_size, count, every, outer, mistakes) -> None:
+    """Models that begin differently, trained in rounds; flags, tensors, outer state."""
+
+    def body(ctx):
+        model = Net(seed + ctx.rank).to(ctx.device)
+        optimizer = sgd(model, momentum=0.9 if outer else 0.5)
+        held = list(model.parameters())
+        rounds = rounds_of(impl, model, every, outer)
+        flags, found = [], []
+        for x, y in batches(seed, ctx.rank, count):
+            gradient_step(model, optimizer, (x.to(ctx.device), y.to(ctx.device)))
+            flags.append(bool(rounds.step()))
+            if flags[-1]:
+                found.append(tensors(model))
+        flags.append(bool(rounds.finish()))
+        if flags[-1]:
+            found.append(tensors(model))
+        same = all(a is b for a, b in zip(held, model.parameters(), strict=True))
+        state = [t.cpu() for t in (*rounds.common, *rounds.velocity)] if outer else []
+        return flags, found, same, state
+
+    results = run(body, world_size)
+    wanted = simulated(seed, world_size, count, every, outer)
+    known = [(m, simulated(seed, world_size, count, every, outer, mistake=m)) for m in mistakes]
+    kind = "DiLoCo" if outer else "local SGD"
+    what = f"{kind}, {world_size} ranks, {count} steps in rounds of {every}"
+    flags = [(n + 1) % every == 0 for n in range(count)] + [count % every > 0]
+    first = results[0][3]
+    for rank, (_, _, _, state) in enumerate(results):
+        if any(not torch.equal(a, b) for a, b in zip(state, first, strict=True)):
+            problem = f"{what}: common and velocity differ between rank 0 and rank {rank}"
+            fail(problem, cause="outer-state", rank=rank)
+    for rank, (got_flags, got, same, _) in enumerate(results):
+        compare(got, wanted, what=what, rank=rank, mistakes=known, before=tensors(Net(seed)))
+        expect_equal(got_flags, flags, what=f"{what}: what step() and finish() return", rank=rank)
+        expect_equal(same, True, what=f"{what}: parameters are the same objects", rank=rank)
+
+
+@exercise("3.25", "virtual gloo cuda")
+def test_rounds_of_local_sgd(impl, run, seed, cases):
+    """Rounds of local SGD equal their definition, the last short one too; momentum stays local."""
+    mistakes = ("round-too-long", "inner-state-averaged", "inner-state-reset")
+    for world_size, count, every in cases((3, 7, 3), (2, 4, 2), (4, 3, 8), (1, 3, 2), (2, 0, 3)):
+        check_rounds(run, impl, seed, world_size, count, every, None, mistakes)
+
+
+@exercise("3.25", "virtual gloo cuda")
+def test_rounds_of_diloco(impl, run, seed, cases):
+    """The outer optimizer is torch's SGD with Nesterov momentum on the mean difference."""
+    mistakes = ("classic-momentum", "outer-momentum-lost", "uphill", "round-too-long")
+    for world_size, count, every in cases((3, 8, 3), (2, 6, 2), (4, 5, 1), (1, 4, 2)):
+        check_rounds(run, impl, seed, world_size, count, every, OUTER, mistakes)
+
+
+@exercise("3.25", "virtual")
+def test_one_step_per_round_is_data_parallelism(impl, run, seed):
+    """With H=1 and plain SGD the ranks train like one process on all their samples."""
+
+    def body(ctx):
+        model = Net(seed + ctx.rank)
+        optimizer, rounds = sgd(model), impl.LocalSGD(model, every=1)
+        for batch in batches(seed, ctx.rank, 4):
+            gradient_step(model, optimizer, batch)
+            rounds.step()
+        return {name: p.detach() for name, p in model.named_parameters()}
+
+    for world_size, results in zip((3, 1, 2), run.worlds(body, (3, 1, 2)), strict=True):
+        alone = Net(seed)
+        optimizer = sgd(alone)
+        data = [batches(seed, rank, 4) for rank in range(world_size)]
+        for step in zip(*data, strict=True):
+            gradient_step(alone, optimizer, [torch.cat(part) for part in zip(*step, strict=True)])
+        wanted = {name: p.detach() for name, p in alone.named_parameters()}
+        for rank, got in enumerate(results):
+            compare([got], [wanted], what=f"H=1 on {world_size} ranks, 4 steps", rank=rank)
+
+
+@exercise("3.25", "virtual gloo")
+def test_bytes_of_a_round(impl, run, seed):
+    """One all-reduce per round of what is trained: a factor H less than in every step."""
+    steps, every = 6, 3
+
+    def body(ctx):
+        model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(4)])
+        model[1].requires_grad_(False)
+        optimizer = sgd(model, momentum=0.9)
+        rounds = rounds_of(impl, model, every, OUTER if ctx.seed % 2 else None)
+        for number in range(steps):
+            model(torch.ones(2, 40)).sum().backward()
+            optimizer.step()
+            with ctx.region("end" if (number + 1) % every == 0 else "inside"):
+                rounds.step()
+        with ctx.region("after"):
+            rounds.finish()
+        return sum(p.nbytes for p in model.parameters() if p.requires_grad)
+
+    results = run(body, 3)
+    for log, nbytes in zip(results.logs, results, strict=True):
+        for region, when in (("inside", "inside a round"), ("after", "in finish() without a step")):
+            if log.select(region=region).events:
+                fail(
+                    f"rank {log.rank} communicates {when}: a round ends with its only all-reduce",
+                    cause="not-at-the-end",
+                    rank=log.rank,
+                )
+        ends = log.select(region="end")
+        ends.all_waited()
+        share = steps / every * 4 / 3 * nbytes
+        ends.sent_at_most(share + 64, "2(W-1)/W of the trainable bytes, once per round")
+        ends.sent_at_least(share - 64, "2(W-1)/W of the trainable bytes, once per round")
+        if ends.messages > 2 * steps / every:  # a reduce-scatter and an all-gather do as well
+            fail(
+                f"rank {log.rank} issued {ends.messages} collectives in 2 rounds of one dtype: "
+                "join the tensors, one message is enough for each",
+                cause="too-many-messages",
+                rank=log.rank,
+            )

@@ -1,0 +1,233 @@
+"""More checks of exercise 3.25: buffers, short rounds, groups, bad input, training on digits."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
+from rounds import OUTER, Net, batches, compare, gradient_step, sgd, simulated, tensors
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.workloads import build_model, digits
+
+MARGIN = 0.04  # of accuracy on the 360 test digits that fewer rounds may cost
+
+
+@exercise("3.25", "virtual")
+def test_buffers_agree(impl, run, seed):
+    """Running statistics become their mean, counters and masks those of the group's rank 0."""
+
+    def body(ctx):
+        found = []
+        for kind in (impl.LocalSGD, impl.DiLoCo):
+            model = Net(seed + ctx.rank)
+            rounds = kind(model, every=2)
+            start = tensors(model)
+            for _ in range(2):
+                model.seen += ctx.rank + 1
+                model.steps += 10 * ctx.rank
+                model.mask.logical_xor_(torch.tensor(ctx.rank > 0))
+                rounds.step()
+            found.append([start, tensors(model)])
+        return found
+
+    want = tensors(Net(seed))
+    for rank, found in enumerate(run(body, 3)):
+        for kind, (start, end) in zip(("LocalSGD", "DiLoCo"), found, strict=True):
+            for name in want:
+                what = f"{kind}: {name} that all ranks start from"
+                expect_close(start[name], want[name], what=what, rank=rank, rtol=0, atol=0)
+            means = [want["seen"] + 2 * (r + 1) for r in range(3)]
+            expect_close(
+                end["seen"],
+                want["seen"] + 4,
+                what=f"{kind}: floating-point buffer after a round",
+                rank=rank,
+                contributions=means,
+            )
+            for name in ("steps", "mask"):
+                what = f"{kind}: {name}, which is not floating-point, after a round"
+                expect_close(end[name], want[name], what=what, rank=rank)
+
+
+@exercise("3.25", "virtual")
+def test_finishing_twice_changes_nothing(impl, run, seed):
+    """finish() without a step since the last round: False, no message, no outer step."""
+
+    def body(ctx):
+        found = []
+        for kind in (impl.LocalSGD, impl.DiLoCo):
+            model = Net(seed)
+            optimizer, rounds = sgd(model), kind(model, every=3)
+            for batch in batches(seed, ctx.rank, 2):
+                gradient_step(model, optimizer, batch)
+                rounds.step()
+            ended, before = rounds.finish(), tensors(model)
+            again = rounds.finish()
+            kept = all(torch.equal(before[name], t) for name, t in tensors(model).items())
+            found.append([bool(ended), bool(again), kept])
+        return found
+
+    for rank, found in enumerate(run(body, 2)):
+        for kind, got in zip(("LocalSGD", "DiLoCo"), found, strict=True):
+            what = f"{kind}: finish() after 2 of 3 steps, again, model kept by the second"
+            expect_equal(got, [True, False, True], what=what, rank=rank, cause="empty-round")
+
+
+@exercise("3.25", "virtual gloo")
+def test_a_group_keeps_to_itself(impl, run, seed):
+    """Two groups of two ranks: each agrees on a model of its own."""
+
+    def body(ctx):
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        group = groups[ctx.rank // 2]
+        base = seed + 100 * (ctx.rank // 2)
+        model = Net(base + ctx.rank % 2)
+        optimizer = sgd(model, momentum=0.9)
+        with ctx.region("rounds"):
+            rounds = impl.DiLoCo(model, every=2, group=group, **OUTER)
+            for batch in batches(base, ctx.rank % 2, 3):
+                gradient_step(model, optimizer, batch)
+                rounds.step()
+            rounds.finish()
+            mean, samples = impl.train(Net(base), sgd(Net(base)), [], rounds)
+        return tensors(model), float(mean), int(samples)
+
+    results = run(body, 4)
+    for log in results.logs:
+        for event in log.select(region="rounds").events:
+            if len(event.group) > 2:
+                problem = f"{event} is for all 4 ranks, not for the group of 2 that was given"
+                fail(problem, cause="wrong-group", rank=log.rank, line=event.line)
+    for rank, (got, mean, samples) in enumerate(results):
+        wanted = simulated(seed + 100 * (rank // 2), 2, 3, 2, OUTER)[-1:]
+        compare([got], wanted, what="DiLoCo in a group of 2", rank=rank)
+        expect_equal([mean, samples], [0.0, 0], what="train() without a batch", rank=rank)
+
+
+@exercise("3.25", "virtual")
+def test_bad_settings_are_refused(impl, run, seed):
+    """ValueError on every rank, before anything is sent."""
+    wrong = [
+        ("LocalSGD", {"every": 0}),
+        ("LocalSGD", {"every": -3}),
+        ("DiLoCo", {"every": 0}),
+        ("DiLoCo", {"every": 2, "lr": 0.0}),
+        ("DiLoCo", {"every": 2, "lr": float("nan")}),
+        ("DiLoCo", {"every": 2, "momentum": 1.0}),
+        ("DiLoCo", {"every": 2, "momentum": -0.1}),
+    ]
+
+    def body(ctx):
+        said = []
+        for name, settings in wrong:
+            try:
+                getattr(impl, name)(Net(seed), **settings)
+                said.append("accepted")
+            except ValueError as error:
+                said.append(str(error))
+        return said
+
+    results = run(body, 2)
+    for rank, (said, log) in enumerate(zip(results, results.logs, strict=True)):
+        for (name, settings), text in zip(wrong, said, strict=True):
+            if text == "accepted" or not text:
+                problem = f"{name}({settings}) must be refused with a ValueError that says why"
+                fail(problem, cause="accepted", rank=rank)
+        expect_equal(log.messages, 0, what="messages before the refusal", rank=rank)
+
+
+@exercise("3.25", "virtual gloo cuda")
+def test_train_counts_empty_batches(impl, run, seed, cases):
+    """train(): a rank with an empty batch takes part in the round; loss over all samples."""
+    for world_size, outer in cases((3, True), (2, False), (1, True)):
+        check_train(run, impl, seed, world_size, OUTER if outer else None)
+
+
+def check_train(run, impl, seed, world_size, outer) -> None:
+    """The last batch of all ranks but the first is empty, and it is the one that ends a round."""
+
+    def body(ctx):
+        model = Net(seed + ctx.rank).to(ctx.device)
+        own = batches(seed, ctx.rank, 5)
+        if ctx.rank:
+            own[3] = own[3][0][:0], own[3][1][:0]
+        own = [(x.to(ctx.device), y.to(ctx.device)) for x, y in own]
+        settings = {"every": 2, **(outer or {})}
+        rounds = (impl.DiLoCo if outer else impl.LocalSGD)(model, **settings)
+        mean, samples = impl.train(model, sgd(model), iter(own), rounds)
+        return float(mean), int(samples), tensors(model)
+
+    results = run(body, world_size)
+    wanted = 4 * (5 * world_size - (world_size - 1))
+    losses = {mean for mean, _, _ in results}
+    for rank, (mean, samples, model) in enumerate(results):
+        expect_equal(samples, wanted, what="number of samples of all ranks", rank=rank)
+        if len(losses) > 1 or not 0 < mean < 10:
+            fail(
+                f"the mean loss over all ranks' samples must be equal on all: {sorted(losses)}",
+                cause="loss-value",
+                rank=rank,
+            )
+        for name, p in results[0][2].items():
+            what = f"{name} after train(), equal on all ranks"
+            expect_close(model[name], p, what=what, rank=rank, rtol=0, atol=0)
+
+
+def accuracy(model) -> float:
+    images, labels = digits(train=False)[:]
+    with torch.no_grad():
+        return float((model(images).argmax(1) == labels).float().mean())
+
+
+@exercise("3.25", "gloo")
+def test_as_accurate_on_the_digits(impl, run, seed):
+    """Rounds of 8 steps cost at most 4 points of test accuracy against rounds of one."""
+    digits()
+    digits(train=False)
+
+    def body(ctx):
+        order = torch.randperm(1437, generator=torch.Generator().manual_seed(seed))
+        mine = order[ctx.rank :: ctx.world_size][:704]  # 44 batches of 16
+        images, labels = digits()[mine]
+        own = list(zip(images.split(16), labels.split(16), strict=True))
+        found = []
+        few = {"lr": 0.5, "momentum": 0.5}  # 22 rounds: more momentum would overshoot
+        for kind, every, more in (
+            (impl.LocalSGD, 1, {}),
+            (impl.LocalSGD, 8, {}),
+            (impl.DiLoCo, 8, few),
+        ):
+            model = build_model("mlp", seed)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+            impl.train(model, optimizer, own * 4, kind(model, every=every, **more))
+            found.append(accuracy(model))
+        return found
+
+    for rank, (every_step, local, diloco) in enumerate(run(body, 2, ledger=False)):
+        for kind, got in (("local SGD", local), ("DiLoCo", diloco)):
+            if got < every_step - MARGIN:
+                fail(
+                    f"{kind} with H=8 is right on {got:.1%} of the test digits, "
+                    f"H=1 on {every_step:.1%}: fewer rounds may cost {MARGIN:.0%}",
+                    cause="less-accurate",
+                    rank=rank,
+                )
+
+
+@trace("3.25")
+def trace_rounds(impl):
+    """Two rounds of DiLoCo with four steps each on the digits."""
+    digits()
+
+    def body(ctx):
+        images, labels = digits()[ctx.rank :: ctx.world_size]
+        own = list(zip(images.split(32), labels.split(32), strict=True))
+        model = build_model("mlp", 0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rounds = impl.DiLoCo(model, every=4)
+        impl.train(model, optimizer, own[:1], rounds)
+        ctx.start_picture()
+        impl.train(model, optimizer, own[1:9], rounds)
+
+    return body
