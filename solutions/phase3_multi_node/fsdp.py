@@ -322,6 +322,8 @@ class FSDP(nn.Module):
     # -- hooks ------------------------------------------------------------------------------------
     def _enter(self, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Before forward. The inputs pass a view: its gradient comes when the unit is done."""
+        if module is self.module:
+            self.in_backward = False  # a backward that raised has not come to its end
         self.before_forward(unit)
 
         def watched(value: Any) -> Any:
@@ -368,8 +370,8 @@ def owned_parameters(
             raise ValueError(f"unit {number - 1} is not a submodule of the module to shard")
         for part in unit.modules():
             if owner[part]:
-                raise ValueError(f"units overlap: {names[part]!r} is in {owner[part] - 1} and "
-                                 f"{number - 1}")
+                both = f"{owner[part] - 1} and {number - 1}"
+                raise ValueError(f"units overlap: {names[part]!r} is in both {both}")
             owner[part] = number
     owned: list[Parameters] = [{} for _ in range(len(units) + 1)]
     home: dict[nn.Parameter, int] = {}

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from distlab.ranks import RankFailure, run_ranks
 from distlab.virtual import run_virtual
@@ -83,3 +84,36 @@ def test_a_freed_parameter_is_none_not_garbage() -> None:
         return before and inner.norm.weight is None
 
     assert list(run_virtual(body, 2)) == [True, True]
+
+
+class Awkward(torch.nn.Module):
+    """Changes its input in place, and recomputes a part in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(F.relu(x, inplace=True))
+        return checkpoint(self.second, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("wrapper", [FSDP, PrefetchFSDP])
+def test_inputs_changed_in_place_and_recomputation(wrapper) -> None:
+    def body(ctx) -> list[float]:
+        out = []
+        for sharded in (False, True):
+            torch.manual_seed(0)
+            inner = torch.nn.Sequential(torch.nn.Linear(4, 4), *[Awkward() for _ in range(3)])
+            model = wrapper(inner, list(inner)[1:]) if sharded else inner
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = (model(torch.ones(2, 4)) ** 2).sum()
+                loss.backward()
+                optimizer.step()
+            out.append(loss.item())
+        return out
+
+    for plain, sharded in run_virtual(body, 2):
+        assert sharded == pytest.approx(plain, rel=1e-5)
