@@ -14,7 +14,7 @@ import torch
 from distlab.course import root
 from distlab.references import cpu_name
 
-from . import grading, local_sgd, published, ranks, trainer, validation, virtual
+from . import grading, local_sgd, parameter_server, published, ranks, trainer, validation, virtual
 from .common import Table
 
 HEAD = """# Benchmarks
@@ -49,7 +49,16 @@ def main() -> int:
     repeats: tuple[int, ...] = (1,) if options.quick else ()
     torch.set_num_threads(1)
     tables = []
-    for benchmark in (ranks, grading, trainer, local_sgd, virtual, validation, published):
+    for benchmark in (
+        ranks,
+        grading,
+        trainer,
+        local_sgd,
+        parameter_server,
+        virtual,
+        validation,
+        published,
+    ):
         tables.append(benchmark.measure(*repeats))
         print(tables[-1].markdown(), end="\n\n", flush=True)
     if not options.quick:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import common, local_sgd, ranks, run, trainer
+from benchmarks import common, local_sgd, parameter_server, ranks, run, trainer
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -17,6 +17,14 @@ def test_rounds_divide_the_bytes() -> None:
     ddp = sent.pop("torch DDP")
     assert len(sent) == 3
     assert all(abs(each * local_sgd.H / ddp - 1) < 0.01 for each in sent.values())
+
+
+def test_servers_still_run(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(parameter_server, "BUDGET", 0.2)
+    table = parameter_server.measure(1)
+    assert [row[0] for row in table.rows] == ["torch DDP", *parameter_server.WAYS]
+    parameter_server.plot(tmp_path / "losses.png")
+    assert (tmp_path / "losses.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_contestants_take_turns() -> None:
