@@ -31,6 +31,7 @@ BENCHMARKS = (
     "fsdp",
     "hierarchical",
     "local_sgd",
+    "parameter_server",
     "virtual",
     "validation",
     "published",

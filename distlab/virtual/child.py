@@ -53,6 +53,7 @@ class Settings:
     compute: str = "none"
     algorithm: str = "backend"
     lose: tuple[int, int] | None = None
+    survivable: bool = False
     patience: float = math.inf
 
 
@@ -92,6 +93,7 @@ class Child:
         """Run every interleaving; report the first that fails, else one whose results differ."""
         settings = self.settings
         first: list[Any] | None = None
+        lost = settings.lose[0] if settings.lose else None
         for number in range(settings.seeds):
             seed = None if settings.seed is None else settings.seed + number
             world = World(
@@ -112,10 +114,11 @@ class Child:
             world.scheduler.run(lambda rank, w=world: self._body(w, rank), STACK)
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
-            if None in values or values != first or number == settings.seeds - 1:
+            ended = [v for r, v in enumerate(values) if not (settings.survivable and r == lost)]
+            if None in ended or values != first or number == settings.seeds - 1:
                 _report(world, self.pipe, seed)
                 break
-        return None not in values
+        return None not in ended
 
     def _note(self, rank: int) -> None:
         self.who[0] = rank

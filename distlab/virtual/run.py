@@ -74,6 +74,7 @@ def run_virtual(
     compute: str = "none",
     algorithm: str = "backend",
     lose: tuple[int, int] | None = None,
+    survivable: bool = False,
     slow_ranks: dict[int, float] | None = None,
     slow_links: dict[int, float] | None = None,
 ) -> VirtualResults:
@@ -86,8 +87,9 @@ def run_virtual(
     ``compute``: how a rank's clock moves between communications: ``"none"``, ``"roofline"``
     (counted FLOPs and bytes on the cluster's GPU) or ``"measured"`` (this machine's CPU time).
     ``algorithm``: how the backend's all-reduce is timed. ``lose``: (rank, n), that rank disappears
-    at its n-th communication. ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds
-    the ranks' random state.
+    at its n-th communication, and messages between it and others raise RuntimeError there, as
+    gloo's do; ``survivable``: the run does not fail of it, the lost rank's result is None.
+    ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random state.
 
     Raises RankFailure as ``run_ranks`` does; deadlocks and mismatches are found without waiting.
     """
@@ -106,6 +108,7 @@ def run_virtual(
         compute=compute,
         algorithm=algorithm,
         lose=lose,
+        survivable=survivable,
         slow_ranks=slow_ranks,
         slow_links=slow_links,
     )[0]
@@ -176,7 +179,9 @@ def _run_child(
     )
     for world_size, report in zip(settings.world_sizes, reports, strict=False):
         members = [Member(rank, pid, -1, -1) for rank in range(world_size)]
-        results.append(_results(report, members, options, extra, settings.seed))
+        results.append(
+            _results(report, members, options, extra, settings.seed, settings.survivable)
+        )
     if len(results) < len(settings.world_sizes):
         if pid not in _statuses:  # it was alive, and said nothing in time
             _, _statuses[pid] = os.waitpid(pid, 0)
@@ -269,7 +274,12 @@ def _read_reports(fd: int, settings: Settings) -> _Reports:
 
 
 def _results(
-    frames: Frames, members: list[Member], options: Options, extra: str, first_seed: int | None
+    frames: Frames,
+    members: list[Member],
+    options: Options,
+    extra: str,
+    first_seed: int | None,
+    survivable: bool,
 ) -> VirtualResults:
     values: list[Any] = [None] * len(members)
     summary: dict[str, Any] = {}
@@ -284,7 +294,7 @@ def _results(
             _load(members, json.loads(content))
     members[0].head += extra.encode()
     try:
-        _raise_if_failed(summary, members, options)
+        _raise_if_failed(summary, members, options, survivable)
     except RankFailure as failure:
         failure.interleaving = summary.get("seed")
         if failure.interleaving != first_seed:
@@ -306,12 +316,17 @@ def _load(members: list[Member], data: dict[str, Any]) -> None:
         member.waiting_line = data["line"]
 
 
-def _raise_if_failed(summary: dict[str, Any], members: list[Member], options: Options) -> None:
+def _raise_if_failed(
+    summary: dict[str, Any], members: list[Member], options: Options, survivable: bool
+) -> None:
     verdict = summary["verdict"]
     if verdict == "mismatch":
         first, second = ((r, members[r].events[i]) for r, i in summary["parts"])
         found = (first[0], second[0], first[1], second[1])
         raise rank_report.mismatch(members, found, options, summary["message"])
+    for member in members if survivable else ():
+        if member.error is not None and member.error["type"] == "lost rank":
+            member.error = None
     if any(m.error is not None for m in members):
         raise rank_report.failure(members, options)
     if verdict != "done":

@@ -42,7 +42,12 @@ class Part:
     waited: bool = False
     transfer: Any = None
     event: Event | None = None
+<<<<<<< HEAD
     sending: Sending | None = None
+=======
+    version: int = 0
+    broken: bool = False  # the other end of the message is lost
+>>>>>>> server
 
     @property
     def nbytes(self) -> int:
@@ -154,16 +159,34 @@ class Exchange:
         self.receives: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, to, tag)
         self.issued: Counter[Any] = Counter()
         self.open: dict[Any, Transfer] = {}
+        self.lost: set[int] = set()
 
     def post(self, part: Part, channel: Any) -> Part:
         """Issue a part on the group ``channel`` and match it. Raises Mismatched."""
-        if part.op == "send":
+        if part.op in P2P and part.peer in self.lost:
+            self._break(part)
+        elif part.op == "send":
             self._send(part, channel)
         elif part.op == "recv":
             self._receive(part, channel)
         else:
             self._collective(part, channel)
         return part
+
+    def lose(self, rank: int) -> None:
+        """``rank`` is gone: messages to and from it that are not matched yet never will be."""
+        self.lost.add(rank)
+        for queue in (*self.sends.values(), *self.receives.values()):
+            for part in [p for p in queue if rank in (p.peer, p.rank.index)]:
+                queue.remove(part)
+                self._break(part)
+
+    def _break(self, part: Part) -> None:
+        part.broken = part.done = True
+        part.finish = part.posted
+        transfer, part.transfer = part.transfer, None
+        if transfer is not None:
+            self.scheduler.wake(transfer)
 
     def _send(self, part: Part, channel: Any) -> None:
         if part.event is not None:

@@ -58,6 +58,8 @@ class VirtualWork(dist.Work):
             self.world.charge(self.world.states[part.rank.index])
         self.world.scheduler.wait(part.rank, part)
         self._done()
+        if part.broken:
+            raise RuntimeError(f"Connection closed by peer: rank {part.peer} is lost")
         return True
 
     def _done(self) -> None:

@@ -251,9 +251,13 @@ class World:
         state.compute_since = cpu_time() if self.measured else 0.0
 
     def _maybe_lose(self, state: RankState) -> None:
+        """A rank that is lost sends nothing more, not even where it catches the exception."""
         state.communications += 1
-        if self.lose == (state.rank.index, state.communications):
-            raise RankLost(f"was lost at its communication {state.communications}, as asked for")
+        assert self.lose is not None
+        rank, number = self.lose
+        if rank == state.rank.index and state.communications >= number:
+            self.exchange.lose(rank)
+            raise RankLost(f"was lost at its communication {number}, as asked for")
 
     def expect(self, work: VirtualWork) -> None:
         """Fulfil the handle's future on its own rank as soon as the operation is complete."""

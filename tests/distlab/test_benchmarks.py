@@ -12,6 +12,7 @@ from benchmarks import (
     hierarchical,
     local_sgd,
     mixed_precision,
+    parameter_server,
     pipeline,
     ranks,
     recompute,
@@ -116,3 +117,11 @@ def test_rounds_divide_the_bytes() -> None:
     ddp = sent.pop("torch DDP")
     assert len(sent) == 3
     assert all(abs(each * local_sgd.H / ddp - 1) < 0.01 for each in sent.values())
+
+
+def test_servers_still_run(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(parameter_server, "BUDGET", 0.2)
+    table = parameter_server.measure(1)
+    assert [row[0] for row in table.rows] == ["torch DDP", *parameter_server.WAYS]
+    parameter_server.plot(tmp_path / "losses.png")
+    assert (tmp_path / "losses.png").read_bytes()[:4] == b"\x89PNG"

@@ -363,6 +363,31 @@ def test_lost_and_slow_ranks_and_links() -> None:
     assert run_virtual(body, 3, slow_links={2: 10.0}).clock > usual + 1e-3
 
 
+@pytest.mark.parametrize("seed", ANY_ORDER)
+def test_survivors_of_a_lost_rank_see_a_broken_connection(seed: int | None) -> None:
+    def body(ctx: RankContext) -> list:
+        said = []
+        for peer in (1, 2) if ctx.rank == 0 else ():
+            x = torch.zeros(1)
+            try:
+                dist.recv(x, src=peer)
+                dist.send(x, dst=peer)
+                said.append(float(x))
+            except RuntimeError as error:
+                said.append(str(error))
+        if ctx.rank:
+            x = torch.ones(1) * ctx.rank
+            dist.send(x, dst=0)
+            dist.recv(x, src=0)
+        return said
+
+    broken = "Connection closed by peer: rank 1 is lost"
+    for when in (1, 2):
+        found = run_virtual(body, 3, seed=seed, lose=(1, when), survivable=True)
+        assert list(found) == [[broken, 2.0], None, []]
+    assert failure_of(body, 3, seed=seed, lose=(1, 1)).rank == 1
+
+
 # -- failures --------------------------------------------------------------------------------------
 def test_exceptions_and_deaths_name_the_rank() -> None:
     def raises(ctx: RankContext) -> None:

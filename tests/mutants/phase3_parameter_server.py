@@ -1,0 +1,370 @@
+"""Wrong implementations of exercises 3.22 to 3.24."""
+
+from distlab.mutants import Mutant
+
+PLACE, ROLES = "test_keys_are_placed_by_size", "test_impossible_roles_are_refused"
+ROUNDS, USED = "test_rounds_equal_one_process", "test_only_what_is_used_travels"
+OTHER, DEATH = "test_no_byte_for_other_keys", "test_a_dead_worker_stops_nobody"
+UPDATE, WAIT = "test_no_update_is_lost", "test_nobody_waits_for_a_slow_worker"
+CORRUPT = "test_a_dead_worker_corrupts_nothing"
+AHEAD, BOUND = "test_nobody_reads_too_far_ahead", "test_the_bound_is_used_up"
+LEFT, GONE = "test_who_has_left_holds_nobody_back", "test_a_dead_worker_holds_nobody_back"
+REFUSE, RELEASE = "test_fit_refuses_on_every_rank", "test_leaving_releases_who_waits"
+
+LEAST = "        elements, keys, server = min(loads)\n"
+CHOSEN = "            [k for k in self.parameters if k in keys and self.place[k] == server]\n"
+SGD = """                value.sub_(push.gradients[key], alpha=self.lr * push.samples / total)
+"""
+HAVING = "            having = [p for p in pushes if key in p.gradients]\n"
+COLLECT = "        requests = [shard.receive(worker) for worker in list(shard.live)]\n"
+ROUND = "        shard.update([r for r in requests if r.kind == PUSH])\n"
+PULLS = """        for worker in list(shard.live):
+            request = shard.receive(worker)
+            if request.kind == PULL:
+                shard.answer(request)
+"""
+DROPS = "            return self._drop(worker, error)\n"
+VECTOR = "                vector = torch.cat([self.values[k].flatten() for k in request.keys])\n"
+ANY = "        request = shard.receive(shard.live[0] if len(shard.live) == 1 else None)\n"
+APPLY = "            shard.update([request])\n    # --- exercise 3.23: end\n"
+ANSWER = "            shard.answer(request)\n        elif request.kind == PUSH:\n            shard.update([request])\n    # --- exercise 3.23: end\n"
+SPEAKERS = "        speakers = [worker for worker in shard.live if worker not in held]\n"
+SLOWEST = "        slowest = min((clocks[worker] for worker in shard.live), default=0)\n"
+ALLOWED = "        for worker in [w for w in held if clocks[w] - staleness <= slowest]:\n"
+CLOCK = "            clocks[request.worker] = request.clock + 1\n"
+
+MUTANTS = [
+    Mutant(
+        id="server-round-robin",
+        exercise="3.22",
+        bug="keys are dealt out in turn, whatever their size",
+        find=LEAST,
+        replace="        elements, keys, server = loads[len(place) % servers]\n",
+        killed_by=PLACE,
+        cause="unbalanced",
+        patches=[("sorted(parameters, key=lambda key: -parameters[key].numel())", "parameters")],
+    ),
+    Mutant(
+        id="server-all-on-first",
+        exercise="3.22",
+        bug="BUGS 70: one server holds everything",
+        find=LEAST,
+        replace="        elements, keys, server = loads[0]\n",
+        killed_by=PLACE,
+        cause="unbalanced",
+    ),
+    Mutant(
+        id="server-too-many-accepted",
+        exercise="3.22",
+        bug="servers without a key are accepted",
+        find="    if servers > len(parameters):\n",
+        replace="    if servers > 1000:\n",
+        killed_by=ROLES,
+        cause="accepted",
+    ),
+    Mutant(
+        id="server-no-worker-accepted",
+        exercise="3.22",
+        bug="a group without a worker is accepted",
+        find="    if servers >= world_size:\n",
+        replace="    if servers > world_size:\n",
+        killed_by=ROLES,
+        cause="accepted",
+    ),
+    Mutant(
+        id="server-pull-then-push-each",
+        exercise="3.22",
+        bug="a worker's push is applied before the next one's pull: another version for each",
+        find=PULLS + COLLECT + ROUND,
+        replace="        for worker in list(shard.live):\n"
+        "            request = shard.receive(worker)\n"
+        "            if request.kind == PULL:\n"
+        "                shard.answer(request)\n"
+        "                shard.update([r for r in [shard.receive(worker)] if r.kind == PUSH])\n",
+        killed_by=ROUNDS,
+        cause="versions",
+    ),
+    Mutant(
+        id="server-summed",
+        exercise="3.22",
+        bug="BUGS 20: gradients are added up and not divided",
+        find=SGD,
+        replace=SGD.replace(" * push.samples / total", ""),
+        killed_by=USED,
+        cause="summed",
+    ),
+    Mutant(
+        id="server-unweighted",
+        exercise="3.22",
+        bug="BUGS 35: a worker with one sample counts like one with three",
+        find=SGD,
+        replace=SGD.replace("push.samples / total", "1 / len(having)"),
+        killed_by=USED,
+        cause="unweighted-mean",
+    ),
+    Mutant(
+        id="server-divided-by-all",
+        exercise="3.22",
+        bug="BUGS 82: divided by the samples of all, although fewer pushed the key",
+        find="            total = sum(p.samples for p in having)\n",
+        replace="            total = sum(p.samples for p in pushes)\n",
+        killed_by=USED,
+        cause="divided-by-all",
+    ),
+    Mutant(
+        id="server-waits-for-all",
+        exercise="3.22",
+        bug="BUGS 81: a worker that has left is waited for",
+        find=PULLS,
+        replace=PULLS.replace("list(shard.live)", "everybody"),
+        killed_by=ROUNDS,
+        cause="hang",
+        patches=[
+            (
+                "    # --- exercise 3.22: start\n    # Step 12",
+                "    everybody = list(shard.live)\n    # --- exercise 3.22: start\n    # Step 12",
+            )
+        ],
+    ),
+    Mutant(
+        id="server-dies-with-worker",
+        exercise="3.22",
+        bug="BUGS 81: a worker's broken connection ends the server",
+        find=DROPS,
+        replace="            raise\n",
+        killed_by=DEATH,
+        cause="exception",
+    ),
+    Mutant(
+        id="server-dead-counts-as-zero",
+        exercise="3.22",
+        bug="BUGS 82: the mean is over the workers that there once were",
+        find=ROUND,
+        replace="        pushes = [r for r in requests if r.kind == PUSH]\n"
+        "        for push in pushes:\n"
+        "            push.samples *= len(pushes) / (len(shard.live) + len(shard.lost))\n"
+        "            push.gradients = {k: g * len(pushes) / (len(shard.live) + len(shard.lost))\n"
+        "                              for k, g in push.gradients.items()}\n"
+        "        shard.update(pushes)\n",
+        killed_by=DEATH,
+        cause="corrupted",
+    ),
+    Mutant(
+        id="server-death-swallowed",
+        exercise="3.22",
+        bug="BUGS 82: the exception is swallowed, nobody learns of the death",
+        find="        self.lost[worker] = str(error)\n",
+        replace="",
+        killed_by=DEATH,
+        cause="death-unnoticed",
+    ),
+    Mutant(
+        id="server-any-source-in-rounds",
+        exercise="3.22",
+        bug="pushes come from any rank: a dead worker never shows",
+        find=COLLECT,
+        replace="        requests = [shard.receive(None) for _ in list(shard.live)]\n",
+        killed_by=DEATH,
+        cause="hang",
+    ),
+    Mutant(
+        id="server-sends-everything",
+        exercise="3.22",
+        bug="a pull brings all keys of the server",
+        find=VECTOR,
+        replace="                vector = torch.cat([v.flatten() for v in self.values.values()])\n",
+        killed_by=OTHER,
+        cause="too-many-bytes",
+        patches=[
+            (
+                "        vectors = [torch.empty(size, dtype=dtype) for size in sizes]\n",
+                "        whole = [[k for k in self.parameters if self.place[k] == s] for s in range(self.servers)]\n"
+                "        chosen = [w if c else [] for w, c in zip(whole, chosen)]\n"
+                "        sizes = [sum(self.parameters[k].numel() for k in part) for part in chosen]\n"
+                "        vectors = [torch.empty(size, dtype=dtype) for size in sizes]\n",
+            )
+        ],
+    ),
+    Mutant(
+        id="server-header-only-where-keys",
+        exercise="3.22",
+        bug="a server without a chosen key hears nothing, and waits for that worker",
+        find="            mine = [k for k in self.parameters if k in gradients and self.place[k] == server]\n            if mine:\n",
+        replace="            mine = [k for k in self.parameters if k in gradients and self.place[k] == server]\n"
+        "            if not mine:\n                handles.pop().wait() if gradients else handles.clear()\n            if mine:\n",
+        killed_by=USED,
+        cause="never-waited",
+    ),
+    Mutant(
+        id="server-own-weights",
+        exercise="3.22",
+        bug="the worker computes with its own weights, not with those that it pulled",
+        find="                    p.copy_(values[name])\n",
+        replace="",
+        killed_by=ROUNDS,
+        cause="wrong",
+    ),
+    Mutant(
+        id="server-never-leaves",
+        exercise="3.22",
+        bug="a worker goes without a word",
+        find="    finally:\n        client.leave()\n",
+        replace="    finally:\n        client.clock = 0\n",
+        killed_by=ROUNDS,
+        cause="hang",
+    ),
+    Mutant(
+        id="async-in-turn",
+        exercise="3.23",
+        bug="workers are served in turn: a slow one stops the others",
+        find=ANY,
+        replace="        request = shard.receive(shard.live[shard.version % len(shard.live)])\n",
+        killed_by=WAIT,
+        cause="hang",
+    ),
+    Mutant(
+        id="async-lost-update",
+        exercise="3.23",
+        bug="BUGS 78: a push is applied to the values that the worker had read, not to the newest",
+        find=ANSWER,
+        replace="            shard.answer(request)\n"
+        "            read[request.worker] = {k: v.clone() for k, v in shard.values.items()}\n"
+        "        elif request.kind == PUSH:\n"
+        "            shard.values.update(read[request.worker])\n"
+        "            shard.update([request])\n"
+        "            read[request.worker] = {k: v.clone() for k, v in shard.values.items()}\n"
+        "    # --- exercise 3.23: end\n",
+        killed_by=UPDATE,
+        cause="lost-update",
+        patches=[("    # --- exercise 3.23: start\n", "    read = {}\n    # --- exercise 3.23: start\n")],
+    ),
+    Mutant(
+        id="async-any-to-the-end",
+        exercise="3.23",
+        bug="the last worker is received from any rank: its death never shows",
+        find=ANY,
+        replace="        request = shard.receive(None)\n",
+        killed_by=CORRUPT,
+        cause="hang",
+    ),
+    Mutant(
+        id="async-collects-first",
+        exercise="3.23",
+        bug="it waits for a push of every worker, as the synchronous one does",
+        find=APPLY,
+        replace="            pushes.append(request)\n"
+        "        if len({p.worker for p in pushes}) >= len(shard.live):\n"
+        "            for push in pushes:\n"
+        "                shard.update([push])\n"
+        "            pushes.clear()\n"
+        "    # --- exercise 3.23: end\n",
+        killed_by=WAIT,
+        cause="wrong",
+        patches=[("    # --- exercise 3.23: start\n", "    pushes = []\n    # --- exercise 3.23: start\n")],
+    ),
+    Mutant(
+        id="async-averaged",
+        exercise="3.23",
+        bug="BUGS 82: a single push is divided by the number of workers",
+        find=APPLY,
+        replace="            for gradient in request.gradients.values():\n"
+        "                gradient /= max(1, len(shard.live))\n" + APPLY,
+        killed_by=UPDATE,
+        cause="lost-update",
+    ),
+    Mutant(
+        id="async-wrong-version",
+        exercise="3.23",
+        bug="BUGS 79: the version that is named is not the one that is sent",
+        find=ANSWER,
+        replace="            shard.version += 1\n"
+        "            shard.answer(request)\n"
+        "            shard.version -= 1\n"
+        "        elif request.kind == PUSH:\n"
+        "            shard.update([request])\n"
+        "    # --- exercise 3.23: end\n",
+        killed_by=UPDATE,
+        cause="torn-read",
+    ),
+    Mutant(
+        id="stale-unbounded",
+        exercise="3.24",
+        bug="BUGS 80: the bound is not enforced",
+        find=ALLOWED,
+        replace="        for worker in list(held):\n",
+        killed_by=AHEAD,
+        cause="too-stale",
+    ),
+    Mutant(
+        id="stale-off-by-one",
+        exercise="3.24",
+        bug="BUGS 80: one push more than the bound",
+        find=ALLOWED,
+        replace="        for worker in [w for w in held if clocks[w] - staleness <= slowest + 1]:\n",
+        killed_by=AHEAD,
+        cause="too-stale",
+    ),
+    Mutant(
+        id="stale-too-strict",
+        exercise="3.24",
+        bug="a push less than the bound: it never runs ahead",
+        find=ALLOWED,
+        replace="        for worker in [w for w in held if clocks[w] - staleness < slowest or not clocks[w]]:\n",
+        killed_by=BOUND,
+        cause="hang",
+    ),
+    Mutant(
+        id="stale-left-counts",
+        exercise="3.24",
+        bug="a worker that has left is still the slowest",
+        find=SLOWEST,
+        replace="        slowest = min(clocks.values())\n",
+        killed_by=LEFT,
+        cause="hang",
+    ),
+    Mutant(
+        id="stale-released-by-push-only",
+        exercise="3.24",
+        bug="held pulls are looked at when one pushes, not when one leaves",
+        find=ALLOWED,
+        replace="        if request.kind == LEAVE:\n            continue\n" + ALLOWED,
+        killed_by=RELEASE,
+        cause="hang",
+    ),
+    Mutant(
+        id="stale-against-fastest",
+        exercise="3.24",
+        bug="BUGS 80: compared with the fastest worker",
+        find=SLOWEST,
+        replace="        slowest = max(clocks.values())\n",
+        killed_by=AHEAD,
+        cause="too-stale",
+    ),
+    Mutant(
+        id="stale-any-among-silent",
+        exercise="3.24",
+        bug="all others wait for one that died, and the server listens to any rank",
+        find=SPEAKERS,
+        replace="        speakers = shard.live\n",
+        killed_by=GONE,
+        cause="hang",
+    ),
+    Mutant(
+        id="stale-clock-not-moved",
+        exercise="3.24",
+        bug="clocks stay at 0: everybody is always allowed",
+        find=CLOCK,
+        replace="",
+        killed_by=AHEAD,
+        cause="too-stale",
+    ),
+    Mutant(
+        id="stale-negative-accepted",
+        exercise="3.24",
+        bug="the worker does not know that its server has refused, and waits",
+        find="    if staleness is not None and not staleness >= 0:\n",
+        replace="    if dist.get_rank(group) < servers and staleness is not None and staleness < 0:\n",
+        killed_by=REFUSE,
+        cause="hang",
+    ),
+]

@@ -1,0 +1,78 @@
+"""What the checks of the parameter server share: models, data, and one process that does it all."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distlab.grading import fail
+
+LR = 0.25
+SIZES = {"a": (7, 3), "b": (5,), "c": (11,), "d": (2, 2), "e": (1,)}
+
+
+def parameters(seed: int) -> dict[str, Tensor]:
+    """Five keys of 42 elements together."""
+    generator = torch.Generator().manual_seed(seed)
+    return {k: torch.randn(shape, generator=generator) for k, shape in SIZES.items()}
+
+
+def zeros() -> dict[str, Tensor]:
+    return {k: torch.zeros(shape) for k, shape in SIZES.items()}
+
+
+def network(seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        first, middle, last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        return nn.Sequential(first, nn.Tanh(), middle, nn.Tanh(), last)
+
+
+def batches(seed: int, worker: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    """``count`` batches, of another size for every worker."""
+    generator = torch.Generator().manual_seed(seed * 1009 + worker)
+    return [
+        (
+            torch.randn(worker + 2, 5, generator=generator),
+            torch.randint(0, 3, (worker + 2,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def in_rounds(seed: int, counts: list[int]) -> dict[str, Tensor]:
+    """One process: in each round a step on the batches of all workers that have one left."""
+    model = network(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    data = [batches(seed, worker, count) for worker, count in enumerate(counts)]
+    for given in zip_longest(*data):
+        parts = [batch for batch in given if batch is not None]
+        optimizer.zero_grad()
+        inputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def served(impl, ctx, values, servers: int, serve, worker, lr: float = LR):
+    """One rank's body: a server returns [values, version, lost]; a worker what ``worker`` does."""
+    if ctx.rank < servers:
+        shard = impl.Shard(values, servers=servers, lr=lr)
+        serve(shard)
+        return [dict(shard.values), int(shard.version), sorted(shard.lost)]
+    return worker(impl.Client(values, servers=servers), ctx.rank - servers)
+
+
+def gathered(results, servers: int) -> dict[str, Tensor]:
+    """The keys of all servers; each must be on one."""
+    merged: dict[str, Tensor] = {}
+    for rank in range(servers):
+        for key, value in results[rank][0].items():
+            if key in merged:
+                fail(f"key {key} is on two servers", cause="placed-twice", rank=rank)
+            merged[key] = value
+    return merged

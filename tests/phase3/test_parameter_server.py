@@ -1,0 +1,275 @@
+"""Checks of exercise 3.22: keys placed by size, sparse messages, synchronous rounds, deaths."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
+from serving import LR, SIZES, batches, gathered, in_rounds, network, parameters, served, zeros
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.workloads import build_model, digits
+
+
+@exercise("3.22", "gloo")
+def test_keys_are_placed_by_size(impl, run, seed):
+    """Each key on one server, none empty; fullest and emptiest differ by one key at most."""
+
+    def body(ctx):
+        generator = torch.Generator().manual_seed(seed)
+        found = []
+        for keys in (5, 9, 16):
+            sizes = torch.randint(1, 1000, (keys,), generator=generator).tolist()
+            sizes[keys // 2] = 2500
+            for servers in (1, 2, 3, 5):
+                given = {f"k{n}": torch.empty(size, 1) for n, size in enumerate(sizes)}
+                place = impl.place_keys(given, servers)
+                found.append([sizes, servers, {str(k): int(s) for k, s in place.items()}])
+        return found
+
+    for sizes, servers, place in run(body, 1, process_group=False)[0]:
+        what = f"{len(sizes)} keys of {sizes} elements on {servers} servers"
+        expect_equal(set(place), {f"k{n}" for n in range(len(sizes))}, what=f"{what}: keys")
+        loads = [0] * servers
+        for n, size in enumerate(sizes):
+            loads[place[f"k{n}"]] += size
+        if min(loads) == 0 or max(loads) - min(loads) > max(sizes):
+            fail(
+                f"{what} hold {loads}: they may differ by the largest key, {max(sizes)}",
+                cause="unbalanced",
+            )
+
+
+@exercise("3.22", "virtual")
+def test_impossible_roles_are_refused(impl, run):
+    """More servers than keys, no server, no worker: ValueError on every rank, nothing sent."""
+    wrong = [("more servers than keys", 6), ("no server", 0), ("a negative number", -1)]
+    wrong.append(("no worker", 3))
+
+    def body(ctx):
+        said = []
+        for _, servers in wrong:
+            for make in (
+                lambda s: impl.Client(zeros(), servers=s),
+                lambda s: impl.Shard(zeros(), servers=s, lr=LR),
+            ):
+                try:
+                    make(servers)
+                    said.append("")
+                except ValueError as error:
+                    said.append(str(error))
+        for _, servers in wrong[:3]:
+            try:
+                impl.place_keys(zeros(), servers)
+                said.append("")
+            except ValueError as error:
+                said.append(str(error))
+        return said
+
+    results = run(body, 3)
+    asked = [*itertools.product(wrong, ("Client", "Shard"))]
+    asked += [(each, "place_keys") for each in wrong[:3]]
+    for rank, (said, log) in enumerate(zip(results, results.logs, strict=True)):
+        for ((why, servers), end), text in zip(asked, said, strict=True):
+            if not text:
+                problem = f"{end} accepts servers={servers} of 3 ranks with 5 keys: {why}"
+                fail(problem, cause="accepted", rank=rank)
+        expect_equal(len(log.events), 0, what="messages before the refusal", rank=rank)
+
+
+@exercise("3.22", "virtual gloo")
+def test_rounds_equal_one_process(impl, run, seed, cases):
+    """Synchronous training with uneven workers equals one process on all their batches."""
+    for servers, counts in cases((2, [3, 2]), (1, [2, 4, 3]), (3, [2]), (1, [3, 3, 3, 3])):
+        check_rounds(run, impl, seed, servers, counts)
+
+
+def check_rounds(run, impl, seed, servers, counts) -> None:
+    """Workers begin with other weights than the servers, and have batches of other sizes."""
+
+    def body(ctx):
+        def worker(client, number):
+            model = network(seed + 1 + number)
+            return float(impl.train(client, model, batches(seed, number, counts[number])))
+
+        values = dict(network(seed).named_parameters())
+        return served(impl, ctx, values, servers, impl.serve_synchronous, worker)
+
+    results = run(body, servers + len(counts))
+    got, want = gathered(results, servers), in_rounds(seed, counts)
+    what = f"{servers} servers, workers with {counts} batches"
+    expect_equal(sorted(got), sorted(want), what=f"{what}: keys on the servers", cause="keys")
+    for rank in range(servers):
+        updates = results[rank][1]
+        expect_equal(updates, max(counts), what=f"{what}: updates", rank=rank, cause="versions")
+    for name, value in want.items():
+        before = dict(network(seed).named_parameters())[name].detach()
+        expect_close(
+            got[name], value, what=f"{what}: {name}", before=before, rtol=1e-4, atol=1e-5
+        )
+
+
+@exercise("3.22", "virtual gloo")
+def test_only_what_is_used_travels(impl, run, seed):
+    """A pull and a push move the chosen keys only; a key's mean is over those who pushed it."""
+    pulled = (["a", "e"], [], ["c", "b"])  # by worker
+    pushed = ({"a": 2.0, "d": 4.0}, {"a": 6.0}, {})
+    samples = (1, 3, 5)
+
+    def body(ctx):
+        def worker(client, number):
+            with ctx.region("pull"):
+                got = client.pull(pulled[number])
+            gradients = {k: torch.full(SIZES[k][::-1], g).t() for k, g in pushed[number].items()}
+            with ctx.region("push"):
+                client.push(gradients, samples[number])
+            client.leave()
+            return got
+
+        return served(impl, ctx, parameters(seed), 2, impl.serve_synchronous, worker)
+
+    results = run(body, 5)
+    start = parameters(seed)
+    small = 5 * 3 * 64 * 2  # headers and versions for two servers
+    for number, keys in enumerate(pulled):
+        rank = number + 2
+        got, log = results[rank], results.logs[rank]
+        expect_equal(sorted(got), sorted(keys), what="keys that a pull gives", rank=rank)
+        for key in keys:
+            what = f"pull of {key}"
+            expect_close(got[key], start[key], what=what, rank=rank, rtol=0, atol=0)
+        log.all_waited()
+        most = sum(start[k].nbytes for k in pushed[number]) + small
+        log.select(region="push").sent_at_most(most, "the pushed keys and the headers")
+    expect_equal([results[r][1] for r in (0, 1)], [1, 1], what="updates after one round")
+    means = {"a": (1 * 2.0 + 3 * 6.0) / 4, "d": 4.0}
+    for key, value in gathered(results, 2).items():
+        parts = [(n, g[key]) for n, g in zip(samples, pushed, strict=True) if key in g]
+        if key == "a" and torch.allclose(value, start[key] - LR * (2 * 1 + 6 * 3) / 9):
+            fail("a was pushed by 4 of 9 samples; it is divided by 9", cause="divided-by-all")
+        expect_close(
+            (start[key] - value) / LR,
+            torch.full(SIZES[key], means.get(key, 0.0)),
+            what=f"what was subtracted from {key}, over lr",
+            contributions=[torch.full(SIZES[key], g) for _, g in parts],
+            weights=[n for n, _ in parts],
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+
+@exercise("3.22", "virtual")
+def test_no_byte_for_other_keys(impl, run, seed):
+    """A server sends the chosen values once: a large key that nobody asks for stays."""
+
+    def body(ctx):
+        values = {"small": torch.ones(4), "large": torch.ones(20_000)}
+
+        def worker(client, number):
+            for _ in range(2):
+                client.pull(["small"])
+                client.push({"small": torch.ones(4)})
+            client.leave()
+
+        return served(impl, ctx, values, 1, impl.serve_synchronous, worker)
+
+    for log in run(body, 3).logs:
+        log.sent_at_most(4000, "four small values or gradients for each of 2 workers, and headers")
+
+
+@exercise("3.22", "virtual")
+def test_a_dead_worker_stops_nobody(impl, run, seed):
+    """A worker dies at some message: the rounds go on, and its last push counts whole or not."""
+    counts = [3, 3, 3]
+    sums = [in_rounds(seed, [3, 3, done]) for done in range(4)]
+    for when in (1, 4, 7, 12):
+        check_death(run, impl, seed, counts, sums, when)
+
+
+def check_death(run, impl, seed, counts, sums, when) -> None:
+    def body(ctx):
+        def worker(client, number):
+            impl.train(client, network(seed), batches(seed, number, counts[number]))
+
+        values = dict(network(seed).named_parameters())
+        return served(impl, ctx, values, 2, impl.serve_synchronous, worker)
+
+    results = run(body, 5, lose=(4, when), survivable=True)
+    what = f"3 workers, the last lost at its message {when}"
+    for rank in (0, 1):
+        values, version, lost = results[rank]
+        expect_equal(version, 3, what=f"{what}: updates", rank=rank, cause="rounds")
+        expect_equal(lost, [4], what=f"{what}: shard.lost", rank=rank, cause="death-unnoticed")
+        if not any(
+            all(torch.allclose(v, s[k], rtol=1e-4, atol=1e-5) for k, v in values.items())
+            for s in sums
+        ):
+            fail(
+                f"{what}: server {rank} holds what no number of its pushes gives: the mean of a "
+                "round is over those who took part in it",
+                cause="corrupted",
+                rank=rank,
+            )
+
+
+@exercise("3.22", "gloo")
+def test_a_broken_connection_is_survived(impl, run, seed):
+    """On real connections: a worker closes its own without a word after one round."""
+
+    def body(ctx):
+        def worker(client, number):
+            for step in range(3):
+                client.pull(["a"])
+                client.push({"a": torch.ones(SIZES["a"])})
+                if number == 1 and step == 0:
+                    dist.destroy_process_group()
+                    return
+            client.leave()
+
+        return served(impl, ctx, zeros(), 1, impl.serve_synchronous, worker, lr=1.0)
+
+    values, version, lost = run(body, 3)[0]
+    expect_equal([version, lost], [3, [2]], what="updates, lost workers", cause="death-unnoticed")
+    expect_close(values["a"], torch.full(SIZES["a"], -3.0), what="a after 3 rounds of 1")
+
+
+def busy(*_) -> None:
+    """Work that makes a worker slow."""
+    for _ in range(8):
+        torch.ones(300, 300).mm(torch.ones(300, 300))
+
+
+def training(impl, staleness: float | None):
+    """Three workers, one of them slow, and a server, on the digits."""
+    digits()
+
+    def body(ctx):
+        images, labels = digits()[ctx.rank :: ctx.world_size]
+        own = list(zip(images.split(32), labels.split(32), strict=True))[:6]
+        model = build_model("mlp", 0)
+        if ctx.rank == 3:
+            model.register_forward_hook(busy)
+        ctx.start_picture()
+        impl.fit(model, own, servers=1, lr=0.1, staleness=staleness)
+
+    return body
+
+
+@trace("3.22")
+def trace_synchronous(impl):
+    """Synchronous rounds with one slow worker: all wait for it."""
+    return training(impl, None)
+
+
+@trace("3.23")
+def trace_asynchronous(impl):
+    """One slow worker: the others go on without it."""
+    return training(impl, float("inf"))
+
+
+@trace("3.24")
+def trace_bounded(impl):
+    """One slow worker: the others get at most one step ahead."""
+    return training(impl, 1)
