@@ -42,12 +42,8 @@ class Part:
     waited: bool = False
     transfer: Any = None
     event: Event | None = None
-<<<<<<< HEAD
     sending: Sending | None = None
-=======
-    version: int = 0
     broken: bool = False  # the other end of the message is lost
->>>>>>> server
 
     @property
     def nbytes(self) -> int:
