@@ -50,6 +50,7 @@ from .template_ring_allreduce import (
     exchange,
     flattened,
     segmented_ring_all_reduce,
+    wait,
 )
 
 
@@ -86,7 +87,7 @@ def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = No
     the root, ⌈log₂ W⌉·(α + Nβ). Raises ValueError as ``check_arguments`` does, and on every rank
     for a root outside the group.
     """
-    # Step 5: all but the root add up in a copy: their tensors are not to change
+    # Step 5: a rank between the leaves and the root adds up in a copy: its tensor is not to change
     raise NotImplementedError("exercise 3.5")
 
 

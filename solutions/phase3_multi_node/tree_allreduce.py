@@ -48,6 +48,7 @@ from .ring_allreduce import (
     exchange,
     flattened,
     segmented_ring_all_reduce,
+    wait,
 )
 
 
@@ -104,11 +105,12 @@ def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = No
     for a root outside the group.
     """
     # --- exercise 3.5: start
-    # Step 5: all but the root add up in a copy: their tensors are not to change
+    # Step 5: a rank between the leaves and the root adds up in a copy: its tensor is not to change
     rank, world_size = check_arguments(tensor, op, group)
     check_root(root, world_size)
     with flattened(tensor) as flat:
-        climb(flat if rank == root else flat.clone(), root, op, group)
+        _, children = tree_links(rank, root, world_size)
+        climb(flat.clone() if children and rank != root else flat, root, op, group)
     # --- exercise 3.5: end
 
 
@@ -187,16 +189,16 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
             first, second = piece.tensor_split(2)
             keep, give = (first, second) if not rank & distance else (second, first)
             incoming = buffer[: keep.numel()]
-            for handle in exchange(give, rank ^ distance, incoming, rank ^ distance, group):
-                handle.wait()
+            handles = exchange(give, rank ^ distance, incoming, rank ^ distance, group)
+            wait(handles[:1])
             COMBINE[op](keep, incoming)
+            wait(handles[1:])
             path.append((rank ^ distance, keep, give))
             piece = keep
         if op == "mean":
             piece.div_(world_size)
         for partner, keep, give in reversed(path):
-            for handle in exchange(keep, partner, give, partner, group):
-                handle.wait()
+            wait(exchange(keep, partner, give, partner, group))
         if guest:
             dist.send(flat, group=group, group_dst=guest)
     # --- exercise 3.6: end
