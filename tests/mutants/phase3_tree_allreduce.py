@@ -53,9 +53,9 @@ RETURN = """        for partner, keep, give in reversed(path):
             wait(exchange(keep, partner, give, partner, group))
 """
 EXTRA = "    extra = 0 if w == core else 2\n"
-ROWS = "        rows = paths / seconds[:, None]\n"
-ONES = "        ones = torch.ones(len(mine), 1, dtype=torch.float64)\n"
-SIGNS = "        if alpha < 0 or beta < 0:\n"
+SCALE = """            line = least_squares(paths / scale[:, None], seconds / scale)
+"""
+SIGNS = "    if (x < 0).any():\n"
 
 MUTANTS = [
     Mutant(
@@ -351,8 +351,8 @@ MUTANTS = [
         id="fit-absolute",
         exercise="3.6",
         bug="absolute errors: the largest tensor decides what the smallest costs",
-        find=ROWS + ONES,
-        replace="        rows, ones = paths, seconds[:, None]\n",
+        find=SCALE,
+        replace="            line = least_squares(paths, seconds)\n",
         killed_by=FIT,
         cause="absolute-errors",
     ),
@@ -370,7 +370,7 @@ MUTANTS = [
         exercise="3.6",
         bug="a negative α or β is kept",
         find=SIGNS,
-        replace="        if alpha < 0 and beta < 0:\n",
+        replace="    if (x < 0).all():\n",
         killed_by=FIT,
         cause="negative",
     ),
