@@ -50,6 +50,7 @@ from .template_ring_allreduce import (
     exchange,
     flattened,
     segmented_ring_all_reduce,
+    wait,
 )
 
 
@@ -86,7 +87,7 @@ def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = No
     the root, ⌈log₂ W⌉·(α + Nβ). Raises ValueError as ``check_arguments`` does, and on every rank
     for a root outside the group.
     """
-    # Step 5: all but the root add up in a copy: their tensors are not to change
+    # Step 5: a rank between the leaves and the root adds up in a copy: its tensor is not to change
     raise NotImplementedError("exercise 3.5")
 
 
@@ -171,15 +172,24 @@ def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
     raise NotImplementedError("exercise 3.6")
 
 
+def least_squares(rows: Tensor, goal: Tensor) -> Tensor:
+    """The (2,) vector x >= 0 with the smallest ‖rows·x - goal‖; ``rows`` is (n, 2), float64."""
+    # Step 6: torch.linalg.lstsq; if an x is negative, that column explains nothing: 0, and the
+    #         other alone
+    raise NotImplementedError("exercise 3.6")
+
+
 def fit(timings: Sequence[Timing]) -> dict[str, Link]:
     """α and β of each pattern in ``timings``: the line with the least squares of *relative* errors.
 
-    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs. Neither is
-    negative: where the best line has a negative one it is 0, and the other is fitted alone. Raises
-    ValueError for a pattern with fewer than two different sizes on more than one rank.
+    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs; and to the
+    geometric mean of measured and predicted time, so that twice as long counts like half as long.
+    Neither α nor β is negative. Raises ValueError for a pattern with fewer than two different sizes
+    on more than one rank.
     """
-    # Step 6: one equation per timing, divided by its seconds: messages/t·α + bytes/t·β = 1
-    # Step 7: least squares; a negative solution means that one of the two explains nothing
+    # Step 7: one equation per timing, messages·α + bytes·β = t, divided by t: least squares
+    # Step 8: divide by sqrt(t·prediction) instead and solve again, until it stays the same (20
+    #         times will do; t/100 is the least prediction that counts)
     raise NotImplementedError("exercise 3.6")
 
 
@@ -188,7 +198,7 @@ def choose(world_size: int, nbytes: int, links: Links) -> str:
 
     The same on all ranks if ``links`` is: a choice by what one rank measured alone would hang.
     """
-    # Step 8: the minimum
+    # Step 9: the minimum
     raise NotImplementedError("exercise 3.6")
 
 
@@ -216,7 +226,7 @@ def all_reduce(
     ``check``: as in ``ring_all_reduce``. Raises ValueError as ``check_arguments`` does, and for an
     unknown ``pattern``.
     """
-    # Step 9: agree if asked to, choose, call
+    # Step 10: agree if asked to, choose, call
     raise NotImplementedError("exercise 3.6")
 
 

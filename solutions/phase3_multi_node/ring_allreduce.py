@@ -41,7 +41,7 @@ COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # into the first, in
     "max": lambda ours, theirs: torch.maximum(ours, theirs, out=ours),
 }
 DTYPES = sorted({str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)})
-SEGMENT_BYTES = 2**21
+SEGMENT_BYTES = 2**23  # shorter ones cost more in waking up than they hide (gloo, 2 cores)
 WINDOW = 2  # segments on their way: one travels while the other is being combined
 
 
@@ -81,11 +81,11 @@ def flattened(tensor: Tensor) -> Iterator[Tensor]:
 def exchange(
     outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Group
 ) -> list[dist.Work]:
-    """Start to send ``outgoing`` and to receive ``incoming`` at the same time; the open handles.
+    """Start to send ``outgoing`` and to receive ``incoming`` at once; the handles, receive first.
 
     ``to`` and ``source`` are ranks of ``group``. Both tensors are contiguous and must be left alone
-    until the handles have been waited for. An empty tensor is neither sent nor received: both ends
-    know its length.
+    until the handles have been waited for (NCCL has one for both). An empty tensor is neither sent
+    nor received: both ends know its length.
     """
     # --- exercise 3.1: start
     # Step 3: both as one batch: a send may return only when it has been received, and NCCL runs
@@ -95,6 +95,12 @@ def exchange(
     ops = [op for op in ops if op.tensor.numel()]
     return dist.batch_isend_irecv(ops) if ops else []
     # --- exercise 3.1: end
+
+
+def wait(handles: Sequence[dist.Work]) -> None:
+    """Wait for every handle."""
+    for handle in handles:
+        handle.wait()
 
 
 def reduce_scatter_steps(rank: int, world_size: int) -> list[tuple[int, int]]:
@@ -124,8 +130,9 @@ def ring_reduce_scatter(tensor: Tensor, op: Op = "sum", group: Group = None) -> 
     extra memory. Raises ValueError as ``check_arguments`` does.
     """
     # --- exercise 3.1: start
-    # Step 5: in each step exchange with the neighbours, wait, then combine what came into your
-    #         chunk; one buffer of the longest chunk's size is enough
+    # Step 5: in each step exchange with the neighbours; when the receive is complete combine what
+    #         came into your chunk; then wait for the send, too, before the buffer is used again.
+    #         One buffer of the longest chunk's size is enough
     # Step 6: for the mean divide your own chunk, once
     rank, world_size = check_arguments(tensor, op, group)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
@@ -134,9 +141,10 @@ def ring_reduce_scatter(tensor: Tensor, op: Op = "sum", group: Group = None) -> 
         buffer = torch.empty_like(chunks[0])
         for send, receive in reduce_scatter_steps(rank, world_size):
             incoming = buffer[: chunks[receive].numel()]
-            for handle in exchange(chunks[send], right, incoming, left, group):
-                handle.wait()
+            handles = exchange(chunks[send], right, incoming, left, group)
+            wait(handles[:1])
             COMBINE[op](chunks[receive], incoming)
+            wait(handles[1:])
         if op == "mean":
             chunks[rank].div_(world_size)
     # --- exercise 3.1: end
@@ -170,8 +178,7 @@ def ring_all_gather(tensor: Tensor, group: Group = None) -> None:
     with flattened(tensor) as flat:
         chunks = flat.tensor_split(world_size)
         for send, receive in all_gather_steps(rank, world_size):
-            for handle in exchange(chunks[send], right, chunks[receive], left, group):
-                handle.wait()
+            wait(exchange(chunks[send], right, chunks[receive], left, group))
     # --- exercise 3.2: end
 
 
@@ -197,8 +204,7 @@ def agree(tensor: Tensor, op: str, group: Group = None) -> None:
     while distance < world_size:
         to, source = (rank + distance) % world_size, (rank - distance) % world_size
         incoming = torch.empty_like(known)
-        for handle in exchange(known, to, incoming, source, group):
-            handle.wait()
+        wait(exchange(known, to, incoming, source, group))
         known = torch.maximum(known, incoming)
         distance *= 2
     most, least = known[:3].tolist(), (-known[3:]).tolist()
@@ -282,12 +288,12 @@ def segmented_ring_all_reduce(
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
 
     def finish(hop: Hop, incoming: Tensor, handles: list[dist.Work]) -> None:
-        for handle in handles:
-            handle.wait()
+        wait(handles[:1])
         if hop.combines:
             COMBINE[op](hop.target, incoming)
         if hop.completes and op == "mean":
             hop.target.div_(world_size)
+        wait(handles[1:])
 
     with flattened(tensor) as flat:
         chunks = flat.tensor_split(world_size)

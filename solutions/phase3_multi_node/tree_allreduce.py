@@ -48,6 +48,7 @@ from .ring_allreduce import (
     exchange,
     flattened,
     segmented_ring_all_reduce,
+    wait,
 )
 
 
@@ -104,11 +105,12 @@ def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = No
     for a root outside the group.
     """
     # --- exercise 3.5: start
-    # Step 5: all but the root add up in a copy: their tensors are not to change
+    # Step 5: a rank between the leaves and the root adds up in a copy: its tensor is not to change
     rank, world_size = check_arguments(tensor, op, group)
     check_root(root, world_size)
     with flattened(tensor) as flat:
-        climb(flat if rank == root else flat.clone(), root, op, group)
+        _, children = tree_links(rank, root, world_size)
+        climb(flat.clone() if children and rank != root else flat, root, op, group)
     # --- exercise 3.5: end
 
 
@@ -187,16 +189,16 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
             first, second = piece.tensor_split(2)
             keep, give = (first, second) if not rank & distance else (second, first)
             incoming = buffer[: keep.numel()]
-            for handle in exchange(give, rank ^ distance, incoming, rank ^ distance, group):
-                handle.wait()
+            handles = exchange(give, rank ^ distance, incoming, rank ^ distance, group)
+            wait(handles[:1])
             COMBINE[op](keep, incoming)
+            wait(handles[1:])
             path.append((rank ^ distance, keep, give))
             piece = keep
         if op == "mean":
             piece.div_(world_size)
         for partner, keep, give in reversed(path):
-            for handle in exchange(keep, partner, give, partner, group):
-                handle.wait()
+            wait(exchange(keep, partner, give, partner, group))
         if guest:
             dist.send(flat, group=group, group_dst=guest)
     # --- exercise 3.6: end
@@ -259,16 +261,31 @@ def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
     # --- exercise 3.6: end
 
 
+def least_squares(rows: Tensor, goal: Tensor) -> Tensor:
+    """The (2,) vector x >= 0 with the smallest ‖rows·x - goal‖; ``rows`` is (n, 2), float64."""
+    # --- exercise 3.6: start
+    # Step 6: torch.linalg.lstsq; if an x is negative, that column explains nothing: 0, and the
+    #         other alone
+    x = torch.linalg.lstsq(rows, goal[:, None]).solution.flatten()
+    if (x < 0).any():
+        alone = (rows * goal[:, None]).sum(0) / rows.square().sum(0)
+        x = torch.where(x < 0, 0.0, alone)
+    return x
+    # --- exercise 3.6: end
+
+
 def fit(timings: Sequence[Timing]) -> dict[str, Link]:
     """α and β of each pattern in ``timings``: the line with the least squares of *relative* errors.
 
-    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs. Neither is
-    negative: where the best line has a negative one it is 0, and the other is fitted alone. Raises
-    ValueError for a pattern with fewer than two different sizes on more than one rank.
+    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs; and to the
+    geometric mean of measured and predicted time, so that twice as long counts like half as long.
+    Neither α nor β is negative. Raises ValueError for a pattern with fewer than two different sizes
+    on more than one rank.
     """
     # --- exercise 3.6: start
-    # Step 6: one equation per timing, divided by its seconds: messages/t·α + bytes/t·β = 1
-    # Step 7: least squares; a negative solution means that one of the two explains nothing
+    # Step 7: one equation per timing, messages·α + bytes·β = t, divided by t: least squares
+    # Step 8: divide by sqrt(t·prediction) instead and solve again, until it stays the same (20
+    #         times will do; t/100 is the least prediction that counts)
     links = {}
     for pattern in dict.fromkeys(timing.pattern for timing in timings):
         mine = [t for t in timings if t.pattern == pattern and t.world_size > 1]
@@ -276,13 +293,11 @@ def fit(timings: Sequence[Timing]) -> dict[str, Link]:
             raise ValueError(f"{pattern}: a line needs timings of at least two sizes, W > 1")
         paths = torch.tensor([critical_path(*t[:3]) for t in mine], dtype=torch.float64)
         seconds = torch.tensor([t.seconds for t in mine], dtype=torch.float64)
-        rows = paths / seconds[:, None]
-        ones = torch.ones(len(mine), 1, dtype=torch.float64)
-        alpha, beta = torch.linalg.lstsq(rows, ones).solution.flatten().tolist()
-        if alpha < 0 or beta < 0:
-            alone = (rows.sum(0) / rows.square().sum(0)).tolist()
-            alpha, beta = (0.0, alone[1]) if alpha < 0 else (alone[0], 0.0)
-        links[pattern] = Link(alpha, beta)
+        scale = seconds
+        for _ in range(20):
+            line = least_squares(paths / scale[:, None], seconds / scale)
+            scale = (seconds * torch.maximum(paths @ line, seconds / 100)).sqrt()
+        links[pattern] = Link(*line.tolist())
     return links
     # --- exercise 3.6: end
 
@@ -293,7 +308,7 @@ def choose(world_size: int, nbytes: int, links: Links) -> str:
     The same on all ranks if ``links`` is: a choice by what one rank measured alone would hang.
     """
     # --- exercise 3.6: start
-    # Step 8: the minimum
+    # Step 9: the minimum
     candidates = [pattern for pattern in PATTERNS if pattern in links]
     return min(candidates, key=lambda pattern: predict(pattern, world_size, nbytes, links))
     # --- exercise 3.6: end
@@ -324,7 +339,7 @@ def all_reduce(
     unknown ``pattern``.
     """
     # --- exercise 3.6: start
-    # Step 9: agree if asked to, choose, call
+    # Step 10: agree if asked to, choose, call
     if check:
         agree(tensor, op, group)
     _, world_size = check_arguments(tensor, op, group)

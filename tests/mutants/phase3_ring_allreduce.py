@@ -34,15 +34,15 @@ RS_STEPS = """        ((rank - step - 1) % world_size, (rank - step - 2) % world
 AG_STEPS = """        ((rank - step) % world_size, (rank - step - 1) % world_size)
 """
 BATCH = "    return dist.batch_isend_irecv(ops) if ops else []\n"
-COMBINED = """            for handle in exchange(chunks[send], right, incoming, left, group):
-                handle.wait()
+COMBINED = """            handles = exchange(chunks[send], right, incoming, left, group)
+            wait(handles[:1])
             COMBINE[op](chunks[receive], incoming)
+            wait(handles[1:])
 """
 DIVIDED = """        if op == "mean":
             chunks[rank].div_(world_size)
 """
-GATHERED = """            for handle in exchange(chunks[send], right, chunks[receive], left, group):
-                handle.wait()
+GATHERED = """            wait(exchange(chunks[send], right, chunks[receive], left, group))
 """
 HALVES = """        ring_reduce_scatter(flat, op, group)
         ring_all_gather(flat, group)
@@ -69,8 +69,7 @@ MUTANTS = [
         bug="BUGS 42: the whole tensor travels at each hop",
         find=COMBINED,
         replace="            whole = torch.empty_like(flat)\n"
-        "            for handle in exchange(flat, right, whole, left, group):\n"
-        "                handle.wait()\n"
+        "            wait(exchange(flat, right, whole, left, group))\n"
         "            COMBINE[op](chunks[receive], whole.tensor_split(world_size)[receive])\n",
         killed_by=RS_BYTES,
         cause="too-many-bytes",
@@ -145,11 +144,10 @@ MUTANTS = [
         find=COMBINED,
         replace="            travelling = chunks[send].clone()\n"
         "            handles = exchange(travelling, right, incoming, left, group)\n"
-        "            if not handles:\n                continue\n"
-        "            handles[0].wait()\n"
+        "            wait(handles[:1])\n"
         "            if travelling.numel() == incoming.numel():\n"
         "                travelling.copy_(incoming)\n"
-        "            for handle in handles[1:]:\n                handle.wait()\n"
+        "            wait(handles[1:])\n"
         "            COMBINE[op](chunks[receive], incoming)\n",
         killed_by=RS_BYTES,
         cause="overwritten-in-flight",
@@ -159,8 +157,7 @@ MUTANTS = [
         exercise="3.1",
         bug="BUGS 22: only the receive is waited for",
         find=COMBINED,
-        replace="            for handle in exchange(chunks[send], right, incoming, left, group)[:1]:\n"
-        "                handle.wait()\n"
+        replace="            wait(exchange(chunks[send], right, incoming, left, group)[:1])\n"
         "            COMBINE[op](chunks[receive], incoming)\n",
         killed_by=RS_BYTES,
         cause="never-waited",
@@ -196,10 +193,9 @@ MUTANTS = [
         id="ring-mean-each-step",
         exercise="3.1",
         bug="BUGS 21: the mean is divided at each step",
-        find="            COMBINE[op](chunks[receive], incoming)\n        if op",
-        replace="            COMBINE[op](chunks[receive], incoming)\n"
-        '            if op == "mean":\n                chunks[receive].div_(world_size)\n'
-        "        if op",
+        find=COMBINED,
+        replace=COMBINED
+        + '            if op == "mean":\n                chunks[receive].div_(world_size)\n',
         killed_by=OWN,
         cause="wrong",
     ),
@@ -255,8 +251,7 @@ MUTANTS = [
         bug="BUGS 44: what arrives is still added up",
         find=GATHERED,
         replace="            incoming = torch.empty_like(chunks[receive])\n"
-        "            for handle in exchange(chunks[send], right, incoming, left, group):\n"
-        "                handle.wait()\n"
+        "            wait(exchange(chunks[send], right, incoming, left, group))\n"
         "            chunks[receive].add_(incoming)\n",
         killed_by=EVERYWHERE,
         cause="wrong",
@@ -268,8 +263,7 @@ MUTANTS = [
         find=GATHERED,
         replace="            step = (rank - send) % world_size + 1\n"
         "            to, source = (rank + step) % world_size, (rank - step) % world_size\n"
-        "            for handle in exchange(chunks[rank], to, chunks[source], source, group):\n"
-        "                handle.wait()\n",
+        "            wait(exchange(chunks[rank], to, chunks[source], source, group))\n",
         killed_by=AG_BYTES,
         cause="not-a-ring",
     ),
@@ -279,8 +273,7 @@ MUTANTS = [
         bug="BUGS 42: everything that is known is sent at each hop",
         find=GATHERED,
         replace="            whole = torch.empty_like(flat)\n"
-        "            for handle in exchange(flat, right, whole, left, group):\n"
-        "                handle.wait()\n"
+        "            wait(exchange(flat, right, whole, left, group))\n"
         "            chunks[receive].copy_(whole.tensor_split(world_size)[receive])\n",
         killed_by=AG_BYTES,
         cause="too-many-bytes",
@@ -305,8 +298,7 @@ MUTANTS = [
         bug="chunks are received into a buffer and copied",
         find=GATHERED,
         replace="            incoming = torch.empty_like(chunks[receive])\n"
-        "            for handle in exchange(chunks[send], right, incoming, left, group):\n"
-        "                handle.wait()\n"
+        "            wait(exchange(chunks[send], right, incoming, left, group))\n"
         "            chunks[receive].copy_(incoming)\n",
         killed_by=AG_COSTS,
         cause="too-much-memory",
@@ -339,8 +331,7 @@ MUTANTS = [
         "        for _ in range(world_size - 1):\n"
         "            incoming = torch.empty_like(moving)\n"
         "            to, source = (rank + 1) % world_size, (rank - 1) % world_size\n"
-        "            for handle in exchange(moving, to, incoming, source, group):\n"
-        "                handle.wait()\n"
+        "            wait(exchange(moving, to, incoming, source, group))\n"
         "            COMBINE[op](total, incoming)\n"
         "            moving = incoming\n"
         '        if op == "mean":\n            total.div_(world_size)\n',

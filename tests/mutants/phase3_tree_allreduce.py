@@ -31,7 +31,7 @@ HEAR = """    for child in children:
         dist.recv(incoming, group=group, group_src=child)
         COMBINE[op](total, incoming)
 """
-COPY = "        climb(flat if rank == root else flat.clone(), root, op, group)\n"
+COPY = "        climb(flat.clone() if children and rank != root else flat, root, op, group)\n"
 DOWN = "        for child in reversed(children):\n"
 BOTH = """        climb(flat, 0, op, group)
         tree_broadcast(flat, 0, group)
@@ -41,21 +41,21 @@ DISTANCES = "        for distance in [1 << k for k in reversed(range(core.bit_le
 KEEP = (
     "            keep, give = (first, second) if not rank & distance else (second, first)\n"
 )
-SWAPPED = """            for handle in exchange(give, rank ^ distance, incoming, rank ^ distance, group):
-                handle.wait()
+SWAPPED = """            handles = exchange(give, rank ^ distance, incoming, rank ^ distance, group)
+            wait(handles[:1])
             COMBINE[op](keep, incoming)
+            wait(handles[1:])
 """
 DIVIDED = """        if op == "mean":
             piece.div_(world_size)
         for partner"""
 RETURN = """        for partner, keep, give in reversed(path):
-            for handle in exchange(keep, partner, give, partner, group):
-                handle.wait()
+            wait(exchange(keep, partner, give, partner, group))
 """
 EXTRA = "    extra = 0 if w == core else 2\n"
-ROWS = "        rows = paths / seconds[:, None]\n"
-ONES = "        ones = torch.ones(len(mine), 1, dtype=torch.float64)\n"
-SIGNS = "        if alpha < 0 or beta < 0:\n"
+SCALE = """            line = least_squares(paths / scale[:, None], seconds / scale)
+"""
+SIGNS = "    if (x < 0).any():\n"
 
 MUTANTS = [
     Mutant(
@@ -236,8 +236,7 @@ MUTANTS = [
         replace="        piece, path = flat, []\n"
         "        distance, incoming = core // 2, torch.empty_like(flat)\n"
         "        while distance:\n"
-        "            for handle in exchange(flat, rank ^ distance, incoming, rank ^ distance, group):\n"
-        "                handle.wait()\n"
+        "            wait(exchange(flat, rank ^ distance, incoming, rank ^ distance, group))\n"
         "            COMBINE[op](flat, incoming)\n"
         "            distance //= 2\n",
         patches=[
@@ -352,8 +351,8 @@ MUTANTS = [
         id="fit-absolute",
         exercise="3.6",
         bug="absolute errors: the largest tensor decides what the smallest costs",
-        find=ROWS + ONES,
-        replace="        rows, ones = paths, seconds[:, None]\n",
+        find=SCALE,
+        replace="            line = least_squares(paths, seconds)\n",
         killed_by=FIT,
         cause="absolute-errors",
     ),
@@ -371,7 +370,7 @@ MUTANTS = [
         exercise="3.6",
         bug="a negative α or β is kept",
         find=SIGNS,
-        replace="        if alpha < 0 and beta < 0:\n",
+        replace="    if (x < 0).all():\n",
         killed_by=FIT,
         cause="negative",
     ),

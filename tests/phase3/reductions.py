@@ -23,6 +23,7 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all")
 FORBIDDEN = (*COLLECTIVES, "gather", "scatter")
+WHY = "build it from point-to-point messages"
 ALPHA, BETA = 10e-6, 1e-9
 NODE = dataclasses.replace(  # equal links everywhere
     load_cluster("dgx-h100"),
@@ -135,7 +136,7 @@ def check_all_reduce(
 
 def check_bytes(log: Log, elements: int, messages: int, formula: str) -> None:
     """Point-to-point only; exactly so many float32 elements, in at most so many messages."""
-    log.forbid(*FORBIDDEN, why="build it from point-to-point messages")
+    log.forbid(*FORBIDDEN, why=WHY)
     log.all_waited()
     log.sent_at_most(4 * elements, formula)
     log.sent_at_least(4 * elements, formula)
@@ -149,6 +150,7 @@ def check_bytes(log: Log, elements: int, messages: int, formula: str) -> None:
 
 def check_neighbours(log: Log) -> None:
     """In a ring a rank sends to its right and receives from its left neighbour."""
+    log.forbid(*FORBIDDEN, why=WHY)
     for event in log.events:
         step = 1 if event.op == "send" else -1
         place = event.group.index(log.rank) + step
