@@ -133,6 +133,8 @@ class PeakMemory(TorchDispatchMode):
         following().remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(t.__name__ == "DTensor" for t in types):
+            return NotImplemented  # its wrapper claims the whole tensor: its local part comes here
         return self.watch(func, args, kwargs or {})
 
     def watch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from torch import nn
 
 from distlab.failure import CheckFailed
 from distlab.memory import PeakMemory, SavedActivations, held_by
+from distlab.ranks import run_ranks
 
 
 def test_state_by_kind() -> None:
@@ -73,3 +74,17 @@ def test_resized_storages_count() -> None:
     assert memory.peak == 12_000
     outside.untyped_storage().resize_(2000)
     assert memory.current == 0
+
+
+def test_a_dtensor_counts_with_its_local_part() -> None:
+    def body(ctx) -> int:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+
+        mesh = init_device_mesh("cpu", (2,))
+        whole = DTensor.from_local(torch.ones(500), mesh, [Shard(0)])
+        with PeakMemory() as memory:
+            more = whole + 1
+            return memory.current if more.shape == (1000,) else -1
+
+    assert list(run_ranks(body, 2, ledger=False)) == [2000, 2000]

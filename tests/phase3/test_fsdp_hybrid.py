@@ -93,7 +93,7 @@ def test_training_equals_one_process(impl, run, seed):
         model = wrap(impl, inner, inner.units(), 2, PrefetchFSDP)
         return train(ctx, model, inner, seed, clip_by_global_norm)
 
-    results = run(body, 4, delays=True)
+    results = run(body, 4)
     compare_training(results, seed, "2 nodes of 2 ranks, 3 steps")
     for log in results.logs:
         log.all_waited()

@@ -54,7 +54,7 @@ def test_training_equals_one_process(impl, run, seed, cases):
         return train(ctx, model, inner, seed, clip_by_global_norm)
 
     sizes = cases(3, 2, 4, 1)
-    for world_size, results in zip(sizes, run.worlds(body, sizes, delays=True), strict=True):
+    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
         compare_training(results, seed, f"{world_size} ranks, 3 steps")
         for log in results.logs:
             log.all_waited()
