@@ -10,12 +10,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from distlab.grading import expect_equal, fail
+from tests.phase2.pipeline_orders import bubble, peaks, placement, problem_of
 from tests.phase2.pipelines import (
     Meter,
     Paced,
     batch,
     boundaries,
-    bubble,
     compare,
     cut,
     gradients,
@@ -23,9 +23,6 @@ from tests.phase2.pipelines import (
     one_process,
     paced_batch,
     paced_boundaries,
-    peaks,
-    placement,
-    problem_of,
     squares,
 )
 

@@ -13,29 +13,31 @@ from torch import nn
 
 from distlab.grading import exercise, expect_equal, fail, trace
 from distlab.virtual import load_cluster
+from tests.phase2.pipeline_orders import (
+    any_order,
+    as_steps,
+    bubble,
+    completed,
+    early_receives,
+    placement,
+    plain,
+    problem_of,
+    times,
+)
 from tests.phase2.pipeline_runs import PER, UNIT, check_run, paced_scenario
 from tests.phase2.pipelines import (
     Meter,
     Paced,
-    any_order,
-    as_steps,
     batch,
     boundaries,
-    bubble,
     compare,
-    completed,
     cut,
-    early_receives,
     gradients,
     layers,
     one_process,
     paced_batch,
     paced_boundaries,
-    placement,
-    plain,
-    problem_of,
     squares,
-    times,
 )
 
 

@@ -11,6 +11,7 @@ from torch.distributed import pipelining
 from distlab.grading import exercise, expect_equal, fail, trace
 from distlab.ledger import readable
 from distlab.memory import PeakMemory
+from tests.phase2.pipeline_orders import plain
 from tests.phase2.pipeline_runs import (
     PER,
     UNIT,
@@ -21,16 +22,7 @@ from tests.phase2.pipeline_runs import (
     check_run,
     paced_scenario,
 )
-from tests.phase2.pipelines import (
-    batch,
-    boundaries,
-    compare,
-    cut,
-    gradients,
-    layers,
-    plain,
-    squares,
-)
+from tests.phase2.pipelines import batch, boundaries, compare, cut, gradients, layers, squares
 
 COSTS = ({"F": 1.0, "B": 2.0}, {"F": 1.0, "B": 1.0})
 

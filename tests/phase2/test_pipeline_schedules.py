@@ -10,7 +10,7 @@ from itertools import chain
 import torch.distributed as dist
 
 from distlab.grading import exercise, expect_equal, fail, trace
-from tests.phase2.pipelines import (
+from tests.phase2.pipeline_orders import (
     Plain,
     any_order,
     as_steps,

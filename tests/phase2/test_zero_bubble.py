@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.workloads import Block
+from tests.phase2.pipeline_orders import any_order, as_steps, completed, placement, plain
 from tests.phase2.pipeline_runs import (
     UNIT,
     check_bubble,
@@ -20,7 +21,6 @@ from tests.phase2.pipeline_runs import (
     check_run,
     paced_scenario,
 )
-from tests.phase2.pipelines import any_order, as_steps, completed, placement, plain
 
 SPLIT = {"F": 1.0, "B": 1.0, "W": 1.0}
 
