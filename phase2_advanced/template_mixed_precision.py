@@ -176,7 +176,7 @@ class LossScaler:
         sent, at a second call for the same step: ``update`` ends a step.
         """
         # Step 3: refuse to divide twice
-        # Step 4: the largest magnitude is infinite or NaN if any element is; divide
+        # Step 4: least and largest element (aminmax) show any that is infinite or NaN; divide
         # Step 5: what happens next is decided by all ranks together, also by those without gradient
         raise NotImplementedError("exercise 2.6")
 

@@ -244,7 +244,7 @@ class LossScaler:
         """
         # --- exercise 2.6: start
         # Step 3: refuse to divide twice
-        # Step 4: the largest magnitude is infinite or NaN if any element is; divide
+        # Step 4: least and largest element (aminmax) show any that is infinite or NaN; divide
         # Step 5: what happens next is decided by all ranks together, also by those without gradient
         if self.finite is not None:
             raise ValueError("unscale was called twice for one step: update() ends a step")
@@ -252,8 +252,8 @@ class LossScaler:
         gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
         overflow = torch.zeros((), device=parameters[0].device)
         if gradients:
-            largest = torch.stack([torch.linalg.vector_norm(g, math.inf) for g in gradients]).max()
-            overflow += ~largest.isfinite()
+            extremes = torch.stack([value for g in gradients for value in torch.aminmax(g)])
+            overflow += ~extremes.isfinite().all()
             torch._foreach_div_(gradients, self.scale)
         dist.all_reduce(overflow, op=dist.ReduceOp.MAX, group=group)
         self.finite = not overflow.item()
