@@ -73,7 +73,9 @@ def fingerprint(exercise: Exercise) -> str:
     one exercise does not put the others in doubt.
     """
     digest = hashlib.sha256()
-    for path in sorted(root().glob(exercise.checks_glob)):
+    checks = sorted(root().glob(exercise.checks_glob))
+    shared = {p for c in checks for p in c.parent.glob("*.py") if not p.stem.startswith("test_")}
+    for path in (*checks, *sorted(shared)):
         digest.update(path.read_bytes())
     text = exercise.template_path.read_text(encoding="utf-8")
     others = {
