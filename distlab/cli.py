@@ -202,10 +202,11 @@ def _add_simulate(commands: Any) -> None:
     simulated.add_argument("--cluster", help="name in clusters/ or a YAML file (dgx-h100)")
     simulated.add_argument("--gpus", type=int, nargs="+", metavar="N", help="1 2 4 8 16")
     simulated.add_argument("--model", help="resnet50, vit_b16, gpt-1b, gpt-7b or mlp")
-    simulated.add_argument("--strategy", help="ddp")
+    simulated.add_argument("--strategy", help="ddp or local-sgd")
     simulated.add_argument("--impl", help="solutions, mine or torch")
     simulated.add_argument("--collective", help="backend, ring, tree or hierarchical")
     simulated.add_argument("--bucket-mb", type=float, help="of torch's DDP (25)")
+    simulated.add_argument("--every", type=int, metavar="H", help="steps in a round of local-sgd")
     simulated.add_argument("--batch", type=int, help="samples per GPU")
     simulated.add_argument("--dtype", help="of weights and activations")
     simulated.add_argument("--config", type=Path, help="a YAML file with these options")
@@ -217,7 +218,7 @@ def simulate(options: argparse.Namespace, out: Console) -> int:
     from .virtual.show import load_plan, run
 
     names = ("cluster", "gpus", "model", "strategy", "impl", "collective")
-    names += ("bucket_mb", "batch", "dtype")
+    names += ("bucket_mb", "every", "batch", "dtype")
     plan = load_plan(options.config, {name: getattr(options, name) for name in names})
     return run(plan, options.out, out)
 

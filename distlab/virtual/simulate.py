@@ -40,7 +40,10 @@ SHOWN_RANKS = 8  # in the timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to simulate; ``batch`` per GPU and ``dtype`` are the model's usual ones if 0 and ""."""
+    """What to simulate; ``batch`` per GPU and ``dtype`` are the model's usual ones if 0 and "".
+
+    ``every``: steps in a round of local SGD.
+    """
 
     cluster: str = "dgx-h100"
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -51,6 +54,7 @@ class Plan:
     batch: int = 0
     dtype: str = ""
     bucket_mb: float = 25.0
+    every: int = 8
     timeout: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -66,10 +70,17 @@ class Plan:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         if not self.gpus or min(self.gpus) < 1:
             raise ValueError(f"numbers of GPUs must be positive, got {list(self.gpus)}")
-        if self.batch < 0 or self.bucket_mb <= 0:
-            raise ValueError("batch and bucket size must be positive")
+        if self.batch < 0 or self.bucket_mb <= 0 or self.every < 1:
+            raise ValueError("batch, bucket size and steps in a round must be positive")
+        if self.strategy == "local-sgd" and self.impl != "solutions":
+            raise ValueError(f"local-sgd is simulated with --impl solutions, not {self.impl}")
         if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
+
+    @property
+    def steps(self) -> int:
+        """Steps that are timed: a whole round."""
+        return self.every if self.strategy == "local-sgd" else 1
 
     @property
     def spec(self) -> ModelSpec:
@@ -130,11 +141,26 @@ def data_parallel(plan: Plan, model: nn.Module) -> Iterator[TrainStep]:
     yield trainer.train_step
 
 
-STRATEGIES = {"ddp": data_parallel}
+@contextlib.contextmanager
+def local_sgd(plan: Plan, model: nn.Module) -> Iterator[TrainStep]:
+    """Exercise 3.25: the parameters are averaged after ``plan.every`` steps."""
+    solution = importlib.import_module("solutions.phase3_multi_node.local_sgd")
+    rounds = solution.LocalSGD(model, every=plan.every)
+
+    def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        rounds.step()
+
+    yield step
+
+
+STRATEGIES = {"ddp": data_parallel, "local-sgd": local_sgd}
 
 
 def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
-    """One rank: build the model, train; begin, end and FLOPs of the second step."""
+    """One rank: build the model, train; begin, end and FLOPs of the second round of steps."""
     import time
 
     spec = plan.spec
@@ -144,11 +170,13 @@ def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
     inputs, targets = spec.inputs(plan.batch or spec.batch, "meta", dtype)
     with STRATEGIES[plan.strategy](plan, model) as train_step:
         optimizer = spec.optimizer([p for p in model.parameters() if p.requires_grad])
-        train_step(model, optimizer, inputs, targets)  # DDP makes its buckets after the first
+        for _ in range(plan.steps):
+            train_step(model, optimizer, inputs, targets)  # DDP makes its buckets after the first
         ctx.start_picture()
         model_of_rank = entered().mine.model
         begin, flops = time.perf_counter(), model_of_rank.flops
-        train_step(model, optimizer, inputs, targets)
+        for _ in range(plan.steps):
+            train_step(model, optimizer, inputs, targets)
         return begin, time.perf_counter(), model_of_rank.flops - flops
 
 
@@ -179,16 +207,17 @@ def simulate(plan: Plan) -> Iterator[Answer]:
 def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
     slowest = max(range(gpus), key=lambda rank: results[rank][1] - results[rank][0])
     begin, end, flops = results[slowest]
-    step = end - begin
+    count = plan.steps
+    step = (end - begin) / count
     log = results.logs[slowest]
     busy = [Span(slowest, "compute", n, a, b) for n, a, b in log.spans if a >= begin]
-    compute = sum(span.seconds for span in busy)
+    compute = sum(span.seconds for span in busy) / count
     moving = [
         Span(slowest, "communication", e.op, e.start, e.end or end)
         for e in log.events
         if e.start >= begin
     ]
-    together, apart = covered([*busy, *moving]), covered(moving)
+    together, apart = covered([*busy, *moving]) / count, covered(moving) / count
     spec = plan.spec
     dtype = plan.dtype or spec.dtype
     peak = cluster.gpu.peak_flops.get(dtype, cluster.gpu.peak_flops["float32"])
@@ -203,8 +232,8 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         efficiency=1.0,
         memory=max(results.peaks),
         fits=max(results.peaks) <= cluster.gpu.memory,
-        mfu=flops / step / peak,
-        bytes_per_link=_bytes_per_link(cluster, results),
+        mfu=flops / count / step / peak,
+        bytes_per_link={k: n // count for k, n in _bytes_per_link(cluster, results).items()},
         unmodelled=results.unmodelled,
         spans=spans_of(results.logs[:SHOWN_RANKS]),
     )

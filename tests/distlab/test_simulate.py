@@ -51,6 +51,19 @@ def test_torchs_ddp_hides_communication_and_ours_does_not() -> None:
     assert torchs.step < ours.step
 
 
+def test_local_sgd_communicates_once_in_a_round() -> None:
+    common = {"model": "mlp", "gpus": (4,), "batch": 64, "cluster": "ethernet-v100"}
+    (ddp,) = answers_of(**common)
+    (four,) = answers_of(strategy="local-sgd", every=4, **common)
+    (eight,) = answers_of(strategy="local-sgd", every=8, **common)
+    assert sum(four.bytes_per_link.values()) == pytest.approx(
+        sum(ddp.bytes_per_link.values()) / 4, rel=1e-2
+    )
+    assert four.exposed == pytest.approx(2 * eight.exposed, rel=0.05)
+    assert eight.step < four.step < ddp.step
+    assert four.compute == pytest.approx(eight.compute, rel=0.05)
+
+
 def test_slower_networks_and_algorithms_tell() -> None:
     fast, slow = (
         answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed
@@ -112,6 +125,8 @@ def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
         (["--impl", "theirs"], "impl must be one of"),
         (["--collective", "star"], "collective must be one of"),
         (["--strategy", "zero"], "no strategy"),
+        (["--strategy", "local-sgd", "--impl", "mine"], "with --impl solutions"),
+        (["--every", "0"], "must be positive"),
         (["--dtype", "float12"], "dtype must be one of"),
         (["--config", "missing.yaml"], "missing.yaml"),
     ],
