@@ -47,6 +47,7 @@ class Plan:
     batch: int = 0
     dtype: str = ""
     bucket_mb: float = 25.0
+    every: int = 8
     tensor: int = 1
     pipeline: int = 1
     chunks: int = 1
@@ -70,8 +71,8 @@ class Plan:
             raise ValueError(f"strategy {self.strategy} is simulated with solutions or mine")
         if not self.gpus or min(self.gpus) < 1:
             raise ValueError(f"numbers of GPUs must be positive, got {list(self.gpus)}")
-        if self.batch < 0 or self.bucket_mb <= 0:
-            raise ValueError("batch and bucket size must be positive")
+        if self.batch < 0 or self.bucket_mb <= 0 or self.every < 1:
+            raise ValueError("batch, bucket size and steps in a round must be positive")
         if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
         self._check_layout()
@@ -93,6 +94,11 @@ class Plan:
             raise ValueError(
                 f"{odd[0]} GPUs are no multiple of tensor {self.tensor} x pipeline {self.pipeline}"
             )
+
+    @property
+    def steps(self) -> int:
+        """Steps that are timed: a whole round."""
+        return self.every if self.strategy == "local-sgd" else 1
 
     @property
     def spec(self) -> ModelSpec:
@@ -165,14 +171,16 @@ def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
         del model
         optimizer = spec.optimizer([p for p in trained.parameters() if p.requires_grad])
         if plan.model_ranks == 1:  # DDP makes its buckets after the first step
-            train_step(trained, optimizer, inputs, targets)
+            for _ in range(plan.steps):
+                train_step(trained, optimizer, inputs, targets)
         else:  # one step is long; all it would leave is the optimizer's state
             _make_state(optimizer)
         ctx.start_picture()
         model_of_rank = entered().mine.model
         model_of_rank.memory.peak = model_of_rank.memory.current  # building it may have taken more
         begin, flops = time.perf_counter(), model_of_rank.flops
-        train_step(trained, optimizer, inputs, targets)
+        for _ in range(plan.steps):
+            train_step(trained, optimizer, inputs, targets)
         return begin, time.perf_counter(), model_of_rank.flops - flops
 
 
@@ -212,16 +220,17 @@ def simulate(plan: Plan) -> Iterator[Answer]:
 def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
     slowest = max(range(gpus), key=lambda rank: results[rank][1] - results[rank][0])
     begin, end, flops = results[slowest]
-    step = end - begin
+    count = plan.steps
+    step = (end - begin) / count
     log = results.logs[slowest]
     busy = [Span(slowest, "compute", n, a, b) for n, a, b in log.spans if a >= begin]
-    compute = sum(span.seconds for span in busy)
+    compute = sum(span.seconds for span in busy) / count
     moving = [
         Span(slowest, "communication", e.op, e.start, e.end or end)
         for e in log.events
         if e.start >= begin
     ]
-    together, apart = covered([*busy, *moving]), covered(moving)
+    together, apart = covered([*busy, *moving]) / count, covered(moving) / count
     spec = plan.spec
     dtype = plan.dtype or spec.dtype
     peak = cluster.gpu.peak_flops.get(dtype, cluster.gpu.peak_flops["float32"])
@@ -236,9 +245,9 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         efficiency=1.0,
         memory=max(results.peaks),
         fits=max(results.peaks) <= cluster.gpu.memory,
-        mfu=flops / step / peak,
+        mfu=flops / count / step / peak,
         bubble=_bubble(results),
-        bytes_per_link=_bytes_per_link(cluster, results),
+        bytes_per_link={k: n // count for k, n in _bytes_per_link(cluster, results).items()},
         unmodelled=results.unmodelled,
         spans=spans_of(results.logs[:SHOWN_RANKS]),
     )

@@ -90,6 +90,19 @@ def fully_sharded(plan: Plan, model: nn.Module, hybrid: bool = False) -> Iterato
 
 
 @contextlib.contextmanager
+def local_sgd(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """Exercise 3.25: the parameters are averaged after ``plan.every`` steps."""
+    rounds = module_of(plan, 3, "local_sgd").LocalSGD(model, every=plan.every)
+    train = step_of(model)
+
+    def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
+        train(model, optimizer, inputs, targets)
+        rounds.step()
+
+    yield model, step
+
+
+@contextlib.contextmanager
 def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Phase 2's tensor, sequence and pipeline parallelism, with data parallelism over the rest."""
     parts = module_of(plan, 2, "parallel_gpt")
@@ -119,5 +132,6 @@ STRATEGIES = {
     "bucketed": bucketed,
     "fsdp": fully_sharded,
     "hybrid": partial(fully_sharded, hybrid=True),
+    "local-sgd": local_sgd,
 }
 OF_TORCH = ("ddp", "bucketed")  # that --impl torch can take the place of

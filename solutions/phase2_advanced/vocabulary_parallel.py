@@ -166,7 +166,8 @@ def vocab_parallel_cross_entropy(
             f"logits {tuple(logits_Nv.shape)} don't belong to targets {tuple(targets_N.shape)} and "
             f"this rank's {end - first} words"
         )
-    check_words(targets_N[targets_N != ignore_index], vocabulary, "target")
+    counted_N = targets_N.masked_fill(targets_N == ignore_index, 0)  # of known shape on any device
+    check_words(counted_N, vocabulary, "target")
     wide_Nv = logits_Nv.to(torch.promote_types(logits_Nv.dtype, torch.float32))
     return _CrossEntropy.apply(wide_Nv, targets_N, first, ignore_index, group)
     # --- exercise 2.16: end

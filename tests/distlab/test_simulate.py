@@ -62,6 +62,19 @@ def test_bucketed_hides_what_torchs_ddp_hides() -> None:
     assert at_once.exposed > 2 * ours.exposed
 
 
+def test_local_sgd_communicates_once_in_a_round() -> None:
+    common = {"model": "mlp", "gpus": (4,), "batch": 64, "cluster": "ethernet-v100"}
+    (ddp,) = answers_of(**common)
+    (four,) = answers_of(strategy="local-sgd", every=4, **common)
+    (eight,) = answers_of(strategy="local-sgd", every=8, **common)
+    assert sum(four.bytes_per_link.values()) == pytest.approx(
+        sum(ddp.bytes_per_link.values()) / 4, rel=1e-2
+    )
+    assert four.exposed == pytest.approx(2 * eight.exposed, rel=0.05)
+    assert eight.step < four.step < ddp.step
+    assert four.compute == pytest.approx(eight.compute, rel=0.05)
+
+
 def test_slower_networks_and_algorithms_tell() -> None:
     fast, slow = (
         answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed
@@ -172,6 +185,8 @@ def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
         (["--collective", "star"], "collective must be one of"),
         (["--strategy", "zero"], "no strategy"),
         (["--strategy", "fsdp", "--impl", "torch"], "with solutions or mine"),
+        (["--strategy", "local-sgd", "--impl", "torch"], "with solutions or mine"),
+        (["--every", "0"], "must be positive"),
         (["--dtype", "float12"], "dtype must be one of"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--model", "gpt-1b", "--tensor", "8", "--gpus", "4"], "no multiple of tensor 8"),
