@@ -31,6 +31,7 @@ and a bandwidth for each algorithm (src/graph/tuning.cc).
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -172,10 +173,13 @@ def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
     raise NotImplementedError("exercise 3.6")
 
 
-def least_squares(rows: Tensor, goal: Tensor) -> Tensor:
-    """The (2,) vector x >= 0 with the smallest ‖rows·x - goal‖; ``rows`` is (n, 2), float64."""
-    # Step 6: torch.linalg.lstsq; if an x is negative, that column explains nothing: 0, and the
-    #         other alone
+def least_squares(equations: Sequence[tuple[float, float, float]]) -> Link:
+    """α, β >= 0 with the least Σ (messages·α + bytes·β - seconds)² over (messages, bytes, seconds).
+
+    In plain arithmetic: the same on all ranks to the last bit, which a library need not be.
+    """
+    # Step 6: two normal equations; if a solution is negative, it explains nothing: 0, and the other
+    #         alone
     raise NotImplementedError("exercise 3.6")
 
 

@@ -29,6 +29,7 @@ and a bandwidth for each algorithm (src/graph/tuning.cc).
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -261,16 +262,24 @@ def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
     # --- exercise 3.6: end
 
 
-def least_squares(rows: Tensor, goal: Tensor) -> Tensor:
-    """The (2,) vector x >= 0 with the smallest ‖rows·x - goal‖; ``rows`` is (n, 2), float64."""
+def least_squares(equations: Sequence[tuple[float, float, float]]) -> Link:
+    """α, β >= 0 with the least Σ (messages·α + bytes·β - seconds)² over (messages, bytes, seconds).
+
+    In plain arithmetic: the same on all ranks to the last bit, which a library need not be.
+    """
     # --- exercise 3.6: start
-    # Step 6: torch.linalg.lstsq; if an x is negative, that column explains nothing: 0, and the
-    #         other alone
-    x = torch.linalg.lstsq(rows, goal[:, None]).solution.flatten()
-    if (x < 0).any():
-        alone = (rows * goal[:, None]).sum(0) / rows.square().sum(0)
-        x = torch.where(x < 0, 0.0, alone)
-    return x
+    # Step 6: two normal equations; if a solution is negative, it explains nothing: 0, and the other
+    #         alone
+    sums = [
+        math.fsum(row[i] * row[j] for row in equations)
+        for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+    ]
+    mm, mb, bb, mt, bt = sums
+    determinant = mm * bb - mb * mb
+    alpha, beta = (mt * bb - bt * mb) / determinant, (bt * mm - mt * mb) / determinant
+    if alpha < 0:
+        return Link(0.0, bt / bb)
+    return Link(alpha, beta) if beta >= 0 else Link(mt / mm, 0.0)
     # --- exercise 3.6: end
 
 
@@ -291,13 +300,13 @@ def fit(timings: Sequence[Timing]) -> dict[str, Link]:
         mine = [t for t in timings if t.pattern == pattern and t.world_size > 1]
         if len({t.nbytes for t in mine}) < 2:
             raise ValueError(f"{pattern}: a line needs timings of at least two sizes, W > 1")
-        paths = torch.tensor([critical_path(*t[:3]) for t in mine], dtype=torch.float64)
-        seconds = torch.tensor([t.seconds for t in mine], dtype=torch.float64)
-        scale = seconds
+        paths = [(*critical_path(*t[:3]), t.seconds) for t in mine]
+        scales = [seconds for _, _, seconds in paths]
         for _ in range(20):
-            line = least_squares(paths / scale[:, None], seconds / scale)
-            scale = (seconds * torch.maximum(paths @ line, seconds / 100)).sqrt()
-        links[pattern] = Link(*line.tolist())
+            rows = [(m / s, b / s, t / s) for (m, b, t), s in zip(paths, scales, strict=True)]
+            alpha, beta = least_squares(rows)
+            scales = [math.sqrt(t * max(m * alpha + b * beta, t / 100)) for m, b, t in paths]
+        links[pattern] = Link(alpha, beta)
     return links
     # --- exercise 3.6: end
 

@@ -53,9 +53,9 @@ RETURN = """        for partner, keep, give in reversed(path):
             wait(exchange(keep, partner, give, partner, group))
 """
 EXTRA = "    extra = 0 if w == core else 2\n"
-SCALE = """            line = least_squares(paths / scale[:, None], seconds / scale)
+ROWS = """            rows = [(m / s, b / s, t / s) for (m, b, t), s in zip(paths, scales, strict=True)]
 """
-SIGNS = "    if (x < 0).any():\n"
+SIGN = "    return Link(alpha, beta) if beta >= 0 else Link(mt / mm, 0.0)\n"
 
 MUTANTS = [
     Mutant(
@@ -351,8 +351,8 @@ MUTANTS = [
         id="fit-absolute",
         exercise="3.6",
         bug="absolute errors: the largest tensor decides what the smallest costs",
-        find=SCALE,
-        replace="            line = least_squares(paths, seconds)\n",
+        find=ROWS,
+        replace="            rows = paths\n",
         killed_by=FIT,
         cause="absolute-errors",
     ),
@@ -369,8 +369,8 @@ MUTANTS = [
         id="fit-negative",
         exercise="3.6",
         bug="a negative α or β is kept",
-        find=SIGNS,
-        replace="    if (x < 0).all():\n",
+        find=SIGN,
+        replace="    return Link(alpha, beta)\n",
         killed_by=FIT,
         cause="negative",
     ),

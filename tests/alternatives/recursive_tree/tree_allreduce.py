@@ -1,6 +1,6 @@
 # for: 3.5, 3.6
 """Written differently: a tree by rounds instead of links, receives posted ahead, recursion for the
-halving, normal equations for the fit."""
+halving, LAPACK for the fit."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def predict(pattern, world_size, nbytes, links):
 
 
 def fit(timings):
-    """The 2×2 normal equations of the relative errors, solved by hand."""
+    """By LAPACK, errors relative to the measured time."""
     groups = {}
     for timing in timings:
         if timing.world_size > 1:
@@ -160,18 +160,18 @@ def fit(timings):
     for pattern, group in groups.items():
         if len({timing.nbytes for timing in group}) == 1:
             raise ValueError(f"one size of {pattern}")
-        mm = mb = bb = m1 = b1 = 0.0
-        for timing in group:
-            m, b = critical_path(pattern, timing.world_size, timing.nbytes)
-            m, b = m / timing.seconds, b / timing.seconds
-            mm, mb, bb, m1, b1 = mm + m * m, mb + m * b, bb + b * b, m1 + m, b1 + b
-        determinant = mm * bb - mb * mb
-        alpha, beta = (m1 * bb - b1 * mb) / determinant, (b1 * mm - m1 * mb) / determinant
-        if alpha < 0:
-            alpha, beta = 0.0, b1 / bb
-        elif beta < 0:
-            alpha, beta = m1 / mm, 0.0
-        out[pattern] = Link(alpha, beta)
+        rows = [
+            [x / t.seconds for x in critical_path(pattern, t.world_size, t.nbytes)] for t in group
+        ]
+        a = torch.tensor(rows, dtype=torch.float64)
+        columns = [0, 1]
+        while True:
+            solved = torch.linalg.lstsq(a[:, columns], torch.ones(len(a), 1).double()).solution
+            if solved.min() >= 0:
+                break
+            columns.pop(int(solved.argmin()))
+        found = dict(zip(columns, solved.flatten().tolist(), strict=True))
+        out[pattern] = Link(found.get(0, 0.0), found.get(1, 0.0))
     return out
 
 
