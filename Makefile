@@ -19,7 +19,7 @@ gpt: env
 # the templates are the learner's: nothing written there fails the project's own tests
 test: env
 	@$(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
-	@$(RUN) -m pytest -q
+	@$(RUN) -m pytest -q -n auto --maxprocesses 4 --dist worksteal --durations 30
 
 lint: env
 	@$(RUN) -m ruff check .
