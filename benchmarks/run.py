@@ -38,8 +38,9 @@ BENCHMARKS = (
 )
 HEAD = """# Benchmarks
 
-Written by `make bench`; ratios are of medians from this one run. Numbers depend on the machine, and
-on what else it does: run it alone.
+Written by `make bench` (half an hour; `python -m benchmarks.run NAME …` measures some anew). Ratios
+are of medians from one run, and each table says where it was measured. Numbers depend on the machine,
+and on what else it does: run it alone.
 """
 
 
@@ -48,32 +49,45 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
     return (
-        f"Machine: {cpu_name()}, {os.cpu_count()} cores, {memory:.0f} GiB memory{gpu}; "
+        f"Measured on {cpu_name()}, {os.cpu_count()} cores, {memory:.0f} GiB memory{gpu}; "
         f"{platform.system()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"gloo over loopback; {datetime.date.today().isoformat()}."
     )
 
 
-def page(tables: Sequence[Table]) -> str:
-    """The whole README.md."""
-    return "\n\n".join([HEAD.rstrip(), machine(), *(t.markdown() for t in tables)]) + "\n"
+def sections(text: str) -> dict[str, str]:
+    """The tables of a page by their titles."""
+    parts = text.split("\n### ")[1:]
+    return {part.partition("\n")[0]: f"### {part.strip()}" for part in parts}
+
+
+def page(old: dict[str, str], tables: Sequence[Table]) -> str:
+    """The whole README.md: the ``old`` sections, and in their place or after them the new ones."""
+    new = {t.title: f"{t.markdown()}\n\n{machine()}" for t in tables}
+    return "\n\n".join([HEAD.rstrip(), *(old | new).values()]) + "\n"
 
 
 def main() -> int:
     """Measure, print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     quick = "one repeat of each, only to see that they run: nothing is written"
     parser.add_argument("--quick", action="store_true", help=quick)
     options = parser.parse_args()
+    unknown = set(options.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     repeats: tuple[int, ...] = (1,) if options.quick else ()
     torch.set_num_threads(1)
+    path = root() / "benchmarks" / "README.md"
+    kept = sections(path.read_text(encoding="utf-8")) if options.names else {}
     tables = []
-    for name in BENCHMARKS:
+    for name in options.names or BENCHMARKS:
         benchmark = importlib.import_module(f".{name}", __package__)
         tables.append(benchmark.measure(*repeats))
         print(tables[-1].markdown(), end="\n\n", flush=True)
-    if not options.quick:
-        (root() / "benchmarks" / "README.md").write_text(page(tables), encoding="utf-8")
+        if not options.quick:  # what is measured is kept, also when a later one fails
+            path.write_text(page(kept, tables), encoding="utf-8")
     return 0
 
 

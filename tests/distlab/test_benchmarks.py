@@ -51,10 +51,16 @@ def test_contestants_take_turns() -> None:
     assert common.spread([3.0, 1.0, 2.0], 1) == "2.0 (1.0 … 3.0)"
 
 
-def test_page_names_the_machine() -> None:
-    page = run.page([common.Table("Title", ["a", "b"], [["1", "2"]], "a note")])
-    assert "Machine: " in page
-    assert "### Title\n\na note\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n" in page
+def test_page_keeps_what_was_not_measured_anew() -> None:
+    one, two = (common.Table(title, ["a"], [["1"]], "a note") for title in ("One", "Two"))
+    page = run.page({}, [one, two])
+    assert page.count("Measured on ") == 2
+    assert "### One\n\na note\n\n| a |\n| --- |\n| 1 |\n\nMeasured on " in page
+    assert run.page(run.sections(page), []) == page
+    again = run.page(run.sections(page), [common.Table("One", ["a"], [["3"]])])
+    assert again.index("| 3 |") < again.index("### Two")
+    assert "| 1 |" not in again.partition("### Two")[0]
+
 
 
 def test_mixed_precision_and_recompute_still_run() -> None:

@@ -56,3 +56,5 @@ def test_ids_are_unique_and_patches_apply() -> None:
 def test_enough_of_them() -> None:
     per_phase = Counter(load_course().exercise(m.exercise).phase.number for m in MUTANTS)
     assert per_phase[1] >= 40
+    assert per_phase[2] >= 60
+    assert per_phase[3] >= 80
