@@ -39,8 +39,8 @@ BENCHMARKS = (
 HEAD = """# Benchmarks
 
 Written by `make bench` (half an hour; `python -m benchmarks.run NAME …` measures some anew). Ratios
-are of medians from one run, and each table says where it was measured. Numbers depend on the machine,
-and on what else it does: run it alone.
+are of medians from one run, and each table says where it was measured. Numbers depend on the
+machine, and on what else it does: run it alone.
 """
 
 
@@ -76,7 +76,9 @@ def main() -> int:
     options = parser.parse_args()
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+        parser.error(
+            f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
+        )
     repeats: tuple[int, ...] = (1,) if options.quick else ()
     torch.set_num_threads(1)
     path = root() / "benchmarks" / "README.md"

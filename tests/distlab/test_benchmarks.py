@@ -62,7 +62,6 @@ def test_page_keeps_what_was_not_measured_anew() -> None:
     assert "| 1 |" not in again.partition("### Two")[0]
 
 
-
 def test_mixed_precision_and_recompute_still_run() -> None:
     times = mixed_precision.compare(torch.bfloat16, 1, repeats=1)
     assert set(times) == {"solution", "torch", "fp32"}
