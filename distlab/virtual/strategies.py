@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..course import load_course
 from ..grading.implementation import Implementation, Source, find_source
@@ -73,6 +74,29 @@ def bucketed(plan: Plan, model: nn.Module) -> Iterator[Trained]:
 
 
 @contextlib.contextmanager
+def zero1(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """``bucketed``, with the optimizer's state sharded by phase 3's ZeRO-1, or by torch's."""
+    sharded: list[torch.optim.Optimizer] = []
+
+    def sharded_like(given: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        groups = [dict(group) for group in given.param_groups]
+        if plan.impl == "torch":
+            return ZeroRedundancyOptimizer(groups, type(given))
+        make = module_of(plan, 3, "zero").ZeroOptimizer
+        size = int(plan.bucket_mb * 2**20)
+        return make(groups, type(given), bucket_bytes=size)
+
+    with bucketed(plan, model) as (trained, train_step):
+
+        def step(module: nn.Module, given: Any, inputs: Tensor, targets: Tensor) -> None:
+            if not sharded:
+                sharded.append(sharded_like(given))
+            train_step(module, sharded[0], inputs, targets)
+
+        yield trained, step
+
+
+@contextlib.contextmanager
 def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Phase 2's tensor, sequence and pipeline parallelism, with data parallelism over the rest."""
     parts = module_of(plan, 2, "parallel_gpt")
@@ -97,4 +121,4 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     yield share, step
 
 
-STRATEGIES = {"ddp": data_parallel, "bucketed": bucketed}
+STRATEGIES = {"ddp": data_parallel, "bucketed": bucketed, "zero1": zero1}

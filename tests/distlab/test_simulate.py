@@ -62,6 +62,14 @@ def test_bucketed_hides_what_torchs_ddp_hides() -> None:
     assert at_once.exposed > 2 * ours.exposed
 
 
+def test_zero1_shards_the_state_and_sends_half_as_much_again() -> None:
+    common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100", "impl": "solutions"}
+    (whole,), (sharded,) = (answers_of(strategy=s, **common) for s in ("bucketed", "zero1"))
+    sent = [sum(answer.bytes_per_link.values()) for answer in (whole, sharded)]
+    assert sent[1] == pytest.approx(1.5 * sent[0], rel=0.02)
+    assert sharded.memory < whole.memory
+
+
 def test_slower_networks_and_algorithms_tell() -> None:
     fast, slow = (
         answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed
