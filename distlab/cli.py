@@ -208,7 +208,7 @@ def _add_simulate(commands: Any) -> None:
     simulated.add_argument("--cluster", help="name in clusters/ or a YAML file (dgx-h100)")
     simulated.add_argument("--gpus", type=int, nargs="+", metavar="N", help="1 2 4 8 16")
     simulated.add_argument("--model", help="resnet50, vit_b16, gpt-1b, gpt-7b or mlp")
-    strategies = "ddp (phase 1's trainer), bucketed (phase 3's DDP) or zero1 (with sharded state)"
+    strategies = "ddp (phase 1's trainer), bucketed (phase 3's DDP), zero1 or zero2"
     simulated.add_argument("--strategy", help=strategies)
     simulated.add_argument("--impl", help="solutions, mine or torch")
     simulated.add_argument("--collective", help="backend, ring, tree or hierarchical")

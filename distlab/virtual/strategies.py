@@ -97,6 +97,24 @@ def zero1(plan: Plan, model: nn.Module) -> Iterator[Trained]:
 
 
 @contextlib.contextmanager
+def zero2(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """Phase 3's ZeRO-2, which reduces the gradients by itself; torch has none."""
+    if plan.impl == "torch":
+        raise ValueError("torch has no ZeRO-2 optimizer: use --impl solutions or mine")
+    make = module_of(plan, 3, "zero").Zero2Optimizer
+    size = int(plan.bucket_mb * 2**20)
+    sharded: list[torch.optim.Optimizer] = []
+
+    def step(_: nn.Module, given: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
+        if not sharded:
+            groups = [dict(group) for group in given.param_groups]
+            sharded.append(make(groups, type(given), bucket_bytes=size))
+        step_of(model)(model, sharded[0], inputs, targets)
+
+    yield model, step
+
+
+@contextlib.contextmanager
 def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Phase 2's tensor, sequence and pipeline parallelism, with data parallelism over the rest."""
     parts = module_of(plan, 2, "parallel_gpt")
@@ -121,4 +139,4 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     yield share, step
 
 
-STRATEGIES = {"ddp": data_parallel, "bucketed": bucketed, "zero1": zero1}
+STRATEGIES = {"ddp": data_parallel, "bucketed": bucketed, "zero1": zero1, "zero2": zero2}
