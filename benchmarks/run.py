@@ -28,6 +28,7 @@ BENCHMARKS = (
     "tensor_parallel",
     "allreduce",
     "ddp",
+    "zero",
     "fsdp",
     "hierarchical",
     "local_sgd",

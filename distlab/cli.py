@@ -208,7 +208,7 @@ def _add_simulate(commands: Any) -> None:
     simulated.add_argument("--cluster", help="name in clusters/ or a YAML file (dgx-h100)")
     simulated.add_argument("--gpus", type=int, nargs="+", metavar="N", help="1 2 4 8 16")
     simulated.add_argument("--model", help="resnet50, vit_b16, gpt-1b, gpt-7b or mlp")
-    simulated.add_argument("--strategy", help="ddp; bucketed, fsdp, hybrid, local-sgd (phase 3)")
+    simulated.add_argument("--strategy", help="ddp; phase 3: bucketed, zero1, fsdp …")
     simulated.add_argument("--impl", help="solutions, mine or torch")
     simulated.add_argument("--collective", help="backend, ring, tree or hierarchical")
     simulated.add_argument("--bucket-mb", type=float, help="of a bucket (25)")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..course import load_course
 from ..grading.implementation import Implementation, Source, find_source
@@ -103,6 +104,45 @@ def local_sgd(plan: Plan, model: nn.Module) -> Iterator[Trained]:
 
 
 @contextlib.contextmanager
+def zero1(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """``bucketed``, with the optimizer's state sharded by phase 3's ZeRO-1, or by torch's."""
+    sharded: list[torch.optim.Optimizer] = []
+
+    def sharded_like(given: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        groups = [dict(group) for group in given.param_groups]
+        if plan.impl == "torch":
+            return ZeroRedundancyOptimizer(groups, type(given))
+        make = module_of(plan, 3, "zero").ZeroOptimizer
+        size = int(plan.bucket_mb * 2**20)
+        return make(groups, type(given), bucket_bytes=size)
+
+    with bucketed(plan, model) as (trained, train_step):
+
+        def step(module: nn.Module, given: Any, inputs: Tensor, targets: Tensor) -> None:
+            if not sharded:
+                sharded.append(sharded_like(given))
+            train_step(module, sharded[0], inputs, targets)
+
+        yield trained, step
+
+
+@contextlib.contextmanager
+def zero2(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """Phase 3's ZeRO-2, which reduces the gradients by itself."""
+    make = module_of(plan, 3, "zero").Zero2Optimizer
+    size = int(plan.bucket_mb * 2**20)
+    sharded: list[torch.optim.Optimizer] = []
+
+    def step(_: nn.Module, given: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
+        if not sharded:
+            groups = [dict(group) for group in given.param_groups]
+            sharded.append(make(groups, type(given), bucket_bytes=size))
+        step_of(model)(model, sharded[0], inputs, targets)
+
+    yield model, step
+
+
+@contextlib.contextmanager
 def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Phase 2's tensor, sequence and pipeline parallelism, with data parallelism over the rest."""
     parts = module_of(plan, 2, "parallel_gpt")
@@ -130,8 +170,10 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
 STRATEGIES = {
     "ddp": data_parallel,
     "bucketed": bucketed,
+    "zero1": zero1,
+    "zero2": zero2,
     "fsdp": fully_sharded,
     "hybrid": partial(fully_sharded, hybrid=True),
     "local-sgd": local_sgd,
 }
-OF_TORCH = ("ddp", "bucketed")  # that --impl torch can take the place of
+OF_TORCH = ("ddp", "bucketed", "zero1")  # that --impl torch can take the place of

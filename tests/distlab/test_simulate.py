@@ -75,6 +75,22 @@ def test_local_sgd_communicates_once_in_a_round() -> None:
     assert four.compute == pytest.approx(eight.compute, rel=0.05)
 
 
+def test_zero1_shards_the_state_and_sends_half_as_much_again() -> None:
+    common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100", "impl": "solutions"}
+    (whole,), (sharded,) = (answers_of(strategy=s, **common) for s in ("bucketed", "zero1"))
+    sent = [sum(answer.bytes_per_link.values()) for answer in (whole, sharded)]
+    assert sent[1] == pytest.approx(1.5 * sent[0], rel=0.02)
+    assert sharded.memory < whole.memory
+
+
+def test_zero2_needs_less_memory_in_the_bytes_of_ddp() -> None:
+    common = {"model": "mlp", "gpus": (4,), "impl": "solutions", "bucket_mb": 1.0}
+    (whole,), (sharded,) = (answers_of(strategy=s, **common) for s in ("bucketed", "zero2"))
+    sent = [sum(answer.bytes_per_link.values()) for answer in (whole, sharded)]
+    assert sent[1] == pytest.approx(sent[0], rel=0.02)
+    assert sharded.memory < whole.memory
+
+
 def test_slower_networks_and_algorithms_tell() -> None:
     fast, slow = (
         answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed

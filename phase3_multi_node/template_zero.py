@@ -1,0 +1,259 @@
+# Exercises 3.13, 3.14: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase3.py 3.13
+"""ZeRO-1 and ZeRO-2: every rank keeps and steps one W-th of the optimizer's state.
+
+Data parallelism keeps the same Adam moments W times. Here the parameters of a bucket are joined in
+one flat vector, and rank r owns chunk r of it: only r has state for these elements and updates
+them, then an all-gather gives everybody the result.
+
+    ZeRO-1      all-reduce of the gradients (by anybody) | step own chunk | all-gather parameters
+    ZeRO-2      reduce-scatter in backward, free the rest | step own chunk | all-gather parameters
+
+Memory per rank in fp32 with Adam, Ψ parameters on W ranks: data parallelism 16Ψ bytes; ZeRO-1
+8Ψ + 8Ψ/W; ZeRO-2 4Ψ + 12Ψ/W, and in backward two buckets. Bytes sent per rank and step, for P
+bytes of parameters: ``step`` (W-1)/W·P; in ZeRO-2 gradients another (W-1)/W·P: together what data
+parallelism sends, 2(W-1)/W·P. (ZeRO-1 after DDP's all-reduce: 3(W-1)/W·P.) Messages: one per bucket
+and kind. Invariants: each element has its state on exactly one rank; after ``step`` all ranks have
+equal parameters.
+
+Slices of elements balance to the last one, but ask for an optimizer that updates each element on
+its own (SGD, Adam, AdamW, RMSprop …; not Adafactor, LBFGS or Muon).
+
+Source: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3, 5.1, 5.2 and 7.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .template_buckets import partition
+
+Group = dist.ProcessGroup | None
+
+
+@dataclass(eq=False)
+class Piece:
+    """Elements ``start`` to ``stop`` of the flattened ``whole``, which this rank owns.
+
+    ``part`` (stop - start,) shares their memory; it is what the inner optimizer gets.
+    """
+
+    whole: nn.Parameter
+    start: int
+    stop: int
+    part: nn.Parameter
+
+
+class FlatVector:
+    """Parameters of one dtype and device, side by side, cut into W equal chunks.
+
+    - ``flat``: (W·chunk,), chunk = ceil(n / W) for n elements; the parameters are views of it. The
+      last W·chunk - n elements are padding, which belongs to no piece.
+    - ``own``: (chunk,) this rank's chunk, a view. ``pieces``: the parameters' parts in it.
+    """
+
+    gradient: Tensor | None = None  # (chunk,) ZeRO-2's mean gradient
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group) -> None:
+        """Move ``parameters`` into one vector; their values stay. No communication."""
+        self.parameters = parameters
+        self.pieces: list[Piece] = []
+        # Step 1: one vector, padded to equal chunks; the parameters become views of it
+        # Step 2: of each parameter, the range that lies in the own chunk, as a leaf of its own
+        raise NotImplementedError("exercise 3.13")
+
+
+class ZeroOptimizer(torch.optim.Optimizer):
+    """ZeRO-1: ``optimizer_class`` on this rank's chunks, like the whole on every rank.
+
+    ``param_groups`` are the user's, with the whole parameters: schedulers write there. Gradients
+    must be the same on all ranks when ``step`` is called, as after data parallelism's backward.
+    ``state`` holds this rank's part. Parameters without gradient (None) are not stepped; those that
+    are frozen when they are given stay so, and are not communicated.
+
+    Raises ValueError before any communication if this rank is no member of ``group`` or
+    ``bucket_bytes`` is not positive. The ranks must come with equal parameters.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[torch.optim.Optimizer],
+        *,
+        group: Group = None,
+        bucket_bytes: int = 25 * 2**20,
+        **defaults: Any,
+    ) -> None:
+        """``params`` and ``defaults`` as for ``optimizer_class``; moves the parameters' memory.
+
+        ``bucket_bytes``: the most that one message carries (a larger parameter goes alone).
+        """
+        if dist.get_rank(group) < 0:
+            raise ValueError(f"global rank {dist.get_rank()} is no member of the group given")
+        if bucket_bytes <= 0:
+            raise ValueError(f"bucket_bytes must be positive, got {bucket_bytes}")
+        self.group, self.bucket_bytes = group, bucket_bytes
+        self.vectors: list[FlatVector] = []
+        self.inner = optimizer_class([{"params": []}], **defaults)
+        self.inner.param_groups.clear()
+        super().__init__(params, self.inner.defaults)
+        self.state = self.inner.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Shard one more group; its buckets are its own."""
+        super().add_param_group(param_group)
+        # Step 3: vectors of what is trainable, in the order in which gradients come: from the end
+        # Step 4: the inner optimizer gets the own pieces only, with the group's options
+        raise NotImplementedError("exercise 3.13")
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All that this rank owns."""
+        return [piece for vector in self.vectors for piece in vector.pieces]
+
+    def give_gradients(self) -> None:
+        """Let each piece's ``part.grad`` be its range of the whole gradient, or None."""
+        # Step 5: views: the gradients are there in full, nothing is copied
+        raise NotImplementedError("exercise 3.13")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the own pieces, then gather everybody's: (W-1)/W·P bytes sent; a collective call.
+
+        Returns what ``closure``, called first with autograd, returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # Step 6: learning rates may have changed in the user's groups
+        # Step 7: step what is owned; all all-gathers at once, in place; wait for every handle
+        raise NotImplementedError("exercise 3.13")
+        return loss
+
+    def state_dict(self, to: int | None = None) -> dict[str, Any]:
+        """The whole state, as one process's ``optimizer_class`` would save it; a collective call.
+
+        On every rank, or only on the group's rank ``to``, and ``{}`` elsewhere. Tensors are on the
+        CPU. Raises ValueError before any communication if there is no rank ``to``.
+        """
+        world_size = dist.get_world_size(self.group)
+        if to is not None and not 0 <= to < world_size:
+            raise ValueError(f"no rank {to} in a group of {world_size}")
+        # Step 8: every rank tells its pieces' state: which parameter, which range, which values
+        # Step 9: a value in the shape of its piece is cut like the parameter; others are common
+        raise NotImplementedError("exercise 3.13")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take this rank's part of a whole state, saved at any world size. No communication.
+
+        Raises ValueError, before anything changes, if the groups do not have the same lengths.
+        """
+        saved = [len(each["params"]) for each in state_dict["param_groups"]]
+        sizes = [len(users["params"]) for users in self.param_groups]
+        if saved != sizes:
+            raise ValueError(f"the state is of groups of {saved} parameters, not of {sizes}")
+        # Step 10: the parameters' order is what identifies them
+        # Step 11: a copy of the own range: a view would keep the whole state alive
+        raise NotImplementedError("exercise 3.13")
+
+
+class Zero2Optimizer(ZeroOptimizer):
+    """ZeRO-2: this rank also keeps only its part of the gradients.
+
+    No other data parallelism: ``backward()`` itself brings the mean over the ranks of ``group``
+    into the owners' pieces, added to what is there, and every parameter's ``grad`` is None again.
+    Every rank must run backward equally often. A parameter without gradient on all ranks has none;
+    on some, these count as zero. Clip with ``clip_by_global_norm``; ``zero_grad`` clears the parts.
+    Raises as ZeroOptimizer does; RuntimeError if a gradient is complete twice in one backward.
+    """
+
+    running = False  # a backward is under way
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Shard one more group, and reduce its gradients from the next backward on."""
+        before = len(self.vectors)
+        super().add_param_group(param_group)
+        for vector in self.vectors[before:]:
+            for p in vector.parameters:
+                p.register_post_accumulate_grad_hook(functools.partial(self._ready, vector))
+
+    def _ready(self, vector: FlatVector, p: nn.Parameter) -> None:
+        """``p.grad``, of ``vector``, is complete on this rank."""
+        # Step 1: the first one of a backward has the end of backward announced
+        # Step 2: vectors leave in their own order on all ranks, each when all of it has come
+        raise NotImplementedError("exercise 3.14")
+
+    def _leave(self, vector: FlatVector) -> None:
+        """Issue the reduce-scatter of the vector's gradients, (W-1)·chunk elements sent."""
+        # Step 3: at most two are on their way: what has left takes memory until it is there
+        # Step 4: joined in the order of `flat`, zeros where there is none; forget the originals
+        raise NotImplementedError("exercise 3.14")
+
+    def _arrive(self) -> None:
+        """Wait for the oldest reduce-scatter, and add the mean to the vector's ``gradient``."""
+        # Step 5: the sum over the ranks by their number; an earlier backward's stays in it
+        raise NotImplementedError("exercise 3.14")
+
+    def _finish(self) -> None:
+        """Backward is done: everything else leaves, and the pieces get their gradients."""
+        # Step 6: every rank sends every vector, whatever it has used
+        # Step 7: a maximum over the ranks tells which parameters anyone has used
+        # Step 8: in the order of `flat`, the pieces fill the chunk from its beginning
+        raise NotImplementedError("exercise 3.14")
+
+    def give_gradients(self) -> None:
+        """Backward has given them."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let the gradients' memory go; ``set_to_none=False`` does the same here."""
+        # Step 9: parts are views: both references must go
+        raise NotImplementedError("exercise 3.14")
+
+    @torch.no_grad()
+    def clip_by_global_norm(self, limit: float) -> Tensor:
+        """Scale the gradients so that their norm is at most ``limit``; returns the norm before.
+
+        The norm () of the whole gradient, equal on all ranks; one all-reduce of 4 or 8 bytes.
+        """
+        # Step 10: sum the squares of the own elements, then over the ranks; only then the root
+        raise NotImplementedError("exercise 3.14")
+
+
+def is_cut(name: str, value: Any, part: Tensor) -> bool:
+    """Whether ``value`` has an element for each of ``part``'s; ``step`` is a plain count."""
+    return isinstance(value, Tensor) and name != "step" and value.shape == part.shape
+
+
+def exchange(value: Any, device: torch.device, group: Group, to: int | None) -> list[Any]:
+    """``value`` (tensors and plain data) of every rank, on rank ``to`` or on all; else [].
+
+    An all-gather of 8 bytes, and a gather (all-gather) of the longest value's bytes.
+    """
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    sent = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8).to(device)
+    world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+    sizes = sent.new_empty(world_size, dtype=torch.int64)
+    dist.all_gather_into_tensor(sizes, torch.tensor([len(sent)], device=device), group=group)
+    padded = sent.new_zeros(int(sizes.max()))
+    padded[: len(sent)] = sent
+    rows = [torch.empty_like(padded) for _ in range(world_size)] if to in (None, rank) else None
+    if to is None:
+        dist.all_gather(rows, padded, group=group)
+    else:
+        dist.gather(padded, rows, group=group, group_dst=to)
+    told = [
+        io.BytesIO(row[:size].cpu().numpy().tobytes())
+        for row, size in zip(rows or (), sizes.tolist(), strict=rows is not None)
+    ]
+    return [torch.load(each, map_location="cpu", weights_only=True) for each in told]

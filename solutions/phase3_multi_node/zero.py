@@ -1,0 +1,409 @@
+"""ZeRO-1 and ZeRO-2: every rank keeps and steps one W-th of the optimizer's state.
+
+Data parallelism keeps the same Adam moments W times. Here the parameters of a bucket are joined in
+one flat vector, and rank r owns chunk r of it: only r has state for these elements and updates
+them, then an all-gather gives everybody the result.
+
+    ZeRO-1      all-reduce of the gradients (by anybody) | step own chunk | all-gather parameters
+    ZeRO-2      reduce-scatter in backward, free the rest | step own chunk | all-gather parameters
+
+Memory per rank in fp32 with Adam, Ψ parameters on W ranks: data parallelism 16Ψ bytes; ZeRO-1
+8Ψ + 8Ψ/W; ZeRO-2 4Ψ + 12Ψ/W, and in backward two buckets. Bytes sent per rank and step, for P
+bytes of parameters: ``step`` (W-1)/W·P; in ZeRO-2 gradients another (W-1)/W·P: together what data
+parallelism sends, 2(W-1)/W·P. (ZeRO-1 after DDP's all-reduce: 3(W-1)/W·P.) Messages: one per bucket
+and kind. Invariants: each element has its state on exactly one rank; after ``step`` all ranks have
+equal parameters.
+
+Slices of elements balance to the last one, but ask for an optimizer that updates each element on
+its own (SGD, Adam, AdamW, RMSprop …; not Adafactor, LBFGS or Muon).
+
+Source: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3, 5.1, 5.2 and 7.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .buckets import partition
+
+Group = dist.ProcessGroup | None
+
+
+@dataclass(eq=False)
+class Piece:
+    """Elements ``start`` to ``stop`` of the flattened ``whole``, which this rank owns.
+
+    ``part`` (stop - start,) shares their memory; it is what the inner optimizer gets.
+    """
+
+    whole: nn.Parameter
+    start: int
+    stop: int
+    part: nn.Parameter
+
+
+class FlatVector:
+    """Parameters of one dtype and device, side by side, cut into W equal chunks.
+
+    - ``flat``: (W·chunk,), chunk = ceil(n / W) for n elements; the parameters are views of it. The
+      last W·chunk - n elements are padding, which belongs to no piece.
+    - ``own``: (chunk,) this rank's chunk, a view. ``pieces``: the parameters' parts in it.
+    """
+
+    gradient: Tensor | None = None  # (chunk,) ZeRO-2's mean gradient
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group) -> None:
+        """Move ``parameters`` into one vector; their values stay. No communication."""
+        self.parameters = parameters
+        self.pieces: list[Piece] = []
+        # --- exercise 3.13: start
+        # Step 1: one vector, padded to equal chunks; the parameters become views of it
+        # Step 2: of each parameter, the range that lies in the own chunk, as a leaf of its own
+        world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+        numel = sum(p.numel() for p in parameters)
+        chunk = -(-numel // world_size)
+        self.flat = parameters[0].detach().new_zeros(world_size * chunk)
+        first, last = rank * chunk, (rank + 1) * chunk
+        self.own = self.flat[first:last]
+        offset = 0
+        for p in parameters:
+            view = self.flat[offset : offset + p.numel()]
+            view.copy_(p.detach().flatten())
+            p.data = view.view(p.shape)
+            start, stop = max(first - offset, 0), min(last - offset, p.numel())
+            if start < stop:
+                self.pieces.append(Piece(p, start, stop, nn.Parameter(view[start:stop])))
+            offset += p.numel()
+        # --- exercise 3.13: end
+
+
+class ZeroOptimizer(torch.optim.Optimizer):
+    """ZeRO-1: ``optimizer_class`` on this rank's chunks, like the whole on every rank.
+
+    ``param_groups`` are the user's, with the whole parameters: schedulers write there. Gradients
+    must be the same on all ranks when ``step`` is called, as after data parallelism's backward.
+    ``state`` holds this rank's part. Parameters without gradient (None) are not stepped; those that
+    are frozen when they are given stay so, and are not communicated.
+
+    Raises ValueError before any communication if this rank is no member of ``group`` or
+    ``bucket_bytes`` is not positive. The ranks must come with equal parameters.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[torch.optim.Optimizer],
+        *,
+        group: Group = None,
+        bucket_bytes: int = 25 * 2**20,
+        **defaults: Any,
+    ) -> None:
+        """``params`` and ``defaults`` as for ``optimizer_class``; moves the parameters' memory.
+
+        ``bucket_bytes``: the most that one message carries (a larger parameter goes alone).
+        """
+        if dist.get_rank(group) < 0:
+            raise ValueError(f"global rank {dist.get_rank()} is no member of the group given")
+        if bucket_bytes <= 0:
+            raise ValueError(f"bucket_bytes must be positive, got {bucket_bytes}")
+        self.group, self.bucket_bytes = group, bucket_bytes
+        self.vectors: list[FlatVector] = []
+        self.inner = optimizer_class([{"params": []}], **defaults)
+        self.inner.param_groups.clear()
+        super().__init__(params, self.inner.defaults)
+        self.state = self.inner.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Shard one more group; its buckets are its own."""
+        super().add_param_group(param_group)
+        # --- exercise 3.13: start
+        # Step 3: vectors of what is trainable, in the order in which gradients come: from the end
+        # Step 4: the inner optimizer gets the own pieces only, with the group's options
+        options = self.param_groups[-1]
+        trainable = [p for p in reversed(options["params"]) if p.requires_grad and p.numel()]
+        limit = self.bucket_bytes
+        vectors = [
+            FlatVector([trainable[i] for i in places], self.group)
+            for places in partition(trainable, limit, limit)
+        ]
+        self.vectors += vectors
+        parts = [piece.part for vector in vectors for piece in vector.pieces]
+        self.inner.add_param_group(options | {"params": parts})
+        # --- exercise 3.13: end
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All that this rank owns."""
+        return [piece for vector in self.vectors for piece in vector.pieces]
+
+    def give_gradients(self) -> None:
+        """Let each piece's ``part.grad`` be its range of the whole gradient, or None."""
+        # --- exercise 3.13: start
+        # Step 5: views: the gradients are there in full, nothing is copied
+        for piece in self.pieces:
+            whole = piece.whole.grad
+            part = None if whole is None else whole.flatten()[piece.start : piece.stop]
+            piece.part.grad = part
+        # --- exercise 3.13: end
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the own pieces, then gather everybody's: (W-1)/W·P bytes sent; a collective call.
+
+        Returns what ``closure``, called first with autograd, returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # --- exercise 3.13: start
+        # Step 6: learning rates may have changed in the user's groups
+        # Step 7: step what is owned; all all-gathers at once, in place; wait for every handle
+        self.give_gradients()
+        for mine, users in zip(self.inner.param_groups, self.param_groups, strict=True):
+            mine.update({name: v for name, v in users.items() if name != "params"})
+        self.inner.step()
+        handles = [
+            dist.all_gather_into_tensor(v.flat, v.own, group=self.group, async_op=True)
+            for v in self.vectors
+        ]
+        for handle in handles:
+            handle.wait()
+        # --- exercise 3.13: end
+        return loss
+
+    def state_dict(self, to: int | None = None) -> dict[str, Any]:
+        """The whole state, as one process's ``optimizer_class`` would save it; a collective call.
+
+        On every rank, or only on the group's rank ``to``, and ``{}`` elsewhere. Tensors are on the
+        CPU. Raises ValueError before any communication if there is no rank ``to``.
+        """
+        world_size = dist.get_world_size(self.group)
+        if to is not None and not 0 <= to < world_size:
+            raise ValueError(f"no rank {to} in a group of {world_size}")
+        # --- exercise 3.13: start
+        # Step 8: every rank tells its pieces' state: which parameter, which range, which values
+        # Step 9: a value in the shape of its piece is cut like the parameter; others are common
+        whole = [p for users in self.param_groups for p in users["params"]]
+        index = {p: k for k, p in enumerate(whole)}
+        mine = [
+            (index[piece.whole], piece.start, piece.stop, self.state[piece.part])
+            for piece in self.pieces
+            if piece.part in self.state
+        ]
+        told = exchange(mine, whole[0].device, self.group, to)
+        if not told:
+            return {}
+        state: dict[int, dict[str, Any]] = {}
+        for k, start, stop, values in (piece for pieces in told for piece in pieces):
+            entry = state.setdefault(k, {})
+            for name, value in values.items():
+                if is_cut(name, value, whole[k].view(-1)[start:stop]):
+                    joined = entry.setdefault(name, value.new_zeros(whole[k].shape))
+                    joined.view(-1)[start:stop] = value
+                else:
+                    entry[name] = value
+        groups = [
+            users | {"params": [index[p] for p in users["params"]]} for users in self.param_groups
+        ]
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
+        # --- exercise 3.13: end
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take this rank's part of a whole state, saved at any world size. No communication.
+
+        Raises ValueError, before anything changes, if the groups do not have the same lengths.
+        """
+        saved = [len(each["params"]) for each in state_dict["param_groups"]]
+        sizes = [len(users["params"]) for users in self.param_groups]
+        if saved != sizes:
+            raise ValueError(f"the state is of groups of {saved} parameters, not of {sizes}")
+        # --- exercise 3.13: start
+        # Step 10: the parameters' order is what identifies them
+        # Step 11: a copy of the own range: a view would keep the whole state alive
+        ids = [k for each in state_dict["param_groups"] for k in each["params"]]
+        whole = [p for users in self.param_groups for p in users["params"]]
+        key = dict(zip(whole, ids, strict=True))
+        self.state.clear()
+        for piece in self.pieces:
+            if key[piece.whole] in state_dict["state"]:
+                entry = dict(state_dict["state"][key[piece.whole]])
+                for name, value in entry.items():
+                    if is_cut(name, value, piece.whole):
+                        part = value.flatten()[piece.start : piece.stop]
+                        entry[name] = part.to(piece.part, copy=True)
+                    else:
+                        entry[name] = copy.deepcopy(value)
+                self.state[piece.part] = entry
+        for users, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            users.update({name: v for name, v in loaded.items() if name != "params"})
+        # --- exercise 3.13: end
+
+
+class Zero2Optimizer(ZeroOptimizer):
+    """ZeRO-2: this rank also keeps only its part of the gradients.
+
+    No other data parallelism: ``backward()`` itself brings the mean over the ranks of ``group``
+    into the owners' pieces, added to what is there, and every parameter's ``grad`` is None again.
+    Every rank must run backward equally often. A parameter without gradient on all ranks has none;
+    on some, these count as zero. Clip with ``clip_by_global_norm``; ``zero_grad`` clears the parts.
+    Raises as ZeroOptimizer does; RuntimeError if a gradient is complete twice in one backward.
+    """
+
+    running = False  # a backward is under way
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Shard one more group, and reduce its gradients from the next backward on."""
+        before = len(self.vectors)
+        super().add_param_group(param_group)
+        for vector in self.vectors[before:]:
+            for p in vector.parameters:
+                p.register_post_accumulate_grad_hook(functools.partial(self._ready, vector))
+
+    def _ready(self, vector: FlatVector, p: nn.Parameter) -> None:
+        """``p.grad``, of ``vector``, is complete on this rank."""
+        # --- exercise 3.14: start
+        # Step 1: the first one of a backward has the end of backward announced
+        # Step 2: vectors leave in their own order on all ranks, each when all of it has come
+        if not self.running:
+            self.running = True
+            self.arrived: set[nn.Parameter] = set()
+            self.left: list[FlatVector] = []
+            self.reducing: list[tuple[FlatVector, dist.Work, Tensor, Tensor]] = []
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if p in self.arrived:
+            raise RuntimeError(f"a gradient of shape {tuple(p.shape)} was complete twice")
+        self.arrived.add(p)
+        while len(self.left) < len(self.vectors):
+            vector = self.vectors[len(self.left)]
+            if not self.arrived.issuperset(vector.parameters):
+                break
+            self._leave(vector)
+        # --- exercise 3.14: end
+
+    def _leave(self, vector: FlatVector) -> None:
+        """Issue the reduce-scatter of the vector's gradients, (W-1)·chunk elements sent."""
+        # --- exercise 3.14: start
+        # Step 3: at most two are on their way: what has left takes memory until it is there
+        # Step 4: joined in the order of `flat`, zeros where there is none; forget the originals
+        if len(self.reducing) > 1:
+            self._arrive()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in vector.parameters]
+        numel = sum(g.numel() for g in grads)
+        padding = grads[0].new_zeros(len(vector.flat) - numel)
+        joined = torch.cat([*(g.flatten() for g in grads), padding])
+        for p in vector.parameters:
+            p.grad = None
+        chunk = torch.empty_like(vector.own)
+        work = dist.reduce_scatter_tensor(chunk, joined, group=self.group, async_op=True)
+        self.left.append(vector)
+        self.reducing.append((vector, work, chunk, joined))
+        # --- exercise 3.14: end
+
+    def _arrive(self) -> None:
+        """Wait for the oldest reduce-scatter, and add the mean to the vector's ``gradient``."""
+        # --- exercise 3.14: start
+        # Step 5: the sum over the ranks by their number; an earlier backward's stays in it
+        vector, work, chunk, _ = self.reducing.pop(0)
+        work.wait()
+        chunk.div_(dist.get_world_size(self.group))
+        if vector.gradient is None:
+            vector.gradient = chunk
+        else:
+            vector.gradient += chunk
+        # --- exercise 3.14: end
+
+    def _finish(self) -> None:
+        """Backward is done: everything else leaves, and the pieces get their gradients."""
+        # --- exercise 3.14: start
+        # Step 6: every rank sends every vector, whatever it has used
+        # Step 7: a maximum over the ranks tells which parameters anyone has used
+        # Step 8: in the order of `flat`, the pieces fill the chunk from its beginning
+        self.running = False
+        for vector in self.vectors[len(self.left) :]:
+            self._leave(vector)
+        parameters = [p for vector in self.vectors for p in vector.parameters]
+        flags = [p in self.arrived for p in parameters]
+        used = torch.tensor(flags, dtype=torch.uint8, device=parameters[0].device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.group)
+        while self.reducing:
+            self._arrive()
+        anyone = {p for p, flag in zip(parameters, used.tolist(), strict=True) if flag}
+        for vector in self.vectors:
+            offset = 0
+            for piece in vector.pieces:
+                size = piece.stop - piece.start
+                if piece.whole in anyone:
+                    piece.part.grad = vector.gradient[offset : offset + size]
+                offset += size
+        # --- exercise 3.14: end
+
+    def give_gradients(self) -> None:
+        """Backward has given them."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let the gradients' memory go; ``set_to_none=False`` does the same here."""
+        # --- exercise 3.14: start
+        # Step 9: parts are views: both references must go
+        for vector in self.vectors:
+            vector.gradient = None
+        for piece in self.pieces:
+            piece.part.grad = None
+        # --- exercise 3.14: end
+
+    @torch.no_grad()
+    def clip_by_global_norm(self, limit: float) -> Tensor:
+        """Scale the gradients so that their norm is at most ``limit``; returns the norm before.
+
+        The norm () of the whole gradient, equal on all ranks; one all-reduce of 4 or 8 bytes.
+        """
+        # --- exercise 3.14: start
+        # Step 10: sum the squares of the own elements, then over the ranks; only then the root
+        own = [piece.part.grad for piece in self.pieces if piece.part.grad is not None]
+        like = self.vectors[0].own.new_zeros(())
+        squares = sum((g.square().sum().to(like) for g in own), like)
+        dist.all_reduce(squares, group=self.group)
+        norm = squares.sqrt()
+        for gradient in own:
+            gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+        # --- exercise 3.14: end
+
+
+def is_cut(name: str, value: Any, part: Tensor) -> bool:
+    """Whether ``value`` has an element for each of ``part``'s; ``step`` is a plain count."""
+    return isinstance(value, Tensor) and name != "step" and value.shape == part.shape
+
+
+def exchange(value: Any, device: torch.device, group: Group, to: int | None) -> list[Any]:
+    """``value`` (tensors and plain data) of every rank, on rank ``to`` or on all; else [].
+
+    An all-gather of 8 bytes, and a gather (all-gather) of the longest value's bytes.
+    """
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    sent = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8).to(device)
+    world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+    sizes = sent.new_empty(world_size, dtype=torch.int64)
+    dist.all_gather_into_tensor(sizes, torch.tensor([len(sent)], device=device), group=group)
+    padded = sent.new_zeros(int(sizes.max()))
+    padded[: len(sent)] = sent
+    rows = [torch.empty_like(padded) for _ in range(world_size)] if to in (None, rank) else None
+    if to is None:
+        dist.all_gather(rows, padded, group=group)
+    else:
+        dist.gather(padded, rows, group=group, group_dst=to)
+    told = [
+        io.BytesIO(row[:size].cpu().numpy().tobytes())
+        for row, size in zip(rows or (), sizes.tolist(), strict=rows is not None)
+    ]
+    return [torch.load(each, map_location="cpu", weights_only=True) for each in told]

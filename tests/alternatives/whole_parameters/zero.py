@@ -1,0 +1,161 @@
+# for: 3.13, 3.14
+"""Written differently: whole parameters, dealt out by size, each broadcast by its owner."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+import torch.distributed as dist
+
+
+class ZeroOptimizer(torch.optim.Optimizer):
+    def __init__(self, params, optimizer_class, *, group=None, bucket_bytes=25 * 2**20, **defaults):
+        if bucket_bytes <= 0:
+            raise ValueError(f"bucket_bytes must be positive, got {bucket_bytes}")
+        self.group = group
+        self.owner, self.load = {}, [0] * dist.get_world_size(group)
+        self.inner = optimizer_class([{"params": []}], **defaults)
+        self.inner.param_groups.clear()
+        super().__init__(params, self.inner.defaults)
+        self.state = self.inner.state
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        users = self.param_groups[-1]
+        for p in sorted(users["params"], key=torch.numel, reverse=True):
+            lightest = self.load.index(min(self.load))
+            self.load[lightest] += p.numel() * p.requires_grad
+            self.owner[p] = lightest
+        mine = [p for p in users["params"] if self.owner[p] == dist.get_rank(self.group)]
+        self.inner.add_param_group(users | {"params": mine})
+
+    def before_step(self):
+        """Gradients are there."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.before_step()
+        for mine, users in zip(self.inner.param_groups, self.param_groups, strict=True):
+            mine.update({k: v for k, v in users.items() if k != "params"})
+        self.inner.step()
+        for p, owner in self.owner.items():
+            if p.requires_grad:
+                dist.broadcast(p, group=self.group, group_src=owner)
+        return loss
+
+    def state_dict(self, to=None):
+        world_size = dist.get_world_size(self.group)
+        if to is not None and not 0 <= to < world_size:
+            raise ValueError(f"no rank {to} in a group of {world_size}")
+        index = {}
+        for users in self.param_groups:
+            for p in users["params"]:
+                index[p] = len(index)
+        buffer = io.BytesIO()
+        torch.save({index[p]: dict(entry) for p, entry in self.state.items()}, buffer)
+        merged = {}
+        for rank in range(world_size):
+            mine = rank == dist.get_rank(self.group)
+            where = next(iter(index)).device
+            size = torch.tensor([buffer.tell()], device=where)
+            dist.broadcast(size, group=self.group, group_src=rank)
+            if mine:
+                raw = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8).to(where)
+            else:
+                raw = torch.empty(int(size), dtype=torch.uint8, device=where)
+            dist.broadcast(raw, group=self.group, group_src=rank)
+            told = io.BytesIO(raw.cpu().numpy().tobytes())
+            merged |= torch.load(told, map_location="cpu", weights_only=True)
+        if to not in (None, dist.get_rank(self.group)):
+            return {}
+        groups = [
+            users | {"params": [index[p] for p in users["params"]]} for users in self.param_groups
+        ]
+        return {"state": merged, "param_groups": groups}
+
+    def load_state_dict(self, state_dict):
+        got = [len(g["params"]) for g in state_dict["param_groups"]]
+        want = [len(g["params"]) for g in self.param_groups]
+        if got != want:
+            raise ValueError(f"groups of {got} parameters, expected {want}")
+        self.state.clear()
+        for users, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for p, key in zip(users["params"], saved["params"], strict=True):
+                values = state_dict["state"].get(key)
+                if values is not None and self.owner[p] == dist.get_rank(self.group):
+                    self.state[p] = {
+                        name: value.clone().to(value.device if name == "step" else p.device)
+                        if isinstance(value, torch.Tensor)
+                        else value
+                        for name, value in values.items()
+                    }
+            users.update({k: v for k, v in saved.items() if k != "params"})
+
+
+class Zero2Optimizer(ZeroOptimizer):
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        if not hasattr(self, "sums"):
+            self.sums, self.order, self.gone, self.came, self.running = {}, [], 0, set(), False
+        for p in reversed(self.param_groups[-1]["params"]):
+            if p.requires_grad:
+                self.order.append(p)
+                p.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, p):
+        if not self.running:
+            self.running, self.gone, self.came = True, 0, set()
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        self.came.add(p)
+        while self.gone < len(self.order) and self.order[self.gone] in self.came:
+            self.reduce()
+
+    @torch.no_grad()
+    def reduce(self):
+        p = self.order[self.gone]
+        self.gone += 1
+        total = torch.zeros_like(p) if p.grad is None else p.grad.contiguous()
+        p.grad = None
+        dist.reduce(total, group=self.group, group_dst=self.owner[p])
+        if self.owner[p] == dist.get_rank(self.group):
+            total /= dist.get_world_size(self.group)
+            self.sums[p] = self.sums[p] + total if p in self.sums else total
+
+    def finish(self):
+        self.running = False
+        while self.gone < len(self.order):
+            self.reduce()
+        flags = [[p in self.came] for p in self.order]
+        used = torch.tensor(flags, dtype=torch.int32, device=self.order[0].device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.group)
+        for p, [flag] in zip(self.order, used.tolist(), strict=True):
+            if not flag and not self.sums.get(p, torch.ones(1)).any():
+                del self.sums[p]
+
+    def before_step(self):
+        for p, gradient in self.sums.items():
+            p.grad = gradient
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for p in self.sums:
+            p.grad = None
+        return loss
+
+    def zero_grad(self, set_to_none=True):
+        self.sums.clear()
+
+    @torch.no_grad()
+    def clip_by_global_norm(self, limit):
+        squares = self.order[0].new_zeros(())
+        for gradient in self.sums.values():
+            squares += gradient.norm() ** 2
+        dist.all_reduce(squares, group=self.group)
+        for gradient in self.sums.values():
+            gradient *= (limit / (squares.sqrt() + 1e-6)).clamp(max=1)
+        return squares.sqrt()
