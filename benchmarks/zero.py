@@ -88,8 +88,7 @@ def measure(repeats: int = 9) -> Table:
         rows,
         f"Adam under torch's DDP; median (least … most) of {repeats} rounds taken in turn in the "
         "same ranks. The solution cuts flat vectors into equal slices, torch's deals out whole "
-        "parameters. In the MLP both wait for the same bytes, and gloo's all-gather takes a few "
-        "percent longer than its broadcasts.",
+        "parameters.",
     )
 
 

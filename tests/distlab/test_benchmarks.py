@@ -20,6 +20,7 @@ from benchmarks import (
     split,
     tensor_parallel,
     trainer,
+    zero,
 )
 from distlab.netcluster import cluster_obstacle
 
@@ -130,3 +131,10 @@ def test_servers_still_run(monkeypatch, tmp_path) -> None:
     assert [row[0] for row in table.rows] == ["torch DDP", *parameter_server.WAYS]
     parameter_server.plot(tmp_path / "losses.png")
     assert (tmp_path / "losses.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_zero_still_runs_and_shards() -> None:
+    model = list(zero.MODELS)[-1]
+    (times, held), (torchs, held_by_torch) = zero.compare(model, 2, repeats=1)
+    assert len(times) == len(torchs) == 1
+    assert held <= 1.02 * held_by_torch

@@ -107,7 +107,7 @@ def test_users_groups_are_obeyed(impl, run, seed):
 
 @exercise("3.13", "gloo")
 def test_equals_torchs_sharded_optimizer(impl, run, seed):
-    """The same parameters as torch's ZeroRedundancyOptimizer, and no more state."""
+    """The same parameters as torch's ZeroRedundancyOptimizer."""
 
     def body(ctx):
         mine, torchs = Equal(), Equal()
