@@ -84,8 +84,9 @@ def exchange(
     until the handles have been waited for (NCCL has one for both). An empty tensor is neither sent
     nor received: both ends know its length.
     """
-    # Step 3: both as one batch: a send may return only when it has been received, and NCCL runs
-    #         messages outside a batch one after another
+    # Step 3: start both before either is waited for: a send may return only when it has been
+    #         received. NCCL runs messages one after another unless they are one batch; with gloo a
+    #         batch is not needed and takes longer to start
     raise NotImplementedError("exercise 3.1")
 
 

@@ -33,7 +33,11 @@ RS_STEPS = """        ((rank - step - 1) % world_size, (rank - step - 2) % world
 """
 AG_STEPS = """        ((rank - step) % world_size, (rank - step - 1) % world_size)
 """
-BATCH = "    return dist.batch_isend_irecv(ops) if ops else []\n"
+BOTH = """    handles = [dist.irecv(incoming, group=group, group_src=source)] if incoming.numel() else []
+    if outgoing.numel():
+        handles.append(dist.isend(outgoing, group=group, group_dst=to))
+    return handles
+"""
 COMBINED = """            handles = exchange(chunks[send], right, incoming, left, group)
             wait(handles[:1])
             COMBINE[op](chunks[receive], incoming)
@@ -78,7 +82,7 @@ MUTANTS = [
         id="ring-send-first",
         exercise="3.1",
         bug="BUGS 43: every rank sends, blocking, before it receives",
-        find=BATCH,
+        find=BOTH,
         replace="    if outgoing.numel():\n        dist.send(outgoing, group=group, group_dst=to)\n"
         "    if incoming.numel():\n        dist.recv(incoming, group=group, group_src=source)\n"
         "    return []\n",
@@ -89,7 +93,7 @@ MUTANTS = [
         id="ring-even-odd",
         exercise="3.1",
         bug="even ranks send first and odd ones receive first: no deadlock, but half the speed",
-        find=BATCH,
+        find=BOTH,
         replace="    for first in (dist.get_rank(group) % 2 == 0, dist.get_rank(group) % 2 == 1):\n"
         "        if first and outgoing.numel():\n"
         "            dist.send(outgoing, group=group, group_dst=to)\n"
@@ -184,8 +188,8 @@ MUTANTS = [
         id="ring-global-ranks",
         exercise="3.1",
         bug="the group's ranks are taken for global ones",
-        find="dist.P2POp(dist.isend, outgoing, group=group, group_peer=to)",
-        replace="dist.P2POp(dist.isend, outgoing, to, group)",
+        find="dist.isend(outgoing, group=group, group_dst=to)",
+        replace="dist.isend(outgoing, to, group)",
         killed_by=RS_VIEWS,
         cause="exception",
     ),
