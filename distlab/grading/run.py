@@ -62,7 +62,6 @@ def check_files(exercise: Exercise) -> list[Path]:
 
 def run_session(phase: Phase, request: Request, keyword: str = "", junitxml: str = "") -> Report:
     """Grade in this process: pytest on the phase's check files, silently; returns the report."""
-    gc.freeze()  # torch is no garbage: looking through it takes half a second each time
     course = load_course()
     selected = request.exercises or tuple(e.id for e in phase.exercises)
     needed = set() if request.trusted else _prerequisites(course, selected) - request.known
@@ -80,7 +79,9 @@ def run_session(phase: Phase, request: Request, keyword: str = "", junitxml: str
     ]
     carrier = _Carrier(session)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins cost time
+    gc.freeze()  # torch is no garbage: looking through it takes half a second each time
     status = pytest.main(arguments, plugins=[carrier])
+    gc.unfreeze()
     if status == pytest.ExitCode.INTERRUPTED and not carrier.problems:
         raise KeyboardInterrupt
     device = "cuda" if request.device == "cuda" else "cpu"
