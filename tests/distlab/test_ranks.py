@@ -179,16 +179,20 @@ def test_nothing_is_left_running() -> None:
         forks(ctx)
         time.sleep(1000)
 
+    def children() -> set[str]:
+        reap_children()  # of virtual runs before
+        return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+    before = children()  # other tests may have started something that lives longer
     pids = [pid for pair in run_ranks(forks, 2, process_group=False) for pid in pair]
     failure_of(hangs, 2, timeout=0.5, process_group=False)
     end = time.monotonic() + 5  # what was killed ends at once, on a busy machine a little later
     while time.monotonic() < end:
-        reap_children()  # of virtual runs before
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        if not children and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        left = children() - before
+        if not left and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
             return
         time.sleep(0.05)
-    raise AssertionError(f"still there: {children} of {pids}")
+    raise AssertionError(f"still there: {left} of {pids}")
 
 
 def test_interrupt_and_kill_leave_nothing(tmp_path: Path) -> None:
