@@ -87,7 +87,7 @@ MUTANTS = [
         NODES,
         "    inside = [dist.new_group(list(node)) if rank in node else None for node in nodes]\n",
         GROUPS,
-        "hang",
+        "mismatch",
     ),
     mutant(
         "swapped",
