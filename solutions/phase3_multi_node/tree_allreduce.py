@@ -163,8 +163,9 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
 
     Per rank below P: 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd), and N
     more with a rank above P to serve; others N. Time 2 log₂ P·α + 2(P-1)/P·Nβ, and 2(α + Nβ) if
-    W ≠ P. Half a tensor of extra memory (a whole one with a rank to serve). Raises ValueError as
-    ``check_arguments`` does.
+    W ≠ P. Half a tensor of extra memory (a whole one with a rank to serve). NCCL wants the first
+    collective of a group to be one of all its ranks: if W ≠ P, this can't be it. Raises ValueError
+    as ``check_arguments`` does.
     """
     # --- exercise 3.6: start
     # Step 1: the ranks from P on hand in their tensor and wait for the result

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
 
 from distlab import progress, templates
-from distlab.course import functions_of, load_course, regions_of, validate
+from distlab.cli import _scenario
+from distlab.course import functions_of, load_course, regions_of, root, validate
 from distlab.mutants import mutants_per_exercise
 
 COURSE = load_course()
@@ -82,6 +84,24 @@ def test_unknown_exercise_names_the_nearest() -> None:
         COURSE.exercise("1.44")
     with pytest.raises(ValueError, match="no phase 9"):
         COURSE.phase(9)
+
+
+def test_every_exercise_can_be_traced() -> None:
+    """Each has a scenario, also where its checks import what their phase shares."""
+    for exercise in COURSE.exercises:
+        assert callable(_scenario(exercise))
+
+
+def test_fingerprint_follows_what_checks_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(root() / "tests" / "phase3", tmp_path / "tests" / "phase3")
+    monkeypatch.setattr(progress, "root", lambda: tmp_path)
+    exercise = COURSE.exercise("3.1")
+    before = progress.fingerprint(exercise)
+    with (tmp_path / "tests" / "phase3" / "reductions.py").open("a") as file:
+        file.write("# changed\n")
+    assert progress.fingerprint(exercise) != before
 
 
 @pytest.fixture

@@ -137,10 +137,10 @@ def test_segments_of_views_and_in_groups(impl, run, seed):
 
 @trace("3.4")
 def trace_segments(impl):
-    """16 MB on every rank, plain and in segments of 1 MB."""
+    """32 MB on every rank, plain and in two segments per chunk."""
 
     def body(ctx):
-        tensor = torch.ones(4_000_000)
+        tensor = torch.ones(8_000_000)
         for warm in (True, False):
             dist.barrier()
             if not warm:
@@ -148,6 +148,6 @@ def trace_segments(impl):
             with ctx.region("plain"):
                 impl.ring_all_reduce(tensor)
             with ctx.region("segmented"):
-                impl.segmented_ring_all_reduce(tensor, segment_bytes=1 << 20)
+                impl.segmented_ring_all_reduce(tensor, segment_bytes=1 << 22)
 
     return body
