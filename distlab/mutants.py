@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,33 @@ class Mutant:
     killed_by: str
     cause: str
     patches: Sequence[tuple[str, str]] = ()
+
+
+def mutants_of(exercise: str, prefix: str) -> Callable[..., Mutant]:
+    """A function that makes mutants of one exercise: ``(name, bug, find, replace, killed_by,
+    cause, *patches)``; their ids are ``prefix-name``."""
+
+    def mutant(
+        name: str,
+        bug: str,
+        find: str,
+        replace: str,
+        killed_by: str,
+        cause: str,
+        *patches: tuple[str, str],
+    ) -> Mutant:
+        return Mutant(
+            id=f"{prefix}-{name}",
+            exercise=exercise,
+            bug=bug,
+            find=find,
+            replace=replace,
+            killed_by=killed_by,
+            cause=cause,
+            patches=patches,
+        )
+
+    return mutant
 
 
 def all_mutants(folder: Path | None = None) -> list[Mutant]:

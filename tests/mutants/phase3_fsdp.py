@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.15."""
 
-from distlab.mutants import Mutant
+from distlab.mutants import mutants_of
 
 FIRST, TRAIN = "test_first_step_moves_by_the_mean_gradient", "test_training_equals_one_process"
 STATE, LIVE = "test_state_is_one_part_of_w", "test_full_parameters_live_for_one_unit"
@@ -43,19 +43,7 @@ SQUARES = "    dist.all_reduce(squares, group=model.group)\n"
 KIND = "                kind = parameter.dtype, parameter.requires_grad\n"
 LAST = "        for unit in self.units:\n            self.after_backward(unit)\n"
 
-
-def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str, *more):
-    return Mutant(
-        id=f"fsdp-{name}",
-        exercise="3.15",
-        bug=bug,
-        find=find,
-        replace=replace,
-        killed_by=killed_by,
-        cause=cause,
-        patches=more,
-    )
-
+mutant = mutants_of("3.15", "fsdp")
 
 MUTANTS = [
     mutant(

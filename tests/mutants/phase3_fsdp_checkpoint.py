@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.20."""
 
-from distlab.mutants import Mutant
+from distlab.mutants import mutants_of
 
 FULL, COST = (
     "test_full_state_is_the_plain_modules",
@@ -37,19 +37,7 @@ COUNTED = "    if any(missing.values()):\n"
 LIKE = "                key: value[where] if _is_like(value, flat.shard) else value\n"
 THERE = '    there = slice(low - piece["first"], high - piece["first"])\n'
 
-
-def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str, *more):
-    return Mutant(
-        id=f"checkpoint-{name}",
-        exercise="3.20",
-        bug=bug,
-        find=find,
-        replace=replace,
-        killed_by=killed_by,
-        cause=cause,
-        patches=more,
-    )
-
+mutant = mutants_of("3.20", "checkpoint")
 
 MUTANTS = [
     mutant(

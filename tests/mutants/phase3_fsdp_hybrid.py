@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.19."""
 
-from distlab.mutants import Mutant
+from distlab.mutants import mutants_of
 
 GROUPS, MEAN_OF_ALL = (
     "test_groups_are_nodes_and_places",
@@ -16,18 +16,7 @@ NODES = "    inside = [dist.new_group(list(node)) for node in nodes]\n"
 RETURN = "    return inside[rank // node_size], across[rank % node_size]\n"
 SUPER = "        super().start_reduce()\n        if self.reducing is None:\n            return\n"
 
-
-def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str):
-    return Mutant(
-        id=f"hybrid-{name}",
-        exercise="3.19",
-        bug=bug,
-        find=find,
-        replace=replace,
-        killed_by=killed_by,
-        cause=cause,
-    )
-
+mutant = mutants_of("3.19", "hybrid")
 
 MUTANTS = [
     mutant(

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.18."""
 
-from distlab.mutants import Mutant
+from distlab.mutants import mutants_of
 
 WHERE, BUS = "test_everything_is_where_it_should_be", "test_only_shards_cross_the_bus"
 TRAIN, NOTHING = "test_training_equals_one_process", "test_device_keeps_nothing"
@@ -9,18 +9,7 @@ OWN = '        own = torch.empty_like(own, device="cpu") if own.is_meta else own
 GATHER = "        return super().gather_input().to(self.full.device, non_blocking=True)\n"
 MEAN = "        return super().mean(chunk).to(self.shard.device)\n"
 
-
-def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str):
-    return Mutant(
-        id=f"offload-{name}",
-        exercise="3.18",
-        bug=bug,
-        find=find,
-        replace=replace,
-        killed_by=killed_by,
-        cause=cause,
-    )
-
+mutant = mutants_of("3.18", "offload")
 
 MUTANTS = [
     mutant("nothing", "the shards stay on the device", OWN, "", WHERE, "device"),

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.17."""
 
-from distlab.mutants import Mutant
+from distlab.mutants import mutants_of
 
 DTYPES, ROUNDED = (
     "test_every_tensor_has_its_dtype",
@@ -15,19 +15,7 @@ REDUCE = "        return super().reduce_input().to(self.reduce_dtype)\n"
 MEAN = "        return super().mean(chunk.to(self.shard.dtype))\n"
 INIT = "        super().__init__(parameters, group, device)\n"
 
-
-def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str, *more):
-    return Mutant(
-        id=f"precision-{name}",
-        exercise="3.17",
-        bug=bug,
-        find=find,
-        replace=replace,
-        killed_by=killed_by,
-        cause=cause,
-        patches=more,
-    )
-
+mutant = mutants_of("3.17", "precision")
 
 MUTANTS = [
     mutant(

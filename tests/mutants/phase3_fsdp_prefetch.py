@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.16."""
 
-from distlab.mutants import Mutant
+from distlab.mutants import mutants_of
 
 TRAIN, NEXT = "test_training_equals_one_process", "test_next_unit_is_on_its_way"
 HIDES, BYTES = (
@@ -27,19 +27,7 @@ END = """        if self.reducing is not None:
             self.reducing = None
 """
 
-
-def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str, *more):
-    return Mutant(
-        id=f"prefetch-{name}",
-        exercise="3.16",
-        bug=bug,
-        find=find,
-        replace=replace,
-        killed_by=killed_by,
-        cause=cause,
-        patches=more,
-    )
-
+mutant = mutants_of("3.16", "prefetch")
 
 MUTANTS = [
     mutant("not-forward", "nothing is prefetched in forward", FORWARD, "", NEXT, "no-prefetch"),

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.13."""
 
-from distlab.mutants import Mutant
+from distlab.mutants import mutants_of
 
 TRAIN, STATE = "test_training_equals_one_process", "test_state_is_one_part_of_w"
 BYTES, MOVES = "test_bytes_of_a_step", "test_state_moves_to_another_world_size"
@@ -22,19 +22,7 @@ LOADED = """            users.update({name: v for name, v in loaded.items() if n
 """
 CEIL = "        chunk = -(-numel // world_size)\n"
 
-
-def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str, *more):
-    return Mutant(
-        id=f"zero-{name}",
-        exercise="3.13",
-        bug=bug,
-        find=find,
-        replace=replace,
-        killed_by=killed_by,
-        cause=cause,
-        patches=more,
-    )
-
+mutant = mutants_of("3.13", "zero")
 
 MUTANTS = [
     mutant(

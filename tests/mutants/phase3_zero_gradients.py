@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.14."""
 
-from distlab.mutants import Mutant
+from distlab.mutants import mutants_of
 
 TRAIN, PART = "test_training_equals_one_process", "test_gradients_are_one_part_of_w"
 BYTES, OVERLAP = "test_bytes_of_a_step", "test_gradients_leave_during_backward"
@@ -13,19 +13,7 @@ REDUCED = """        chunk = joined[dist.get_rank(self.group) * len(vector.own) 
 """
 SQUARES = "        dist.all_reduce(squares, group=self.group)\n"
 
-
-def mutant(name: str, bug: str, find: str, replace: str, killed_by: str, cause: str, *more):
-    return Mutant(
-        id=f"zero2-{name}",
-        exercise="3.14",
-        bug=bug,
-        find=find,
-        replace=replace,
-        killed_by=killed_by,
-        cause=cause,
-        patches=more,
-    )
-
+mutant = mutants_of("3.14", "zero2")
 
 MUTANTS = [
     mutant(

@@ -1,0 +1,13 @@
+"""Grade your work on phase 4: ``python test_phase4.py [4.2 …] [--json FILE]``."""
+
+import sys
+
+if __name__ == "__main__":
+    try:
+        from distlab.grading import main
+    except ImportError as error:
+        sys.exit(
+            f"{sys.executable} lacks {error.name}: run `make env`, then "
+            "`source .venv/bin/activate` (or .venv/bin/python test_phase4.py)"
+        )
+    sys.exit(main(phase=4))
