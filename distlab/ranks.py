@@ -46,6 +46,13 @@ class RankContext:
         if self.ledger is not None:
             self.ledger.picture_from = time.monotonic()
 
+    def steps(self, count: int) -> Iterator[int]:
+        """The numbers 0 … count - 1 of steps, of which the first warms up: no picture shows it."""
+        for number in range(count):
+            if number == 1:
+                self.start_picture()
+            yield number
+
     @contextlib.contextmanager
     def span(self, name: str, label: str = "") -> Iterator[None]:
         """Show what is computed inside as one ``name`` in timelines, with ``label`` written on it.

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from ..failure import CheckFailed
 from ..ledger import expect_same_sequence
-from .checks import exercise, expect_close, expect_equal, expect_refused, fail, refusal, trace
+from .checks import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refusals,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
 from .run import grade, main
 
 __all__ = [
@@ -12,6 +21,7 @@ __all__ = [
     "exercise",
     "expect_close",
     "expect_equal",
+    "expect_refusals",
     "expect_refused",
     "expect_same_sequence",
     "fail",

@@ -72,6 +72,25 @@ def refusal(call: Callable[..., object], *args: object, **kwargs: object) -> str
     return "!it was accepted"
 
 
+def expect_refusals(
+    refusals: Sequence[str],
+    calls: Sequence[tuple[str, Sequence[object]]],
+    *,
+    cause: str = "accepted",
+    rank: int | None = None,
+) -> None:
+    """Fail unless every one of ``calls`` was refused, with the numbers named (see ``refusal``)."""
+    for (what, numbers), text in zip(calls, refusals, strict=True):
+        if text.startswith("!"):
+            message = f"{what}{_where(rank)}: expected a ValueError, but {text[1:]}"
+            fail(message, cause=cause, rank=rank)
+        missing = [str(n) for n in numbers if str(n) not in text]
+        if missing:
+            named = " and ".join(missing)
+            message = f"{what}{_where(rank)}: the message should name {named}: {text}"
+            fail(message, cause="unclear-message", rank=rank)
+
+
 def expect_refused(
     results: RankResults, calls: Sequence[tuple[str, Sequence[object]]], *, cause: str = "accepted"
 ) -> None:
@@ -81,18 +100,7 @@ def expect_refused(
     and the numbers that its message must hold.
     """
     for rank, refusals in enumerate(results):
-        for (what, numbers), text in zip(calls, refusals, strict=True):
-            if text.startswith("!"):
-                fail(
-                    f"{what}{_where(rank)}: expected a ValueError, but {text[1:]}",
-                    cause=cause,
-                    rank=rank,
-                )
-            missing = [str(n) for n in numbers if str(n) not in text]
-            if missing:
-                named = " and ".join(missing)
-                message = f"{what}{_where(rank)}: the message should name {named}: {text}"
-                fail(message, cause="unclear-message", rank=rank)
+        expect_refusals(refusals, calls, cause=cause, rank=rank)
         if results.logs[rank].events:
             event = results.logs[rank].events[0]
             fail(

@@ -237,9 +237,7 @@ def trace_segments(impl):
         layers = seeded(0, 6, lambda: Block(64, 4))
         parameters = [p for each in layers for p in each.parameters()]
         optimizer = torch.optim.SGD(parameters, lr=1e-3)
-        for step in range(3):
-            if step == 1:
-                ctx.start_picture()
+        for step in ctx.steps(3):
             x_BTD = images[32 * step : 32 * step + 32].flatten(1).unflatten(1, (1, 64))
             impl.checkpoint_sequential(layers, 3, x_BTD).square().mean().backward()
             flat = torch.cat([p.grad.flatten() for p in parameters])

@@ -435,9 +435,7 @@ def trace_mixed_steps(impl):
         images, labels = digits()[ctx.rank :: ctx.world_size]
         model = impl.MixedPrecision(build_model("mlp", 0), BF16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(3):
-            if step == 1:
-                ctx.start_picture()
+        for step in ctx.steps(3):
             chosen = [slice(32 * k, 32 * k + 32) for k in range(2 * step, 2 * step + 2)]
             window = [(images[c], labels[c]) for c in chosen]
             impl.mixed_step(model, optimizer, window)

@@ -286,9 +286,7 @@ def trace_scaled_steps(impl):
         model = impl.MixedPrecision(build_model("mlp", 0), FP16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scaler = impl.LossScaler()
-        for step in range(4):
-            if step == 1:
-                ctx.start_picture()
+        for step in ctx.steps(4):
             chosen = [slice(32 * k, 32 * k + 32) for k in range(2 * step, 2 * step + 2)]
             window = [(images[c], labels[c]) for c in chosen]
             impl.scaled_step(model, optimizer, scaler, window, max_norm=1.0)

@@ -9,7 +9,7 @@ from itertools import chain
 
 import torch.distributed as dist
 
-from distlab.grading import exercise, expect_equal, fail, trace
+from distlab.grading import exercise, expect_equal, expect_refusals, fail, refusal, trace
 from tests.phase2.pipeline_orders import (
     Plain,
     any_order,
@@ -94,18 +94,16 @@ def test_impossible_orders_are_refused(impl, run):
     backward_first = [[("B", 0, 0), ("F", 0, 0)]]
 
     def body(ctx):
-        refused = []
-        for order in (cyclic, backward_first):
-            for function in (impl.with_messages, impl.replay):
-                try:
-                    function(as_steps(impl, order))
-                    refused.append(False)
-                except ValueError:
-                    refused.append(True)
-        return refused
+        return [
+            refusal(getattr(impl, name), as_steps(impl, order))
+            for order in (cyclic, backward_first)
+            for name in names
+        ]
 
+    names = ("with_messages", "replay")
     (refused,) = run(body, 1, process_group=False, ledger=False)
-    expect_equal(refused, [True] * 4, what="ValueError of each", cause="accepted")
+    orders = ("a cycle", "backward before its forward")
+    expect_refusals(refused, [(f"{name} of {order}", ()) for order in orders for name in names])
 
 
 # -- the validator --------------------------------------------------------------------------------

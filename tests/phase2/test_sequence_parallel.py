@@ -319,9 +319,7 @@ def trace_sequence(impl):
             whole = [Block(128, 8) for _ in range(2)]
         blocks = nn.Sequential(*[impl.SequenceParallelBlock(b, regather=True) for b in whole])
         x = torch.ones(4, 128 // ctx.world_size, 128)
-        for step in range(3):
-            if step == 1:
-                ctx.start_picture()
+        for step in ctx.steps(3):
             with ctx.region(f"step {step}"):
                 blocks(x).square().mean().backward()
                 for block in blocks:

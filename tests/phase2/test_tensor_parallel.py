@@ -157,9 +157,7 @@ def trace_pair(impl):
     def body(ctx):
         weight = torch.ones(512, 512, requires_grad=True)
         x = torch.ones(512, 512, requires_grad=True)
-        for step in range(3):
-            if step == 1:
-                ctx.start_picture()
+        for step in ctx.steps(3):
             with ctx.region(f"step {step}"):
                 term = torch.sin(impl.copy_to_ranks(x) @ weight)
                 impl.sum_over_ranks(term).square().mean().backward()

@@ -328,9 +328,7 @@ def trace_layers(impl):
         column, row = impl.ColumnParallelLinear(up), impl.RowParallelLinear(down)
         x = torch.ones(512, 256, requires_grad=True)
         model = nn.Sequential(column, nn.GELU(), row)
-        for step in range(3):
-            if step == 1:
-                ctx.start_picture()
+        for step in ctx.steps(3):
             with ctx.region(f"step {step}"):
                 model(x).square().mean().backward()
 

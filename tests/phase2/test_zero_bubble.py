@@ -9,7 +9,15 @@ import torch._dynamo  # a dispatch mode imports it: once here, not per rank
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refusals,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.workloads import Block
 from tests.phase2.pipeline_orders import any_order, as_steps, completed, placement, plain
 from tests.phase2.pipeline_runs import (
@@ -182,17 +190,10 @@ def test_zero_bubble_refuses_bad_numbers(impl, run):
     """No ranks or no micro-batches: ValueError."""
 
     def body(ctx):
-        refused = []
-        for arguments in ((0, 2), (2, 0)):
-            try:
-                impl.zero_bubble(*arguments)
-                refused.append(False)
-            except ValueError:
-                refused.append(True)
-        return refused
+        return [refusal(impl.zero_bubble, 0, 2), refusal(impl.zero_bubble, 2, 0)]
 
     (refused,) = run(body, 1, process_group=False, ledger=False)
-    expect_equal(refused, [True, True], what="ValueError for 0 ranks, 0 micro-batches")
+    expect_refusals(refused, [("a schedule of 0 ranks", ()), ("one of 0 micro-batches", ())])
 
 
 # -- run ------------------------------------------------------------------------------------------

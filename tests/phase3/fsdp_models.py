@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from distlab.grading import expect_close, fail
+from distlab.workloads import GPT
 from solutions.phase3_multi_node.fsdp_checkpoint import flats_of, merge, parts_of
 
 WIDTH = 5
@@ -235,3 +238,21 @@ UNIT = 4 * (64 * 64 + 64)  # bytes of a layer's parameters
 ROOT = 4 * (2 * 64 + 64 + 2 * 64 + 2)
 DEPTH = 8
 WHOLE = DEPTH * UNIT + ROOT
+
+
+def traced(wrap: Callable[[nn.Module, list[nn.Module]], nn.Module]) -> Callable[[Any], None]:
+    """What a trace draws: two steps of a small GPT, a unit for each block."""
+
+    def body(ctx: Any) -> None:
+        torch.manual_seed(0)
+        inner = GPT(64, 64, 4, 64, 4)
+        model = wrap(inner, list(inner.blocks))
+        optimizer = torch.optim.AdamW(model.parameters())
+        tokens = torch.randint(0, 64, (8, 64), generator=ctx.generator())
+        for _ in ctx.steps(2):
+            optimizer.zero_grad()
+            logits = model(tokens).float()
+            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
+            optimizer.step()
+
+    return body

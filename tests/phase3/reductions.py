@@ -11,7 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlab.diagnose import Case, Diagnosis
-from distlab.grading import expect_close, expect_equal, fail
+from distlab.grading import (
+    expect_close,
+    expect_equal,
+    expect_refusals,
+    expect_refused,
+    fail,
+    refusal,
+)
 from distlab.ledger import Log
 from distlab.virtual import load_cluster
 from distlab.virtual.cluster import Link
@@ -211,17 +218,12 @@ def check_subgroup(
         if ctx.rank in MEMBERS:
             call(mine, group)
             return mine.cpu()
-        try:
-            call(mine, group)
-            return "accepted"
-        except ValueError:
-            return "refused"
+        return refusal(call, mine, group)
 
     rows = values_of(seed, 5, 7)[MEMBERS]
     for rank, got in enumerate(run(body, 5)):
         if rank not in MEMBERS:
-            text = "ValueError on a rank that is not in the group"
-            expect_equal(got, "refused", what=text, rank=rank, cause="accepted")
+            expect_refusals([got], [("a call by a rank that is not in the group", ())], rank=rank)
             continue
         part, want = wanted(rows, MEMBERS.index(rank))
         expect_close(got[part], want, what=f"in the group of global ranks {MEMBERS}", rank=rank)
@@ -231,22 +233,10 @@ def check_refusals(run: Any, wrong: dict[str, Callable[[], object]]) -> None:
     """Every one of these calls raises ValueError on every rank before anything is sent."""
 
     def body(ctx):
-        out = []
-        for text, call in wrong.items():
-            try:
-                call()
-                out.append(text)
-            except ValueError:
-                out.append("")
-        return out
+        return [refusal(call) for call in wrong.values()]
 
     for world_size in (1, 2):  # alone first: what is accepted can't also go wrong on the way
-        results = run(body, world_size)
-        for rank, accepted in enumerate(results):
-            for text in filter(None, accepted):
-                fail(f"expected a ValueError for {text}", cause="accepted", rank=rank)
-            if results.logs[rank].events:
-                fail("something was sent before the arguments were checked", cause="late-check")
+        expect_refused(run(body, world_size), [(text, ()) for text in wrong])
 
 
 def bad_arguments(call: Callable[[Tensor, str], None]) -> dict[str, Callable[[], object]]:

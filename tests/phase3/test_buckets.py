@@ -6,7 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refusals,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.memory import PeakMemory, storage_bytes
 
 F32, F64 = torch.float32, torch.float64
@@ -63,14 +71,9 @@ def test_partition_cuts_by_bytes_and_kind(impl, run):
             got.append([list(map(int, places)) for places in impl.partition(made, limit, first)])
         devices = [torch.zeros(1, device=d) for d in ("cpu", "meta", "cpu", "meta")]
         got.append([list(map(int, places)) for places in impl.partition(devices, 64, 64)])
-        refused = []
-        for limits in ((0, 16), (16, 0), (-1, 16), (16, -4)):
-            try:
-                impl.partition([torch.zeros(1)], *limits)
-                refused.append(False)
-            except ValueError:
-                refused.append(True)
-        return got, refused
+        return got, [refusal(impl.partition, [torch.zeros(1)], *limits) for limits in wrong]
+
+    wrong = [(0, 16), (16, 0), (-1, 16), (16, -4)]
 
     got, refused = run(body, 1, process_group=False)[0]
     wanted = [(what, want) for what, *_, want in CUTS] + [("two devices", [[0, 2], [1, 3]])]
@@ -79,7 +82,7 @@ def test_partition_cuts_by_bytes_and_kind(impl, run):
         if flat != sorted(place for places in want for place in places):
             fail(f"{what}: the lists {found} don't hold every tensor once", cause="tensor-lost")
         expect_equal(found, want, what=what, cause="wrong-buckets")
-    expect_equal(refused, [True] * 4, what="ValueError for limits of 0 and below", cause="accepted")
+    expect_refusals(refused, [(f"limits of {limits} bytes", ()) for limits in wrong])
 
 
 # -- Bucket ---------------------------------------------------------------------------------------

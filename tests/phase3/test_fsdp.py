@@ -17,6 +17,7 @@ from fsdp_models import (
     compare_training,
     loss_of,
     net,
+    traced,
     train,
     values_of,
 )
@@ -24,7 +25,6 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.memory import PeakMemory, held_by
-from distlab.workloads import GPT
 
 SLACK = 8000  # bytes of activations of one sample, and of what is in hand
 
@@ -362,19 +362,4 @@ def test_wrong_calls_are_refused(impl, run, seed):
 @trace("3.15")
 def trace_fsdp(impl):
     """Two steps of a small GPT, a unit for each block."""
-
-    def body(ctx):
-        torch.manual_seed(0)
-        inner = GPT(64, 32, 4, 64, 4)
-        model = impl.FSDP(inner, list(inner.blocks))
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens = torch.randint(0, 64, (4, 32), generator=ctx.generator())
-        for step in range(2):
-            if step == 1:
-                ctx.start_picture()
-            optimizer.zero_grad()
-            logits = model(tokens)
-            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
-            optimizer.step()
-
-    return body
+    return traced(lambda *args: impl.FSDP(*args))

@@ -296,9 +296,7 @@ def trace_checkpoint(impl):
         inner = Stack(width=256)
         model = FSDP(inner, list(inner.layers))
         optimizer = torch.optim.AdamW(model.parameters())
-        for number in range(2):
-            if number == 1:
-                ctx.start_picture()
+        for _ in ctx.steps(2):
             model(torch.ones(32, 2)).sum().backward()
             optimizer.step()
         impl.full_state_dict(model)

@@ -18,13 +18,13 @@ from fsdp_models import (
     loss_of,
     merged_gradients,
     net,
+    traced,
     train,
 )
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.memory import held_by
-from distlab.workloads import GPT
 from solutions.phase3_multi_node.fsdp import FSDP, clip_by_global_norm
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
@@ -169,18 +169,4 @@ def test_wrong_groups_are_refused(impl, run, seed):
 @trace("3.19")
 def trace_hybrid(impl):
     """Two steps of a small GPT on two nodes of two ranks."""
-
-    def body(ctx):
-        torch.manual_seed(0)
-        inner = GPT(64, 64, 4, 128, 4)
-        model = wrap(impl, inner, list(inner.blocks), 2, PrefetchFSDP)
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens = torch.randint(0, 64, (8, 64), generator=ctx.generator())
-        for number in range(2):
-            if number == 1:
-                ctx.start_picture()
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(tokens), tokens.flatten()).backward()
-            optimizer.step()
-
-    return body
+    return traced(lambda inner, units: wrap(impl, inner, units, 2, PrefetchFSDP))

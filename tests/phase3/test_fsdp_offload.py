@@ -15,14 +15,14 @@ from fsdp_models import (
     compare_training,
     loss_of,
     net,
+    traced,
     train,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distlab.grading import exercise, expect_equal, fail, trace
 from distlab.memory import storage_bytes
-from distlab.workloads import GPT
 from solutions.phase3_multi_node.fsdp import FSDP, clip_by_global_norm
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
@@ -198,18 +198,4 @@ def test_accumulation_stays_on_the_cpu(impl, run, seed):
 @trace("3.18")
 def trace_offload(impl):
     """Two steps of a small GPT; on a CPU the copies are none."""
-
-    def body(ctx):
-        torch.manual_seed(0)
-        inner = GPT(64, 32, 4, 64, 4)
-        model = PrefetchFSDP(inner, list(inner.blocks), flat_type=impl.OffloadFlat)
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens = torch.randint(0, 64, (4, 32), generator=ctx.generator())
-        for number in range(2):
-            if number == 1:
-                ctx.start_picture()
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(tokens), tokens.flatten()).backward()
-            optimizer.step()
-
-    return body
+    return traced(lambda *args: PrefetchFSDP(*args, flat_type=impl.OffloadFlat))

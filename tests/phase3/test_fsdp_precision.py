@@ -18,13 +18,20 @@ from fsdp_models import (
     loss_of,
     merged_gradients,
     net,
+    traced,
     values_of,
 )
-from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.memory import PeakMemory
-from distlab.workloads import GPT
 from solutions.phase3_multi_node.fsdp import FSDP
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
@@ -202,36 +209,17 @@ def test_other_dtypes_are_refused(impl, run, seed):
     """Integers can't be computed or reduced in: ValueError."""
 
     def body(ctx):
-        out = []
-        for wrong in ({"compute_dtype": torch.int8}, {"reduce_dtype": torch.int32}):
-            inner = net(seed)
-            try:
-                FSDP(inner, flat_type=partial(impl.MixedPrecisionFlat, **wrong))
-                out.append(False)
-            except ValueError:
-                out.append(True)
-        return out
+        flat = lambda **wrong: partial(impl.MixedPrecisionFlat, **wrong)
+        return [
+            refusal(FSDP, net(seed), flat_type=flat(compute_dtype=torch.int8)),
+            refusal(FSDP, net(seed), flat_type=flat(reduce_dtype=torch.int32)),
+        ]
 
-    for rank, got in enumerate(run(body, 2)):
-        expect_equal(got, [True, True], what="ValueError", rank=rank, cause="accepted")
+    calls = [("computing in int8", ("int8",)), ("reducing in int32", ("int32",))]
+    expect_refused(run(body, 2), calls)
 
 
 @trace("3.17")
 def trace_precision(impl):
     """Two steps of a small GPT in bfloat16."""
-
-    def body(ctx):
-        torch.manual_seed(0)
-        inner = GPT(64, 32, 4, 64, 4)
-        model = PrefetchFSDP(inner, list(inner.blocks), flat_type=impl.MixedPrecisionFlat)
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens = torch.randint(0, 64, (4, 32), generator=ctx.generator())
-        for number in range(2):
-            if number == 1:
-                ctx.start_picture()
-            optimizer.zero_grad()
-            logits = model(tokens).float()
-            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
-            optimizer.step()
-
-    return body
+    return traced(lambda *args: PrefetchFSDP(*args, flat_type=impl.MixedPrecisionFlat))

@@ -16,6 +16,7 @@ from fsdp_models import (
     compare_training,
     loss_of,
     net,
+    traced,
     train,
     values_of,
 )
@@ -23,7 +24,6 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, fail, trace
 from distlab.memory import PeakMemory
-from distlab.workloads import GPT
 from solutions.phase3_multi_node.fsdp import clip_by_global_norm
 
 DEPTH = 12
@@ -273,19 +273,4 @@ def test_wrong_guesses_cost_no_value(impl, run, seed):
 @trace("3.16")
 def trace_prefetch(impl):
     """Two steps of a small GPT, a unit for each block."""
-
-    def body(ctx):
-        torch.manual_seed(0)
-        inner = GPT(64, 64, 4, 128, 4)
-        model = impl.PrefetchFSDP(inner, list(inner.blocks))
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens = torch.randint(0, 64, (8, 64), generator=ctx.generator())
-        for number in range(2):
-            if number == 1:
-                ctx.start_picture()
-            optimizer.zero_grad()
-            logits = model(tokens)
-            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
-            optimizer.step()
-
-    return body
+    return traced(lambda *args: impl.PrefetchFSDP(*args))

@@ -17,6 +17,7 @@ from zero_models import (
     compare,
     groups_of,
     mean_gradients,
+    traced,
     values_of,
 )
 
@@ -281,17 +282,4 @@ def test_wrong_calls_are_refused(impl, run, seed):
 @trace("3.13")
 def trace_zero(impl):
     """Two steps of twelve equal layers in four buckets."""
-
-    def body(ctx):
-        model = Equal()
-        optimizer = impl.ZeroOptimizer(
-            model.parameters(), torch.optim.Adam, bucket_bytes=3 * MATRIX
-        )
-        for step in range(2):
-            if step == 1:
-                ctx.start_picture()
-            optimizer.zero_grad()
-            model(torch.ones(1, 32)).sum().backward()
-            optimizer.step()
-
-    return body
+    return traced(lambda *args, **options: impl.ZeroOptimizer(*args, **options))

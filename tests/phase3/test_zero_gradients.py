@@ -16,6 +16,7 @@ from zero_models import (
     groups_of,
     loss_of,
     mean_gradients,
+    traced,
     values_of,
 )
 
@@ -155,17 +156,4 @@ def test_gradients_leave_during_backward(impl, run, seed):
 @trace("3.14")
 def trace_zero2(impl):
     """Two steps of twelve equal layers in four buckets."""
-
-    def body(ctx):
-        model = Equal()
-        optimizer = impl.Zero2Optimizer(
-            model.parameters(), torch.optim.Adam, bucket_bytes=3 * MATRIX
-        )
-        for step in range(2):
-            if step == 1:
-                ctx.start_picture()
-            optimizer.zero_grad()
-            model(torch.ones(1, 32)).sum().backward()
-            optimizer.step()
-
-    return body
+    return traced(lambda *args, **options: impl.Zero2Optimizer(*args, **options))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -87,3 +90,17 @@ class Equal(nn.Module):
 
 MATRIX = 4 * 32 * 32
 WHOLE = 12 * MATRIX  # bytes of Equal's parameters
+
+
+def traced(optimizer_type: Callable[..., torch.optim.Optimizer]) -> Callable[[Any], None]:
+    """What a trace draws: two steps of twelve equal layers in four buckets."""
+
+    def body(ctx: Any) -> None:
+        model = Equal()
+        optimizer = optimizer_type(model.parameters(), torch.optim.Adam, bucket_bytes=3 * MATRIX)
+        for _ in ctx.steps(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 32)).sum().backward()
+            optimizer.step()
+
+    return body
