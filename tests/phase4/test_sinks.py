@@ -65,7 +65,7 @@ def test_each_line_is_on_its_way_when_it_is_written(impl, run):
 
 @exercise("4.12", "gloo")
 def test_resumed_file_is_that_of_a_run_without_a_kill(impl, run):
-    """Killed anywhere in its last line, resumed from an older step: each step once, no half line."""
+    """Killed anywhere in its last line, resumed from an older step: each step once, whole lines."""
 
     def body(folder):
         def write(path, steps, **options):
@@ -273,7 +273,7 @@ def test_busy_port_is_refused_by_all_ranks(impl, run):
 # -- the profiler's window -------------------------------------------------------------------------
 @exercise("4.12", "gloo")
 def test_profile_is_of_its_window(impl, run):
-    """The trace has the steps of the window, both ends included, and no other; also if cut short."""
+    """The trace has the steps of the window, both ends included, and no other; also if cut off."""
 
     def body(folder):
         def profiled(steps, first, last):
