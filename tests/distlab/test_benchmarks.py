@@ -12,6 +12,7 @@ from benchmarks import (
     hierarchical,
     local_sgd,
     mixed_precision,
+    monitoring,
     parameter_server,
     pipeline,
     ranks,
@@ -138,3 +139,10 @@ def test_zero_still_runs_and_shards() -> None:
     (times, held), (torchs, held_by_torch) = zero.compare(model, 2, repeats=1)
     assert len(times) == len(torchs) == 1
     assert held <= 1.02 * held_by_torch
+
+
+def test_monitoring_still_runs() -> None:
+    """Trains the same weights (compared by the benchmark itself)."""
+    taken, alone = monitoring.compare("digits CNN", 2, repeats=1)
+    assert {name: len(values) for name, values in taken.items()} == {"plain": 1, "monitored": 1}
+    assert alone > 0
