@@ -24,6 +24,7 @@ IMPL = "solutions"
 # %%
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "course.toml").exists())
@@ -155,8 +156,9 @@ for world_size in (2, 4, 8):
 #
 # Every pattern is a number of messages on the critical path, each α, and a number of bytes, each β:
 # the ring 2(W-1) short messages, the tree few long ones, halving-doubling something between. Points
-# are measured on this machine with four processes and gloo; α and β are fitted for each pattern
-# (exercise 3.6); lines are the model. Where lines cross, `auto` changes its choice: the strip below.
+# are measured on this machine with four processes and gloo (the best of five medians); α and β are
+# fitted for each pattern (exercise 3.6); lines are the model. Where the lowest lines cross, `auto`
+# changes its choice: the strip below. (Where ranks share cores and memory, one may win throughout.)
 
 # %%
 tree = module("tree_allreduce")
@@ -165,7 +167,8 @@ COLOURS = {"ring": "#0072B2", "tree": "#D55E00", "halving_doubling": "#009E73"}
 
 
 def costs(ctx):
-    timings = tree.measure(SIZES, repeats=7)
+    tries = [tree.measure(SIZES, repeats=3) for _ in range(5)]  # the machine may be busy
+    timings = [min(same, key=lambda t: t.seconds) for same in zip(*tries, strict=True)]
     links = tree.fit(timings)
     grid = [4 * 2 ** (k / 2) for k in range(41)]
     lines = {p: [tree.predict(p, ctx.world_size, int(n), links) for n in grid] for p in links}
@@ -365,10 +368,10 @@ if found:
 # %% [markdown]
 # ## 5. Parameter servers
 #
-# One server, four workers. A step takes 10 ms, but every fifth one, by chance, takes 60. Synchronous
-# rounds wait whenever *any* worker stalls; asynchronous ones never wait; a bound s lets nobody be
-# more than s pushes ahead of the slowest, which rides out most stalls. That is throughput (left;
-# the mean of a round stands for four gradients, so synchronous steps are four times as long).
+# One server, four workers. A step takes 10 ms, but every fifth one, by chance, takes 60.
+# Synchronous rounds wait whenever *any* worker stalls; asynchronous ones never wait; a bound s lets
+# nobody be more than s pushes ahead of the slowest, which rides out most stalls. That is throughput
+# (left; a round's mean stands for four gradients, so synchronous steps are four times as long).
 #
 # The price is staleness: a gradient is applied to values that other workers' updates have changed
 # since it was computed, W-1 of them on average. On the right every run spends the same 240
@@ -434,7 +437,7 @@ def trained(ctx, bound, lr, seconds=float("inf"), count=10**6):
 
 def staleness(workers):
     """Other workers' updates between a worker's pull and its push, for all of them."""
-    return [b[1] - a[1] - 1 for w in workers for a, b in zip(w, w[1:], strict=False)]
+    return [b[1] - a[1] - 1 for w in workers for a, b in pairwise(w)]
 
 
 timed, spent = {}, {}
