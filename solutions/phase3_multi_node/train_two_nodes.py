@@ -99,6 +99,12 @@ def batches_of(
         yield inputs[mine], targets[mine].flatten()
 
 
+def forget_what_is_here() -> None:
+    """Let ``live_bytes`` count only what is made from now on."""
+    gc.collect()
+    gc.freeze()
+
+
 def live_bytes() -> int:
     """Bytes of all tensors that this process can reach, every memory counted once."""
     gc.collect()
@@ -138,7 +144,7 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
     servers = SERVERS if name == "parameter server" else 0
     count = options.steps[chosen.name]
     DATA[chosen.data](), DATA[chosen.data](False)
-    before = live_bytes()
+    forget_what_is_here()
     model = build_model(chosen.model, chosen.seed)
     expected = formula(name, model, groups, options.every)
     train, trained = STRATEGIES[name](model, chosen, groups, options.every)
@@ -148,7 +154,7 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
     train(meter)
     seconds, sent = meter.per_step()
     dist.barrier()  # by now the backend has let go of the last step's messages
-    state = live_bytes() - before
+    state = live_bytes()
     mine = torch.tensor([seconds, sent, state, score_of(trained, chosen)], dtype=torch.float64)
     flat = mine.new_empty(world_size * len(mine))
     dist.all_gather_into_tensor(flat, mine)

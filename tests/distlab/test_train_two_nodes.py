@@ -38,7 +38,7 @@ STATE = {  # bytes per parameter on the fullest rank; the units' padding is the 
 def test_knowing_the_nodes_saves_bytes(tmp_path: Path) -> None:
     """Bytes by the link's counter, not times: those depend on what else the machine does."""
     numbers, picture = tmp_path / "nodes.json", tmp_path / "nodes.png"
-    command = ["python", "-m", MODULE, "--every=5", "--cnn-steps=20", "--gpt-steps=10"]
+    command = ["python", "-m", MODULE, "--every=5", "--cnn-steps=10", "--gpt-steps=10"]
     done = run_cluster(
         [*command, f"--json={numbers}", f"--plot={picture}"], rate="500mbit", timeout=240
     )
@@ -53,7 +53,7 @@ def test_knowing_the_nodes_saves_bytes(tmp_path: Path) -> None:
         for less, more in FEWER:
             assert found[less]["sent"] < 0.85 * found[more]["sent"], (name, less, more)
         for strategy, row in found.items():
-            most = 1.6 if strategy == "FSDP" else 1.25  # its reduce-scatter is gloo's
+            most = 1.9 if strategy == "FSDP" else 1.3  # its reduce-scatter is gloo's
             assert 0.9 < row["sent"] / row["formula"] < most, (name, row)
             assert row["state"] / PARAMETERS[name] == pytest.approx(STATE[strategy], rel=0.02)
         exact = [s for s in STATE if s not in ("hierarchical, bf16", "DiLoCo")]
