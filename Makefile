@@ -18,7 +18,7 @@ gpt: env
 
 # the closing run of phase 3: two nodes on this machine, as root or where users may make namespaces
 nodes: env
-	@$(RUN) -m distlab cluster run --nodes 2 --ranks-per-node 2 --rate 40mbit -- \
+	@$(RUN) -m distlab cluster run --nodes 2 --ranks-per-node 2 --rate 20mbit -- \
 		python -m solutions.phase3_multi_node.train_two_nodes --plot .distlab/nodes.png
 
 # the templates are the learner's: nothing written there fails the project's own tests

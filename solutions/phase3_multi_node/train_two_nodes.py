@@ -1,6 +1,6 @@
 """Train the same models with every strategy of this phase on two nodes; measure what each costs.
 
-    distlab cluster run --nodes 2 --ranks-per-node 2 --rate 40mbit -- \\
+    distlab cluster run --nodes 2 --ranks-per-node 2 --rate 20mbit -- \\
         python -m solutions.phase3_multi_node.train_two_nodes --plot nodes.png
 
 The strategies, and what they should cost, are in ``two_node_strategies``. Measured are: the time
@@ -10,8 +10,9 @@ parameters, gradients, moments, and whatever a strategy keeps beside them; the r
 data. At the end gradients travel after, and beside, a backward of known length.
 
 A fair comparison takes a link that is slow for the model, or computing hides the differences; at
-40 Mbit/s an all-reduce of the CNN's 61 kB takes 20 ms, of the GPT's 841 kB 260 ms, several times
-what they compute. The first round of ``--every`` steps is not measured.
+20 Mbit/s a ring all-reduce of the CNN's 61 kB takes 40 ms, of the GPT's 841 kB 500 ms, several
+times what they compute. The first round of ``--every`` steps is not measured, of the others the
+median.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ import json
 import math
 import os
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -40,6 +43,8 @@ from .overlap import BucketedDDP
 from .topology import NodeGroups, exchange_places, make_groups, own_place, topology_of
 from .two_node_strategies import SERVERS, STRATEGIES, formula
 
+BUSY_LAYERS, BUSY_WIDTH, BUSY_SECONDS = 4, 346, 0.3
+BUSY_BYTES = 4 * BUSY_WIDTH**2
 COMPARED = [
     ("hierarchical DDP", "ring DDP"),
     ("hierarchical, bf16", "hierarchical DDP"),
@@ -59,18 +64,18 @@ def bytes_sent(interface: str) -> int:
 
 
 class Meter:
-    """This rank's batches; notes time and bytes after ``skip`` steps and at the end."""
+    """This rank's batches; notes time and bytes after every round of ``every`` steps."""
 
-    def __init__(self, batches: Iterator[tuple[Tensor, Tensor]], skip: int, interface: str) -> None:
-        self.batches, self.skip, self.interface = batches, skip, interface
-        self.steps = 0
+    def __init__(
+        self, batches: Iterator[tuple[Tensor, Tensor]], every: int, interface: str
+    ) -> None:
+        self.batches, self.every, self.interface = batches, every, interface
         self.marks: list[tuple[float, int]] = []
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self.batches:
-            if self.steps == self.skip:
+        for step, batch in enumerate(self.batches):
+            if step and step % self.every == 0:
                 self.mark()
-            self.steps += 1
             yield batch
         self.mark()
 
@@ -79,12 +84,16 @@ class Meter:
         self.marks.append((time.perf_counter(), bytes_sent(self.interface)))
 
     def per_step(self) -> tuple[float, float]:
-        """(seconds, bytes) per step between the marks; NaN for a rank that had no batches."""
+        """(seconds, bytes) per step after the first round; NaN for a rank that had no batches.
+
+        Seconds are those of the median round, so that a busy moment of the machine counts little.
+        """
         if len(self.marks) < 2:
             return math.nan, math.nan
-        (begun, before), (ended, after) = self.marks
-        count = self.steps - self.skip
-        return (ended - begun) / count, (after - before) / count
+        seconds, sent = zip(*self.marks, strict=True)
+        rounds = [end - begin for begin, end in pairwise(seconds)]
+        nbytes = (sent[-1] - sent[0]) / len(rounds)
+        return statistics.median(rounds) / self.every, nbytes / self.every
 
 
 def batches_of(
@@ -99,14 +108,8 @@ def batches_of(
         yield inputs[mine], targets[mine].flatten()
 
 
-def forget_what_is_here() -> None:
-    """Let ``live_bytes`` count only what is made from now on."""
-    gc.collect()
-    gc.freeze()
-
-
 def live_bytes() -> int:
-    """Bytes of all tensors that this process can reach, every memory counted once."""
+    """Bytes of all tensors that the garbage collector sees, every memory counted once."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
@@ -144,7 +147,8 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
     servers = SERVERS if name == "parameter server" else 0
     count = options.steps[chosen.name]
     DATA[chosen.data](), DATA[chosen.data](False)
-    forget_what_is_here()
+    gc.collect()
+    gc.freeze()  # live_bytes counts what is made from now on
     model = build_model(chosen.model, chosen.seed)
     expected = formula(name, model, groups, options.every)
     train, trained = STRATEGIES[name](model, chosen, groups, options.every)
@@ -155,6 +159,7 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
     seconds, sent = meter.per_step()
     dist.barrier()  # by now the backend has let go of the last step's messages
     state = live_bytes()
+    gc.unfreeze()
     mine = torch.tensor([seconds, sent, state, score_of(trained, chosen)], dtype=torch.float64)
     flat = mine.new_empty(world_size * len(mine))
     dist.all_gather_into_tensor(flat, mine)
@@ -181,26 +186,26 @@ def link_rate(groups: NodeGroups, nbytes: int = 2_000_000) -> float:
 
 
 class Busy(nn.Linear):
-    """A layer of 250 kB whose backward takes 40 ms more, as if on another processor."""
-
-    seconds = 0.04
+    """A layer of ``BUSY_BYTES`` whose backward takes longer, as if on another processor."""
 
     def __init__(self) -> None:
-        super().__init__(250, 250, bias=False)
+        super().__init__(BUSY_WIDTH, BUSY_WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, 250) to the same."""
+        """(batch, BUSY_WIDTH) to the same."""
         y = super().forward(x)
-        y.register_hook(lambda _: time.sleep(self.seconds))
+        y.register_hook(lambda _: time.sleep(BUSY_SECONDS))
         return y
 
 
-def overlap(layers: int = 8, count: int = 4) -> tuple[float, float]:
+def overlap(count: int = 2) -> tuple[float, float]:
     """Seconds per backward with a bucket per layer: waited for one by one, or at the end."""
     found = []
     for hook in (blocking(dist.all_reduce), None):
         model = BucketedDDP(
-            nn.Sequential(*(Busy() for _ in range(layers))), bucket_bytes=1, first_bucket_bytes=1
+            nn.Sequential(*(Busy() for _ in range(BUSY_LAYERS))),
+            bucket_bytes=1,
+            first_bucket_bytes=1,
         )
         if hook is not None:
             model.register_comm_hook(hook)
@@ -208,7 +213,7 @@ def overlap(layers: int = 8, count: int = 4) -> tuple[float, float]:
             if step == 1:  # the first one opens connections
                 dist.barrier()
                 begun = time.perf_counter()
-            model(torch.ones(1, 250, requires_grad=True)).sum().backward()
+            model(torch.ones(1, BUSY_WIDTH, requires_grad=True)).sum().backward()
         found.append((time.perf_counter() - begun) / count)
     return found[0], found[1]
 
@@ -303,9 +308,9 @@ def plot(tables: dict[str, list[Row]], title: str, path: Path) -> None:
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Six strategies on two nodes, side by side.")
-    parser.add_argument("--cnn-steps", type=int, default=110)
-    parser.add_argument("--gpt-steps", type=int, default=40)
-    parser.add_argument("--every", type=int, default=10, help="steps of a DiLoCo round")
+    parser.add_argument("--cnn-steps", type=int, default=80)
+    parser.add_argument("--gpt-steps", type=int, default=20)
+    parser.add_argument("--every", type=int, default=5, help="steps of a DiLoCo round")
     parser.add_argument("--plot", type=Path, help="picture, written by rank 0")
     parser.add_argument("--json", type=Path, help="the tables as numbers, written by rank 0")
     parser.add_argument(
@@ -341,8 +346,9 @@ def run(groups: NodeGroups, options: argparse.Namespace) -> None:
     tables = {name: train_all(workload(name), groups, options, show) for name in options.steps}
     after, beside = overlap()
     show(
-        f"\na backward of 320 ms with 8 buckets of 250 kB: {after * 1e3:.0f} ms if each is waited "
-        f"for at once,\n{beside * 1e3:.0f} ms if they travel beside it"
+        f"\na backward of {BUSY_LAYERS * BUSY_SECONDS * 1e3:.0f} ms with {BUSY_LAYERS} buckets of "
+        f"{BUSY_BYTES / 1e3:.0f} kB: {after * 1e3:.0f} ms if each is waited for at once,\n"
+        f"{beside * 1e3:.0f} ms if they travel beside it"
     )
     if first and options.json:
         rows = {name: [asdict(row) for row in table] for name, table in tables.items()}
@@ -357,7 +363,7 @@ def main() -> None:
     """Entry point under a launcher."""
     if "RANK" not in os.environ:
         sys.exit(
-            "start it with: distlab cluster run --nodes 2 --ranks-per-node 2 --rate 40mbit -- "
+            "start it with: distlab cluster run --nodes 2 --ranks-per-node 2 --rate 20mbit -- "
             "python -m solutions.phase3_multi_node.train_two_nodes"
         )
     options = options_of()
