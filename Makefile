@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env demo gpt test lint bench
+.PHONY: env demo gpt nodes test lint bench
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -15,6 +15,11 @@ gpt: env
 	@OMP_NUM_THREADS=1 $(RUN) -m torch.distributed.run --standalone --nproc-per-node 4 \
 		-m solutions.phase2_advanced.train_gpt --tensor 2 --pipeline 2 --steps 200 \
 		--device cpu --compare --plot .distlab/gpt.png
+
+# the closing run of phase 3: two nodes on this machine, as root or where users may make namespaces
+nodes: env
+	@$(RUN) -m distlab cluster run --nodes 2 --ranks-per-node 2 --rate 20mbit -- \
+		python -m solutions.phase3_multi_node.train_two_nodes --plot .distlab/nodes.png
 
 # the templates are the learner's: nothing written there fails the project's own tests
 test: env

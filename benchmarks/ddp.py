@@ -74,9 +74,10 @@ def held(model: str, wrap: Wrap, inputs: Tensor, targets: Tensor) -> int:
         return memory.current - sum(p.nbytes for p in net.parameters())
 
 
-def stepper(net: nn.Module, steps: int, inputs: Tensor, targets: Tensor) -> Callable[[], float]:
+def stepper(
+    net: nn.Module, optimizer: torch.optim.Optimizer, steps: int, inputs: Tensor, targets: Tensor
+) -> Callable[[], float]:
     """Milliseconds of a training step, the mean of ``steps``; the ranks start together."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 
     def measure() -> float:
         dist.barrier()
@@ -98,7 +99,10 @@ def compare(
     def body(ctx: RankContext) -> list[tuple[list[float], int]]:
         data = batch(model, ctx.rank)
         nets = [wrapped(model, wrap) for wrap in pair]
-        contestants = {str(k): stepper(net, STEPS[model], *data) for k, net in enumerate(nets)}
+        contestants = {
+            str(k): stepper(net, torch.optim.SGD(net.parameters(), lr=0.01), STEPS[model], *data)
+            for k, net in enumerate(nets)
+        }
         in_turn(contestants, 2)  # buckets are made anew after the first backward
         taken = in_turn(contestants, repeats)
         for mine, torchs in zip(*(net.parameters() for net in nets), strict=True):

@@ -7,50 +7,24 @@ state on the rank that has most of it.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.memory import held_by
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import GPT
 from solutions.phase3_multi_node.zero import ZeroOptimizer
 
 from .common import Table, in_turn, spread
-from .ddp import batch, mlp
+from .ddp import MODELS, STEPS, batch, stepper
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "MLP, 8.5 M": mlp,
-    "GPT, 4 layers": lambda: GPT(256, 64, layers=4, width=128, heads=4),
-}
-STEPS = {"MLP, 8.5 M": 1, "GPT, 4 layers": 3}  # in one timing
+LARGE = ("MLP, 8.5 M", "GPT, 4 layers")
 SHARDED: tuple[Callable[..., torch.optim.Optimizer], ...] = (
     ZeroOptimizer,
     ZeroRedundancyOptimizer,
 )
-
-
-def stepper(
-    net: nn.Module, optimizer: torch.optim.Optimizer, steps: int, inputs: Tensor, targets: Tensor
-) -> Callable[[], float]:
-    """Milliseconds of a training step, the mean of ``steps``; the ranks start together."""
-
-    def measure() -> float:
-        dist.barrier()
-        begun = time.perf_counter()
-        for _ in range(steps):
-            optimizer.zero_grad()
-            F.cross_entropy(net(inputs), targets).backward()
-            optimizer.step()
-        return (time.perf_counter() - begun) / steps * 1e3
-
-    return measure
 
 
 def compare(model: str, world_size: int, repeats: int) -> list[tuple[list[float], int]]:
@@ -76,7 +50,7 @@ def compare(model: str, world_size: int, repeats: int) -> list[tuple[list[float]
 def measure(repeats: int = 9) -> Table:
     """Milliseconds and bytes side by side."""
     rows = []
-    for model in MODELS:
+    for model in LARGE:
         for world_size in (2, 4):
             (mine, held), (torchs, held_by_torch) = compare(model, world_size, repeats)
             ratio = statistics.median(mine) / statistics.median(torchs)

@@ -168,7 +168,7 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """Two convolutions and a linear layer: 14,794 parameters."""
+    """Two convolutions and two linear layers: 15,270 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
