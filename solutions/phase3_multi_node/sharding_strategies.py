@@ -66,14 +66,14 @@ class Phase:
 class Profile:
     """What a step needs on one process, in bytes. Unit 0 is the root: what is in no other.
 
-    ``parameters``, ``gradients``: of each unit (frozen ones have no gradient). ``largest``: the
-    largest trainable parameter. ``state``: the optimizer's bytes per byte of trainable parameters.
+    ``parameters``, ``gradients``: of each unit (frozen ones have no gradient). ``largest``: of
+    each unit the largest gradient. ``state``: the optimizer's bytes per byte of trainable parameters.
     ``saved``: what forward leaves for backward. ``phases``: in the order of the step.
     """
 
     parameters: tuple[int, ...]
     gradients: tuple[int, ...]
-    largest: int
+    largest: tuple[int, ...]
     buffers: int
     state: float
     saved: int
@@ -168,15 +168,18 @@ def profile(
     if not trainable:
         raise ValueError("the model has no trainable parameter: there is nothing to shard")
     owner = {p: k for k, unit in enumerate(units, 1) for p in unit.parameters()}
-    parameters, gradients = [0] * (len(units) + 1), [0] * (len(units) + 1)
+    sizes = [[0] * (len(units) + 1) for _ in range(3)]
+    parameters, gradients, largest = sizes
     for p in model.parameters():
-        parameters[owner.get(p, 0)] += p.nbytes
-        gradients[owner.get(p, 0)] += p.nbytes * p.requires_grad
+        unit, gradient = owner.get(p, 0), p.nbytes * p.requires_grad
+        parameters[unit] += p.nbytes
+        gradients[unit] += gradient
+        largest[unit] = max(largest[unit], gradient)
     saved, phases = run_fake(model, batch, loss, list(units))
     return Profile(
         tuple(parameters),
         tuple(gradients),
-        max(p.nbytes for p in trainable),
+        tuple(largest),
         nbytes_of(model.buffers()),
         state_ratio(make_optimizer, trainable[0].dtype),
         saved,
@@ -272,14 +275,14 @@ def estimate(
         parameters = gradients = optimizer = 0
     fixed = parameters + optimizer + profile.buffers
     if sharded:
-        moments = sharded_moments(profile, 0 if host else shards)
+        moments = sharded_moments(profile, shards, strategy)
         step = 0 if host else 2 * max(profile.parameters) // shards + gradients
     elif strategy == "zero2":
         moments = reduced_moments(profile, shards, bucket_bytes)
-        step = 2 * min(profile.largest, whole // shards) + gradients
+        step = 2 * min(max(profile.largest), whole // shards) + gradients
     else:  # the first backward leaves with buckets twice, before there is a state
         moments = [phase.activations + whole for phase in profile.phases]
-        step = max(2 * min(profile.largest, optimizer) + whole, 2 * whole - optimizer)
+        step = max(2 * min(max(profile.largest), optimizer) + whole, 2 * whole - optimizer)
     sent, across, seconds = traffic(profile, strategy, nodes, ranks_per_node, links, backwards)
     return Estimate(
         strategy=strategy,
@@ -296,31 +299,34 @@ def estimate(
     # --- exercise 3.21: end
 
 
-def sharded_moments(profile: Profile, shards: int) -> list[int]:
+def sharded_moments(profile: Profile, shards: int, strategy: str) -> list[int]:
     """For each phase the bytes that FSDP with prefetching has beside its shards and their state.
 
-    Units gathered and gradients not yet reduced, the reduced ones' shards (none on the device if
-    ``shards`` is 0), and activations.
+    Units gathered, gradients not yet reduced, the shards of reduced ones (offload has them on the
+    host), and activations.
     """
     # --- exercise 3.21: start
-    # Step 4: forward has the root, the unit at work and the next one in full
-    # Step 5: backward the root, the unit at work and the one before; its own gradients, those of
-    #         the one after, which are on their way, and the root's
+    # Step 4: forward has the root, the unit at work and the next one in full; where backward
+    #         begins, the root and the last unit
+    # Step 5: backward has the root, the unit at work and the one before in full; its gradients (the
+    #         largest is among the activations), the root's, and those of the unit after, which are
+    #         on their way: joined (hybrid has let go of that), and the chunk that comes back
     # Step 6: at the end the root's gradients are joined: twice in memory, for a moment
-    full, grads = [*profile.parameters, 0], [*profile.gradients, 0]
-    moments, last, done = [], len(full) - 2, 0
+    full, grads, last = profile.parameters, [*profile.gradients, 0], len(profile.parameters) - 1
+    kept, joined = strategy != "offload", 1 if strategy == "hybrid" else 2
+    moments = []
     for phase in profile.phases:
-        unit, ahead = phase.unit, phase.unit + (-1 if phase.backward else 1)
-        gathered = full[0] + sum(full[k] for k in {unit, max(ahead, 0)} - {0})
-        pending = 0
+        unit = phase.unit if phase.unit or not phase.backward else last + 1
+        ahead = unit - 1 if phase.backward else unit + 1
+        gathered = sum(full[k] for k in {0, unit, ahead} if k <= last)
+        waiting = 0
         if phase.backward:
-            unit = unit or last + 1  # the root's backward comes before the units'
-            pending = phase.of_root + sum(grads[k] for k in (unit, unit + 1) if 0 < k <= last)
-            done = sum(grads[unit + 2 :]) // shards if shards else 0
-            gathered += full[last] if unit > last > 0 else 0
-        moments.append(phase.activations + gathered + pending + done)
-    reduced = sum(grads[1:]) // shards if shards else 0
-    return [*moments, 2 * grads[0] + reduced]
+            waiting = phase.of_root + sum(grads[unit : unit + joined])
+            waiting -= profile.largest[unit] if unit <= last else 0
+            reduced = grads[unit + 1 :] if kept else grads[unit + 1 : unit + 2]
+            waiting += sum(reduced) // shards
+        moments.append(phase.activations + gathered + waiting)
+    return [*moments, 2 * grads[0] + kept * sum(grads[1:]) // shards]
     # --- exercise 3.21: end
 
 
@@ -333,13 +339,15 @@ def reduced_moments(profile: Profile, shards: int, bucket_bytes: int) -> list[in
     # Step 7: at most three buckets: two on their way, one to be joined
     # Step 8: at the end of backward what is left is joined: twice in memory, for a moment
     whole, units = sum(profile.gradients), len(profile.gradients)
-    bucket = max(min(bucket_bytes, whole), profile.largest)
+    bucket = max(min(bucket_bytes, whole), *profile.largest)
     moments = []
     for phase in profile.phases:
-        arrived = 0
+        arrived = waiting = 0
         if phase.backward:
-            arrived = phase.of_root + sum(profile.gradients[phase.unit or units :])
-        moments.append(phase.activations + min(arrived, 3 * bucket) + arrived // shards)
+            unit = phase.unit or units
+            arrived = phase.of_root + sum(profile.gradients[unit:])
+            waiting = min(arrived, 3 * bucket) - sum(profile.largest[unit : unit + 1])
+        moments.append(phase.activations + waiting + arrived // shards)
     return [*moments, min(2 * whole, 3 * bucket) + whole // shards]
     # --- exercise 3.21: end
 
