@@ -32,7 +32,8 @@ NODES, LOCAL = 2, 2
 WIDTH = 64
 BUCKET = 20_000  # bytes: a block and a bit
 LEEWAY = 0.1
-CASES = [*((name, 2) for name in NAMES), ("ddp", 256), ("fsdp", 256)]  # mostly weights, then activations
+# strategy and samples: mostly weights, then mostly activations
+CASES = [*((name, 2) for name in NAMES), ("ddp", 256), ("fsdp", 256)]
 
 
 class HostFlat(OffloadFlat):
