@@ -67,8 +67,8 @@ class Profile:
     """What a step needs on one process, in bytes. Unit 0 is the root: what is in no other.
 
     ``parameters``, ``gradients``: of each unit (frozen ones have no gradient). ``largest``: of
-    each unit the largest gradient. ``state``: the optimizer's bytes per byte of trainable parameters.
-    ``saved``: what forward leaves for backward. ``phases``: in the order of the step.
+    each unit the largest gradient. ``state``: the optimizer's bytes per byte of trainable
+    parameters. ``saved``: what forward leaves for backward. ``phases``: in the order of the step.
     """
 
     parameters: tuple[int, ...]
