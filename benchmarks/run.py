@@ -28,15 +28,16 @@ BENCHMARKS = (
     "tensor_parallel",
     "allreduce",
     "ddp",
-    "zero",
     "fsdp",
+    "zero",
     "hierarchical",
     "local_sgd",
     "parameter_server",
-    "monitoring",
     "virtual",
     "validation",
     "published",
+    "checkpoint",
+    "monitoring",
 )
 HEAD = """# Benchmarks
 
