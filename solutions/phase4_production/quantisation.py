@@ -164,8 +164,8 @@ def unpack_int8(packed: Tensor, dtype: torch.dtype) -> Tensor:
     """(rows, c) from ``packed`` (rows, c + 4): each row's integers times its own scale."""
     # --- exercise 4.9: start
     # Step 12: the last bytes of a row are its scale
-    scale = packed[:, -SCALE_BYTES:].contiguous().view(torch.float32)
-    return packed[:, :-SCALE_BYTES].to(dtype) * scale.to(dtype)
+    scale = packed[:, -SCALE_BYTES:].reshape(-1).clone().view(torch.float32)  # a copy is aligned
+    return packed[:, :-SCALE_BYTES].to(dtype) * scale.to(dtype).unsqueeze(1)
     # --- exercise 4.9: end
 
 

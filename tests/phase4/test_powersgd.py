@@ -54,8 +54,10 @@ def not_orthonormal(want: Tensor, shape: tuple[int, int]):
     def rule(case: Case) -> Diagnosis | None:
         got, right = (t.flatten()[: want.numel()].view(shape) for t in (case.got, want.double()))
         basis = torch.linalg.svd(right, full_matrices=False).U[:, :2]
-        outside = got - basis @ (basis.T @ got)
-        if got.norm() < 1e-9 or outside.norm() > 1e-6 * got.norm():
+        inside = basis.T @ got
+        sizes = torch.linalg.svdvals(inside)
+        outside = got - basis @ inside
+        if sizes[1] < 1e-6 * sizes[0] or outside.norm() > 1e-6 * got.norm():
             return None
         return Diagnosis(
             "not-orthonormal",

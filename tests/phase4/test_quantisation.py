@@ -31,7 +31,7 @@ STEPS = 4
 @exercise("4.9", "virtual gloo cuda")
 def test_int8_is_the_sum_within_its_steps(impl, run, seed, cases):
     """The sum over the ranks, off by less than a step of each quantisation, with the same bits."""
-    sizes = (3, 50, torch.float32), (2, 33, torch.float64), (1, 8, torch.float32)
+    sizes = (3, 50, torch.float32), (2, 33, torch.float64), (1, 9, torch.float32)
     for world_size, numel, dtype in cases(*sizes, (4, 3, torch.float32)):
 
         def body(ctx):
@@ -46,16 +46,14 @@ def test_int8_is_the_sum_within_its_steps(impl, run, seed, cases):
         for step in range(STEPS):
             parts = [r[1][step] for r in results]
             total = sum(parts)
+            off = float((results[0][0][step] - total).abs().max())
             steps = sum(float(p.abs().max()) for p in parts) + float(total.abs().max()) * 1.1
-            expect_close(
-                results[0][0][step],
-                total,
-                what=f"{what}, step {step}",
-                rank=0,
-                contributions=parts,
-                rtol=0.0,
-                atol=(steps + 1e-30) / 127 * 1.01,
-            )
+            if not off <= steps / 127 * 1.01:
+                fail(
+                    f"{what}: step {step} is off by {off:.4g}; the ranks' steps and that of the "
+                    f"sum are {steps / 127:.4g} together",
+                    cause="too-far-off",
+                )
 
 
 @exercise("4.9", "virtual")
