@@ -33,6 +33,8 @@ BENCHMARKS = (
     "hierarchical",
     "local_sgd",
     "parameter_server",
+    "compression",
+    "compression_digits",
     "virtual",
     "validation",
     "published",

@@ -8,6 +8,7 @@ import torch
 from benchmarks import (
     allreduce,
     common,
+    compression,
     ddp,
     hierarchical,
     local_sgd,
@@ -138,3 +139,9 @@ def test_zero_still_runs_and_shards() -> None:
     (times, held), (torchs, held_by_torch) = zero.compare(model, 2, repeats=1)
     assert len(times) == len(torchs) == 1
     assert held <= 1.02 * held_by_torch
+
+
+def test_compression_hooks_still_run() -> None:
+    for pair in compression.PAIRS.values():
+        mine, torchs = compression.compare("GPT, 4 layers", pair, 2, repeats=1)
+        assert len(mine) == len(torchs) == 1
