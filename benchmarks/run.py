@@ -33,11 +33,12 @@ BENCHMARKS = (
     "hierarchical",
     "local_sgd",
     "parameter_server",
+    "checkpoint",
+    "compression",
+    "monitoring",
     "virtual",
     "validation",
     "published",
-    "checkpoint",
-    "monitoring",
 )
 HEAD = """# Benchmarks
 

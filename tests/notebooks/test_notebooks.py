@@ -16,6 +16,7 @@ EXPECTED = {
     "phase1_data_parallel": (4, "among the 4 ranks: 1 "),
     "phase2_advanced": (6, "rounding"),
     "phase3_multi_node": (5, "14        7,000       7,000"),
+    "phase4_production": (5, "largest difference from the run without a kill: 0.0\n"),
     "virtual_cluster": (4, "sum 64; virtual time 428.610000 µs, formula 428.610000 µs"),
 }
 NOTEBOOKS = sorted((root() / "notebooks").glob("*.ipynb"))

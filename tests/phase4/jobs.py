@@ -1,0 +1,228 @@
+"""Jobs for the checks of exercise 4.5: torchrun's agent, whose workers are forked, and a program.
+
+The agent is the real one (rendezvous, restarts); forked workers have torch already, so a job with a
+restart takes a second. What is killed is killed: processes, by signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+SIZE, BATCH, EPOCHS, SAVE_EVERY = 22, 4, 2, 4
+STEPS = EPOCHS * 6  # the last batch of an epoch has 2 samples
+FOREVER, PATIENCE, SLOW = 600.0, 4.0, 1.5  # seconds: a hang, watchdogs' timeout, a slow step
+SEED = 5
+
+
+class Toy:
+    """A state of one vector and its momentum; steps give the same bits on every world size."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(6, dtype=torch.float64)
+        self.momentum = torch.zeros(6, dtype=torch.float64)
+
+    def step(self, samples: list[int]) -> None:
+        gradient = torch.arange(6, dtype=torch.float64) * sum(samples)
+        if dist.is_initialized():
+            dist.all_reduce(gradient)  # integers: exact in any order
+        self.momentum.mul_(0.9).add_(gradient)
+        self.weight.mul_(0.99).sub_(self.momentum, alpha=0.01)
+
+    def state_dict(self):
+        return {"weight": self.weight, "momentum": self.momentum}
+
+    def load_state_dict(self, state) -> None:
+        self.weight, self.momentum = state["weight"].clone(), state["momentum"].clone()
+
+
+def uninterrupted() -> tuple[list[list[int]], list[float]]:
+    """The samples of each step, sorted, and the weights at the end, of one process."""
+    toy, samples = Toy(), []
+    for epoch in range(EPOCHS):
+        generator = torch.Generator().manual_seed(SEED + epoch)
+        for batch in torch.randperm(SIZE, generator=generator).split(BATCH):
+            toy.step(batch.tolist())
+            samples.append(sorted(batch.tolist()))
+    return samples, toy.weight.tolist()
+
+
+def note(folder: Path, **fields: object) -> None:
+    """Append a line to the job's log; lines of several processes don't mix."""
+    number = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(number, (json.dumps(fields) + "\n").encode())
+    os.close(number)
+
+
+def notes(folder: Path, kind: str) -> list[dict]:
+    """The log's lines of one kind, in the order of time."""
+    lines = (folder / "log").read_text().splitlines() if (folder / "log").exists() else []
+    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+
+
+def once(folder: Path, name: str) -> bool:
+    """True the first time only, over all processes of a job."""
+    try:
+        os.close(os.open(folder / name, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def oversleep() -> None:
+    """Where a rank hangs: its report should show this function."""
+    time.sleep(FOREVER)
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleeps": oversleep,
+    "told": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "raises": lambda: 1 // 0,
+    "slow": lambda: time.sleep(SLOW),
+}
+
+
+def kill_in_save(number: int) -> None:
+    """From now on the ``number``-th flush to the disk kills this process before it is done."""
+    real, left = os.fsync, [number]
+
+    def fsync(file) -> None:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(file)
+
+    os.fsync = fsync
+
+
+def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: float) -> None:
+    """The program of one worker; ``faults``: what happens, once, before a step on a rank."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has its agent's handler
+    name = impl.join()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    note(folder, kind="begin", attempt=name, rank=rank)
+    beats = impl.Heartbeat(folder / "beats", rank, world_size, name)
+    elastic, resume = impl.module("elastic"), impl.module("resume")
+    toy = Toy()
+    sampler = elastic.ElasticSampler(
+        SIZE, global_batch_size=BATCH, rank=rank, world_size=world_size, seed=SEED
+    )
+    loader = torch.utils.data.DataLoader(range(SIZE), batch_sampler=sampler, collate_fn=list)
+
+    def step(batch: list[int], position) -> None:
+        number = position.step
+        fault = faults.get((rank, number))
+        if fault and once(folder, f"fault-{rank}-{number}"):
+            note(folder, kind="fault", rank=rank, step=number, what=fault, at=time.time())
+            if fault.startswith("killed in save"):
+                kill_in_save(int(fault.rpartition(" ")[2]))
+            else:
+                FAULTS[fault]()
+        beats.beat(number, "communicate")
+        toy.step(batch)
+        fields = {"kind": "step", "attempt": name, "rank": rank, "step": number}
+        note(folder, **fields, samples=batch, world_size=world_size)
+
+    store = impl.module("fault_tolerance").CheckpointStore(folder / "checkpoints")
+    with impl.Watchdog(beats, timeout), impl.PreemptionGuard() as guard:
+        done = impl.train(
+            step,
+            loader,
+            epochs=EPOCHS,
+            save_every=SAVE_EVERY,
+            store=store,
+            state=resume.TrainingState(sampler=sampler, toy=toy),
+            guard=guard,
+            heartbeat=beats,
+        )
+    note(folder, kind="end", rank=rank, attempt=name, done=done, weight=toy.weight.tolist())
+    dist.destroy_process_group()
+    if not done:
+        os._exit(impl.EXIT_PREEMPTED)
+
+
+def agent(
+    impl,
+    folder: Path,
+    ranks: int,
+    faults: dict[tuple[int, int], str],
+    timeout: float,
+    restarts: int,
+) -> None:
+    """Run the program under an agent in this process; ends it with status 0 or 1."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id="job",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=restarts,
+        monitor_interval=0.05,
+        start_method="fork",
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
+    )
+    try:
+        elastic_launch(config, worker)(impl, folder, faults, timeout)
+    except ChildFailedError:
+        os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def job(
+    impl,
+    faults: dict[tuple[int, int], str],
+    *,
+    ranks: int = 2,
+    timeout: float = 30.0,
+    restarts: int = 2,
+    limit: float = 25.0,
+) -> dict:
+    """What a job did, and left: plain data. ``ended``: well, badly, or not within ``limit``."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            agent(impl, folder, ranks, faults, timeout, restarts)
+        end = time.monotonic() + limit
+        ended = "not"
+        while time.monotonic() < end:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                ended = "badly" if status else "well"
+                break
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        if ended == "not":
+            os.waitpid(pid, 0)
+        steps = notes(folder, "step")
+        attempts = dict.fromkeys(entry["attempt"] for entry in notes(folder, "begin"))
+        reports = sorted((folder / "beats").glob("report*.txt"))
+        return {
+            "ended": ended,
+            "ends": notes(folder, "end"),
+            "faults": notes(folder, "fault"),
+            "attempts": [[e for e in steps if e["attempt"] == a] for a in attempts],
+            "reports": [path.read_text() for path in reports],
+        }
