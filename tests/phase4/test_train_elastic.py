@@ -46,7 +46,7 @@ class Job:
     """Agents that train in one folder, the lines they log, and what is to be ended at the end."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.pause = folder, 0.05
+        self.folder = folder
         self.agents: list[subprocess.Popen[bytes]] = []
         self.pids: set[int] = set()
 
@@ -54,7 +54,7 @@ class Job:
         """One agent."""
         program = ["-m", "solutions.phase4_production.train_elastic", "--folder", str(self.folder)]
         program += ["--epochs", str(EPOCHS), "--global-batch", str(BATCH)]
-        program += ["--save-every", str(SAVE_EVERY), "--pause", str(self.pause)]
+        program += ["--save-every", str(SAVE_EVERY), "--pause", "0.1"]
         logs = ["--log-dir", str(self.folder / "logs"), "--monitor-interval", "0.1"]
         number = len(self.agents)
         with open(self.folder / f"output{number}", "wb") as output:
@@ -142,8 +142,8 @@ def test_worker_is_killed_under_torchrun(job: Job) -> None:
     expect_curve(lines)
 
 
-def test_node_goes_and_another_one_comes(job: Job) -> None:
-    """Two agents; one is killed with its worker, the other goes on alone; a third one joins."""
+def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
+    """Two agents; one is killed together with its worker, the other goes on alone."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -154,22 +154,18 @@ def test_node_goes_and_another_one_comes(job: Job) -> None:
         "--nproc-per-node",
         "1",
         "--max-restarts",
-        "5",
+        "3",
         "--rdzv-id",
         "job",
     )
     options += ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
     options += ("--local-addr", "localhost")
-    sizes = lambda: list(dict.fromkeys(line["world_size"] for line in job.lines()[-3:]))
-    job.pause = 0.4  # seconds per step: time for a new agent to come
-    host, guest = f"{patience},is_host=1", f"{patience},is_host=0"
-    first = job.start(*options, "--rdzv-conf", host)
-    second = job.start(*options, "--rdzv-conf", guest)
-    job.wait(lambda: sizes() == [2])
+    first = job.start(*options, "--rdzv-conf", f"{patience},is_host=1")
+    second = job.start(*options, "--rdzv-conf", f"{patience},is_host=0")
+    job.wait(lambda: len(job.lines()) > 14)
+    assert job.lines()[-1]["world_size"] == 2
     job.kill_node(second)
-    job.wait(lambda: sizes() == [1])
-    third = job.start(*options, "--rdzv-conf", guest)
-    job.wait(lambda: sizes() == [2])
-    job.wait(lambda: first.poll() is not None and third.poll() is not None)
-    assert (first.returncode, third.returncode) == (0, 0)
+    job.wait(lambda: first.poll() is not None)
+    assert first.returncode == 0
+    assert job.lines()[-1]["world_size"] == 1
     expect_curve(job.lines())
