@@ -61,7 +61,7 @@ def test_killed_ranks(impl, run, seed):
         what = told(scenario)
         steps = [{entry["step"] for entry in attempt} for attempt in result["attempts"]]
         expect_equal(
-            len(steps), 1 + len(scenario["faults"]), what=f"{what}: attempts", cause="attempts"
+            len(steps), 1 + len(result["faults"]), what=f"{what}: attempts", cause="attempts"
         )
         for number, (before, after) in enumerate(pairwise(steps), 2):
             again = len(before & after)
