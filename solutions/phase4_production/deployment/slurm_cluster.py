@@ -60,7 +60,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
 SlurmdTimeout=10
-KillWait=20
+KillWait=5
 SchedulerParameters=sched_interval=1,bf_interval=1
 GresTypes=gpu
 NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] \
