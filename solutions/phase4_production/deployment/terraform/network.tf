@@ -3,6 +3,11 @@
 
 data "aws_availability_zones" "available" {
   state = "available"
+
+  filter {
+    name   = "opt-in-status"
+    values = ["opt-in-not-required"] # no local zones
+  }
 }
 
 locals {
