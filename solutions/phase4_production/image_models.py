@@ -8,10 +8,9 @@ one at a time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from solutions.phase2_advanced.activation_checkpointing import checkpoint
 
@@ -69,37 +68,3 @@ def checkpoint_activations(model: nn.Module) -> None:
         for part in block.modules():
             if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is not None:
                 part.momentum = 1 - (1 - part.momentum) ** 0.5
-
-
-class KeptForBackward:
-    """Counts the bytes that autograd keeps for backward, where nothing counts the CPU's memory."""
-
-    def __init__(self) -> None:
-        self.users: dict[int, int] = {}  # of a storage, by its address
-        self.held = self.peak = 0
-
-    def measure(self, run: Callable[[], object]) -> int:
-        """Call ``run``; the most bytes that were kept meanwhile, each storage once."""
-        self.peak = self.held
-        with torch.autograd.graph.saved_tensors_hooks(
-            functools.partial(_Kept, self), lambda kept: kept.tensor
-        ):
-            run()
-        return self.peak
-
-
-class _Kept:
-    """A tensor that autograd has saved; it counts until autograd lets it go."""
-
-    def __init__(self, counter: KeptForBackward, tensor: Tensor) -> None:
-        self.counter, self.tensor = counter, tensor
-        storage = tensor.untyped_storage()
-        self.address, self.nbytes = storage.data_ptr(), storage.nbytes()
-        users = counter.users.get(self.address, 0)
-        counter.users[self.address] = users + 1
-        counter.held += 0 if users else self.nbytes
-        counter.peak = max(counter.peak, counter.held)
-
-    def __del__(self) -> None:
-        self.counter.users[self.address] -= 1
-        self.counter.held -= 0 if self.counter.users[self.address] else self.nbytes
