@@ -16,35 +16,34 @@ all of it; what rots later is found by its hash.
 Cost of saving P bytes of shared and Q bytes of own state per rank: P + W·Q bytes written and hashed
 once, W + 4 files flushed, three all-gathers of some hundred bytes. Loading: every file is hashed by
 one rank, read by those who want it. All ranks must see the same folder (a shared file system).
-Format: safetensors with the tree in its header, and JSON; loading runs no code, unlike pickle.
+Format: safetensors (``safe_format``) and JSON; loading runs no code, unlike pickle.
 
 Invariants: a function returns on all ranks, or raises the same error on all ranks; when ``save``
 returns, the checkpoint is on the disk and every rank can read it; one path is written by one rank.
 
-Sources: Pillai et al. 2014, "All File Systems Are Not Created Equal" (OSDI), section 2; Mohan et al.
-2021, "CheckFreq" (FAST), section 4; the format: github.com/huggingface/safetensors.
+Sources: Pillai et al. 2014, "All File Systems Are Not Created Equal" (OSDI), section 2; Mohan et
+al. 2021, "CheckFreq" (FAST), section 4.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch.nn import functional
 
-Tree = dict[str, Any]  # nested dicts, lists and tuples of tensors, numbers, strings, bools, None
+from .safe_format import CHUNK, Tree, flush_folder, read_tree, write_bytes, write_tree
+
 Group = dist.ProcessGroup | None
 T = TypeVar("T")
 
@@ -52,19 +51,6 @@ SHARED, MANIFEST, MARKER = "shared.safetensors", "manifest.json", "COMPLETE"
 ASIDE = ".partial"  # the suffix of what is being written, or deleted
 UNFINISHED = f"not finished, there is no {MARKER}"
 NAME = re.compile(r"(\d{6})-step-(\d{8})")  # how often was saved before, and the step
-CHUNK = 1 << 20
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class CheckpointError(RuntimeError):
@@ -79,11 +65,9 @@ def own_file(rank: int) -> str:
 def gather(value: Any, group: Group = None) -> list[Any]:
     """The JSON values of all ranks, by rank; a single process without process group gets its own.
 
-    Two all-gathers: of the lengths, and of the texts, filled up to the longest. Also a barrier:
-    nobody returns before everybody has come.
+    Two all-gathers of bytes: of the lengths, and of the texts, filled up to the longest. Also a
+    barrier: nobody returns before everybody has come.
     """
-    # --- exercise 4.1: start
-    # Step 1: texts become tensors of bytes (on the GPU if the backend is NCCL)
     if not dist.is_initialized():
         return [value]
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
@@ -92,136 +76,10 @@ def gather(value: Any, group: Group = None) -> list[Any]:
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, length, group=group)
     longest = int(max(lengths))
-    padded = nn.functional.pad(text, (0, longest - text.numel()))
+    padded = functional.pad(text, (0, longest - text.numel()))
     texts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(texts, padded, group=group)
-    return [
-        json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)
-    ]
-    # --- exercise 4.1: end
-
-
-def pack(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
-    """``tree`` as JSON data, and its tensors by name (their path in the tree).
-
-    Tensors that are the same piece of memory (tied weights) get one name. Raises ValueError that
-    names the place of anything that is no tensor, number, string, bool, None, list, tuple or dict,
-    and of tensors whose values can't be written (sparse, on meta, of a dtype not in DTYPES).
-    """
-    # --- exercise 4.1: start
-    # Step 2: JSON has no tuples, and its keys are strings: {"tuple": [...]}, {"dict": [[k, v], …]},
-    #         and {"tensor": name}. What is of a known type only is written
-    # Step 3: equal address, dtype, shape and strides mean the same memory; empty tensors have none
-    tensors: dict[str, Tensor] = {}
-    names: dict[Any, str] = {}
-
-    def walk(value: Any, path: str) -> Any:
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
-        if isinstance(value, dict):
-            wrong = [key for key in value if not isinstance(key, (str, int))]
-            if wrong:
-                raise ValueError(f"{path or '/'} has the key {wrong[0]!r}: neither str nor int")
-            return {"dict": [[key, walk(item, f"{path}/{key}")] for key, item in value.items()]}
-        if type(value) in (list, tuple):
-            items = [walk(item, f"{path}/{i}") for i, item in enumerate(value)]
-            return {"tuple": items} if isinstance(value, tuple) else items
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{path} is a {type(value).__name__}, which can't be saved safely")
-        if value.layout != torch.strided or value.is_meta or value.dtype not in DTYPES:
-            what = f"{value.dtype}, {value.layout}, on {value.device}"
-            raise ValueError(f"{path} is a tensor that can't be saved ({what})")
-        memory = value.data_ptr(), value.dtype, value.shape, value.stride(), value.device
-        if value.numel() and memory in names:
-            return {"tensor": names[memory]}
-        name = path
-        while name in tensors:  # the keys 1 and "1" give the same path
-            name += "'"
-        names[memory], tensors[name] = name, value.detach()
-        return {"tensor": name}
-
-    return walk(tree, ""), tensors
-    # --- exercise 4.1: end
-
-
-def unpack(data: Any, tensors: dict[str, Tensor]) -> Any:
-    """The tree again; what had one name is one tensor."""
-    # --- exercise 4.1: start
-    # Step 4: the opposite of pack
-    if isinstance(data, list):
-        return [unpack(item, tensors) for item in data]
-    if not isinstance(data, dict):
-        return data
-    if "tensor" in data:
-        return tensors[data["tensor"]]
-    if "tuple" in data:
-        return tuple(unpack(item, tensors) for item in data["tuple"])
-    return {key: unpack(item, tensors) for key, item in data["dict"]}
-    # --- exercise 4.1: end
-
-
-def write_tree(path: Path, tree: Tree) -> dict[str, Any]:
-    """Write ``tree`` to a new file, as safetensors, and flush it to the disk.
-
-    Returns its size and hash, ``{"bytes": n, "sha256": hex}``, of what was meant to be written.
-    The file: 8 bytes (length of the header), the header (JSON: dtype, shape and place of every
-    tensor; the tree is its metadata), the tensors one after the other, widest elements first so
-    that each begins at a multiple of its element size.
-    """
-    # --- exercise 4.1: start
-    # Step 5: the header says where each tensor will be; its length is a multiple of 8
-    # Step 6: hash and write the same bytes, one tensor after the other; then fsync
-    data, tensors = pack(tree)
-    order = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(data)}}
-    end = 0
-    for name in order:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.nbytes
-        entry = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
-        header[name] = entry | {"data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-    with open(path, "xb") as file:
-        front = len(text).to_bytes(8, "little") + text
-        for block in itertools.chain([front], map(bytes_of, map(tensors.__getitem__, order))):
-            for start in range(0, len(block), CHUNK):
-                digest.update(block[start : start + CHUNK])
-                file.write(block[start : start + CHUNK])
-        flush(file)
-    return {"bytes": len(front) + end, "sha256": digest.hexdigest()}
-    # --- exercise 4.1: end
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's elements in row-major order, on the CPU; copied only where they lie otherwise."""
-    return memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def flush(file: BinaryIO) -> None:
-    """Return when what was written to ``file`` is on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def flush_folder(folder: Path) -> None:
-    """Return when the names in ``folder`` (files made, renamed, deleted) are on the disk."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def read_tree(path: Path, device: torch.device | str = "cpu") -> Tree:
-    """What ``write_tree`` wrote, with the tensors on ``device``."""
-    # --- exercise 4.1: start
-    # Step 7: safe_open checks the header and maps the file: only what is used is read
-    with safe_open(path, framework="pt", device=str(device)) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return unpack(json.loads(file.metadata()["tree"]), tensors)
-    # --- exercise 4.1: end
+    return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -281,9 +139,9 @@ class CheckpointStore:
         saved …): then the earlier checkpoints are as they were, and this one's files are gone.
         """
         # --- exercise 4.1: start
-        # Step 8: rank 0 makes the folder before anybody writes into it
-        # Step 9: every rank writes its files, and all learn whether all could
-        # Step 10: rank 0 finishes; nobody returns earlier. Only then may older ones be deleted
+        # Step 1: rank 0 makes the folder before anybody writes into it
+        # Step 2: every rank writes its files, and all learn whether all could
+        # Step 3: rank 0 finishes; nobody returns earlier. Only then may older ones be deleted
         rank = self.rank
         name = self._agree(lambda: self._begin(step) if rank == 0 else None)[0]
         aside, folder = self.folder / (name + ASIDE), self.folder / name
@@ -313,7 +171,7 @@ class CheckpointStore:
         Marker, manifest and the files' sizes are looked at; their contents by ``load`` only.
         """
         # --- exercise 4.1: start
-        # Step 11: those in which `_problem` finds nothing
+        # Step 4: those in which `_problem` finds nothing
         good = [name for name in self._names() if self._problem(name, share=None) is None]
         return sorted({self._manifest(name)["step"] for name in good})
         # --- exercise 4.1: end
@@ -329,8 +187,8 @@ class CheckpointStore:
         finished ones and all are damaged, ValueError if there is none of ``step``.
         """
         # --- exercise 4.1: start
-        # Step 12: rank 0 says which ones there are: others might see a newer one meanwhile
-        # Step 13: from the newest on: each rank hashes its share of the files, all hear the result
+        # Step 5: rank 0 says which ones there are: others might see a newer one meanwhile
+        # Step 6: from the newest on: each rank hashes its share of the files, all hear the result
         names = self._agree(lambda: self._names() if self.rank == 0 else None)[0]
         if step is not None:
             names = [name for name in names if int(name[-8:]) == step]
@@ -351,7 +209,7 @@ class CheckpointStore:
     def _read(self, name: str, device: torch.device | str, skipped: tuple[str, ...]) -> Saved:
         """The checkpoint ``name``, on all ranks or on none."""
         # --- exercise 4.1: start
-        # Step 14: a rank that has no memory left for it, or can't see it, must not go alone
+        # Step 7: a rank that has no memory left for it, or can't see it, must not go alone
         folder, manifest = self.folder / name, self._manifest(name)
         trees: list[Tree] = []
         self._agree(lambda: trees.append(read_tree(folder / SHARED, device)))
@@ -365,7 +223,7 @@ class CheckpointStore:
         If it raised on any rank: CheckpointError on all, with one line that names rank and reason.
         """
         # --- exercise 4.1: start
-        # Step 15: a rank that failed must come to the all-gather, or the others wait for ever
+        # Step 8: a rank that failed must come to the all-gather, or the others wait for ever
         result, problem = None, None
         try:
             result = action()
@@ -386,7 +244,7 @@ class CheckpointStore:
     def _manifest(self, name: str) -> dict[str, Any]:
         """The manifest, if the marker vouches for it; else ValueError or OSError."""
         # --- exercise 4.1: start
-        # Step 16: the marker holds the manifest's hash
+        # Step 9: the marker holds the manifest's hash
         folder = self.folder / name
         if not (folder / MARKER).is_file():
             raise ValueError(UNFINISHED)
@@ -400,7 +258,7 @@ class CheckpointStore:
         """Why the checkpoint can't be used, or None. Every file's size is looked at; this rank
         hashes the files number ``share``, ``share`` + W, … of the list (None: no file)."""
         # --- exercise 4.1: start
-        # Step 17: marker, manifest, sizes, hashes: the cheap ones first
+        # Step 10: marker, manifest, sizes, hashes: the cheap ones first
         try:
             files = sorted(self._manifest(name)["files"].items())
             for file, entry in files:
@@ -422,8 +280,8 @@ class CheckpointStore:
         Folders with other names are not touched.
         """
         # --- exercise 4.1: start
-        # Step 18: unfinished is what is still aside, and what has no marker
-        # Step 19: a name that was never used: an old checkpoint of the same step stays till the end
+        # Step 11: unfinished is what is still aside, and what has no marker
+        # Step 12: a name that was never used: an old checkpoint of the same step stays till the end
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True)
             flush_folder(self.folder.parent)
@@ -441,8 +299,8 @@ class CheckpointStore:
     def _finish(self, aside: Path, folder: Path, manifest: dict[str, Any]) -> None:
         """Rank 0: the manifest, the final name and the marker, each on the disk before the next."""
         # --- exercise 4.1: start
-        # Step 20: the names of the files count, too: a folder is flushed like a file
-        # Step 21: the marker appears whole: written under another name, flushed, renamed
+        # Step 13: the names of the files count, too: a folder is flushed like a file
+        # Step 14: the marker appears whole: written under another name, flushed, renamed
         text = json.dumps(manifest, indent=1).encode()
         write_bytes(aside / MANIFEST, text)
         flush_folder(aside)
@@ -457,8 +315,8 @@ class CheckpointStore:
     def _prune(self) -> None:
         """Rank 0: delete all but the last ``keep`` and the ``keep_best`` with the highest score."""
         # --- exercise 4.1: start
-        # Step 22: of equal scores the newer one; NaN is no score
-        # Step 23: rename first: what is half deleted must not look like a checkpoint
+        # Step 15: of equal scores the newer one; NaN is no score
+        # Step 16: rename first: what is half deleted must not look like a checkpoint
         names = self._names()
         scored = [name for name in reversed(names) if self._score(name) > -math.inf]
         best = sorted(scored, key=self._score, reverse=True)[: self.keep_best]
@@ -477,13 +335,6 @@ class CheckpointStore:
         return -math.inf if score is None or math.isnan(score) else score
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a new file and flush it to the disk."""
-    with open(path, "xb") as file:
-        file.write(content)
-        flush(file)
-
-
 def hash_of(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
@@ -491,60 +342,3 @@ def hash_of(path: Path) -> str:
         while block := file.read(CHUNK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict under the names of the plain module: as if nothing were wrapped around it.
-
-    DDP and its like put ``module.`` before every name, ``torch.compile`` ``_orig_mod.``.
-    """
-    # --- exercise 4.1: start
-    # Step 24: what all names begin with, layer by layer
-    prefix = wrapper_prefix(model)
-    return {name[len(prefix) :]: value for name, value in model.state_dict().items()}
-    # --- exercise 4.1: end
-
-
-def load_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load ``state`` (of ``model_state``) into a model, wrapped or not.
-
-    Raises ValueError, one line that names what differs, if the names or shapes are those of another
-    model; then nothing has changed.
-    """
-    # --- exercise 4.1: start
-    # Step 25: compare everything before the first copy
-    own = model_state(model)
-    differences = {
-        "missing": own.keys() - state.keys(),
-        "unknown": state.keys() - own.keys(),
-        "of another shape": {
-            f"{name} {list(state[name].shape)} for {list(own[name].shape)}"
-            for name in own.keys() & state.keys()
-            if state[name].shape != own[name].shape
-        },
-    }
-    if any(differences.values()):
-        lines = [f"{len(n)} {what} ({first_few(n)})" for what, n in differences.items() if n]
-        raise ValueError(f"the checkpoint is of another model: {'; '.join(lines)}")
-    prefix = wrapper_prefix(model)
-    model.load_state_dict({prefix + name: value for name, value in state.items()})
-    # --- exercise 4.1: end
-
-
-def wrapper_prefix(model: nn.Module) -> str:
-    """What wrappers put before every name of ``model``'s state dict."""
-    # --- exercise 4.1: start
-    # Step 26: a wrapper has one child and nothing of its own
-    prefix = ""
-    while len(children := dict(model.named_children())) == 1:
-        name, child = next(iter(children.items()))
-        if name not in ("module", "_orig_mod"):
-            break
-        prefix, model = f"{prefix}{name}.", child
-    return prefix
-    # --- exercise 4.1: end
-
-
-def first_few(names: set[str]) -> str:
-    """Three of the names, for a message of one line."""
-    return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
