@@ -5,14 +5,14 @@
     own time     seconds_r - exposed_r           what rank r spends, not waiting for others
 
 In synchronous training every step ends when the slowest rank is done, so *all step times are equal*
-and say nothing. The slow rank is the one that does not wait: its own time is long, the others' exposed
-communication is. Rank r is slow if its own time stands out from the other ranks':
+and say nothing. The slow rank is the one that does not wait: its own time is long, while the
+others' exposed communication is. Rank r is slow if its own time stands out from the other ranks':
 
     own_r > tolerance · m   and   own_r - m > noise · 1.4826 · MAD      (m, MAD: of the others)
 
-for ``patience`` windows in a row. Median and MAD (median distance from the median; times 1.4826 it is
-a normal distribution's σ) don't care what a few slow ranks do; mean and σ are moved by the very
-rank that is looked for.
+for ``patience`` windows in a row. Median and MAD (the median distance from the median; 1.4826 of it
+is the σ of a normal distribution) don't care what a few slow ranks do; mean and σ are moved by the
+very rank that is looked for.
 
 Per window of k steps and rank: one all-gather of 13 numbers, (W-1)·104 bytes. Invariant: every rank
 has the same numbers and draws the same conclusion.
@@ -22,17 +22,17 @@ outliers", on the MAD.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from .monitoring import StepMetrics
+from .monitoring import PHASES, StepMetrics
 
 Group = dist.ProcessGroup | None
-PHASES = ("data", "forward", "backward", "optimizer")
 NAN = float("nan")
 
 
@@ -120,8 +120,8 @@ class Straggler:
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} is {self.factor:.2f}x as slow as the others since step {self.since}: "
-            f"{self.seconds * 1e3:.1f} ms per step, most of it in {self.phase}"
+            f"rank {self.rank} takes {self.factor:.2f} times as long as the others since step "
+            f"{self.since}: {self.seconds * 1e3:.1f} ms per step, most of it in {self.phase}"
         )
 
 
@@ -134,7 +134,7 @@ class ClusterMetrics:
     ranks: list[RankMetrics]
     peak_flops: float | None
     gpu_utilisation: float | None  # of the rank that asks
-    stragglers: list[Straggler] = field(default_factory=list)
+    stragglers: Sequence[Straggler] = ()
 
     @property
     def loss(self) -> float:
@@ -211,9 +211,7 @@ class StragglerDetector:
     Raises ValueError for a tolerance below 1, negative noise, a patience below 1.
     """
 
-    def __init__(
-        self, *, tolerance: float = 1.2, noise: float = 5.0, patience: int = 2
-    ) -> None:
+    def __init__(self, *, tolerance: float = 1.2, noise: float = 5.0, patience: int = 2) -> None:
         if tolerance < 1 or noise < 0 or patience < 1:
             raise ValueError(
                 f"tolerance and patience are at least 1 and noise at least 0: got {tolerance}, "
@@ -265,15 +263,11 @@ class StragglerDetector:
 
 
 def largest_excess(mine: RankMetrics, others: Sequence[RankMetrics]) -> str:
-    """The phase in which a rank loses most against the others' median; "other": outside of all.
-
-    What is exposed in backward, where gradients are waited for, does not count.
-    """
+    """The phase in which a rank loses most against the others' median; "other": outside of all."""
 
     def parts(r: RankMetrics) -> dict[str, float]:
         inside = dict(zip(PHASES, r.phases, strict=True))
-        inside["backward"] = max(0.0, inside["backward"] - r.exposed)
-        return inside | {"other": r.own - sum(inside.values())}
+        return inside | {"other": r.own - sum(r.phases)}
 
     theirs = [parts(r) for r in others]
     usual = {phase: statistics.median_low(t[phase] for t in theirs) for phase in theirs[0]}
@@ -312,6 +306,5 @@ class ClusterMonitor:
             return None
         report = aggregate(self.window, self.group, self.device)
         self.window = []
-        report.stragglers.extend(self.detector.update(report))
-        return report
+        return dataclasses.replace(report, stragglers=self.detector.update(report))
         # --- exercise 4.11: end
