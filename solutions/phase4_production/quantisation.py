@@ -1,0 +1,190 @@
+"""Quantisation: all entries travel, with few bits each.
+
+A quantised vector is integers q and a scale s, and stands for s·q. Two ways not to go astray:
+
+- **unbiased** (`Int8`): x/s is rounded up or down at random, up with the probability of its
+  fraction, so that E[s·q] = x. Errors of many steps and ranks cancel, and nothing need be
+  remembered.
+- **error feedback** (`OneBit`): a sign and a mean size are far too coarse to be unbiased; what is
+  missing goes into the next step's gradient (``gradient_compression``).
+
+Integers of two ranks have different scales, so no all-reduce can add them up, and a sum of 8 bits
+does not fit into 8. Bytes that a rank sends, of n numbers:
+
+    all-reduce   2(W-1)/W·4n                  float32
+    Int8         2(W-1)(⌈n/W⌉ + 4)            all-to-all of pieces, sum, all-gather of the sums
+    1 bit        (W-1)(⌈n/8⌉ + 4)             all-gather of everything: right for few ranks only
+
+Invariant: every rank decodes the same bytes in the same order, so all end with the same bits.
+Sources: Alistarh et al. 2017 (QSGD, arXiv 1610.02132), section 3.1 for random rounding; Seide et
+al. 2014, "1-Bit Stochastic Gradient Descent", sections 3.1 and 3.2 for one bit with error feedback;
+Karimireddy et al. 2019 (arXiv 1901.09847) for the scale; Bernstein et al. 2018 (arXiv 1802.04434)
+for what signs alone do.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from solutions.phase3_multi_node.buckets import Bucket
+from solutions.phase3_multi_node.comm_hooks import Group, Handle, Then
+
+from .gradient_compression import PerParameter, State
+
+STEPS = 127  # of int8 to each side of zero; -128 is not used
+SCALE_BYTES = 4  # a float32
+
+
+class Int8:
+    """A hook that sends 8 bits per number, rounded at random so that the mean is right.
+
+    The buffer is cut into W pieces of ⌈n/W⌉, padded with zeros. Piece i of every rank goes to rank
+    i, which adds them up; the sums are quantised again and go to all. A piece has one scale, its
+    largest absolute value / 127; one of zeros stays zeros. What is not finite spoils its piece on
+    all ranks, and is so seen by all.
+
+    Ranks draw different random numbers, from ``seed`` and the rank: equal ones would make the
+    ranks' errors add up. Two messages, 2(W-1)(⌈n/W⌉ + 4) bytes per bucket and rank; nothing is
+    remembered but the state of the random numbers. ``seed`` is the same on all ranks.
+    """
+
+    def __init__(self, group: Group = None, seed: int = 0) -> None:
+        self.group = group
+        self.generator = torch.Generator().manual_seed(
+            seed * dist.get_world_size(group) + dist.get_rank(group)
+        )
+
+    def __call__(self, bucket: Bucket) -> Handle | None:
+        """Begin to send the pieces; ``wait`` adds up, and gathers the sums."""
+        # --- exercise 4.9: start
+        # Step 1: cut into W rows, a piece for each rank, and pack each with its own scale
+        # Step 2: begin to exchange rows: row i goes to rank i
+        # Step 3: then add up what has come, in the order of the ranks; pack the sum
+        # Step 4: gather the packed sums of all ranks, and every rank unpacks the same bytes
+        n, world_size = bucket.buffer.numel(), dist.get_world_size(self.group)
+        if not n:
+            return None
+        rows = bucket.buffer.new_zeros(world_size, -(-n // world_size))
+        rows.view(-1)[:n] = bucket.buffer
+        packed = pack_int8(rows, self.generator)
+        theirs = torch.empty_like(packed)
+        work = dist.all_to_all_single(theirs, packed, group=self.group, async_op=True)
+
+        def add_up() -> None:
+            total = unpack_int8(theirs, rows.dtype).sum(0, keepdim=True)
+            mine = pack_int8(total, self.generator)
+            dist.all_gather_into_tensor(packed, mine, group=self.group)
+            bucket.buffer.copy_(unpack_int8(packed, rows.dtype).view(-1)[:n])
+
+        return Then(work, add_up)
+        # --- exercise 4.9: end
+
+    def state_dict(self) -> State:
+        """Where this rank's random numbers are."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what ``state_dict`` gave on this rank."""
+        self.generator.set_state(state["generator"])
+
+
+class OneBit:
+    """A hook that sends one bit per number, its sign, and one scale per bucket.
+
+    v ← residual + gradient; what is sent is s·sign(v) with s = mean |v| and sign(0) = 1; what is
+    missing stays in the residual. s is each rank's own, and as a float32 part of its message:
+    (W-1)(⌈n/8⌉ + 4) bytes per bucket and rank. Memory: a copy of the gradients.
+    """
+
+    def __init__(self, group: Group = None) -> None:
+        self.group = group
+        self.residual = PerParameter()
+
+    def __call__(self, bucket: Bucket) -> Handle | None:
+        """Begin to send; once ``wait`` is done the buffer holds Σ s·sign(v) over the ranks."""
+        # --- exercise 4.9: start
+        # Step 5: add what is new to the residual; the signs are packed behind the scale's bytes
+        # Step 6: begin to gather the messages of all ranks; take from the residual what was sent
+        # Step 7: then add up what each rank has sent, with *its* scale, in the order of the ranks
+        n, world_size = bucket.buffer.numel(), dist.get_world_size(self.group)
+        if not n:
+            return None
+        v = self.residual.beside(bucket).add_(bucket.buffer)
+        scale = v.abs().mean().float()
+        packed = pack_signs(v)
+        message = torch.cat([scale.view(1).view(torch.uint8), packed]).view(1, -1)
+        everyone = message.new_empty(world_size, message.numel())
+        work = dist.all_gather_into_tensor(everyone, message, self.group, async_op=True)
+        v.sub_(unpack_signs(packed, n, v.dtype), alpha=float(scale))
+
+        def add_up() -> None:
+            bucket.buffer.zero_()
+            for theirs in everyone:
+                size = theirs[:SCALE_BYTES].clone().view(torch.float32)
+                signs = unpack_signs(theirs[SCALE_BYTES:], n, bucket.buffer.dtype)
+                bucket.buffer.add_(signs.mul_(size))
+
+        return Then(work, add_up)
+        # --- exercise 4.9: end
+
+    def state_dict(self) -> State:
+        """What this rank remembers; every rank has its own."""
+        # --- exercise 4.9: start
+        # Step 8: without it, a resumed run loses what was still owed
+        return {"residual": self.residual.state_dict()}
+        # --- exercise 4.9: end
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what ``state_dict`` gave on this rank."""
+        # --- exercise 4.9: start
+        # Step 9: the same in the other direction
+        self.residual.load_state_dict(state["residual"])
+        # --- exercise 4.9: end
+
+
+def pack_int8(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Each row of ``x`` (rows, c) as int8 (rows, c + 4): 8 bits per number, its scale behind them.
+
+    Rounded at random, with the mean ``x``; the scale is a float32.
+    """
+    # --- exercise 4.9: start
+    # Step 10: the largest absolute value becomes 127; a row of zeros must not be divided by zero
+    # Step 11: ⌊x/s + u⌋ with u uniform in [0, 1) is x/s rounded up with its fraction's probability
+    scale = (x.abs().amax(1, keepdim=True) / STEPS).float()
+    uniform = torch.rand(x.shape, generator=generator).to(x.device)
+    q = (x / scale.clamp_min(torch.finfo(torch.float32).tiny) + uniform).floor_()
+    q = q.clamp_(-STEPS, STEPS).to(torch.int8)
+    return torch.cat([q, scale.view(torch.int8)], 1)
+    # --- exercise 4.9: end
+
+
+def unpack_int8(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """(rows, c) from ``packed`` (rows, c + 4): each row's integers times its own scale."""
+    # --- exercise 4.9: start
+    # Step 12: the last bytes of a row are its scale
+    scale = packed[:, -SCALE_BYTES:].contiguous().view(torch.float32)
+    return packed[:, :-SCALE_BYTES].to(dtype) * scale.to(dtype)
+    # --- exercise 4.9: end
+
+
+def pack_signs(v: Tensor) -> Tensor:
+    """(⌈n/8⌉,) uint8 from ``v`` (n,): bit j of byte i is 1 where v[8i + j] >= 0."""
+    # --- exercise 4.9: start
+    # Step 13: fill up to whole bytes, and give each of eight signs its power of two
+    bits = torch.zeros(-(-len(v) // 8) * 8, dtype=torch.uint8, device=v.device)
+    torch.ge(v, 0, out=bits[: len(v)])
+    powers = 2 ** torch.arange(8, dtype=torch.uint8, device=v.device)
+    return (bits.view(-1, 8) * powers).sum(1, dtype=torch.uint8)
+    # --- exercise 4.9: end
+
+
+def unpack_signs(packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """(n,) of 1 and -1 from what ``pack_signs`` gave."""
+    # --- exercise 4.9: start
+    # Step 14: bit 1 becomes 1, bit 0 becomes -1; the filling is cut off
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(1) >> places) & 1
+    return bits.view(-1)[:n].to(dtype).mul_(2).sub_(1)
+    # --- exercise 4.9: end

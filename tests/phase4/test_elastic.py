@@ -1,0 +1,319 @@
+"""Checks of exercise 4.4: samples, batches and state are dealt out to another number of ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
+from torch import nn
+
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
+
+CHAINS = ((4, 2), (4, 3, 4), (4, 1), (2, 5), (1, 4, 2), (3, 3))
+
+
+def sampler_of(impl, rank: int, world_size: int, size: int, batch: int, **options):
+    return impl.ElasticSampler(
+        size, global_batch_size=batch, rank=rank, world_size=world_size, **options
+    )
+
+
+def order_of(size: int, seed: int, epoch: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed + epoch)
+    return torch.randperm(size, generator=generator).tolist()
+
+
+# -- samples --------------------------------------------------------------------------------------
+def chain_of_runs(impl, chain, size, batch, seed, steps):
+    """What each rank of each run of a chain got: steps are taken, then the next size goes on."""
+    state, runs = None, []
+    for world_size in chain:
+        last = world_size is chain[-1] and len(runs) == len(chain) - 1
+        samplers = [sampler_of(impl, r, world_size, size, batch, seed=seed) for r in range(world_size)]
+        got, states, lengths = [], [], []
+        for sampler in samplers:
+            sampler.set_epoch(3)
+            if state is not None:
+                sampler.load_state_dict(state)
+                sampler.set_epoch(3)
+            lengths.append(len(sampler))
+            batches = []
+            for mine in sampler:
+                if len(batches) == steps and not last:
+                    break  # a loader had read this one ahead
+                batches.append((list(mine), sampler.next_size))
+                sampler.step_done()
+            got.append(batches)
+            states.append(sampler.state_dict())
+        runs.append((lengths, got, states))
+        state = states[0]
+    return runs
+
+
+@exercise("4.4", "virtual")
+def test_every_sample_once_however_many_ranks(impl, run, seed, cases):
+    """Saved by W ranks, resumed by others, twice: together one epoch, in the same global batches."""
+    shapes = cases((21, 6), (64, 16), (7, 3), (10, 4), (5, 8), (30, 7))
+
+    def body(ctx):
+        return [
+            [chain_of_runs(impl, chain, size, batch, seed, steps=1) for chain in CHAINS]
+            for size, batch in shapes
+        ]
+
+    for (size, batch), chains in zip(shapes, run(body, 1)[0], strict=True):
+        order = order_of(size, seed, 3)
+        for chain, runs in zip(CHAINS, chains, strict=True):
+            expect_chain(chain, runs, order, batch)
+
+
+def expect_chain(chain, runs, order, batch) -> None:
+    at, seen, size = 0, [], len(order)
+    for world_size, (lengths, got, states) in zip(chain, runs, strict=True):
+        what = f"{size} samples in batches of {batch}, ranks {'→'.join(map(str, chain))}, on {world_size}"
+        left = -(-(size - at) // batch)
+        expect_equal(lengths, [left] * world_size, what=f"{what}: batches left", cause="steps")
+        taken = {len(batches) for batches in got}
+        if len(taken) != 1:
+            fail(f"{what}: ranks have {sorted(taken)} batches: some wait for ever", cause="steps")
+        for number in range(taken.pop()):
+            parts = [batches[number][0] for batches in got]
+            sizes = [len(part) for part in parts]
+            union = sorted(i for part in parts for i in part)
+            seen += union
+            want = order[at : at + batch]
+            if union != sorted(want):
+                fail(
+                    f"{what}: batch {number} from position {at}: expected the samples "
+                    f"{sorted(want)}, together the ranks have {union}",
+                    cause="global-batch",
+                )
+            if max(sizes) - min(sizes) > 1:
+                fail(f"{what}: parts of {sizes} samples differ by more than one", cause="uneven")
+            told = [batches[number][1] for batches in got]
+            expect_equal(
+                told, [len(want)] * world_size, what=f"{what}: next_size", cause="next-size"
+            )
+            at += len(want)
+        for rank, state in enumerate(states):
+            expect_equal(state, states[0], what=f"{what}: state", rank=rank, cause="state-per-rank")
+    expect_equal(sorted(seen), list(range(size)), what="the epoch's samples", cause="global-batch")
+
+
+@exercise("4.4", "virtual")
+def test_positions_are_plain_and_refused_where_they_mean_something_else(impl, run, seed):
+    """The state is numbers; another data set or global batch: ValueError, nothing has changed."""
+
+    def body(ctx):
+        sampler = sampler_of(impl, 0, 2, 20, 4, seed=seed)
+        sampler.set_epoch(1)
+        sampler.step_done()
+        state = sampler.state_dict()
+        plain = all(type(v) in (int, str, float, bool) for v in state.values())
+        others = [sampler_of(impl, 0, 2, 30, 4), sampler_of(impl, 0, 2, 20, 6)]
+        before = [other.state_dict() for other in others]
+        refused = [refusal(other.load_state_dict, state) for other in others]
+        refused += [
+            refusal(sampler_of, impl, 2, 2, 20, 4),
+            refusal(sampler_of, impl, 0, 2, 20, 0),
+        ]
+        same = [other.state_dict() for other in others] == before
+        return plain, same, refused
+
+    results = run(body, 1)
+    plain, same, refused = results[0]
+    expect_equal(plain, True, what="only numbers in the state", cause="not-plain")
+    results[0] = refused
+    calls = [
+        ("a position in 20 samples loaded for 30", [20, 30]),
+        ("a position in batches of 4 loaded for 6", [4, 6]),
+        ("rank 2 of 2", [2]),
+        ("a global batch of 0", [0]),
+    ]
+    expect_refused(results, calls)
+    expect_equal(same, True, what="the sampler after a refusal unchanged", cause="half-loaded")
+
+
+@exercise("4.4", "virtual")
+def test_epochs(impl, run, seed):
+    """A new epoch begins at its first sample, in its own order; naming the current one changes nothing."""
+
+    def body(ctx):
+        sampler = sampler_of(impl, 0, 1, 12, 4, seed=seed)
+        got = []
+        for epoch in (0, 1):
+            sampler.set_epoch(epoch)
+            batches = []
+            for batch in sampler:
+                batches.append(batch)
+                sampler.step_done()
+            got.append(batches)
+        sampler.set_epoch(1)
+        over = len(list(sampler))
+        sampler.set_epoch(2)
+        sampler.step_done()
+        sampler.set_epoch(2)
+        other = sampler_of(impl, 0, 1, 12, 4, seed=seed + 5)
+        other.load_state_dict(sampler.state_dict())
+        plain = list(sampler_of(impl, 0, 1, 6, 4, shuffle=False))
+        return got, over, list(other), plain
+
+    got, over, resumed, plain = run(body, 1)[0]
+    for epoch, batches in enumerate(got):
+        expect_equal(sum(batches, []), order_of(12, seed, epoch), what=f"epoch {epoch}", cause="order")
+    expect_equal(over, 0, what="batches behind the epoch's end", cause="epoch")
+    want = order_of(12, seed, 2)
+    expect_equal(
+        sum(resumed, []), want[4:], what="the rest of epoch 2, resumed", cause="resumed-epoch"
+    )
+    expect_equal(plain, [[0, 1, 2, 3], [4, 5]], what="without shuffle", cause="order")
+
+
+@exercise("4.4", "virtual")
+def test_weighted_losses_give_the_global_gradient(impl, run, seed):
+    """Parts of 3, 2, 0 … samples: the mean of the ranks' gradients is the batch's."""
+    parts = {1: [5], 2: [3, 2], 3: [2, 2, 1], 4: [1, 1, 1, 0]}
+
+    def body(ctx):
+        w = {}
+        for world_size, sizes in parts.items():
+            total = sum(sizes)
+            w[world_size] = [impl.loss_weight(n, total, world_size) for n in sizes]
+        return w
+
+    weights = run(body, 1)[0]
+    for world_size, sizes in parts.items():
+        total = sum(sizes)
+        x = torch.randn(total, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        means = [part.mean() if len(part) else torch.zeros(()) for part in x.split(sizes)]
+        got = sum(w * m for w, m in zip(weights[world_size], means, strict=True)) / world_size
+        expect_close(
+            torch.as_tensor(got, dtype=torch.float64),
+            x.mean(),
+            what=f"mean over {world_size} ranks with parts of {sizes}",
+            rtol=1e-12,
+        )
+
+
+# -- state ----------------------------------------------------------------------------------------
+def tree_of(impl, vectors, world_size: int, rank: int, step: int):
+    """An own tree with chunks at several depths."""
+    cuts = {name: impl.cut(vector, world_size, rank) for name, vector in vectors.items()}
+    names = sorted(cuts)
+    return {
+        "optimizer": {"state": [{"momentum": cuts[names[0]], "step": step}, cuts[names[1]]]},
+        "more": {name: cuts[name] for name in names[2:]},
+        "note": "the same on all ranks",
+    }
+
+
+def vectors_of(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"a": 23, "b": 4, "c": 1, "d": 0, "e": 3, "f": 64}
+    return {name: torch.randn(n, generator=generator) for name, n in sizes.items()}
+
+
+def fake_saved(trees, step: int = 7, shared=None):
+    """A checkpoint in memory that notes who is read."""
+    reads: list[int] = []
+
+    def own(rank: int):
+        reads.append(rank)
+        return trees[rank]
+
+    saved = SimpleNamespace(
+        step=step, shared=shared or {}, metadata={}, world_size=len(trees), own=own, skipped=()
+    )
+    return saved, reads
+
+
+@exercise("4.4", "virtual")
+def test_chunks_are_cut_anew(impl, run, seed):
+    """State of 4 ranks for 1, 2, 3, 5 and back: what each of them would have saved itself."""
+    vectors = vectors_of(seed)
+    moves = [(4, v) for v in (1, 2, 3, 4, 5)] + [(1, 4), (3, 2), (2, 7)]
+
+    def body(ctx):
+        found = []
+        for old, new in moves:
+            saved, _ = fake_saved([tree_of(impl, vectors, old, r, 5) for r in range(old)])
+            got = [impl.recut(saved, new, r) for r in range(new)]
+            found.append((got, [tree_of(impl, vectors, new, r, 5) for r in range(new)]))
+        return found
+
+    for (old, new), (got, want) in zip(moves, run(body, 1)[0], strict=True):
+        whole: dict[str, list[torch.Tensor]] = {}
+        for rank in range(new):
+            expect_tree(got[rank], want[rank], f"saved by {old} ranks, cut for {new}", rank)
+            collect(got[rank], whole, "")
+        for path, chunks in whole.items():
+            key = {"/optimizer/state/0/momentum": "a", "/optimizer/state/1": "b"}.get(path, path[-1])
+            expect_close(
+                torch.cat(chunks), vectors[key], what=f"{path} put together from {new} ranks"
+            )
+
+
+def collect(tree, found: dict[str, list[torch.Tensor]], path: str) -> None:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in items:
+        if key == "chunk":
+            found.setdefault(path, []).append(value)
+        elif isinstance(value, (dict, list)):
+            collect(value, found, f"{path}/{key}")
+
+
+def expect_tree(got, want, what: str, rank: int, path: str = "") -> None:
+    if isinstance(want, torch.Tensor):
+        expect_close(got, want, what=f"{what}: {path}", rank=rank)
+    elif isinstance(want, (dict, list)):
+        if type(got) is not type(want) or len(got) != len(want):
+            fail(f"{what}: {path} on rank {rank}: expected {want!r}, got {got!r}", cause="tree")
+        items = want.items() if isinstance(want, dict) else enumerate(want)
+        for key, value in items:
+            expect_tree(got[key], value, what, rank, f"{path}/{key}")
+    else:
+        expect_equal(got, want, what=f"{what}: {path}", rank=rank, cause="tree")
+
+
+@exercise("4.4", "virtual")
+def test_only_what_overlaps_is_read(impl, run, seed):
+    """A rank of the new size reads few of the old ranks' files, each once; a short one is refused."""
+    vector = torch.arange(960.0)
+
+    def body(ctx):
+        found = []
+        for old, new in ((8, 4), (8, 2), (4, 8), (6, 4)):
+            saved, reads = fake_saved([{"m": impl.cut(vector, old, r)} for r in range(old)])
+            for rank in range(new):
+                reads.clear()
+                impl.recut(saved, new, rank)
+                found.append((old, new, rank, sorted(reads)))
+        trees = [{"m": impl.cut(vector, 4, r)} for r in range(4)]
+        trees[2]["m"]["chunk"] = trees[2]["m"]["chunk"][:-1]
+        shares = trees[1]["m"]["chunk"].untyped_storage().nbytes()
+        return found, refusal(impl.recut, fake_saved(trees)[0], 2, 1), shares
+
+    found, refused, shares = run(body, 1)[0]
+    for old, new, rank, reads in found:
+        if len(set(reads)) != len(reads):
+            fail(f"{old} → {new}: rank {rank} reads {reads}: one of them twice", cause="read-twice")
+        want = [r for r in range(old) if r * new < (rank + 1) * old and (r + 1) * new > rank * old]
+        expect_equal(
+            reads,
+            want,
+            what=f"saved by {old} ranks: the trees that rank {rank} of {new} reads",
+            cause="reads-too-much",
+        )
+    if refused.startswith("!"):
+        fail(f"a chunk that is one short: expected a ValueError, but {refused[1:]}", cause="accepted")
+    expect_equal(shares, 240 * 4, what="bytes behind a chunk of 240", cause="view")
