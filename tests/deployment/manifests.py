@@ -1,4 +1,4 @@
-"""What the tests of the deployment share: the files, parsed, and the trainer's reading of a call."""
+"""Shared by the tests of the deployment: its files, parsed, and how the trainer reads a call."""
 
 from __future__ import annotations
 
@@ -44,4 +44,5 @@ def is_under(path: str, folder: str) -> bool:
 def launcher_variables() -> set[str]:
     """The environment that launch_training.sh reads."""
     text = (root() / "launch_training.sh").read_text(encoding="utf-8")
-    return set(re.findall(r"\b(NNODES|NODE_RANK|MASTER_ADDR|MASTER_PORT|\w*PROC\w*|MAX_\w+)\b", text))
+    names = r"\b(NNODES|NODE_RANK|MASTER_ADDR|MASTER_PORT|NPROC_PER_NODE|MAX_RESTARTS)\b"
+    return set(re.findall(names, text))

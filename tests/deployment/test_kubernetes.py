@@ -8,15 +8,16 @@ from collections.abc import Callable
 import kubernetes_validate
 import pytest
 from kubeflow_trainer_api import models
-from manifests import Document, config_of, documents, is_under, launcher_variables, one
+from kubernetes_validate.utils import all_versions
+from manifests import DEPLOYMENT, Document, config_of, documents, is_under, launcher_variables, one
 
 from distlab.course import root
 
 OLDEST = (1, 33)  # in which backoffLimitPerIndex is stable
 VERSIONS = [
-    version
-    for version in kubernetes_validate.versions()
-    if tuple(map(int, version.split("."))) >= OLDEST
+    f"{major}.{minor}"
+    for major, minor in sorted({tuple(map(int, v.split(".")[:2])) for v in all_versions()})
+    if (major, minor) >= OLDEST
 ]
 
 
@@ -76,9 +77,7 @@ def check_hardened(pod: Document) -> None:
 
 
 def dockerfile() -> str:
-    return (
-        root() / "solutions" / "phase4_production" / "deployment" / "Dockerfile"
-    ).read_text(encoding="utf-8")
+    return (DEPLOYMENT / "Dockerfile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -146,7 +146,7 @@ def _path() -> str:
 
 def _configure(folder: Path, nodes: int, gpus: int) -> None:
     """Write slurm.conf and gres.conf; make the devices that play GPUs."""
-    controller_port, *ports = _free_ports(nodes + 1)
+    controller_port, *ports = free_ports(nodes + 1)
     text = CONFIGURATION.format(
         host=socket.gethostname().split(".")[0],
         folder=folder,
@@ -166,7 +166,7 @@ def _configure(folder: Path, nodes: int, gpus: int) -> None:
     (folder / "gres.conf").write_text(declared)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nothing listens on, all different."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
