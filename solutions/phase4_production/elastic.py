@@ -18,6 +18,8 @@ With n_r of the batch's B samples on rank r, the gradient of the mean loss over 
 
 so a rank's mean loss times n_r·V/B is right for any data parallelism that averages over ranks.
 
+A chunk in a saved tree is ``{"numel": n, "chunk": (k,)}``, without padding; see ``cut``.
+
 Messages: none. Reading: of the W saved parts only those that overlap. Invariant: the loss curve is
 that of an uninterrupted run, up to rounding (where no random numbers are drawn per rank).
 
@@ -30,16 +32,18 @@ from __future__ import annotations
 
 import functools
 import operator
+import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from .fault_tolerance import Saved
-
-Tree = dict[str, Any]
+from .fault_tolerance import Saved, Tree
+from .resume import random_state, set_random_state
 
 
 class ElasticSampler(Sampler[list[int]]):
@@ -51,8 +55,9 @@ class ElasticSampler(Sampler[list[int]]):
     whose sizes differ by one at most, so a part may be empty. All of this is alike for every world
     size, but for who takes which sample of a batch.
 
-    ``consumed``: entries of the current epoch that all ranks together have trained on. Raises
-    ValueError for a rank outside 0 … world_size-1 and sizes below 1.
+    A ``batch_sampler`` for loaders, and a ``sampler`` for ``TrainingState``: its ``batch_size`` is
+    the global one, because its positions count samples of all ranks. Raises ValueError for a rank
+    outside 0 … world_size-1 and for sizes below 1.
     """
 
     def __init__(
@@ -73,87 +78,86 @@ class ElasticSampler(Sampler[list[int]]):
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not in 0 … {world_size - 1}")
         self.dataset_size = dataset_size
-        self.global_batch_size = global_batch_size
+        self.batch_size = global_batch_size
         self.rank = rank
         self.world_size = world_size
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.consumed = 0
-
-    def __len__(self) -> int:
-        """Batches that are left of the epoch, the same number on every rank and world size."""
-        # --- exercise 4.4: start
-        # Step 1: round up: the last batch may be shorter
-        return -(-(self.dataset_size - self.consumed) // self.global_batch_size)
-        # --- exercise 4.4: end
+        self.skip = 0  # entries of all ranks that the next pass leaves out
 
     @property
-    def next_size(self) -> int:
-        """Samples in the next global batch, of all ranks together; 0 at the epoch's end."""
+    def sampler(self) -> ElasticSampler:
+        """What keeps the position: itself."""
+        return self
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same number on every rank and world size."""
+        # --- exercise 4.4: start
+        # Step 1: round up: the last batch may be shorter
+        return -(-self.dataset_size // self.batch_size)
+        # --- exercise 4.4: end
+
+    def size_of(self, batch: int) -> int:
+        """Samples in global batch ``batch`` of an epoch, of all ranks together."""
         # --- exercise 4.4: start
         # Step 2: a whole batch, or what is left
-        return min(self.global_batch_size, self.dataset_size - self.consumed)
+        return min(self.batch_size, self.dataset_size - batch * self.batch_size)
         # --- exercise 4.4: end
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's part of each batch that is left, possibly empty lists among them."""
+        """This rank's part of each batch from the resumed position, empty lists among them."""
         # --- exercise 4.4: start
-        # Step 3: the epoch's order knows no ranks; go on behind what all have consumed
-        # Step 4: cut batches first and deal each of them out: who has how many is decided anew
-        #         in every batch, and no batch loses a sample to rounding
+        # Step 3: the epoch's order knows no ranks; go on behind what all have consumed, this once
+        # Step 4: cut batches first and deal each of them out: a batch that does not divide by the
+        #         number of ranks loses no sample, and no rank has a step less than another
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(self.dataset_size, generator=generator).tolist()
         else:
             order = list(range(self.dataset_size))
-        for start in range(self.consumed, self.dataset_size, self.global_batch_size):
-            batch = order[start : start + self.global_batch_size]
+        begin, self.skip = self.skip, 0
+        for start in range(begin, self.dataset_size, self.batch_size):
+            batch = order[start : start + self.batch_size]
             yield batch[self.rank :: self.world_size]
         # --- exercise 4.4: end
 
-    def step_done(self) -> None:
-        """All ranks have trained on one more batch: to be called after every optimizer step.
-
-        The sampler can't know by itself, because loaders with workers read ahead.
-        """
-        # --- exercise 4.4: start
-        # Step 5: count samples, not steps of a rank: that is what the next world size can use
-        self.consumed += self.next_size
-        # --- exercise 4.4: end
-
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch`` at its first entry; if it is the current one, its position stays."""
+        """Choose the next pass's epoch; naming the current one again keeps a resumed position."""
         # --- exercise 4.4: start
-        # Step 6: a resumed run names its epoch again before it goes on
+        # Step 5: a resumed run names its epoch before it goes on
         if epoch != self.epoch:
-            self.consumed = 0
+            self.skip = 0
         self.epoch = epoch
         # --- exercise 4.4: end
 
-    def state_dict(self) -> dict[str, int]:
-        """The position, the same on every rank; it says nothing of the number of ranks."""
+    def state_dict(self, consumed: int) -> dict[str, int]:
+        """The position, the same on every rank; it says nothing of the number of ranks.
+
+        ``consumed``: samples of this epoch that all ranks together have trained on. The caller says
+        so, because loaders with workers read ahead.
+        """
         # --- exercise 4.4: start
-        # Step 7: where we are, and what order and batch that was counted in
-        names = ("epoch", "seed", "consumed", "dataset_size", "global_batch_size")
-        return {name: getattr(self, name) for name in names}
+        # Step 6: where we are, and what order and batch that was counted in
+        names = ("epoch", "seed", "dataset_size", "batch_size")
+        return {name: getattr(self, name) for name in names} | {"consumed": consumed}
         # --- exercise 4.4: end
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on at a position that any number of ranks has saved.
 
-        Raises ValueError, and changes nothing, if the data set or the global batch had another
-        size: the position would mean other samples, the learning rate another batch.
+        Raises ValueError with both numbers, and changes nothing, if the data set or the global
+        batch had another size: the position would mean other samples, the learning rate another
+        batch.
         """
         # --- exercise 4.4: start
-        # Step 8: refuse before anything changes
-        for name in ("dataset_size", "global_batch_size"):
+        # Step 7: refuse before anything changes
+        for name in ("dataset_size", "batch_size"):
             if state[name] != getattr(self, name):
                 raise ValueError(
                     f"saved with a {name} of {state[name]}, resumed with {getattr(self, name)}"
                 )
-        self.epoch, self.seed = state["epoch"], state["seed"]
-        self.consumed = state["consumed"]
+        self.epoch, self.seed, self.skip = state["epoch"], state["seed"], state["consumed"]
         # --- exercise 4.4: end
 
 
@@ -164,7 +168,7 @@ def loss_weight(num_samples: int, batch_size: int, world_size: int) -> float:
     ``num_samples``: this rank's part (0 gives 0), ``batch_size``: of all ranks together.
     """
     # --- exercise 4.4: start
-    # Step 9: n_r·V/B; with equal parts it is 1
+    # Step 8: n_r·V/B; with equal parts it is 1
     return num_samples * world_size / batch_size
     # --- exercise 4.4: end
 
@@ -175,18 +179,21 @@ def chunk_of(numel: int, world_size: int, rank: int) -> range:
     The last chunks may be shorter or empty; there is no padding.
     """
     # --- exercise 4.4: start
-    # Step 10: both borders end at numel
+    # Step 9: both borders end at numel
     chunk = -(-numel // world_size)
     return range(min(rank * chunk, numel), min((rank + 1) * chunk, numel))
     # --- exercise 4.4: end
 
 
-def cut(flat: Tensor, world_size: int, rank: int) -> Tree:
-    """What ``rank`` saves of the flat tensor (n,): ``{"numel": n, "chunk": (k,)}``, a copy."""
+def cut(own: Tensor, numel: int, world_size: int, rank: int) -> Tree:
+    """What ``rank`` saves of its chunk of a flat tensor of ``numel`` elements.
+
+    ``own``: its elements, and padding behind them if there is any. ``{"numel": n, "chunk": (k,)}``.
+    """
     # --- exercise 4.4: start
+    # Step 10: padding would be somewhere else for another number of ranks: it is in no file
     # Step 11: a copy: a view would be saved, and kept alive, with all of its memory
-    mine = chunk_of(flat.numel(), world_size, rank)
-    return {"numel": flat.numel(), "chunk": flat[mine.start : mine.stop].clone()}
+    return {"numel": numel, "chunk": own[: len(chunk_of(numel, world_size, rank))].clone()}
     # --- exercise 4.4: end
 
 
@@ -234,4 +241,83 @@ def recut(saved: Saved, world_size: int, rank: int) -> Tree:
         return torch.cat(parts)
 
     return walk(read(rank * saved.world_size // world_size), ())
+    # --- exercise 4.4: end
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A checkpoint as if ``world_size`` ranks had saved it: what ``TrainingState`` restores."""
+
+    saved: Saved
+    world_size: int
+    seed: int
+
+    @property
+    def step(self) -> int:
+        """The step that was saved."""
+        return self.saved.step
+
+    @property
+    def shared(self) -> Tree:
+        """What all ranks have alike: it does not depend on their number."""
+        return self.saved.shared
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """As it was saved."""
+        return self.saved.metadata
+
+    def own(self, rank: int) -> Tree:
+        """``recut``, and the random streams of ``rank``: its ``"random"`` and generators.
+
+        A rank that the saving run had goes on with its own; another begins with streams that are
+        seeded by (seed, step, rank).
+        """
+        # --- exercise 4.4: start
+        # Step 14: a stream is no chunk and no common value: two ranks with the same one would
+        #          train with the same dropout. TrainingState keeps generators as bare tensors
+        tree = recut(self.saved, self.world_size, rank)
+        generators = [name for name, part in tree["parts"].items() if isinstance(part, Tensor)]
+        if rank < self.saved.world_size:
+            mine = self.saved.own(rank)
+            streams, states = mine["random"], {name: mine["parts"][name] for name in generators}
+        else:
+            numbers = np.random.SeedSequence([self.seed, self.step, rank]).generate_state(2)
+            streams = new_streams(int(numbers[0]), tree["random"])
+            state = torch.Generator().manual_seed(int(numbers[1])).get_state()
+            states = dict.fromkeys(generators, state)
+        return tree | {"random": streams, "parts": tree["parts"] | states}
+        # --- exercise 4.4: end
+
+
+def new_streams(seed: int, like: Tree) -> Tree:
+    """What ``random_state`` gives after seeding with ``seed``, for the streams that ``like`` has.
+
+    The streams of this process stay where they are.
+    """
+    # --- exercise 4.4: start
+    # Step 15: seed, look, and put everything back
+    before = random_state()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    streams = random_state()
+    set_random_state(before)
+    if "cuda" in like and torch.cuda.is_available():
+        streams["cuda"] = torch.Generator("cuda").manual_seed(seed).get_state()
+    return streams
+    # --- exercise 4.4: end
+
+
+def adapt(saved: Saved, world_size: int, seed: int = 0) -> Saved | Adapted:
+    """``saved`` for ``world_size`` ranks: ``state.restore(adapt(saved, world_size))``.
+
+    With as many ranks as have saved it, it is ``saved`` itself: exact to the bit. ``seed`` is the
+    run's. Raises ValueError for a world size below 1.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    # --- exercise 4.4: start
+    # Step 16: nothing to do is the common case
+    return saved if saved.world_size == world_size else Adapted(saved, world_size, seed)
     # --- exercise 4.4: end

@@ -58,7 +58,8 @@ class Engine:
     net: nn.Module
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    hook: Any = None  # a compressor, which remembers what it has not sent
+    compressor: Any = None  # a hook that remembers what it has not sent
+    layout = "whole"  # how a checkpoint holds the state: engines of one layout can swap it
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -115,15 +116,15 @@ class Replicated(Engine):
         options: dict[str, float],
         *,
         sharded_optimizer: bool,
-        hook: Hook | None,
+        hook: Hook,
+        compressor: Any,
     ) -> None:
         self.module = module
         self.net = self.ddp = DDP(module)
         # buckets stay as they are: a resumed run must add up the gradients in the same order
         self.ddp.order_known = True
-        if hook is not None:
-            self.ddp.register_comm_hook(hook)
-        self.hook = hook if hasattr(hook, "state_dict") else None
+        self.ddp.register_comm_hook(hook)
+        self.compressor = compressor if hasattr(compressor, "state_dict") else None
         if sharded_optimizer:
             self.optimizer = ZeroOptimizer(module.parameters(), optimizer_class, **options)
         else:
@@ -176,6 +177,8 @@ class HybridOffloadFlat(HybridFlat, OffloadFlat):
 class Sharded(Engine):
     """fsdp and hybrid: every rank has shards, which ``own`` holds in a checkpoint."""
 
+    layout = "shards"
+
     def __init__(
         self,
         module: nn.Module,
@@ -226,18 +229,24 @@ def make_engine(
     optimizer_class: OptimizerClass,
     options: dict[str, float],
     *,
-    hook: Hook | None = None,
+    hook: Hook,
+    compressor: Any = None,
     node_size: int = 1,
     offload: bool = False,
 ) -> Engine:
     """The course's engine for ``strategy``; a collective call.
 
-    ``hook``: how ddp and zero1 reduce a bucket, by default one all-reduce. ``node_size``: ranks
-    that share a copy under hybrid.
+    ``hook``: how ddp and zero1 reduce a bucket; ``compressor``: the same, if it has a state to be
+    saved. ``node_size``: ranks that share a copy under hybrid.
     """
     if strategy in ("ddp", "zero1"):
         return Replicated(
-            module, optimizer_class, options, sharded_optimizer=strategy == "zero1", hook=hook
+            module,
+            optimizer_class,
+            options,
+            sharded_optimizer=strategy == "zero1",
+            hook=hook,
+            compressor=compressor,
         )
     if strategy == "zero2":
         return Zero2(module, optimizer_class, options)

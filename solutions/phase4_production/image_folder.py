@@ -1,4 +1,4 @@
-"""Images from a folder: which there are, how they are decoded, and who trains on which of them when.
+"""Images from a folder: which there are, how they are decoded, who trains on which and when.
 
 A sample is named by (epoch, index), and everything random about it is drawn from (seed, epoch,
 index). So it is the same whichever rank and worker decodes it, in a run that was interrupted and

@@ -51,7 +51,9 @@ def make_optimizer_class(config: Config) -> tuple[type[torch.optim.Optimizer], d
     common = {"lr": config.base_lr, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw":
         return torch.optim.AdamW, common
-    return torch.optim.SGD, {**common, "momentum": config.momentum}
+    # momentum correction takes momentum before what is sent is chosen: not a second time here
+    corrected = config.compression == "topk"
+    return torch.optim.SGD, {**common, "momentum": 0.0 if corrected else config.momentum}
 
 
 class Mixup:
@@ -101,9 +103,13 @@ class AverageOfWeights:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """After optimizer step ``step``; early on it forgets faster, so that it is not the start."""
+        """After optimizer step ``step``; early on it forgets faster, for the start is no good."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self.average, self.tensors, 1 - decay)
+
+    def restart(self) -> None:
+        """Let the average be what the weights are now."""
+        torch._foreach_copy_(self.average, self.tensors)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -78,6 +77,8 @@ def register_hook(ddp: DistributedDataParallel, compression: str, rank: int) -> 
 
 class TorchSharded(Engine):
     """zero2, fsdp and hybrid."""
+
+    layout = "named"
 
     def __init__(
         self,

@@ -84,7 +84,6 @@ class Config:
     log_every: int = 10
     evaluate_every: int = 1  # epochs
     metrics_port: int | None = None
-    tensorboard: bool = True
     profile_at: int | None = None  # step at which a Chrome trace is recorded
     watchdog_seconds: float = 600.0  # a rank that is silent for so long is taken for hung
 
@@ -141,6 +140,8 @@ class Config:
         if self.parallel == "torch":
             if self.pattern != "auto" or self.compression not in ("none", "bf16", "powersgd"):
                 raise ConfigError("parallel torch has compression none, bf16, powersgd, no pattern")
+            if self.precision == "fp16":
+                raise ConfigError("fp16 needs the loss scale of parallel course; use bf16")
         elif self.compile and self.strategy in SHARDED:
             raise ConfigError(
                 f"compile: the hooks of strategy {self.strategy} are called by Python between "

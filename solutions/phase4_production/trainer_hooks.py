@@ -7,7 +7,7 @@ import socket
 
 import torch.distributed as dist
 
-from solutions.phase3_multi_node.comm_hooks import Hook, bf16_compress, blocking
+from solutions.phase3_multi_node.comm_hooks import Hook, all_reduce, bf16_compress, blocking
 from solutions.phase3_multi_node.ring_allreduce import ring_all_reduce
 from solutions.phase3_multi_node.topology import (
     Topology,
@@ -34,13 +34,8 @@ PATTERNS = {
 }
 
 
-def has_momentum_correction(config: Config) -> bool:
-    """Whether momentum is taken before the choice of what is sent, not by the optimizer."""
-    return config.compression == "topk" and config.optimizer == "sgd"
-
-
-def make_hook(config: Config) -> Hook | None:
-    """The hook that the configuration asks for; None for the default. A collective call.
+def make_hook(config: Config) -> Hook:
+    """The hook that the configuration asks for. A collective call.
 
     Patterns of the course run inside backward and stop it: right, and nothing is hidden.
     """
@@ -49,9 +44,9 @@ def make_hook(config: Config) -> Hook | None:
         return blocking(lambda buffer: all_reduce_hierarchical(buffer, groups))
     if config.pattern != "auto":
         return blocking(PATTERNS[config.pattern])
-    momentum = config.momentum if has_momentum_correction(config) else 0.0
+    momentum = config.momentum if config.optimizer == "sgd" else 0.0  # momentum correction
     makers = {
-        "none": lambda: None,
+        "none": lambda: all_reduce,
         "bf16": lambda: bf16_compress,
         "topk": lambda: TopK(config.compression_ratio, momentum),
         "randomk": lambda: RandomK(config.compression_ratio, config.seed),

@@ -68,9 +68,12 @@ def profile_of(config: Config, model: nn.Module, micro_batch: int, device: torch
         )
 
 
-def parts_of(own_batch: int) -> Iterator[int]:
-    """Micro-batches for so many images, the largest first: all, a half, a third … rounded up."""
-    return iter(dict.fromkeys(-(-own_batch // k) for k in range(1, own_batch + 1)))
+def halves_of(own_batch: int) -> Iterator[int]:
+    """Micro-batches for so many images, the largest first: all, a half, a quarter … rounded up."""
+    while own_batch > 1:
+        yield own_batch
+        own_batch = -(-own_batch // 2)
+    yield 1
 
 
 def compressed_share(config: Config, parameters: Iterable[nn.Parameter], world_size: int) -> float:
@@ -150,7 +153,7 @@ class Plan:
         """What ``--dry-run`` prints."""
         config, chosen, budget = self.config, self.choice.chosen, self.choice.budget
         kinds = {"course": "the course's", "torch": "PyTorch's"}
-        flags = [n for n in ("compile", "channels_last", "activation_checkpointing")]
+        flags = ("compile", "channels_last", "activation_checkpointing")
         extras = [n for n in flags if getattr(config, n)] + ["offload"] * self.offload
         often = f"every {config.save_every} steps" if config.save_every else "at the end"
         peak = max(learning_rate(s, config, self.steps_per_epoch) for s in range(self.steps))
@@ -214,18 +217,22 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
     if world.size % node_size:
         raise ConfigError(f"{world.size} ranks don't divide into nodes of {node_size}")
     own_batch, budget = math.ceil(config.global_batch / world.size), budget_of(config, world.device)
-    wanted = parts_of(own_batch) if config.micro_batch == "auto" else [config.micro_batch]
+    wanted = halves_of(own_batch) if config.micro_batch == "auto" else [config.micro_batch]
+    tried: list[tuple[int, Choice]] = []
     for micro_batch in (min(size, own_batch) for size in wanted):
         try:
             choice = choose(config, model, micro_batch, world, node_size, budget)
         except ConfigError:
-            if micro_batch == 1 or config.micro_batch != "auto":
+            if (micro_batch == 1 and not tried) or config.micro_batch != "auto":
                 raise
             continue
-        if choice.fits:
+        tried.append((micro_batch, choice))
+        if (choice.fits and config.strategy != "auto") or choice.strategy == "ddp":
             break
-    if not choice.fits:
+    fitting = [each for each in tried if each[1].fits]
+    if not fitting:
         raise does_not_fit(config, choice, world, micro_batch)
+    micro_batch, choice = min(fitting, key=lambda each: each[1].chosen.seconds)
     trainable = [p for p in model.parameters() if p.requires_grad]
     return Plan(
         config=config,

@@ -1,0 +1,236 @@
+"""Checks of exercise 4.4, continued: whole runs that go on with other numbers of ranks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from checkpoints import fake_saved
+from torch import Tensor
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+
+SIZE, BATCH, WIDTH, EPOCHS = 22, 6, 7, 2
+STEPS = EPOCHS * 4  # the last batch of an epoch has 4 samples
+
+
+class ShardedMomentum:
+    """SGD with momentum and a decaying learning rate; every rank has a chunk of the momentum."""
+
+    def __init__(self, impl, weight: Tensor, rank: int, world_size: int) -> None:
+        self.impl, self.weight, self.rank, self.world_size = impl, weight, rank, world_size
+        chunk = -(-WIDTH // world_size)
+        self.velocity = torch.zeros(chunk, dtype=torch.float64)
+        self.steps = 0
+
+    def step(self, gradient: Tensor) -> None:
+        chunk = len(self.velocity)
+        room = torch.zeros(chunk * self.world_size, dtype=torch.float64)
+        room[:WIDTH] = gradient
+        self.velocity.mul_(0.9).add_(room[self.rank * chunk : (self.rank + 1) * chunk])
+        parts = [torch.empty_like(self.velocity) for _ in range(self.world_size)]
+        dist.all_gather(parts, self.velocity)
+        self.weight.data.sub_(torch.cat(parts)[:WIDTH], alpha=0.05 * 0.95**self.steps)
+        self.steps += 1
+
+    def state_dict(self):
+        own = self.impl.cut(self.velocity, WIDTH, self.world_size, self.rank)
+        return {"velocity": own, "steps": self.steps}
+
+    def load_state_dict(self, state) -> None:
+        chunk = state["velocity"]["chunk"]
+        self.velocity[: len(chunk)] = chunk
+        self.steps = state["steps"]
+
+
+class Line(torch.nn.Module):
+    """A linear model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def data(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(SIZE, WIDTH, generator=generator, dtype=torch.float64)
+    return x, x.sum(1) + 0.1 * torch.randn(SIZE, generator=generator, dtype=torch.float64)
+
+
+def train(impl, ctx, seed: int, trees, steps: int):
+    """Train to ``steps`` from a checkpoint's trees: losses, weight, what this rank would save."""
+    resume = impl.module("resume")
+    x, y = data(seed)
+    model = Line()
+    optimizer = ShardedMomentum(impl, model.weight, ctx.rank, ctx.world_size)
+    sampler = impl.ElasticSampler(
+        SIZE, global_batch_size=BATCH, rank=ctx.rank, world_size=ctx.world_size, seed=seed
+    )
+    loader = torch.utils.data.DataLoader(torch.arange(SIZE), batch_sampler=sampler, collate_fn=list)
+    state = resume.TrainingState(
+        sampler=sampler, own=["optimizer"], model=model, optimizer=optimizer
+    )
+    position = resume.Position()
+    if trees is not None:
+        shared, owns = trees
+        saved, _ = fake_saved(owns, shared["position"]["step"], shared)
+        position = state.restore(impl.adapt(saved, ctx.world_size, seed))
+    losses = []
+    for batch in resume.batches(loader, position, EPOCHS):
+        mine = [int(i) for i in batch]
+        total = sampler.size_of(position.batch - 1)
+        squares = (model(x[mine]) - y[mine]).square()
+        loss = squares.sum() / max(len(mine), 1)
+        model.weight.grad = None
+        (loss * impl.loss_weight(len(mine), total, ctx.world_size)).backward()
+        numbers = torch.cat(
+            [model.weight.grad / ctx.world_size, squares.detach().sum()[None] / total]
+        )
+        dist.all_reduce(numbers)
+        optimizer.step(numbers[:WIDTH])
+        losses.append(numbers[WIDTH])
+        if position.step == steps:
+            break
+    return torch.stack(losses), model.weight.detach().clone(), state.capture(position)
+
+
+def alone(seed: int) -> tuple[Tensor, Tensor]:
+    """Losses and weight of one process that is never interrupted, written down plainly."""
+    x, y = data(seed)
+    weight = torch.zeros(WIDTH, dtype=torch.float64)
+    velocity, losses = torch.zeros_like(weight), []
+    for epoch in range(EPOCHS):
+        generator = torch.Generator().manual_seed(seed + epoch)
+        for mine in torch.randperm(SIZE, generator=generator).split(BATCH):
+            error = x[mine] @ weight - y[mine]
+            velocity = 0.9 * velocity + 2 * error @ x[mine] / len(mine)
+            weight = weight - 0.05 * 0.95 ** len(losses) * velocity
+            losses.append(error.square().mean())
+    return torch.stack(losses), weight
+
+
+@exercise("4.4", "virtual gloo")
+def test_loss_curve_is_the_uninterrupted_one(impl, run, seed, cases):
+    """4 ranks, then 2, 3, 1 or 5, and 4 again: losses and weights of a run that never stopped."""
+    want_losses, want_weight = alone(seed)
+    for worlds in cases((4, 2, 4), (4, 3), (4, 1, 3), (2, 5)):
+        trees, losses = None, []
+        for number, world_size in enumerate(worlds):
+            until = STEPS if number == len(worlds) - 1 else 3 + 2 * number
+
+            def body(ctx):
+                return train(impl, ctx, seed, trees, until)
+
+            results = run(body, world_size)
+            losses.append(results[0][0])
+            trees = results[0][2][0], [result[2][1] for result in results]
+        name = "→".join(map(str, worlds))
+        got = torch.cat(losses)
+        expect_equal(len(got), STEPS, what=f"steps of {name} ranks together", cause="steps")
+        expect_close(got, want_losses, what=f"losses of {name} ranks", rtol=1e-9, atol=1e-11)
+        for rank, (_, weight, _) in enumerate(results):
+            expect_close(
+                weight,
+                want_weight,
+                what=f"weights of {name} ranks",
+                rank=rank,
+                rtol=1e-9,
+                atol=1e-11,
+            )
+
+
+# -- random streams -------------------------------------------------------------------------------
+def seed_all(seed: int) -> None:
+    for seeding in (torch.default_generator.manual_seed, np.random.seed, random.seed):
+        seeding(seed)
+
+
+def next_numbers() -> list[float]:
+    return [torch.rand(()).item(), float(np.random.rand()), random.random()]
+
+
+def draws(resume, tree) -> list[float]:
+    """The next numbers of all streams of a tree; this process's own stay where they are."""
+    before = resume.random_state()
+    resume.set_random_state(tree["random"])
+    numbers = next_numbers()
+    resume.set_random_state(before)
+    generator = torch.Generator()
+    generator.set_state(tree["parts"]["noise"])
+    return [*numbers, torch.rand((), generator=generator).item()]
+
+
+def saved_by(resume, ranks: int, step: int, seed: int):
+    """A checkpoint whose ranks have streams of their own."""
+    before = resume.random_state()
+    trees = []
+    for rank in range(ranks):
+        seed_all(seed + 31 * rank)
+        noise = torch.Generator().manual_seed(seed + 17 * rank).get_state()
+        tree = {"random": resume.random_state(), "parts": {"noise": noise}, "sampler": {}}
+        trees.append(tree)
+    resume.set_random_state(before)
+    return fake_saved(trees, step)[0]
+
+
+@exercise("4.4", "virtual")
+def test_random_streams(impl, run, seed):
+    """Ranks that existed go on with their numbers; new ones have some that nobody has had."""
+
+    def body(ctx):
+        resume = impl.module("resume")
+        saved = saved_by(resume, 2, 7, seed)
+        old = [draws(resume, saved.own(r)) for r in range(2)]
+        later = saved_by(resume, 2, 8, seed)
+        checkpoints = (
+            impl.adapt(saved, 5, seed),
+            impl.adapt(saved, 5, seed),
+            impl.adapt(later, 5, seed),
+            impl.adapt(saved, 5, seed + 1),
+        )
+        trees = [[c.own(r) for r in range(5)] for c in checkpoints]
+        seed_all(3)
+        want = next_numbers()
+        seed_all(3)
+        checkpoints[0].own(4)
+        untouched = next_numbers() == want
+        grown = [[draws(resume, tree) for tree in ranks] for ranks in trees]
+        shrunk = draws(resume, impl.adapt(saved, 1, seed).own(0))
+        return old, grown, shrunk, untouched, impl.adapt(saved, 2, seed) is saved
+
+    old, (grown, again, later, seeded), shrunk, untouched, same = run(body, 1)[0]
+    expect_equal(same, True, what="adapt for as many ranks gives saved itself", cause="not-itself")
+    expect_equal(grown[:2], old, what="streams of ranks 0 and 1 of 5", cause="stream-lost")
+    expect_equal(shrunk, old[0], what="streams of rank 0, alone now", cause="stream-lost")
+    expect_equal(again, grown, what="streams when resumed once more", cause="not-repeatable")
+    kinds = ("torch", "numpy", "random", "a generator")
+    every = {"of 5 ranks": grown, "saved at another step": later[2:], "of another seed": seeded[2:]}
+    seen: dict[tuple[int, float], str] = {}
+    for what, ranks in every.items():
+        for rank, numbers in enumerate(ranks):
+            for kind, number in enumerate(numbers):
+                if (kind, number) in seen:
+                    fail(
+                        f"{kinds[kind]} draws the same on {seen[kind, number]} and on rank {rank} "
+                        f"({what}): equal streams give equal dropout",
+                        cause="same-stream",
+                        rank=rank,
+                    )
+                seen[kind, number] = f"rank {rank}"
+    expect_equal(untouched, True, what="the streams of this process stay", cause="moved-stream")
+
+
+@trace("4.4")
+def trace_elastic(impl):
+    """Eight steps whose batches of six don't divide by the number of ranks."""
+
+    def body(ctx):
+        ctx.start_picture()
+        train(impl, ctx, 0, None, STEPS)
+
+    return body
