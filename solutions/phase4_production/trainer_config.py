@@ -83,7 +83,8 @@ class Config:
     logs: str = ".distlab/logs"
     log_every: int = 10
     evaluate_every: int = 1  # epochs
-    metrics_port: int | None = None
+    metrics_port: int | None = None  # rank 0 serves Prometheus there
+    metrics_host: str = "127.0.0.1"  # 0.0.0.0 lets other machines read, too
     profile_at: int | None = None  # step at which a Chrome trace is recorded
     watchdog_seconds: float = 600.0  # a rank that is silent for so long is taken for hung
 

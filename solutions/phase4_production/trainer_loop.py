@@ -193,6 +193,7 @@ class Trainer:
             total_steps=plan.steps,
             first_step=first_step,
             port=config.metrics_port,
+            host=config.metrics_host,
             device=self.device,
         )
         heartbeat = Heartbeat(logs / "heartbeat", self.rank, self.world_size, attempt)

@@ -214,6 +214,7 @@ def test_compose_nodes_meet() -> None:
         assert is_under(config.logs, "/training")
         assert node["volumes"] == ["training:/training"]
     assert config.metrics_port is not None
+    assert config.metrics_host == "0.0.0.0"
     assert nodes[0]["ports"] == [f"127.0.0.1:{config.metrics_port}:{config.metrics_port}"]
     assert services["tensorboard"]["volumes"] == ["training:/training:ro"]
     assert f"--logdir={config.logs}" in services["tensorboard"]["entrypoint"]

@@ -10,6 +10,7 @@ import pytest
 from kubeflow_trainer_api import models
 from kubernetes_validate.utils import all_versions
 from manifests import DEPLOYMENT, Document, config_of, documents, is_under, launcher_variables, one
+from torch.distributed.run import parse_args as torchrun_arguments
 
 from distlab.course import root
 
@@ -155,6 +156,7 @@ def test_ports_are_the_same_everywhere(
     assert notes["prometheus.io/scrape"] == "true"
     config = config_of(container["args"])
     assert config.metrics_port == own["metrics"] == int(notes["prometheus.io/port"])
+    assert config.metrics_host == "0.0.0.0"  # on loopback nobody else could read them
     assert f"EXPOSE {own['rendezvous']} {own['metrics']}\n" in dockerfile()
 
 
@@ -240,8 +242,11 @@ def test_kubeflow_trains_as_kubernetes_does(
         "name": runtime["metadata"]["name"],
     }
     assert config_of(trainer["args"]) == config_of(container["args"])
-    assert trainer["command"][:2] == ["torchrun", "-m"]
-    assert (root() / (trainer["command"][2].replace(".", "/") + ".py")).is_file()
+    assert trainer["command"][0] == "torchrun"
+    parsed = torchrun_arguments([*trainer["command"][1:], *trainer["args"]])
+    assert parsed.module
+    assert (root() / (parsed.training_script.replace(".", "/") + ".py")).is_file()
+    assert parsed.training_script_args == trainer["args"]
     assert trainer["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"]
     assert trainer["numNodes"] == job["spec"]["completions"]
     assert str(trainer["numProcPerNode"]) == container["resources"]["limits"]["nvidia.com/gpu"]

@@ -120,6 +120,7 @@ def test_nodes_call_the_trainer_rightly(cloud: str) -> None:
     config = config_of(words)
     assert (config.epochs, config.save_every) == (7, 11)
     assert config.checkpoints.startswith("/shared/")
+    assert config.metrics_host == "127.0.0.1"  # read through SSH
 
 
 def test_variables_that_were_promised() -> None:
