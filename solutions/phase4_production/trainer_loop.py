@@ -30,9 +30,10 @@ from solutions.phase2_advanced.mixed_precision import LossScaler
 from .async_checkpoint import AsyncCheckpointer
 from .elastic import ElasticSampler
 from .evaluation import Evaluation, evaluate
-from .fault_tolerance import CheckpointStore
+from .fault_tolerance import CheckpointError, CheckpointStore
 from .image_folder import (
     Batch,
+    DataError,
     Decoded,
     EvaluationBatches,
     RunBatches,
@@ -49,6 +50,7 @@ from .trainer_config import Config
 from .trainer_setup import open_data, set_up_model
 from .trainer_state import TrainerState
 from .training_plan import autocast
+from .training_report import write_report
 
 Loader = DataLoader[Batch]
 
@@ -82,7 +84,6 @@ class Trainer:
             engine=self.engine,
             sampler=self.sampler,
             classes=self.classes,
-            steps_per_epoch=self.plan.steps_per_epoch,
             device=device,
             average=self.average,
             scaler=self.scaler,
@@ -199,22 +200,45 @@ class Trainer:
         guard = PreemptionGuard(device=self.device)
         first, last = (config.profile_at, config.profile_at + 3) if config.profile_at else (-1, -1)
         profiler = ProfileWindow(logs / f"trace-rank{self.rank}.json", first, last)
-        leaving = False
+        leaving, failure = False, None
+        watchdog = Watchdog(
+            heartbeat, config.watchdog_seconds, min(1.0, config.watchdog_seconds / 8)
+        )
         try:
-            with guard, Watchdog(heartbeat, config.watchdog_seconds):
-                for step, window in self.windows(first_step, steps):
-                    heartbeat.beat(step, "step")
-                    profiler.step(step)
-                    self.recent.append(self.train_step(step, window))
-                    leaving = guard.agreed()
-                    self.after_step(step + 1, leaving or step + 1 == steps, heartbeat)
-                    if leaving:
-                        break
-                self.checkpoints.wait()
+            with guard, watchdog:
+                try:
+                    leaving = self.loop(first_step, steps, heartbeat, guard, profiler)
+                except (CheckpointError, DataError) as error:
+                    failure = error  # the same on all ranks: nobody has to be told
         finally:
             profiler.close()
             self.sinks.close()
+        if failure is not None:
+            raise failure
+        if self.rank == 0:
+            write_report(logs)
         return not leaving
+
+    def loop(
+        self,
+        first_step: int,
+        steps: int,
+        heartbeat: Heartbeat,
+        guard: PreemptionGuard,
+        profiler: ProfileWindow,
+    ) -> bool:
+        """All steps from ``first_step`` on; whether the ranks left before the end."""
+        leaving = False
+        for step, window in self.windows(first_step, steps):
+            heartbeat.beat(step, "step")
+            profiler.step(step)
+            self.recent.append(self.train_step(step, window))
+            leaving = guard.agreed()
+            self.after_step(step + 1, leaving or step + 1 == steps, heartbeat)
+            if leaving:
+                break
+        self.checkpoints.wait()
+        return leaving
 
     def after_step(self, done: int, last: bool, heartbeat: Heartbeat) -> None:
         """What is due after ``done`` steps: evaluation, records, a checkpoint."""
