@@ -71,7 +71,7 @@ def scan(folder: str | Path, split: str) -> Files:
     """
     root = Path(folder) / split
     if not root.is_dir():
-        raise DataError(f"there is no data folder {root}: expected {root}/CLASS/IMAGE.png")
+        raise DataError(f"there is no data folder {root}: CLASS/IMAGE.png go in there")
     classes = tuple(sorted(each.name for each in root.iterdir() if each.is_dir()))
     if not classes:
         raise DataError(f"{root} has no folders: expected one per class, with its images inside")

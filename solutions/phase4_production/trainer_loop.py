@@ -187,7 +187,6 @@ class Trainer:
         config, plan = self.config, self.plan
         first_step = self.restore()
         steps = min(plan.steps, config.max_steps or plan.steps)
-        self.monitor.steps = first_step
         logs = Path(config.logs)
         self.sinks = open_sinks(
             logs,
@@ -229,6 +228,7 @@ class Trainer:
     ) -> bool:
         """All steps from ``first_step`` on; whether the ranks left before the end."""
         leaving = False
+        self.begin_step(first_step)
         for step, window in self.windows(first_step, steps):
             heartbeat.beat(step, "step")
             profiler.step(step)
@@ -257,9 +257,13 @@ class Trainer:
         if last or (config.save_every and done % config.save_every == 0):
             heartbeat.beat(done, "save")
             self.save(done)
-        if evaluating:  # its time is no step's
-            self.monitor.step(samples=0, loss=0.0)
-            self.monitor.steps -= 1
+        if evaluating:
+            self.begin_step(done)
+
+    def begin_step(self, step: int) -> None:
+        """Step ``step`` begins now: what was done since the last one is no step's."""
+        self.monitor.step(samples=0, loss=0.0)
+        self.monitor.steps = step
 
     def record(self, extra: dict[str, float]) -> None:
         """Hand the metrics of all ranks since the last record to the sinks; collective."""
@@ -286,12 +290,12 @@ class Trainer:
             )
 
     def summary(self) -> str:
-        """What came of the run, in two lines."""
+        """What came of the run, in a line, and where to read more."""
         parts = [f"{self.plan.steps} steps on {self.world_size} ranks, {self.plan.strategy}"]
         if self.evaluation is not None:
             e = self.evaluation
             parts.append(f"top-1 {e.top1:.2%}, top-5 {e.top5:.2%} of {e.images} images")
-        return "; ".join(parts)
+        return f"{'; '.join(parts)}\nreport: {Path(self.config.logs) / 'report.md'}"
 
     def save(self, done: int) -> None:
         """A checkpoint after ``done`` steps; collective."""
