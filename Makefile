@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env demo gpt test lint bench
+.PHONY: env demo gpt train test lint bench
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -15,6 +15,12 @@ gpt: env
 	@OMP_NUM_THREADS=1 $(RUN) -m torch.distributed.run --standalone --nproc-per-node 4 \
 		-m solutions.phase2_advanced.train_gpt --tensor 2 --pipeline 2 --steps 200 \
 		--device cpu --compare --plot .distlab/gpt.png
+
+# the closing run of phase 4: the digits as a folder of images, from the beginning, with a report
+train: env
+	@$(RUN) -m solutions.phase4_production.digits_folder .distlab/digits
+	@rm -rf .distlab/train
+	@NPROC_PER_NODE=2 ./launch_training.sh --config configs/digits.yaml --device cpu
 
 # the templates are the learner's: nothing written there fails the project's own tests
 test: env

@@ -45,6 +45,10 @@ class Part:
     sending: Sending | None = None
     broken: bool = False  # the other end of the message is lost
 
+    def done_by(self, clock: float) -> bool:
+        """Whether it is complete at this virtual time."""
+        return self.done and self.finish <= clock
+
     @property
     def nbytes(self) -> int:
         """Bytes that this rank passes in."""

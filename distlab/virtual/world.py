@@ -189,7 +189,7 @@ class World:
         if self.measured:
             state.compute_since = cpu_time()
         if state.expecting:
-            for work in [w for w in state.expecting if w.part.done]:
+            for work in [w for w in state.expecting if w.part.done_by(rank.clock)]:
                 self.settle(work)
 
     def remove(self, rank: VirtualRank) -> None:
@@ -261,7 +261,7 @@ class World:
 
     def expect(self, work: VirtualWork) -> None:
         """Fulfil the handle's future on its own rank as soon as the operation is complete."""
-        if work.part.done:
+        if work.part.done_by(self.mine.rank.clock):
             self.settle(work)
         else:
             self.mine.expecting.append(work)
@@ -281,9 +281,10 @@ class World:
         if work.future is not None and not work.future.done():
             if work in state.expecting:
                 state.expecting.remove(work)
-            state.rank.clock = max(state.rank.clock, work.part.finish)
             work.part.acknowledge()
-            work.future.set_result(list(work.outputs))
+            now, state.rank.clock = state.rank.clock, work.part.finish
+            work.future.set_result(list(work.outputs))  # callbacks run when it is complete
+            state.rank.clock = max(now, state.rank.clock)
 
     def finish(self, state: RankState) -> None:
         """The rank's body has returned: nothing may be in flight. Raises CheckFailed."""

@@ -71,7 +71,7 @@ def scan(folder: str | Path, split: str) -> Files:
     """
     root = Path(folder) / split
     if not root.is_dir():
-        raise DataError(f"there is no data folder {root}: expected {root}/CLASS/IMAGE.png")
+        raise DataError(f"there is no data folder {root}: CLASS/IMAGE.png go in there")
     classes = tuple(sorted(each.name for each in root.iterdir() if each.is_dir()))
     if not classes:
         raise DataError(f"{root} has no folders: expected one per class, with its images inside")
@@ -161,11 +161,6 @@ class SyntheticImages(Dataset[Decoded]):
         return self.images[sample[1] % 256], sample[1] % self.classes, sample[1]
 
 
-def steps_per_epoch(size: int, global_batch: int) -> int:
-    """Optimizer steps of an epoch; the last one may have fewer images."""
-    return -(-size // global_batch)
-
-
 def blank(size: int) -> Tensor:
     """(3, size, size) uint8 black."""
     return torch.zeros(3, size, size, dtype=torch.uint8)
@@ -233,12 +228,10 @@ class RunBatches(Sampler[list[Sample]]):
             raise DataError(f"{sampler.dataset_size} images for {sampler.world_size} ranks")
         self.sampler, self.micro_batch = sampler, micro_batch
         self.first_step, self.steps = first_step, steps
-        self.steps_per_epoch = steps_per_epoch(sampler.dataset_size, sampler.global_batch_size)
 
     def count(self, step: int) -> int:
         """Micro-batches of a step, the same number on every rank."""
-        done = step % self.steps_per_epoch * self.sampler.global_batch_size
-        samples = min(self.sampler.global_batch_size, self.sampler.dataset_size - done)
+        samples = self.sampler.size_of(step % len(self.sampler))
         return -(-samples // (self.sampler.world_size * self.micro_batch))
 
     def __len__(self) -> int:
@@ -247,9 +240,9 @@ class RunBatches(Sampler[list[Sample]]):
     def __iter__(self) -> Iterator[list[Sample]]:
         step = self.first_step
         while step < self.steps:
-            epoch, begun = divmod(step, self.steps_per_epoch)
+            epoch, begun = divmod(step, len(self.sampler))
             self.sampler.set_epoch(epoch)
-            self.sampler.consumed = begun * self.sampler.global_batch_size
+            self.sampler.skip = begun * self.sampler.batch_size
             for part in islice(self.sampler, self.steps - step):
                 for first in range(0, self.count(step) * self.micro_batch, self.micro_batch):
                     yield [(epoch, index) for index in part[first : first + self.micro_batch]]

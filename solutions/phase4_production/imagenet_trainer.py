@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from .fault_tolerance import CheckpointError
 from .image_models import build_model, checkpoint_activations
 from .recovery import EXIT_PREEMPTED, join
-from .trainer_config import Config, ConfigError, describe_fields, make_config
+from .trainer_config import Config, ConfigError, describe_fields, parse
 from .trainer_loop import Trainer
 from .trainer_setup import open_data
 from .training_plan import World, make_plan
@@ -32,23 +31,6 @@ USAGE = """usage: imagenet_trainer [--config FILE] [--dry-run] [--field value â€
 The configuration is the defaults, what FILE says instead, and what the command line says instead of
 both. --dry-run prints the plan for WORLD_SIZE ranks and trains nothing. Fields and defaults:
 """
-
-
-def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
-    """The configuration, and whether only the plan is wanted."""
-    rest = list(arguments)
-    dry_run = "--dry-run" in rest
-    if dry_run:
-        rest.remove("--dry-run")
-    path = None
-    for word in [w for w in rest if w.partition("=")[0] == "--config"]:
-        place = rest.index(word)
-        _, equals, path = rest.pop(place).partition("=")
-        if not equals:
-            if place == len(rest):
-                raise ConfigError("--config needs the name of a file")
-            path = rest.pop(place)
-    return make_config(path, rest), dry_run
 
 
 def dry_run(config: Config) -> str:

@@ -338,11 +338,8 @@ def find_bottleneck(
     shares = [_shares(record) for record in records[1:] or records]
     median = {kind: statistics.median(s[kind] for s in shares) for kind in shares[0]}
     worst = max(("straggler", "data", "communication"), key=lambda kind: median[kind])
-    if median[worst] >= waste:
-        kind = worst
-    else:
-        kind = "memory" if median["memory"] >= full else "compute"
-    return Bottleneck(kind=kind, shares=median)
+    needed = "memory" if median["memory"] >= full else "compute"
+    return Bottleneck(kind=worst if median[worst] >= waste else needed, shares=median)
     # --- exercise 4.12: end
 
 

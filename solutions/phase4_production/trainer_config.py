@@ -74,13 +74,13 @@ class Config:
     memory_gb: float | None = None  # per rank; None: the GPU's, on a CPU no limit
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # running
-    checkpoints: str = ".distlab/checkpoints"
+    checkpoints: str = ".distlab/train/checkpoints"
     save_every: int = 100  # optimizer steps; 0: at the end of the run only
     keep: int = 3
     async_save: bool = True
     resume: bool = True
     max_steps: int | None = None  # stop after so many, as a preempted job would
-    logs: str = ".distlab/logs"
+    logs: str = ".distlab/train/logs"
     log_every: int = 10
     evaluate_every: int = 1  # epochs
     metrics_port: int | None = None  # rank 0 serves Prometheus there
@@ -238,6 +238,23 @@ def make_config(path: str | Path | None, arguments: Sequence[str] = ()) -> Confi
     """Defaults, what the file says instead, and what the command line says instead of both."""
     fields: Mapping[str, Any] = {} if path is None else read_yaml(path)
     return Config(**{**fields, **read_arguments(arguments)})
+
+
+def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
+    """The configuration, and whether only the plan is wanted."""
+    rest = list(arguments)
+    dry_run = "--dry-run" in rest
+    if dry_run:
+        rest.remove("--dry-run")
+    path = None
+    for word in [w for w in rest if w.partition("=")[0] == "--config"]:
+        place = rest.index(word)
+        _, equals, path = rest.pop(place).partition("=")
+        if not equals:
+            if place == len(rest):
+                raise ConfigError("--config needs the name of a file")
+            path = rest.pop(place)
+    return make_config(path, rest), dry_run
 
 
 def describe_fields() -> str:

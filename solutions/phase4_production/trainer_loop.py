@@ -30,9 +30,10 @@ from solutions.phase2_advanced.mixed_precision import LossScaler
 from .async_checkpoint import AsyncCheckpointer
 from .elastic import ElasticSampler
 from .evaluation import Evaluation, evaluate
-from .fault_tolerance import CheckpointStore
+from .fault_tolerance import CheckpointError, CheckpointStore
 from .image_folder import (
     Batch,
+    DataError,
     Decoded,
     EvaluationBatches,
     RunBatches,
@@ -49,6 +50,7 @@ from .trainer_config import Config
 from .trainer_setup import open_data, set_up_model
 from .trainer_state import TrainerState
 from .training_plan import autocast
+from .training_report import write_report
 
 Loader = DataLoader[Batch]
 
@@ -82,7 +84,6 @@ class Trainer:
             engine=self.engine,
             sampler=self.sampler,
             classes=self.classes,
-            steps_per_epoch=self.plan.steps_per_epoch,
             device=device,
             average=self.average,
             scaler=self.scaler,
@@ -186,7 +187,6 @@ class Trainer:
         config, plan = self.config, self.plan
         first_step = self.restore()
         steps = min(plan.steps, config.max_steps or plan.steps)
-        self.monitor.steps = first_step
         logs = Path(config.logs)
         self.sinks = open_sinks(
             logs,
@@ -200,22 +200,46 @@ class Trainer:
         guard = PreemptionGuard(device=self.device)
         first, last = (config.profile_at, config.profile_at + 3) if config.profile_at else (-1, -1)
         profiler = ProfileWindow(logs / f"trace-rank{self.rank}.json", first, last)
-        leaving = False
+        leaving, failure = False, None
+        watchdog = Watchdog(
+            heartbeat, config.watchdog_seconds, min(1.0, config.watchdog_seconds / 8)
+        )
         try:
-            with guard, Watchdog(heartbeat, config.watchdog_seconds):
-                for step, window in self.windows(first_step, steps):
-                    heartbeat.beat(step, "step")
-                    profiler.step(step)
-                    self.recent.append(self.train_step(step, window))
-                    leaving = guard.agreed()
-                    self.after_step(step + 1, leaving or step + 1 == steps, heartbeat)
-                    if leaving:
-                        break
-                self.checkpoints.wait()
+            with guard, watchdog:
+                try:
+                    leaving = self.loop(first_step, steps, heartbeat, guard, profiler)
+                except (CheckpointError, DataError) as error:
+                    failure = error  # the same on all ranks: nobody has to be told
         finally:
             profiler.close()
             self.sinks.close()
+        if failure is not None:
+            raise failure
+        if self.rank == 0:
+            write_report(logs)
         return not leaving
+
+    def loop(
+        self,
+        first_step: int,
+        steps: int,
+        heartbeat: Heartbeat,
+        guard: PreemptionGuard,
+        profiler: ProfileWindow,
+    ) -> bool:
+        """All steps from ``first_step`` on; whether the ranks left before the end."""
+        leaving = False
+        self.begin_step(first_step)
+        for step, window in self.windows(first_step, steps):
+            heartbeat.beat(step, "step")
+            profiler.step(step)
+            self.recent.append(self.train_step(step, window))
+            leaving = guard.agreed()
+            self.after_step(step + 1, leaving or step + 1 == steps, heartbeat)
+            if leaving:
+                break
+        self.checkpoints.wait()
+        return leaving
 
     def after_step(self, done: int, last: bool, heartbeat: Heartbeat) -> None:
         """What is due after ``done`` steps: evaluation, records, a checkpoint."""
@@ -234,9 +258,13 @@ class Trainer:
         if last or (config.save_every and done % config.save_every == 0):
             heartbeat.beat(done, "save")
             self.save(done)
-        if evaluating:  # its time is no step's
-            self.monitor.step(samples=0, loss=0.0)
-            self.monitor.steps -= 1
+        if evaluating:
+            self.begin_step(done)
+
+    def begin_step(self, step: int) -> None:
+        """Step ``step`` begins now: what was done since the last one is no step's."""
+        self.monitor.step(samples=0, loss=0.0)
+        self.monitor.steps = step
 
     def record(self, extra: dict[str, float]) -> None:
         """Hand the metrics of all ranks since the last record to the sinks; collective."""
@@ -263,12 +291,12 @@ class Trainer:
             )
 
     def summary(self) -> str:
-        """What came of the run, in two lines."""
+        """What came of the run, in a line, and where to read more."""
         parts = [f"{self.plan.steps} steps on {self.world_size} ranks, {self.plan.strategy}"]
         if self.evaluation is not None:
             e = self.evaluation
             parts.append(f"top-1 {e.top1:.2%}, top-5 {e.top5:.2%} of {e.images} images")
-        return "; ".join(parts)
+        return f"{'; '.join(parts)}\nreport: {Path(self.config.logs) / 'report.md'}"
 
     def save(self, done: int) -> None:
         """A checkpoint after ``done`` steps; collective."""

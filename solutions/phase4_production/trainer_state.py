@@ -40,7 +40,6 @@ class TrainerState:
     engine: Engine
     sampler: ElasticSampler
     classes: tuple[str, ...]
-    steps_per_epoch: int
     device: torch.device
     average: AverageOfWeights | None
     scaler: LossScaler | None
@@ -48,9 +47,8 @@ class TrainerState:
     def capture(self, step: int) -> tuple[State, State]:
         """(shared, own) after ``step`` steps; tensors may be the live ones. Collective."""
         weights, own_weights = self.engine.state()
-        position = self.sampler.state_dict()
-        position["epoch"], batch = divmod(step, self.steps_per_epoch)
-        position["consumed"] = batch * self.sampler.global_batch_size
+        epoch, batch = divmod(step, len(self.sampler))
+        position = self.sampler.state_dict(batch * self.sampler.batch_size) | {"epoch": epoch}
         shared = {
             "engine": weights,
             "position": position,

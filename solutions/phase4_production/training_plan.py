@@ -25,7 +25,7 @@ from solutions.phase3_multi_node.sharding_strategies import (
     readable,
 )
 
-from .image_folder import normalised, steps_per_epoch
+from .image_folder import normalised
 from .image_models import blocks
 from .recipe import learning_rate, make_optimizer_class
 from .trainer_config import Config, ConfigError
@@ -141,8 +141,8 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps."""
-        return steps_per_epoch(self.images, self.config.global_batch)
+        """Optimizer steps; the last one may have fewer images."""
+        return math.ceil(self.images / self.config.global_batch)
 
     @property
     def steps(self) -> int:

@@ -175,6 +175,24 @@ def test_hooks_functional_collectives_and_futures(seed: int | None) -> None:
         assert got == [[6.0] * 3, [3.0] * 2, 30.0]
 
 
+def test_futures_are_fulfilled_at_their_own_time() -> None:
+    """A callback reads the clock when the communication is complete, whatever the rank does."""
+
+    def body(ctx: RankContext) -> tuple[float, float, float]:
+        moments = []
+        pending = dist.all_reduce(torch.ones(1_000_000), async_op=True)
+        pending.get_future().add_done_callback(lambda _: moments.append(time.perf_counter()))
+        time.sleep(1.0 if ctx.rank else 0.5)
+        before = time.perf_counter()
+        pending.wait()
+        return moments[0], before, time.perf_counter()
+
+    for arrived, before, after in run_virtual(body, 2):
+        assert 0.001 < arrived < 0.4
+        assert before in (pytest.approx(0.5, rel=1e-3), pytest.approx(1.0, rel=1e-3))
+        assert after - before < 1e-4
+
+
 def test_torchs_own_ddp_runs_unchanged() -> None:
     def body(ctx: RankContext, wrapped: bool) -> torch.Tensor:
         torch.manual_seed(0)

@@ -1,0 +1,431 @@
+"""Checks of exercise 4.10: where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch._dynamo  # counting on the meta device imports it: once here, not per rank
+import torch.distributed as dist
+import torch.nn.functional as F
+from pretend_gpu import Gpu, Work
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading.checks import expect_refused, refusal
+
+MS = 1e-3
+
+
+def expect_seconds(got: float, want: float, what: str, cause: str, rank: int | None = None) -> None:
+    """Fail unless the virtual seconds agree; reading a clock takes some of them."""
+    if abs(got - want) > 1e-4:
+        fail(f"{what}: expected {want:.4f} s, got {got:.4f} s", cause=cause, rank=rank)
+
+
+# -- FLOPs -----------------------------------------------------------------------------------------
+class Attention(nn.Module):
+    """Embedding, products of three and four dimensions, torch's attention; two layers tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 11, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        mixed = torch.softmax(q @ k.transpose(1, 2), -1) @ v
+        heads = [t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (q, k, v)]
+        mixed = mixed + F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        return self.out(mixed)
+
+
+def frozen_front() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 6), nn.Linear(6, 2))
+    model[0].requires_grad_(False)
+    return model
+
+
+NETS = {
+    "linear layers": lambda: (nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)), (4, 5)),
+    "a linear layer on three dimensions": lambda: (nn.Linear(5, 7, bias=False), (2, 3, 5)),
+    "a frozen first layer": lambda: (frozen_front(), (3, 5)),
+    "nothing to train": lambda: (nn.Linear(5, 7).requires_grad_(False), (3, 5)),
+    "convolutions": lambda: (
+        nn.Sequential(nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.Conv2d(5, 4, 2, dilation=2)),
+        (2, 3, 11, 9),
+    ),
+    "transposed convolutions": lambda: (
+        nn.Sequential(nn.Conv1d(3, 5, 3), nn.ConvTranspose1d(5, 4, 4, stride=3)),
+        (2, 3, 8),
+    ),
+}
+
+
+@exercise("4.10", "virtual")
+def test_flops_are_those_of_torchs_counter(impl, run, seed):
+    """Products, convolutions and attention, forward and backward, as torch's counter counts."""
+
+    def body(ctx):
+        found = []
+        for make in (*NETS.values(), lambda: (Attention(), None)):
+            model, shape = make()
+            inputs = torch.rand(shape) if shape else torch.randint(11, (3, 6))
+            with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+                out = model(inputs)
+                if out.requires_grad:
+                    out.sum().backward()
+            found.append((impl.count_flops(model, inputs), counter.get_total_flops()))
+        return found
+
+    for name, (got, want) in zip((*NETS, "attention"), run(body, 1)[0], strict=True):
+        expect_equal(got, want, what=f"FLOPs of {name}", cause="flops")
+
+
+@exercise("4.10", "virtual")
+def test_flops_of_grouped_convolutions(impl, run):
+    """A filter of a grouped convolution sees the channels of its group only."""
+
+    def body(ctx):
+        convolution = nn.Conv2d(4, 8, 3, groups=2, bias=False)
+        first = impl.count_flops(convolution, torch.rand(2, 4, 6, 6))
+        return first, impl.count_flops(
+            nn.Sequential(nn.Conv2d(4, 4, 1), convolution), torch.rand(2, 4, 6, 6)
+        )
+
+    first, both = run(body, 1)[0]
+    one = 2 * (2 * 8 * 4 * 4) * (2 * 3 * 3)  # elements of the result, terms of each
+    expect_equal(first, 2 * one, what="forward and the weights' gradient", cause="flops")
+    expect_equal(
+        both - 2 * 2 * (2 * 4 * 6 * 6) * 4, 3 * one, what="with the input's gradient", cause="flops"
+    )
+
+
+@exercise("4.10", "virtual")
+def test_counting_leaves_no_trace(impl, run, seed):
+    """Gradients, running statistics, random numbers and the training mode stay as they were."""
+
+    def body(ctx):
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
+        model(torch.rand(3, 4)).sum().backward()
+        state = lambda: [
+            *(t.clone() for t in model.state_dict().values()),
+            *(p.grad.clone() for p in model.parameters()),
+            torch.get_rng_state(),
+        ]
+        before = state()
+        impl.count_flops(model, torch.rand(3, 4, generator=ctx.generator()))
+        return all(map(torch.equal, before, state()))
+
+    message = "the state of the model or of the random numbers after counting is that before"
+    expect_equal(run(body, 1)[0], True, what=message, cause="side-effect")
+
+
+# -- time ------------------------------------------------------------------------------------------
+@exercise("4.10", "virtual")
+def test_phases_add_up(impl, run):
+    """Two micro-batches: times of a phase add up; what lies in none of them is in the step."""
+
+    def body(ctx):
+        monitor = impl.StepMonitor()
+        found, begun = [], time.perf_counter()
+        for _ in range(3):
+            for _ in monitor.batches(range(2)):
+                with monitor.phase("forward"):
+                    time.sleep(20 * MS)
+                time.sleep(5 * MS)
+                with monitor.phase("backward"):
+                    time.sleep(40 * MS)
+            with monitor.phase("optimizer"):
+                time.sleep(3 * MS)
+            found.append(monitor.step(samples=8, loss=0.5))
+            time.sleep(10 * MS)  # the monitor's user writes a checkpoint, say
+        whole = time.perf_counter() - begun - 10 * MS
+        return [(m.step, m.seconds, m.phases) for m in found], whole
+
+    metrics, whole = run.simulate(body, 1)[0]
+    expect_equal([m[0] for m in metrics], [0, 1, 2], what="numbers of the steps")
+    for step, seconds, phases in metrics:
+        expect_seconds(phases["forward"], 40 * MS, "forward, two times 20 ms", "phase-time")
+        expect_seconds(phases["backward"], 80 * MS, "backward, two times 40 ms", "phase-time")
+        expect_seconds(phases["optimizer"], 3 * MS, "optimizer", "phase-time")
+        expect_seconds(phases["data"], 0.0, "data that is there", "data-wait")
+        want = (133 + 10 * (step > 0)) * MS
+        expect_seconds(seconds, want, f"step {step}, from the end of the last", "step-time")
+    expect_seconds(sum(m[1] for m in metrics), whole, "all steps together", "step-time")
+
+
+@exercise("4.10", "virtual")
+def test_data_wait_is_what_the_loader_takes(impl, run):
+    """Only the time in the loader counts, not what is done with its batches; they all arrive."""
+
+    def loader():
+        for batch in range(3):
+            time.sleep(30 * MS)
+            yield batch
+
+    def body(ctx):
+        monitor, seen, waits = impl.StepMonitor(), [], []
+        for batch in monitor.batches(loader()):
+            time.sleep(70 * MS)
+            seen.append(batch)
+            waits.append(monitor.step(samples=1, loss=0.0).phases["data"])
+        return seen, waits
+
+    seen, waits = run.simulate(body, 1)[0]
+    expect_equal(seen, [0, 1, 2], what="the loader's batches")
+    for wait in waits:
+        expect_seconds(wait, 30 * MS, "waiting for a batch", "data-wait")
+
+
+def wire_seconds(numel: int) -> float:
+    """What an all-reduce takes when nothing else goes on."""
+    begun = time.perf_counter()
+    dist.all_reduce(torch.zeros(numel))
+    return time.perf_counter() - begun
+
+
+@exercise("4.10", "virtual")
+def test_exposed_and_hidden_communication(impl, run):
+    """A wire slower than compute, a faster one, and none at all, by real all-reduces."""
+
+    def body(ctx):
+        wire = wire_seconds(1_000_000)
+        monitor, found = impl.StepMonitor(), []
+        monitor.step(samples=1, loss=0.0)
+        for share in (0.25, 3.0, 0.0):
+            with monitor.phase("backward"):
+                handle = monitor.track(dist.all_reduce(torch.zeros(1_000_000), async_op=True))
+                time.sleep(share * wire)
+                handle.wait()
+            m = monitor.step(samples=1, loss=0.0)
+            found.append((share, m.exposed, m.hidden, m.phases["backward"]))
+        return wire, found
+
+    for rank, (wire, found) in enumerate(run.simulate(body, 2)):
+        for share, exposed, hidden, backward in found:
+            what = f"compute of {share:g} times the wire's {wire * 1e3:.1f} ms beside it"
+            visible = max(0.0, 1 - share) * wire
+            expect_seconds(exposed, visible, f"exposed, {what}", "exposed", rank)
+            expect_seconds(hidden, wire - visible, f"hidden, {what}", "hidden", rank)
+            expect_seconds(backward, share * wire, f"backward, {what}", "phase-time", rank)
+
+
+@exercise("4.10", "virtual")
+def test_communication_at_once_counts_once(impl, run):
+    """Two buckets on the wire: seconds in which any of them is, not the sum of their times."""
+
+    def body(ctx):
+        wire = wire_seconds(1_000_000)
+        monitor = impl.StepMonitor()
+        begun = time.perf_counter()
+        buffers = [torch.zeros(1_000_000) for _ in range(2)]
+        handles = [monitor.track(dist.all_reduce(b, async_op=True)) for b in buffers]
+        time.sleep(wire / 2)
+        for handle in handles:
+            handle.wait()
+        both = time.perf_counter() - begun
+        time.sleep(wire)  # compute that follows hides nothing
+        metrics = monitor.step(samples=1, loss=0.0)
+        return wire, both, metrics.exposed, metrics.hidden
+
+    for rank, (wire, both, exposed, hidden) in enumerate(run.simulate(body, 2)):
+        expect_seconds(exposed, both - wire / 2, "exposed, two buckets", "exposed", rank)
+        expect_seconds(hidden, wire / 2, "hidden, two buckets", "hidden", rank)
+
+
+@exercise("4.10", "virtual")
+def test_hooks_and_blocking_communication(impl, run):
+    """A watched hook does its work; one that blocks is exposed, like what runs in a block."""
+
+    def body(ctx):
+        def quick(bucket):
+            return dist.all_reduce(bucket, async_op=True)
+
+        def blocks(bucket):
+            dist.all_reduce(bucket)
+
+        wire, monitor, found = wire_seconds(500_000), impl.StepMonitor(), []
+        for hook in (quick, blocks):
+            monitor.step(samples=1, loss=0.0)
+            bucket = torch.full((500_000,), ctx.rank + 1.0)
+            handle = monitor.watch(hook)(bucket)
+            time.sleep(wire / 4)
+            if handle is not None:
+                handle.wait()
+            m = monitor.step(samples=1, loss=0.0)
+            found.append((bucket[:3].clone(), handle is None, m.exposed, m.hidden))
+        with monitor.communication():
+            dist.all_reduce(torch.zeros(500_000))
+        m = monitor.step(samples=1, loss=0.0)
+        return wire, found, m.exposed, m.hidden
+
+    for rank, (wire, (quick, blocks), *block) in enumerate(run.simulate(body, 2)):
+        for sums, *_ in (quick, blocks):
+            expect_close(sums, torch.full((3,), 3.0), what="the bucket", rank=rank)
+        expect_equal((quick[1], blocks[1]), (False, True), what="None for done", rank=rank)
+        expect_seconds(quick[2], 0.75 * wire, "a hook that begins: exposed", "exposed", rank)
+        expect_seconds(quick[3], 0.25 * wire, "a hook that begins: hidden", "hidden", rank)
+        for exposed, hidden in (blocks[2:], block):
+            expect_seconds(exposed, wire, "blocking communication: exposed", "exposed", rank)
+            expect_seconds(hidden, 0.0, "blocking communication: hidden", "hidden", rank)
+
+
+@exercise("4.10", "virtual")
+def test_messages_can_be_tracked(impl, run):
+    """A handle of a message, which may have no future on this backend."""
+
+    def body(ctx):
+        class Plain:
+            def wait(self):
+                time.sleep(10 * MS)
+
+        monitor = impl.StepMonitor()
+        monitor.track(Plain()).wait()
+        metrics = monitor.step(samples=1, loss=0.0)
+        return metrics.exposed, metrics.hidden
+
+    exposed, hidden = run.simulate(body, 1)[0]
+    expect_seconds(exposed, 10 * MS, "exposed, a handle with wait() only", "exposed")
+    expect_seconds(hidden, 0.0, "hidden, a handle with wait() only", "hidden")
+
+
+# -- a GPU runs behind -----------------------------------------------------------------------------
+@exercise("4.10", "virtual")
+def test_slow_kernels_show_where_they_run(impl, run):
+    """On a GPU that runs behind the host: seconds of kernels, not of their launches."""
+
+    def body(ctx):
+        found = []
+        with Gpu().installed() as gpu:
+            monitor = impl.StepMonitor("cuda")
+            for _ in range(3):
+                with monitor.phase("forward"):
+                    gpu.launch(50 * MS)
+                with monitor.phase("backward"):
+                    gpu.launch(100 * MS)
+                    handle = monitor.track(Work(gpu, 40 * MS))
+                    gpu.launch(30 * MS)
+                    handle.wait()
+                with monitor.phase("optimizer"):
+                    gpu.launch(5 * MS)
+                before = gpu.synchronisations
+                m = monitor.step(samples=2, loss=torch.tensor(0.5))
+                times = (m.seconds, m.exposed, m.hidden, m.phases)
+                found.append((*times, before, gpu.synchronisations))
+        return found
+
+    last = 0
+    for seconds, exposed, hidden, phases, before, after in run.simulate(body, 1)[0]:
+        if before > last or after > last + 1:
+            fail(
+                f"the host waited for the GPU {after - last} times in one step, {before - last} of "
+                "them before its end: once is enough, and more makes training slower",
+                cause="synchronises-too-often",
+            )
+        last = after
+        expect_seconds(phases["forward"], 50 * MS, "forward's kernel", "not-synchronised")
+        expect_seconds(phases["backward"], 130 * MS, "backward's kernels", "not-synchronised")
+        expect_seconds(phases["optimizer"], 5 * MS, "the optimizer's kernel", "not-synchronised")
+        expect_seconds(exposed, 10 * MS, "exposed on the stream", "exposed")
+        expect_seconds(hidden, 30 * MS, "hidden behind kernels", "hidden")
+        expect_seconds(seconds, 195 * MS, "the step on the GPU", "not-synchronised")
+
+
+# -- the rest of the metrics -----------------------------------------------------------------------
+@exercise("4.10", "virtual")
+def test_rates_and_utilisation(impl, run):
+    """Samples and tokens per second, MFU from the FLOPs of a sample; None if not known."""
+
+    def body(ctx):
+        found = []
+        for options in ({"flops_per_sample": 2e9, "peak_flops": 1e12}, {"flops_per_sample": 2e9}):
+            monitor = impl.StepMonitor(first_step=7, **options)
+            time.sleep(0.5)
+            m = monitor.step(samples=50, tokens=400, loss=torch.tensor(1.25, requires_grad=True))
+            found.append((m.step, m.as_dict()))
+        return found
+
+    (step, known), (_, unknown) = run.simulate(body, 1)[0]
+    expect_equal(step, 7, what="the number of the first step")
+    want = {"loss": 1.25, "samples_per_second": 100, "tokens_per_second": 800, "mfu": 0.2}
+    for name, value in want.items():
+        if abs(known[name] - value) > 1e-3 * value:
+            fail(f"{name}: expected {value}, got {known[name]}", cause="rate")
+    expect_equal(unknown["mfu"], None, what="MFU without a peak", cause="rate")
+    expect_equal(known["gpu_utilisation"], None, what="GPU utilisation of a CPU")
+    expect_equal(0 < known["memory_share"] < 1, True, what="a share of the memory")
+
+
+@exercise("4.10", "gloo cuda")
+def test_a_late_rank_is_exposed_on_the_others(impl, run):
+    """Real ranks: rank 1 computes 0.3 s longer; rank 0 waits for it, in its communication."""
+
+    def body(ctx):
+        monitor = impl.StepMonitor(ctx.device)
+        found = []
+        for late in (0.0, 0.3):
+            with monitor.phase("backward"):
+                time.sleep(late * ctx.rank)
+                buffer = torch.ones(10, device=ctx.device)
+                monitor.track(dist.all_reduce(buffer, async_op=True)).wait()
+            metrics = monitor.step(samples=1, loss=buffer.sum())
+            found.append((metrics.exposed, metrics.seconds, metrics.own_seconds, metrics.loss))
+        return found
+
+    results = run(body, 2)
+    for rank, found in enumerate(results):
+        exposed, seconds, own, loss = found[1]
+        expect_equal(loss, 20.0, what="the buffer's sum", rank=rank)
+        expect_equal(abs(seconds - own - exposed) < 1e-6, True, what="own = step - exposed")
+        if seconds < 0.25:
+            fail(f"rank {rank}'s step took {seconds:.3f} s, not 0.3", cause="step-time", rank=rank)
+    if results[0][1][0] < 0.2 or results[1][1][0] > 0.2:
+        fail(
+            f"rank 0 waits 0.3 s for rank 1 and not the other way round: exposed are "
+            f"{results[0][1][0]:.3f} and {results[1][1][0]:.3f} s",
+            cause="exposed",
+        )
+
+
+@exercise("4.10", "virtual")
+def test_bad_settings_are_refused(impl, run):
+    """Negative FLOPs and a peak of zero, before anything is measured."""
+    calls = [
+        ("negative FLOPs", {"flops_per_sample": -5.0}, [-5]),
+        ("a peak of zero", {"flops_per_sample": 1.0, "peak_flops": 0.0}, [0.0]),
+    ]
+
+    def body(ctx):
+        return [refusal(impl.StepMonitor, **options) for _, options, _ in calls]
+
+    expect_refused(run(body, 2), [(what, numbers) for what, _, numbers in calls])
+
+
+@trace("4.10")
+def scenario(impl):
+    """Three steps: the last bucket's all-reduce is exposed, the first one's hidden."""
+
+    def body(ctx):
+        monitor = impl.StepMonitor(ctx.device)
+        ctx.start_picture()
+        for _ in range(3):
+            with monitor.phase("forward"), ctx.span("forward"):
+                time.sleep(10 * MS)
+            with monitor.phase("backward"):
+                handles = []
+                for _ in range(2):
+                    with ctx.span("backward"):
+                        time.sleep(10 * MS)
+                    gradient = torch.zeros(1_000_000, device=ctx.device)
+                    handles.append(monitor.track(dist.all_reduce(gradient, async_op=True)))
+                for handle in handles:
+                    handle.wait()
+            monitor.step(samples=1, loss=0.0)
+
+    return body
