@@ -14,6 +14,7 @@ left out of its batch, named once, and the mean loss is over those that could be
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -283,4 +284,11 @@ def make_loader(
         prefetch_factor=prefetch if workers else None,
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
+        worker_init_fn=own_group,
     )
+
+
+def own_group(worker: int) -> None:
+    """Leave the rank's process group: torchrun ends ranks with SIGTERM to their group, and a rank
+    that is to save first must not lose its workers to it."""
+    os.setpgid(0, 0)

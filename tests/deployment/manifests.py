@@ -44,5 +44,5 @@ def is_under(path: str, folder: str) -> bool:
 def launcher_variables() -> set[str]:
     """The environment that launch_training.sh reads."""
     text = (root() / "launch_training.sh").read_text(encoding="utf-8")
-    names = r"\b(NNODES|NODE_RANK|MASTER_ADDR|MASTER_PORT|NPROC_PER_NODE|MAX_RESTARTS)\b"
+    names = r"\b(NNODES|NODE_RANK|MASTER_ADDR|MASTER_PORT|NPROC_PER_NODE|MAX_RESTARTS|RUN_ID)\b"
     return set(re.findall(names, text))

@@ -61,7 +61,9 @@ class Cluster:
             *("sbatch", "--parsable", "--gpus-per-node=2", f"--output={self.work}/job-%j.log"),
             *(str(SCRIPT), "--config", "configs/smoke.yaml", "--data", "synthetic"),
             *("--checkpoints", f"{self.work}/checkpoints", "--logs", f"{self.work}/logs"),
-            *("--workers", "1", "--save-every", "0", "--watchdog-seconds", "300", *trainer),
+            # no data workers: without cgroups SLURM sends signals to every process of a job, with
+            # them only to the agents
+            *("--workers", "0", "--save-every", "0", "--watchdog-seconds", "300", *trainer),
             MASTER_PORT=str(free_ports(1)[0]),
         )
         return answer.strip()
@@ -100,10 +102,11 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def own(cluster: Cluster, tmp_path: Path) -> Cluster:
-    """The cluster, for a training of the test's own."""
+def own(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
+    """The cluster, for a training of the test's own; its jobs end with the test."""
     cluster.work = tmp_path
-    return cluster
+    yield cluster
+    cluster.call("scancel", "--partition=batch")
 
 
 def saved_step(log: str) -> int:
