@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env demo gpt nodes test lint bench
+.PHONY: env demo gpt nodes train test lint bench
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -20,6 +20,12 @@ gpt: env
 nodes: env
 	@$(RUN) -m distlab cluster run --nodes 2 --ranks-per-node 2 --rate 20mbit -- \
 		python -m solutions.phase3_multi_node.train_two_nodes --plot .distlab/nodes.png
+
+# the closing run of phase 4: the digits as a folder of images, from the beginning, with a report
+train: env
+	@$(RUN) -m solutions.phase4_production.digits_folder .distlab/digits
+	@rm -rf .distlab/train
+	@NPROC_PER_NODE=2 ./launch_training.sh --config configs/digits.yaml --device cpu
 
 # the templates are the learner's: nothing written there fails the project's own tests
 test: env

@@ -35,6 +35,7 @@ BENCHMARKS = (
     "parameter_server",
     "checkpoint",
     "compression",
+    "compression_digits",
     "monitoring",
     "virtual",
     "validation",

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Train image classifiers on one node or several; a thin layer over torchrun.
+#
+#   ./launch_training.sh --config FILE [--field value …]     one rank per GPU, else two on the CPU
+#   ./launch_training.sh NPROC STRATEGY BATCH [--field value …]
+#   ./launch_training.sh … --dry-run                         print the plan, train nothing
+#
+# Several nodes: run it on each of them with
+#   NNODES=2 NODE_RANK=0 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500    (NODE_RANK=1 on the second …)
+# NNODES=1:4 lets nodes come and go. Also read: NPROC_PER_NODE, MAX_RESTARTS (3), RUN_ID.
+# BATCH is the global batch, over all ranks. After SIGTERM all ranks save, then they leave.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+python=python
+if [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
+if [ $# -eq 0 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
+    sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' launch_training.sh
+    exit $(($# == 0))
+fi
+
+if [[ "$1" =~ ^[0-9]+$ ]]; then
+    if [ $# -lt 3 ]; then
+        echo "launch_training: usage: ./launch_training.sh NPROC STRATEGY BATCH" >&2
+        exit 2
+    fi
+    NPROC_PER_NODE=$1
+    set -- --config "${CONFIG:-configs/digits.yaml}" --strategy "$2" --global-batch "$3" "${@:4}"
+fi
+
+gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l || true)
+nproc=${NPROC_PER_NODE:-$((gpus > 0 ? gpus : 2))}
+nnodes=${NNODES:-1}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+trainer=solutions.phase4_production.imagenet_trainer
+
+for word in "$@"; do
+    if [ "$word" = --dry-run ]; then
+        export WORLD_SIZE=$((${nnodes#*:} * nproc)) LOCAL_WORLD_SIZE=$nproc
+        exec "$python" -m "$trainer" "$@"
+    fi
+done
+
+"$python" -m solutions.phase4_production.preflight "$@"
+if [ "$nnodes" = 1 ] && [ -z "${MASTER_PORT:-}" ]; then
+    rendezvous=(--standalone)
+else
+    rendezvous=(--nnodes "$nnodes" --rdzv-backend c10d --rdzv-id "${RUN_ID:-trainer}"
+        --rdzv-endpoint "${MASTER_ADDR:-127.0.0.1}:${MASTER_PORT:-29500}")
+    if [ -n "${NODE_RANK:-}" ]; then
+        rendezvous+=(--rdzv-conf "is_host=$([ "$NODE_RANK" = 0 ] && echo true || echo false)")
+    fi
+fi
+# without "--" torchrun takes the trainer's --logs for a shortened option of its own
+exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node "$nproc" \
+    --max-restarts "${MAX_RESTARTS:-3}" -m -- "$trainer" "$@"

@@ -1,0 +1,254 @@
+"""One interface to every strategy, so that the training loop is written once.
+
+=========  ======================================  =======================================
+strategy   of the course (``parallel: course``)    of PyTorch (``parallel: torch``)
+=========  ======================================  =======================================
+ddp        DDP with a hook (3.11, 3.12)            DistributedDataParallel
+zero1      the same and ZeroOptimizer (3.13)       … and ZeroRedundancyOptimizer
+zero2      Zero2Optimizer (3.14)                   fully_shard, parameters stay gathered
+fsdp       PrefetchFSDP (3.15, 3.16, 3.18)         fully_shard
+hybrid     HybridFlat in nodes (3.19)              fully_shard on a 2-dimensional mesh
+=========  ======================================  =======================================
+
+All of them leave the mean over the ranks in the gradients that the optimizer steps on. With
+n samples in the global batch, a rank's loss is W/n times the sum over its own samples: the mean of
+the ranks' gradients is then that of the mean over all samples, however many each rank has.
+
+Weights and optimizer go into a checkpoint either whole, written once (ddp, zero1, zero2, torch), or
+in the pieces that each rank has (fsdp, hybrid), from which any number of ranks can go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from solutions.phase2_advanced import gradient_accumulation
+from solutions.phase3_multi_node import fsdp
+from solutions.phase3_multi_node.buckets import broadcast_tensors
+from solutions.phase3_multi_node.comm_hooks import Hook
+from solutions.phase3_multi_node.ddp import DDP
+from solutions.phase3_multi_node.fsdp_checkpoint import load_sharded_state_dict, sharded_state_dict
+from solutions.phase3_multi_node.fsdp_hybrid import HybridFlat, node_groups
+from solutions.phase3_multi_node.fsdp_offload import OffloadFlat
+from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
+from solutions.phase3_multi_node.overlap import MIB
+from solutions.phase3_multi_node.zero import Zero2Optimizer, ZeroOptimizer
+
+from .image_models import blocks
+
+State = dict[str, Any]
+OptimizerClass = type[torch.optim.Optimizer]
+
+
+class Engine:
+    """A model and its optimizer, trained by all ranks together.
+
+    ``net``: what is called; ``module``: what has the buffers; ``optimizer``: its ``param_groups``
+    take the learning rate; ``parameters``: what it steps on, on this rank.
+    """
+
+    net: nn.Module
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    compressor: Any = None  # a hook that remembers what it has not sent
+    layout = "whole"  # how a checkpoint holds the state: engines of one layout can swap it
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What this rank's optimizer steps on, with gradients after backward."""
+        return [*self.net.parameters()]
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[object]:
+        """Forward and backward of one micro-batch happen inside; ``last`` of its step."""
+        return contextlib.nullcontext()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the last step."""
+        self.optimizer.zero_grad()
+
+    def clip(self, max_norm: float) -> float:
+        """Limit the norm of the whole gradient; returns it as it was."""
+        return gradient_accumulation.clip_by_global_norm(self.parameters, max_norm)
+
+    def share_buffers(self) -> None:
+        """Give every rank the running statistics of rank 0, before they are used or saved."""
+        broadcast_tensors([*self.module.buffers()], 25 * MIB)
+
+    @property
+    def averaged(self) -> list[Tensor]:
+        """The tensors of this rank of which a running average is kept."""
+        return [*self.parameters, *self.module.buffers()]
+
+    def weights(self) -> tuple[State, State]:
+        """(on rank 0 what is written once, what this rank writes) of the weights; collective."""
+        return {"model": self.module.state_dict()}, {}
+
+    def load_weights(self, shared: State, owns: Iterable[State]) -> None:
+        """Take them over; ``owns``: what the ranks have written, at any world size."""
+        self.module.load_state_dict(shared["model"])
+
+    def state(self) -> tuple[State, State]:
+        """As ``weights``, with the optimizer's state."""
+        shared, own = self.weights()
+        return {**shared, "optimizer": self.optimizer.state_dict()}, own
+
+    def load(self, shared: State, owns: Iterable[State]) -> None:
+        """The opposite of ``state``."""
+        self.load_weights(shared, owns)
+        self.optimizer.load_state_dict(shared["optimizer"])
+
+
+class Replicated(Engine):
+    """ddp and zero1: every rank has the whole model."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer_class: OptimizerClass,
+        options: dict[str, float],
+        *,
+        sharded_optimizer: bool,
+        hook: Hook,
+        compressor: Any,
+    ) -> None:
+        self.module = module
+        self.net = self.ddp = DDP(module)
+        # buckets stay as they are: a resumed run must add up the gradients in the same order
+        self.ddp.order_known = True
+        self.ddp.register_comm_hook(hook)
+        self.compressor = compressor if hasattr(compressor, "state_dict") else None
+        if sharded_optimizer:
+            self.optimizer = ZeroOptimizer(module.parameters(), optimizer_class, **options)
+        else:
+            self.optimizer = optimizer_class(module.parameters(), **options)
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[object]:
+        return contextlib.nullcontext() if last else self.ddp.no_sync()
+
+    @property
+    def averaged(self) -> list[Tensor]:
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    def state(self) -> tuple[State, State]:
+        if isinstance(self.optimizer, ZeroOptimizer):
+            return {**self.weights()[0], "optimizer": self.optimizer.state_dict(to=0)}, {}
+        return super().state()
+
+
+class Zero2(Engine):
+    """zero2: backward leaves each rank its part of the gradient."""
+
+    def __init__(
+        self, module: nn.Module, optimizer_class: OptimizerClass, options: dict[str, float]
+    ) -> None:
+        self.net = self.module = module
+        broadcast_tensors([*module.parameters(), *module.buffers()], 25 * MIB)
+        self.optimizer: Zero2Optimizer = Zero2Optimizer(
+            module.parameters(), optimizer_class, **options
+        )
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [piece.part for piece in self.optimizer.pieces]
+
+    def clip(self, max_norm: float) -> float:
+        return float(self.optimizer.clip_by_global_norm(max_norm))
+
+    @property
+    def averaged(self) -> list[Tensor]:
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    def state(self) -> tuple[State, State]:
+        return {**self.weights()[0], "optimizer": self.optimizer.state_dict(to=0)}, {}
+
+
+class HybridOffloadFlat(HybridFlat, OffloadFlat):
+    """Sharded in the node, replicated across nodes, kept in the CPU's memory."""
+
+
+class Sharded(Engine):
+    """fsdp and hybrid: every rank has shards, which ``own`` holds in a checkpoint."""
+
+    layout = "shards"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer_class: OptimizerClass,
+        options: dict[str, float],
+        *,
+        node_size: int | None,
+        offload: bool,
+    ) -> None:
+        broadcast_tensors([*module.parameters(), *module.buffers()], 25 * MIB)
+        group, self.replicas = None, None
+        flat_type = OffloadFlat if offload else fsdp.FlatParameter
+        if node_size is not None:
+            group, self.replicas = node_groups(node_size)
+            hybrid = HybridOffloadFlat if offload else HybridFlat
+            flat_type = functools.partial(hybrid, replicas=self.replicas)
+        self.module = module
+        self.net = self.fsdp = PrefetchFSDP(
+            module, blocks(module), group=group, flat_type=flat_type
+        )
+        self.optimizer = optimizer_class(self.fsdp.parameters(), **options)
+
+    def clip(self, max_norm: float) -> float:
+        return fsdp.clip_by_global_norm(self.fsdp, max_norm)
+
+    def weights(self) -> tuple[State, State]:
+        return {}, self._pieces(None)
+
+    def load_weights(self, shared: State, owns: Iterable[State]) -> None:
+        load_sharded_state_dict(self.fsdp, filter(None, owns))
+
+    def state(self) -> tuple[State, State]:
+        return {}, self._pieces(self.optimizer)
+
+    def load(self, shared: State, owns: Iterable[State]) -> None:
+        load_sharded_state_dict(self.fsdp, filter(None, owns), self.optimizer)
+
+    def _pieces(self, optimizer: torch.optim.Optimizer | None) -> State:
+        """This rank's shards; nothing on the nodes that hold copies of the first one's."""
+        if self.replicas is not None and dist.get_rank(self.replicas):
+            return {}
+        return sharded_state_dict(self.fsdp, optimizer)
+
+
+def make_engine(
+    module: nn.Module,
+    strategy: str,
+    optimizer_class: OptimizerClass,
+    options: dict[str, float],
+    *,
+    hook: Hook,
+    compressor: Any = None,
+    node_size: int = 1,
+    offload: bool = False,
+) -> Engine:
+    """The course's engine for ``strategy``; a collective call.
+
+    ``hook``: how ddp and zero1 reduce a bucket; ``compressor``: the same, if it has a state to be
+    saved. ``node_size``: ranks that share a copy under hybrid.
+    """
+    if strategy in ("ddp", "zero1"):
+        return Replicated(
+            module,
+            optimizer_class,
+            options,
+            sharded_optimizer=strategy == "zero1",
+            hook=hook,
+            compressor=compressor,
+        )
+    if strategy == "zero2":
+        return Zero2(module, optimizer_class, options)
+    size = node_size if strategy == "hybrid" else None
+    return Sharded(module, optimizer_class, options, node_size=size, offload=offload)

@@ -1,0 +1,70 @@
+"""The image classifiers of the trainer, all with random weights drawn on the CPU from a seed.
+
+torchvision's ResNets and ViT-B/16, and a small CNN without normalisation, whose gradient does not
+depend on how a batch is cut over ranks. ``blocks`` are the parts that are sharded, and recomputed,
+one at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+
+from solutions.phase2_advanced.activation_checkpointing import checkpoint
+
+
+def small_cnn(classes: int, width: int = 32) -> nn.Module:
+    """Two stages of convolutions and two linear layers; 95,000 parameters for ten classes."""
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(
+            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2 * width * 16, 72), nn.ReLU()
+        ),
+        nn.Linear(72, classes),
+    )
+
+
+def build_model(name: str, classes: int, image_size: int, seed: int) -> nn.Module:
+    """The model ``name`` for ``classes`` classes; the program's own random state is kept.
+
+    Raises RuntimeError with the remedy if torchvision does not fit the installed torch.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "small_cnn":
+            return small_cnn(classes)
+        try:
+            from torchvision import models
+        except (ImportError, RuntimeError) as error:
+            raise RuntimeError(
+                f"torchvision does not work here ({error}): install torch and torchvision from the "
+                "same index"
+            ) from error
+        if name == "vit_b_16":
+            return models.vit_b_16(weights=None, num_classes=classes, image_size=image_size)
+        return models.get_model(name, weights=None, num_classes=classes)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The parts with parameters that run one after the other, in their order."""
+    if isinstance(model, nn.Sequential):
+        return [part for part in model if any(True for _ in part.parameters())]
+    if hasattr(model, "encoder"):
+        return [*model.encoder.layers]
+    return [block for k in range(1, 5) for block in getattr(model, f"layer{k}")]
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let each block keep its input only and compute the rest again in backward (exercise 2.7).
+
+    Its batch norms then see every batch twice; moving their statistics by 1 - √(1-m) each time
+    comes to m in all, as without.
+    """
+    for block in blocks(model):
+        block.forward = functools.partial(checkpoint, block.forward)
+        for part in block.modules():
+            if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is not None:
+                part.momentum = 1 - (1 - part.momentum) ** 0.5

@@ -1,0 +1,109 @@
+"""The production trainer: image classifiers from a folder of images, on any number of ranks.
+
+    ./launch_training.sh --config configs/digits.yaml --strategy fsdp --epochs 3
+    python -m solutions.phase4_production.imagenet_trainer --config FILE --dry-run
+
+Everything that the course has built meets here: samples dealt out over ranks (1.1, 4.4), uneven
+batches weighed (1.4), the linear rule (2.4), a loss scale (2.6), recomputed activations (2.7), data
+parallelism with hooks (3.12), sharding (3.13 … 3.19), a strategy that is chosen (3.21), checkpoints
+that survive and a run that goes on by itself (4.1 … 4.5), compression (4.6 … 4.9), metrics and a
+report (4.10 … 4.12). This module is the command line; the loop is in ``trainer_loop``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from .fault_tolerance import CheckpointError
+from .image_models import build_model, checkpoint_activations
+from .recovery import EXIT_PREEMPTED, join
+from .trainer_config import Config, ConfigError, describe_fields, parse
+from .trainer_loop import Trainer
+from .trainer_setup import open_data
+from .training_plan import World, make_plan
+
+USAGE = """usage: imagenet_trainer [--config FILE] [--dry-run] [--field value …]
+
+The configuration is the defaults, what FILE says instead, and what the command line says instead of
+both. --dry-run prints the plan for WORLD_SIZE ranks and trains nothing. Fields and defaults:
+"""
+
+
+def dry_run(config: Config) -> str:
+    """The plan for WORLD_SIZE ranks, LOCAL_WORLD_SIZE on each node; no other process is needed."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    train_set, _ = open_data(config)
+    classes = len(train_set.files.classes)
+    model = build_model(config.model, classes, config.image_size, config.seed)
+    if config.activation_checkpointing:
+        checkpoint_activations(model)
+    world = World(
+        nodes=world_size // local, ranks_per_node=local, device=torch.device(device_type(config))
+    )
+    return str(make_plan(config, model, len(train_set), classes, world))
+
+
+def device_type(config: Config) -> str:
+    """``cuda`` or ``cpu``; ConfigError if there is no GPU where one was asked for."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: this machine has no CUDA device; use device cpu")
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device
+
+
+def set_up(config: Config) -> tuple[torch.device, str]:
+    """Join the group that torchrun describes; this rank's device, and the attempt's name."""
+    if device_type(config) == "cpu":
+        torch.set_num_threads(1)  # a rank per core
+        return torch.device("cpu"), join("gloo")
+    local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    device = torch.device("cuda", local % gpus)
+    torch.cuda.set_device(device)
+    shares_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) > gpus
+    return device, join("gloo" if shares_gpu else "nccl")
+
+
+def train(config: Config) -> int:
+    """Train under torchrun; the exit status."""
+    device, attempt = set_up(config)
+    rank = dist.get_rank()
+    try:
+        trainer = Trainer(config, device)
+        complete = trainer.run(attempt)
+    except (CheckpointError, ValueError, OSError) as error:
+        # all ranks raise these alike, or the watchdogs end the others
+        if rank == 0 or not isinstance(error, ValueError):
+            print(f"imagenet_trainer: {error}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        dist.destroy_process_group()
+    if rank == 0 and complete:
+        print(trainer.summary(), flush=True)
+    return 0 if complete else EXIT_PREEMPTED
+
+
+def main() -> None:
+    """Entry point, under torchrun or, with --dry-run, without."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(USAGE + describe_fields())
+        return
+    try:
+        config, only_plan = parse(sys.argv[1:])
+        if only_plan:
+            print(dry_run(config))
+            return
+    except ValueError as error:
+        sys.exit(f"imagenet_trainer: {error}")
+    if "RANK" not in os.environ:
+        sys.exit("imagenet_trainer: start it with ./launch_training.sh, or add --dry-run")
+    sys.exit(train(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""The trainer's configuration: one frozen dataclass, a YAML file, the command line on top of it.
+
+Defaults are the recipe for the digits (``configs/digits.yaml`` names the same values). Whatever is
+wrong with a value is one sentence, before anything is loaded or sent: a misspelt field names the
+nearest one, a value of another type says which it must be, and what can't go together says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Model = Literal["small_cnn", "resnet18", "resnet50", "vit_b_16"]
+Strategy = Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hybrid"]
+Pattern = Literal["auto", "ring", "tree", "halving_doubling", "hierarchical"]
+Compression = Literal["none", "topk", "randomk", "powersgd", "int8", "onebit", "bf16"]
+Auto = Literal["auto"]
+BUCKETED = ("ddp", "zero1")  # gradients travel in buckets, so hooks apply
+SHARDED = ("fsdp", "hybrid")
+RESIDUALS = ("topk", "randomk", "powersgd", "onebit")  # these keep what they have not sent
+
+
+class ConfigError(ValueError):
+    """What is wrong with the configuration, in one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that a run depends on. Batches are in images, over all ranks unless said else."""
+
+    # data: a folder with train/CLASS/*.png and val/CLASS/*.png, or "synthetic"
+    data: str = ".distlab/digits"
+    image_size: int = 8
+    augment: Literal["none", "shift", "crop_flip"] = "shift"
+    workers: int = 1  # processes per rank that decode images
+    prefetch: int = 8  # batches per worker that are decoded ahead
+    # model
+    model: Model = "small_cnn"
+    compile: bool = False
+    channels_last: bool = False
+    activation_checkpointing: bool = False
+    # recipe
+    epochs: int = 18
+    global_batch: int = 64
+    micro_batch: int | Auto = "auto"  # per rank and forward
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    base_lr: float = 0.1  # for batches of base_batch images
+    base_batch: int = 64
+    warmup_epochs: float = 1.0
+    momentum: float = 0.9
+    weight_decay: float = 0.0005
+    label_smoothing: float = 0.05
+    mixup: float = 0.0  # alpha of the Beta distribution, 0: no mixup
+    ema_decay: float = 0.0  # 0: no average of the weights
+    max_norm: float | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    seed: int = 0
+    # parallelism
+    parallel: Literal["course", "torch"] = "course"
+    strategy: Strategy = "ddp"
+    pattern: Pattern = "auto"
+    compression: Compression = "none"
+    compression_ratio: float = 0.01  # of topk and randomk: the share that is sent
+    compression_rank: int = 2  # of powersgd
+    offload: bool = False
+    node_size: int | Auto = "auto"  # ranks that hold one copy under "hybrid"
+    memory_gb: float | None = None  # per rank; None: the GPU's, on a CPU no limit
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # running
+    checkpoints: str = ".distlab/train/checkpoints"
+    save_every: int = 100  # optimizer steps; 0: at the end of the run only
+    keep: int = 3
+    async_save: bool = True
+    resume: bool = True
+    max_steps: int | None = None  # stop after so many, as a preempted job would
+    logs: str = ".distlab/train/logs"
+    log_every: int = 10
+    evaluate_every: int = 1  # epochs
+    metrics_port: int | None = None  # rank 0 serves Prometheus there
+    metrics_host: str = "127.0.0.1"  # 0.0.0.0 lets other machines read, too
+    profile_at: int | None = None  # step at which a Chrome trace is recorded
+    watchdog_seconds: float = 600.0  # a rank that is silent for so long is taken for hung
+
+    def __post_init__(self) -> None:
+        kinds = typing.get_type_hints(type(self))
+        for name in FIELDS:
+            object.__setattr__(self, name, converted(name, getattr(self, name), kinds[name]))
+        self._check_numbers()
+        self._check_combinations()
+
+    def _check_numbers(self) -> None:
+        """Ranges of single fields."""
+        least = {
+            **dict.fromkeys(("image_size", "epochs", "global_batch", "base_batch", "prefetch"), 1),
+            **dict.fromkeys(("micro_batch", "node_size", "compression_rank", "keep"), 1),
+            **dict.fromkeys(("log_every", "evaluate_every", "max_steps"), 1),
+            **dict.fromkeys(("workers", "warmup_epochs", "momentum", "weight_decay"), 0),
+            **dict.fromkeys(("mixup", "save_every", "metrics_port", "seed", "profile_at"), 0),
+        }
+        for name, limit in least.items():
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not limit <= value < math.inf:
+                raise ConfigError(f"{name} must be at least {limit}, got {value}")
+        for name in ("base_lr", "max_norm", "memory_gb", "watchdog_seconds", "compression_ratio"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        for name in ("label_smoothing", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
+        if self.compression_ratio > 1:
+            raise ConfigError(f"compression_ratio must be at most 1, got {self.compression_ratio}")
+
+    def _check_combinations(self) -> None:
+        """What can't go together."""
+        hooked = [n for n in ("pattern", "compression") if getattr(self, n) not in ("auto", "none")]
+        if len(hooked) == 2:
+            raise ConfigError(
+                f"pattern {self.pattern} and compression {self.compression} both say how a bucket "
+                "is reduced: choose one"
+            )
+        if hooked and self.strategy not in (*BUCKETED, "auto"):
+            raise ConfigError(
+                f"{hooked[0]} {getattr(self, hooked[0])} reduces buckets of gradients, which "
+                f"strategy {self.strategy} has none of: use ddp or zero1"
+            )
+        if self.precision == "fp16" and self.compression in RESIDUALS:
+            raise ConfigError(
+                f"compression {self.compression} keeps what it has not sent, and an overflow of "
+                "fp16 would stay in there: use bf16"
+            )
+        if self.offload and self.strategy not in (*SHARDED, "auto"):
+            raise ConfigError(f"offload needs strategy fsdp or hybrid, not {self.strategy}")
+        if self.parallel == "torch":
+            if self.pattern != "auto" or self.compression not in ("none", "bf16", "powersgd"):
+                raise ConfigError("parallel torch has compression none, bf16, powersgd, no pattern")
+            if self.precision == "fp16":
+                raise ConfigError("fp16 needs the loss scale of parallel course; use bf16")
+        elif self.compile and self.strategy in SHARDED:
+            raise ConfigError(
+                f"compile: the hooks of strategy {self.strategy} are called by Python between "
+                "layers; use ddp, zero1 or zero2, or parallel torch"
+            )
+        if self.model in VIT_SIZES and self.image_size % VIT_SIZES[self.model]:
+            raise ConfigError(
+                f"image_size {self.image_size} does not divide into the patches of "
+                f"{VIT_SIZES[self.model]} pixels of {self.model}"
+            )
+
+
+VIT_SIZES = {"vit_b_16": 16}
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+def converted(name: str, value: Any, kind: Any) -> Any:
+    """``value`` as the annotation ``kind`` wants it; ConfigError names what was expected."""
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    choices: list[Any] = []
+    for each in typing.get_args(kind) if union else (kind,):
+        if typing.get_origin(each) is Literal:
+            choices += typing.get_args(each)
+            if value in typing.get_args(each):
+                return value
+        elif each is float and not isinstance(value, bool):
+            try:
+                return float(value)  # YAML 1.1 reads 1e-3 as a string
+            except (TypeError, ValueError):
+                pass
+        elif type(value) is each:
+            return value
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    plain = typing.get_args(kind) if union else (kind,)
+    expected = [words[each] for each in plain if each in words] + [str(c) for c in choices]
+    hint = nearest(str(value), [str(choice) for choice in choices])
+    raise ConfigError(f"{name} must be {' or '.join(expected)}, not {value!r}{hint}")
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A question that names the most similar of ``known``, or nothing."""
+    found = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """ConfigError for the first name that is no field."""
+    for name in names:
+        if name not in FIELDS:
+            raise ConfigError(f"{where}: there is no field {name!r}{nearest(name, [*FIELDS])}")
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The fields that a YAML file sets."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration {path}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must consist of lines `field: value`")
+    check_names([*map(str, content)], str(path))
+    return content
+
+
+def read_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    """Fields from ``--field value`` or ``--field=value``; a field alone is ``true``."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"expected --field value, got {word!r}")
+        name, equals, text = word[2:].partition("=")
+        name = name.replace("-", "_")
+        check_names([name], "command line")
+        if not equals:
+            text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        value = yaml.safe_load(text)
+        kind = typing.get_type_hints(Config)[name]
+        found[name] = text if kind is str else value
+    return found
+
+
+def make_config(path: str | Path | None, arguments: Sequence[str] = ()) -> Config:
+    """Defaults, what the file says instead, and what the command line says instead of both."""
+    fields: Mapping[str, Any] = {} if path is None else read_yaml(path)
+    return Config(**{**fields, **read_arguments(arguments)})
+
+
+def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
+    """The configuration, and whether only the plan is wanted."""
+    rest = list(arguments)
+    dry_run = "--dry-run" in rest
+    if dry_run:
+        rest.remove("--dry-run")
+    path = None
+    for word in [w for w in rest if w.partition("=")[0] == "--config"]:
+        place = rest.index(word)
+        _, equals, path = rest.pop(place).partition("=")
+        if not equals:
+            if place == len(rest):
+                raise ConfigError("--config needs the name of a file")
+            path = rest.pop(place)
+    return make_config(path, rest), dry_run
+
+
+def describe_fields() -> str:
+    """All fields with their types and defaults, for ``--help``."""
+    kinds = typing.get_type_hints(Config)
+    lines = []
+    for name, field in FIELDS.items():
+        kind = str(kinds[name]).replace("typing.Literal", "")
+        kind = kinds[name].__name__ if isinstance(kinds[name], type) else kind
+        lines.append(f"  --{name.replace('_', '-'):26}{field.default!s:24}{kind}")
+    return "\n".join(lines)

@@ -1,0 +1,66 @@
+"""How ddp and zero1 reduce a bucket: by a pattern of phase 3 or a compressor of this phase."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import torch.distributed as dist
+
+from solutions.phase3_multi_node.comm_hooks import Hook, all_reduce, bf16_compress, blocking
+from solutions.phase3_multi_node.ring_allreduce import ring_all_reduce
+from solutions.phase3_multi_node.topology import (
+    Topology,
+    all_reduce_hierarchical,
+    exchange_places,
+    make_groups,
+    own_place,
+    topology_of,
+)
+from solutions.phase3_multi_node.tree_allreduce import (
+    halving_doubling_all_reduce,
+    tree_all_reduce,
+)
+
+from .gradient_compression import RandomK, TopK
+from .powersgd import PowerSGD
+from .quantisation import Int8, OneBit
+from .trainer_config import Config
+
+PATTERNS = {
+    "ring": ring_all_reduce,
+    "tree": tree_all_reduce,
+    "halving_doubling": halving_doubling_all_reduce,
+}
+
+
+def make_hook(config: Config) -> Hook:
+    """The hook that the configuration asks for. A collective call.
+
+    Patterns of the course run inside backward and stop it: right, and nothing is hidden.
+    """
+    if config.pattern == "hierarchical":
+        groups = make_groups(find_topology())
+        return blocking(lambda buffer: all_reduce_hierarchical(buffer, groups))
+    if config.pattern != "auto":
+        return blocking(PATTERNS[config.pattern])
+    momentum = config.momentum if config.optimizer == "sgd" else 0.0  # momentum correction
+    makers = {
+        "none": lambda: all_reduce,
+        "bf16": lambda: bf16_compress,
+        "topk": lambda: TopK(config.compression_ratio, momentum),
+        "randomk": lambda: RandomK(config.compression_ratio, config.seed),
+        "powersgd": lambda: PowerSGD(config.compression_rank),
+        "int8": lambda: Int8(seed=config.seed),
+        "onebit": lambda: OneBit(),
+    }
+    return makers[config.compression]()
+
+
+def find_topology() -> Topology:
+    """Which ranks share a node: a host, or what one of torchrun's agents has started there."""
+    host = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', 0)}"
+    store = dist.PrefixStore("trainer", dist.distributed_c10d._get_default_store())
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    places = exchange_places(own_place(os.environ, host), store, rank, world_size)
+    return topology_of(places)

@@ -1,0 +1,305 @@
+"""The training loop of the production trainer.
+
+A step of one rank: the number of readable images of all ranks (4 bytes), forward and backward of
+its micro-batches, the exchange of gradients, the optimizer, a word on whether to leave (4 bytes).
+Whatever else there is, is in other modules: ``engines`` hides the strategy, ``trainer_state`` knows
+what a checkpoint holds, ``training_plan`` what a run needs, ``recipe`` what makes it learn.
+
+Invariant: the loss curve depends neither on the strategy, nor on the number of ranks, nor on
+interruptions, up to rounding (batch norm, mixup and compressors: not on interruptions).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from solutions.phase1_data_parallel.data_loader import seed_everything
+from solutions.phase1_data_parallel.trainer import print_once
+from solutions.phase2_advanced.gradient_accumulation import IGNORED
+from solutions.phase2_advanced.mixed_precision import LossScaler
+
+from .async_checkpoint import AsyncCheckpointer
+from .elastic import ElasticSampler
+from .evaluation import Evaluation, evaluate
+from .fault_tolerance import CheckpointError, CheckpointStore
+from .image_folder import (
+    Batch,
+    DataError,
+    Decoded,
+    EvaluationBatches,
+    RunBatches,
+    Sample,
+    make_loader,
+    normalised,
+)
+from .monitoring import StepMetrics
+from .recipe import AverageOfWeights, Mixup, learning_rate, summed_loss
+from .recovery import Heartbeat, PreemptionGuard, Watchdog
+from .sinks import ProfileWindow, open_sinks
+from .stragglers import StragglerDetector, aggregate
+from .trainer_config import Config
+from .trainer_setup import open_data, set_up_model
+from .trainer_state import TrainerState
+from .training_plan import autocast
+from .training_report import write_report
+
+Loader = DataLoader[Batch]
+
+
+class Trainer:
+    """One rank's part of a run; made, and run, by all ranks together."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.train_set, self.val_set = open_data(config)
+        self.classes = self.train_set.files.classes
+        self.plan, self.engine, self.monitor = set_up_model(
+            config, device, len(self.train_set), len(self.classes)
+        )
+        seed_everything(config.seed, self.rank)
+        self.sampler = ElasticSampler(
+            len(self.train_set),
+            global_batch_size=config.global_batch,
+            rank=self.rank,
+            world_size=self.world_size,
+            seed=config.seed,
+        )
+        decay = config.ema_decay
+        self.average = AverageOfWeights(self.engine.averaged, decay) if decay else None
+        self.scaler = LossScaler() if config.precision == "fp16" else None
+        self.mixup = Mixup(config.mixup, config.seed, self.rank)
+        self.store = CheckpointStore(config.checkpoints, keep=config.keep)
+        self.state = TrainerState(
+            config=config,
+            engine=self.engine,
+            sampler=self.sampler,
+            classes=self.classes,
+            device=device,
+            average=self.average,
+            scaler=self.scaler,
+        )
+        self.checkpoints = AsyncCheckpointer(self.store) if config.async_save else self.store
+        self.detector = StragglerDetector()
+        self.recent: list[StepMetrics] = []  # since the last record
+        self.unreadable: set[str] = set()  # paths
+        self.evaluation: Evaluation | None = None  # the last one
+        self.val_loader: Loader | None = None
+
+    # -- the state ---------------------------------------------------------------------------------
+    def restore(self) -> int:
+        """Go on from the newest checkpoint that is intact; the steps that it has."""
+        saved = self.store.load() if self.config.resume else None
+        if saved is None:
+            return 0
+        for reason in saved.skipped:
+            print_once(f"skipped a checkpoint: {reason}")
+        self.state.restore(saved)
+        print_once(f"resumed after step {saved.step}, saved by {saved.world_size} ranks")
+        return saved.step
+
+    # -- training ---------------------------------------------------------------------------------
+    def train_step(self, step: int, window: Sequence[Batch]) -> StepMetrics:
+        """One optimizer step from this rank's micro-batches, one at least."""
+        config, engine, monitor = self.config, self.engine, self.monitor
+        for group in engine.optimizer.param_groups:
+            group["lr"] = learning_rate(step, config, self.plan.steps_per_epoch)
+        engine.zero_grad()
+        own = sum(int((batch.targets != IGNORED).sum()) for batch in window)
+        total = torch.tensor(float(own), device=self.device)
+        counted = monitor.track(dist.all_reduce(total, async_op=True))  # travels beside forward
+        scale = self.world_size * (self.scaler.scale if self.scaler else 1.0)
+        loss_sum = torch.zeros((), device=self.device)
+        for number, batch in enumerate(window):
+            images = normalised(batch.images, self.device, config.channels_last)
+            targets = batch.targets.to(self.device, non_blocking=True)
+            images, partners, share = self.mixup(images, targets, step, number)
+            with engine.micro_batch(last=number == len(window) - 1):
+                with monitor.phase("forward"):
+                    with autocast(config, self.device):
+                        logits = engine.net(images)
+                    loss = summed_loss(logits, targets, partners, share, config.label_smoothing)
+                if number == 0:
+                    counted.wait()
+                with monitor.phase("backward"):
+                    (loss * (scale / total.clamp(min=1))).backward()
+            loss_sum += loss.detach()
+        with monitor.phase("optimizer"):
+            self.update(step)
+        return monitor.step(samples=own, loss=loss_sum / max(own, 1))
+
+    def update(self, step: int) -> None:
+        """Unscale, clip, step; on all ranks or, after an overflow, on none."""
+        engine = self.engine
+        finite = self.scaler is None or self.scaler.unscale(engine.parameters)
+        if finite:
+            if self.config.max_norm is not None:
+                engine.clip(self.config.max_norm)
+            engine.optimizer.step()
+            if self.average is not None:
+                self.average.update(step)
+        if self.scaler is not None:
+            self.scaler.update()
+
+    def windows(self, first_step: int, steps: int) -> Iterator[tuple[int, list[Batch]]]:
+        """Each step with its micro-batches; waiting for them is the phase "data"."""
+        batches = RunBatches(
+            self.sampler, self.plan.micro_batch, first_step=first_step, steps=steps
+        )
+        loader = self.loader(self.train_set, batches)
+        stream = self.named(self.train_set, self.monitor.batches(loader))
+        for step in range(first_step, steps):
+            yield step, list(islice(stream, batches.count(step)))
+
+    def loader(self, dataset: Dataset[Decoded], batches: Sampler[list[Sample]]) -> Loader:
+        """A loader as the configuration wants it."""
+        return make_loader(
+            dataset,
+            batches,
+            size=self.config.image_size,
+            workers=self.config.workers,
+            prefetch=self.config.prefetch,
+            device=self.device,
+        )
+
+    def named(self, dataset: Dataset[Decoded], batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; each file that was left out is told of, once."""
+        for batch in batches:
+            for index in batch.unreadable:
+                path = str(dataset.files.paths[index])
+                if path not in self.unreadable:
+                    self.unreadable.add(path)
+                    print(f"left out, unreadable: {path}", file=sys.stderr, flush=True)
+            yield batch
+
+    # -- the run ----------------------------------------------------------------------------------
+    def run(self, attempt: str = "") -> bool:
+        """Train to the end, or until the ranks are to leave; whether the run is complete."""
+        config, plan = self.config, self.plan
+        first_step = self.restore()
+        steps = min(plan.steps, config.max_steps or plan.steps)
+        logs = Path(config.logs)
+        self.sinks = open_sinks(
+            logs,
+            total_steps=plan.steps,
+            first_step=first_step,
+            port=config.metrics_port,
+            host=config.metrics_host,
+            device=self.device,
+        )
+        heartbeat = Heartbeat(logs / "heartbeat", self.rank, self.world_size, attempt)
+        guard = PreemptionGuard(device=self.device)
+        first, last = (config.profile_at, config.profile_at + 3) if config.profile_at else (-1, -1)
+        profiler = ProfileWindow(logs / f"trace-rank{self.rank}.json", first, last)
+        leaving, failure = False, None
+        watchdog = Watchdog(
+            heartbeat, config.watchdog_seconds, min(1.0, config.watchdog_seconds / 8)
+        )
+        try:
+            with guard, watchdog:
+                try:
+                    leaving = self.loop(first_step, steps, heartbeat, guard, profiler)
+                except (CheckpointError, DataError) as error:
+                    failure = error  # the same on all ranks: nobody has to be told
+        finally:
+            profiler.close()
+            self.sinks.close()
+        if failure is not None:
+            raise failure
+        if self.rank == 0:
+            write_report(logs)
+        return not leaving
+
+    def loop(
+        self,
+        first_step: int,
+        steps: int,
+        heartbeat: Heartbeat,
+        guard: PreemptionGuard,
+        profiler: ProfileWindow,
+    ) -> bool:
+        """All steps from ``first_step`` on; whether the ranks left before the end."""
+        leaving = False
+        self.begin_step(first_step)
+        for step, window in self.windows(first_step, steps):
+            heartbeat.beat(step, "step")
+            profiler.step(step)
+            self.recent.append(self.train_step(step, window))
+            leaving = guard.agreed()
+            self.after_step(step + 1, leaving or step + 1 == steps, heartbeat)
+            if leaving:
+                break
+        self.checkpoints.wait()
+        return leaving
+
+    def after_step(self, done: int, last: bool, heartbeat: Heartbeat) -> None:
+        """What is due after ``done`` steps: evaluation, records, a checkpoint."""
+        config, per_epoch = self.config, self.plan.steps_per_epoch
+        epoch, left = divmod(done, per_epoch)
+        extra: dict[str, float] = {}
+        evaluating = self.val_set is not None and (
+            done == self.plan.steps or (not left and epoch % config.evaluate_every == 0)
+        )
+        if evaluating:
+            heartbeat.beat(done, "evaluate")
+            self.evaluation = self.evaluate()
+            extra = asdict(self.evaluation)
+        if evaluating or last or done % config.log_every == 0:
+            self.record(extra)
+        if last or (config.save_every and done % config.save_every == 0):
+            heartbeat.beat(done, "save")
+            self.save(done)
+        if evaluating:
+            self.begin_step(done)
+
+    def begin_step(self, step: int) -> None:
+        """Step ``step`` begins now: what was done since the last one is no step's."""
+        self.monitor.step(samples=0, loss=0.0)
+        self.monitor.steps = step
+
+    def record(self, extra: dict[str, float]) -> None:
+        """Hand the metrics of all ranks since the last record to the sinks; collective."""
+        report = aggregate(self.recent, device=self.device)
+        self.recent = []
+        report = replace(report, stragglers=self.detector.update(report))
+        self.sinks.write(report.step, {**report.as_dict(), **extra})
+
+    def evaluate(self) -> Evaluation:
+        """On ``val``, with the average of the weights if there is one; collective."""
+        batches = EvaluationBatches(
+            len(self.val_set), self.plan.micro_batch, rank=self.rank, world_size=self.world_size
+        )
+        if self.val_loader is None:  # its workers stay
+            self.val_loader = self.loader(self.val_set, batches)
+        self.engine.share_buffers()
+        with self.average.applied() if self.average else nullcontext():
+            return evaluate(
+                self.engine.net,
+                self.named(self.val_set, self.val_loader),
+                self.device,
+                prepare=lambda i: normalised(i, self.device, self.config.channels_last),
+                surroundings=autocast(self.config, self.device),
+            )
+
+    def summary(self) -> str:
+        """What came of the run, in a line, and where to read more."""
+        parts = [f"{self.plan.steps} steps on {self.world_size} ranks, {self.plan.strategy}"]
+        if self.evaluation is not None:
+            e = self.evaluation
+            parts.append(f"top-1 {e.top1:.2%}, top-5 {e.top5:.2%} of {e.images} images")
+        return f"{'; '.join(parts)}\nreport: {Path(self.config.logs) / 'report.md'}"
+
+    def save(self, done: int) -> None:
+        """A checkpoint after ``done`` steps; collective."""
+        shared, own = self.state.capture(done)
+        score = self.evaluation.top1 if self.evaluation else None
+        self.checkpoints.save(done, shared, own, score=score, metadata=asdict(self.config))

@@ -1,0 +1,86 @@
+"""From a configuration to a data set, a model in the hands of its strategy, and their monitor."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import Dataset
+
+from .engines import Engine, make_engine
+from .image_folder import Decoded, ImageFolder, SyntheticImages, check_classes, scan
+from .image_models import build_model, checkpoint_activations
+from .monitoring import StepMonitor, count_flops
+from .recipe import make_optimizer_class
+from .trainer_config import Config
+from .trainer_hooks import make_hook
+from .training_plan import Plan, World, make_plan, search_micro_batch
+
+
+def open_data(config: Config) -> tuple[Dataset[Decoded], ImageFolder | None]:
+    """What to train on, and what to evaluate on (nothing for noise)."""
+    if config.data == "synthetic":
+        return SyntheticImages(config.image_size), None
+    files, tests = scan(config.data, "train"), scan(config.data, "val")
+    check_classes(tests.classes, files.classes, f"{config.data}/val")
+    kind = {"augment": config.augment, "seed": config.seed}
+    return (
+        ImageFolder(files, config.image_size, **kind),
+        ImageFolder(tests, config.image_size, **kind),
+    )
+
+
+def set_up_model(
+    config: Config, device: torch.device, images: int, classes: int
+) -> tuple[Plan, Engine, StepMonitor]:
+    """The plan for this group of ranks, the wrapped model and what measures it; collective.
+
+    Raises ConfigError on every rank if ranks, batch and memory can't go together.
+    """
+    world_size = dist.get_world_size()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    world = World(nodes=world_size // local, ranks_per_node=local, device=device)
+    model = build_model(config.model, classes, config.image_size, config.seed)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    model.to(device, memory_format=layout)
+    flops = count_flops(model, torch.empty(1, 3, config.image_size, config.image_size))
+    if config.activation_checkpointing:
+        checkpoint_activations(model)
+    plan = make_plan(config, model, images, classes, world)
+    if device.type == "cuda" and config.micro_batch == "auto":
+        plan = replace(plan, micro_batch=search_micro_batch(plan, model))
+    monitor = StepMonitor(device, flops_per_sample=flops)
+    if config.compile:
+        model.compile()
+    return plan, wrap(config, plan, model, monitor), monitor
+
+
+def wrap(config: Config, plan: Plan, model: nn.Module, monitor: StepMonitor) -> Engine:
+    """The course's engine or PyTorch's for ``model``."""
+    optimizer_class, options = make_optimizer_class(config)
+    common = {"node_size": plan.world.ranks_per_node, "offload": plan.offload}
+    if config.parallel == "torch":
+        from .torch_engines import make_torch_engine  # a second, for those who compare
+
+        return make_torch_engine(
+            model,
+            plan.strategy,
+            optimizer_class,
+            options,
+            compression=config.compression,
+            compression_rank=config.compression_rank,
+            **common,
+        )
+    hook = make_hook(config)
+    return make_engine(
+        model,
+        plan.strategy,
+        optimizer_class,
+        options,
+        hook=monitor.watch(hook),
+        compressor=hook,
+        **common,
+    )

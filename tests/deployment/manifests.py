@@ -1,0 +1,48 @@
+"""Shared by the tests of the deployment: its files, parsed, and how the trainer reads a call."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distlab.course import root
+from solutions.phase4_production.trainer_config import Config, make_config
+
+DEPLOYMENT = root() / "solutions" / "phase4_production" / "deployment"
+Document = dict[str, Any]
+
+
+def documents(name: str) -> list[Document]:
+    """The YAML documents of a file of the deployment folder."""
+    return list(yaml.safe_load_all((DEPLOYMENT / name).read_text(encoding="utf-8")))
+
+
+def one(found: list[Document], kind: str) -> Document:
+    """The only document of a kind."""
+    (document,) = [each for each in found if each["kind"] == kind]
+    return document
+
+
+def config_of(words: list[str]) -> Config:
+    """What the trainer makes of its arguments; it refuses fields that it has not."""
+    rest = list(words)
+    if rest[0] == "--config":
+        file, rest = rest[1], rest[2:]
+    else:
+        file, rest = rest[0].removeprefix("--config="), rest[1:]
+    return make_config(root() / file, rest)
+
+
+def is_under(path: str, folder: str) -> bool:
+    """Whether ``path`` is in ``folder`` or is it."""
+    return Path(path).is_relative_to(folder)
+
+
+def launcher_variables() -> set[str]:
+    """The environment that launch_training.sh reads."""
+    text = (root() / "launch_training.sh").read_text(encoding="utf-8")
+    names = r"\b(NNODES|NODE_RANK|MASTER_ADDR|MASTER_PORT|NPROC_PER_NODE|MAX_RESTARTS|RUN_ID)\b"
+    return set(re.findall(names, text))

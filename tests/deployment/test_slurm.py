@@ -1,0 +1,206 @@
+"""The SLURM job on a real SLURM: four virtual nodes on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from manifests import DEPLOYMENT
+
+from distlab.course import root
+from solutions.phase4_production.deployment.slurm_cluster import (
+    PACKAGES,
+    environment_of,
+    fail_node,
+    free_ports,
+    obstacle,
+    start,
+    stop,
+)
+
+OBSTACLE = obstacle()
+needs_slurm = pytest.mark.skipif(OBSTACLE is not None, reason=f"needs SLURM: {OBSTACLE}")
+SCRIPT = DEPLOYMENT / "slurm.sbatch"
+PATIENCE = 180.0  # seconds until something must have happened on a machine that is busy
+
+
+class Cluster:
+    """A virtual cluster, and one training's checkpoints and logs."""
+
+    def __init__(self, folder: Path, work: Path) -> None:
+        self.folder, self.work = folder, work
+        self.environment = start(folder)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{self.environment['PATH']}"
+        self.environment |= {"PATH": path, "OMP_NUM_THREADS": "1"}
+
+    def call(self, *command: str, **variables: str) -> str:
+        """Run one of SLURM's commands in the repository's folder; what it printed."""
+        done = subprocess.run(
+            command,
+            cwd=root(),
+            env={**self.environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def submit(self, *trainer: str) -> str:
+        """Hand in the job as it is, on two nodes with two GPUs each; its number."""
+        self.work.mkdir(exist_ok=True)
+        answer = self.call(
+            *("sbatch", "--parsable", "--gpus-per-node=2", f"--output={self.work}/job-%j.log"),
+            *(str(SCRIPT), "--config", "configs/smoke.yaml", "--data", "synthetic"),
+            *("--checkpoints", f"{self.work}/checkpoints", "--logs", f"{self.work}/logs"),
+            # no data workers: without cgroups SLURM sends signals to every process of a job, with
+            # them only to the agents
+            *("--workers", "0", "--save-every", "0", "--watchdog-seconds", "300", *trainer),
+            MASTER_PORT=str(free_ports(1)[0]),
+        )
+        return answer.strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """What SLURM says of a job."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.call("scontrol", "show", "job", number)))
+
+    def log(self, number: str) -> str:
+        file = self.work / f"job-{number}.log"
+        return file.read_text() if file.exists() else ""
+
+    def steps(self) -> list[int]:
+        """The steps that the metrics tell of."""
+        lines = (self.work / "logs" / "metrics.jsonl").read_text().splitlines()
+        return [record["step"] for record in map(json.loads, lines) if "loss" in record]
+
+    def wait(self, number: str, what: str, happened: Callable[[], bool]) -> None:
+        """Until something has happened; the log if it does not."""
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
+            state = self.job(number)["JobState"]
+            if time.monotonic() > deadline or state in ("FAILED", "TIMEOUT", "CANCELLED"):
+                pytest.fail(f"{what} did not happen, job {state}\n{self.log(number)}")
+            time.sleep(0.2)
+
+    def wait_for_step(self, number: str) -> None:
+        """Until the job has written of its first step."""
+        metrics = self.work / "logs" / "metrics.jsonl"
+        self.wait(number, "training", lambda: metrics.exists() and metrics.stat().st_size > 0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:  # short, as sockets need it
+        cluster = Cluster(Path(folder) / "c", Path(folder) / "work")
+        try:
+            yield cluster
+        finally:
+            stop(cluster.folder)
+
+
+@pytest.fixture
+def own(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
+    """The cluster, for a training of the test's own; its jobs end with the test."""
+    cluster.work = tmp_path
+    yield cluster
+    cluster.call("scancel", "--partition=batch")
+
+
+def saved_step(log: str) -> int:
+    """The step after which the last life of a job went on."""
+    found = re.findall(r"resumed after step (\d+), saved by 4 ranks", log)
+    return int(found[-1]) if found else 0
+
+
+@needs_slurm
+def test_preempted_job_saves_is_requeued_and_goes_on_to_its_end(own: Cluster) -> None:
+    """SLURM's warning before the end: the job leaves, comes back, and lost no step."""
+    number = own.submit("--epochs", "100000", "--max-steps", "400", "--log-every", "1")
+    own.wait_for_step(number)
+    own.call("scancel", "--batch", "--signal=USR1", number)
+    own.wait(number, "the end", lambda: own.job(number)["JobState"] == "COMPLETED")
+    log = own.log(number)
+    lives = [line for line in log.splitlines() if "2 nodes x 2 ranks, restart" in line]
+    assert [line.rpartition(" ")[2] for line in lives] == ["0", "1"]
+    assert "asked to leave, saving" in log
+    assert 0 < saved_step(log) < 400
+    assert own.job(number)["Restarts"] == "1"
+    assert sorted(own.steps()) == list(range(400))
+
+
+@needs_slurm
+@pytest.mark.skipif("DISTLAB_SLOW" not in os.environ, reason="a minute: DISTLAB_SLOW=1 runs it")
+def test_job_of_a_dead_node_goes_on_elsewhere(own: Cluster) -> None:
+    number = own.submit("--epochs", "100000", "--log-every", "1", "--save-every", "20")
+    own.wait_for_step(number)
+    own.wait(number, "a checkpoint", lambda: any((own.work / "checkpoints").glob("*")))
+    first, second = own.call("scontrol", "show", "hostnames", own.job(number)["NodeList"]).split()
+    fail_node(own.folder, second)
+    own.wait(number, "the way back", lambda: own.job(number)["Restarts"] == "1")
+    own.wait(number, "going on", lambda: saved_step(own.log(number)) > 0)
+    assert second not in own.call("scontrol", "show", "hostnames", own.job(number)["NodeList"])
+    own.call("scancel", number)
+
+
+def test_packages_are_those_that_ci_installs() -> None:
+    assert PACKAGES in (root() / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_obstacle_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "solutions.phase4_production.deployment.slurm_cluster"
+    monkeypatch.setattr(f"{module}.PROGRAMS", ("no-such-daemon", "sh"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert obstacle() == (
+        f"a virtual SLURM cluster needs no-such-daemon (apt install {PACKAGES})"
+    )
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert obstacle() == "a virtual SLURM cluster needs Linux, this is darwin"
+
+
+def test_environment_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    given = environment_of(Path("/tmp/c"))
+    assert given["SLURM_CONF"] == "/tmp/c/slurm.conf"
+    assert "SLURM_JOB_ID" not in given
+
+
+@needs_slurm
+def test_nothing_is_left(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as parent:
+        folder = Path(parent) / "c"
+        environment = start(folder, nodes=1, gpus=0)
+        with pytest.raises(FileExistsError):
+            start(folder)
+        script = tmp_path / "job"
+        script.write_text("#!/bin/sh\nsleep 600 & sleep 600\n")
+        command = ["sbatch", "--parsable", f"--output={tmp_path}/log", str(script)]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=30)
+        deadline = time.monotonic() + 60
+        while not marked(folder, b"sleep"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        stop(folder)
+        assert not marked(folder, b"")
+        assert not folder.exists()
+
+
+def marked(folder: Path, name: bytes) -> list[int]:
+    """Processes with the cluster's mark whose command contains ``name``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = f"{folder}/slurm.conf".encode() in (entry / "environ").read_bytes()
+            if ours and name in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found

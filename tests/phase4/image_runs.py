@@ -1,0 +1,93 @@
+"""Runs of the trainer in forked ranks, on a few of the digits as PNG files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlab.ranks import RankContext, run_ranks
+from solutions.phase4_production.digits_folder import write_digits
+from solutions.phase4_production.image_models import build_model
+from solutions.phase4_production.trainer_config import Config, make_config
+from solutions.phase4_production.trainer_loop import Trainer
+from solutions.phase4_production.training_plan import World, make_plan
+
+FEW = {"train": 9, "val": 3}  # images of each class
+STEPS = 6  # of one epoch of 90 images: five batches of 16 and one of 10
+
+
+def few_digits(folder: Path) -> Path:
+    """A folder of 90 digits to train on and 30 to evaluate."""
+    whole = write_digits(folder / "whole")
+    for split, count in FEW.items():
+        for label in range(10):
+            place = folder / "few" / split / str(label)
+            place.mkdir(parents=True)
+            for image in sorted((whole / split / str(label)).iterdir())[:count]:
+                shutil.copy(image, place)
+    return folder / "few"
+
+
+def config_of(data: Path, out: Path, *arguments: str) -> Config:
+    """One epoch of small batches, every step recorded."""
+    common = {"data": data, "checkpoints": out / "checkpoints", "logs": out / "logs"}
+    fixed = [f"--{name}={value}" for name, value in common.items()]
+    small = ["--epochs=1", "--global-batch=16", "--warmup-epochs=0", "--log-every=1"]
+    recipe = ["--base-lr=0.02", "--base-batch=16", "--workers=0", "--save-every=0"]
+    return make_config(None, [*fixed, *small, *recipe, "--device=cpu", *arguments])
+
+
+def warm_up(data: Path, out: Path) -> None:
+    """Import here, once, what making a plan imports, not in every rank."""
+    config = config_of(data, out)
+    world = World(nodes=1, ranks_per_node=1, device=torch.device("cpu"))
+    make_plan(config, build_model("small_cnn", 10, 8, 0), 90, 10, world)
+    import torch._dynamo  # noqa: F401 (optimizers import it)
+
+
+def train(config: Config, world_size: int = 2, timeout: float = 120.0) -> dict[str, Any]:
+    """What a run comes to on rank 0: "complete", "summary", "unreadable", "output"."""
+
+    def body(ctx: RankContext) -> dict[str, Any]:
+        trainer = Trainer(config, torch.device("cpu"))
+        complete = trainer.run()
+        return {
+            "complete": complete,
+            "summary": trainer.summary(),
+            "unreadable": sorted(trainer.unreadable),
+            "plan": str(trainer.plan),
+        }
+
+    found = run_ranks(body, world_size, ledger=False, timeout=timeout)
+    return {
+        **found[0],
+        "unreadable": sorted({path for each in found for path in each["unreadable"]}),
+        "output": "".join(found.output),
+    }
+
+
+def records(config: Config) -> list[dict[str, Any]]:
+    """What was recorded, one a step."""
+    lines = (Path(config.logs) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def losses(config: Config, world_size: int = 2) -> list[float]:
+    """The loss of every step of a run."""
+    assert train(config, world_size)["complete"]
+    return loss_curve(config)
+
+
+def loss_curve(config: Config) -> list[float]:
+    """The loss of every step that was recorded."""
+    return [record["loss"] for record in records(config)]
+
+
+def arguments_of(config: Config, names: Sequence[str]) -> list[str]:
+    """Fields as a command line has them."""
+    return [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in names]
