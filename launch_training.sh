@@ -52,4 +52,4 @@ else
     fi
 fi
 exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node "$nproc" \
-    --max-restarts "${MAX_RESTARTS:-3}" -m "$trainer" "$@"
+    --max-restarts "${MAX_RESTARTS:-3}" -m -- "$trainer" "$@" # --: its options are not torchrun's
