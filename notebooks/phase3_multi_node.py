@@ -443,7 +443,9 @@ def staleness(workers):
 timed, spent = {}, {}
 for name, bound in BOUNDS.items():
     lr = 0.1 * WORKERS if bound is None else 0.1
-    results = ranks(lambda ctx, b=bound, r=lr: trained(ctx, b, r, SECONDS), WORKERS + 1)
+    results = ranks(
+        lambda ctx, b=bound, r=lr: trained(ctx, b, r, SECONDS), WORKERS + 1, ledger=False
+    )
     if results:
         timed[name] = results[1:]
 for lr in (0.05, 0.2, 0.4):
@@ -451,6 +453,7 @@ for lr in (0.05, 0.2, 0.4):
         results = ranks(
             lambda ctx, r=lr, w=workers: trained(ctx, float("inf"), r, count=GRADIENTS // w),
             workers + 1,
+            ledger=False,
         )
         if not results:
             break
