@@ -202,7 +202,9 @@ class Watchdog:
     places. Then every rank writes the stacks of its threads; one of them writes the report
     (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks to
     blame that are processes of its own host (a stopped one would not follow SIGTERM); and all end
-    with status EXIT_HUNG. What the report says of a stopped rank may be ``interval`` seconds old.
+    with status EXIT_HUNG. The report's first line names the ranks to blame and no other; then come
+    each rank's step and place (of a stopped rank, as they were up to ``interval`` seconds before)
+    and the stacks of those to blame.
 
     Leaving the block normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED: this rank is done, and
     nobody waits for its beats. By any other exception: it has failed, the report says with what,
@@ -347,7 +349,7 @@ class Watchdog:
         silent: dict[int, float],
         beats: Sequence[Beat | None],
     ) -> str:
-        """The report: what happened, where every rank was since when, stacks of the blamed."""
+        """The report: ``what`` happened, where every rank was since when, stacks of the blamed."""
         # --- exercise 4.5: start
         # Step 17: one line per rank, the blamed ones marked; then stacks, or why there is none
         lines = [what]
