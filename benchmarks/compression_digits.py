@@ -29,6 +29,7 @@ from .common import Table, spread
 
 RATE = "100mbit"
 RANKS, BATCH, EPOCHS, LR = 2, 64, 10, 0.1
+WARM_UP = 5  # steps that are not timed
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def train(chosen: Compressor, rate: str | None = None, seed: int = 0, epochs: in
                     optimizer.step()
                 taken.append(time.perf_counter() - begun)
         right = model(test_images).argmax(1) == test_labels
-        return right.float().mean().item(), epochs * steps, taken[steps:] or taken
+        return right.float().mean().item(), epochs * steps, taken[WARM_UP:]
 
     nodes = Network(RANKS, rate=rate) if rate else contextlib.nullcontext()
     with nodes as network:
@@ -102,7 +103,7 @@ def train(chosen: Compressor, rate: str | None = None, seed: int = 0, epochs: in
     return Run(accuracy, results.logs[0].select(region="steps").sent / steps, taken)
 
 
-def measure(repeats: int = 3) -> Table:
+def measure(repeats: int = 2) -> Table:
     """A row for each compressor; ``repeats``: trainings from different seeds."""
     obstacle = cluster_obstacle()
     rows, plain, plain_ms = [], 0.0, 0.0
@@ -110,7 +111,7 @@ def measure(repeats: int = 3) -> Table:
         runs = [train(chosen, None, seed) for seed in range(repeats)]
         accuracy = statistics.mean(run.accuracy for run in runs)
         sent = runs[0].sent
-        taken = train(chosen, RATE, epochs=2).seconds if obstacle is None else runs[0].seconds
+        taken = train(chosen, RATE, epochs=1).seconds if obstacle is None else runs[0].seconds
         ms = [t * 1e3 for t in taken]
         plain, plain_ms = plain or sent, plain_ms or statistics.median(ms)
         gained = f"{plain_ms / statistics.median(ms):.1f}"
