@@ -137,7 +137,10 @@ class CheckpointStore:
         ``step``, ``score`` (higher is better) and ``metadata`` (JSON) are rank 0's. Raises
         CheckpointError on all ranks if anything fails on any (disk full, a value that can't be
         saved …): then the earlier checkpoints are as they were, and this one's files are gone.
+        Raises ValueError for a step below 0 or of more than 8 digits.
         """
+        if not 0 <= step < 10**8:
+            raise ValueError(f"a step has 1 to 8 digits, got {step}")
         # --- exercise 4.1: start
         # Step 1: rank 0 makes the folder before anybody writes into it
         # Step 2: every rank writes its files, and all learn whether all could

@@ -131,8 +131,8 @@ def read_tree(path: Path, device: torch.device | str = "cpu") -> Tree:
 
     On the CPU the file is mapped into memory: what nobody looks at is not read.
     """
-    with safe_open(path, framework="pt", device=str(device)) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
         return unpack(json.loads(file.metadata()["tree"]), tensors)
 
 

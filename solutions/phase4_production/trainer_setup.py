@@ -46,7 +46,8 @@ def set_up_model(
     model = build_model(config.model, classes, config.image_size, config.seed)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     model.to(device, memory_format=layout)
-    flops = count_flops(model, torch.empty(1, 3, config.image_size, config.image_size))
+    pair = torch.empty(2, 3, config.image_size, config.image_size)  # batch norm refuses one pixel
+    flops = count_flops(model, pair) / 2
     if config.activation_checkpointing:
         checkpoint_activations(model)
     plan = make_plan(config, model, images, classes, world)

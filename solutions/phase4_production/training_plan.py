@@ -227,7 +227,7 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
                 raise
             continue
         tried.append((micro_batch, choice))
-        if (choice.fits and config.strategy != "auto") or choice.strategy == "ddp":
+        if choice.fits and (config.strategy != "auto" or choice.strategy == "ddp"):
             break
     fitting = [each for each in tried if each[1].fits]
     if not fitting:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers import it
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase4_production.digits_folder import write_digits
-from solutions.phase4_production.image_models import build_model
 from solutions.phase4_production.trainer_config import Config, make_config
 from solutions.phase4_production.trainer_loop import Trainer
-from solutions.phase4_production.training_plan import World, make_plan
 
 FEW = {"train": 9, "val": 3}  # images of each class
 STEPS = 6  # of one epoch of 90 images: five batches of 16 and one of 10
@@ -42,12 +42,10 @@ def config_of(data: Path, out: Path, *arguments: str) -> Config:
     return make_config(None, [*fixed, *small, *recipe, "--device=cpu", *arguments])
 
 
-def warm_up(data: Path, out: Path) -> None:
-    """Import here, once, what making a plan imports, not in every rank."""
-    config = config_of(data, out)
-    world = World(nodes=1, ranks_per_node=1, device=torch.device("cpu"))
-    make_plan(config, build_model("small_cnn", 10, 8, 0), 90, 10, world)
-    import torch._dynamo  # noqa: F401 (optimizers import it)
+def warm_up() -> None:
+    """Import here, once, what making a plan imports; no backward: ranks are forked from here."""
+    with FakeTensorMode(), torch.no_grad():
+        torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)).relu()
 
 
 def train(config: Config, world_size: int = 2, timeout: float = 120.0) -> dict[str, Any]:

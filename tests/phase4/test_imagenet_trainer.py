@@ -19,7 +19,7 @@ STRATEGIES = {
     "tree": ["--pattern=tree", "--strategy=zero1"],
     "halving and doubling": ["--pattern=halving_doubling"],
     "hierarchical": ["--pattern=hierarchical"],
-    "everything of Top-K": ["--compression=topk", "--compression-ratio=1.0"],
+    "all of random-K": ["--compression=randomk", "--compression-ratio=1.0"],
     "accumulation": ["--micro-batch=3"],
     "channels last": ["--channels-last"],
     "torch ddp": ["--parallel=torch"],
@@ -32,9 +32,8 @@ LOSSY = ["topk", "randomk", "powersgd", "int8", "onebit", "bf16"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("digits")
-    warm_up(few_digits(folder), folder)
-    return folder / "few"
+    warm_up()
+    return few_digits(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +97,17 @@ def test_mixup_and_average_of_weights_train(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["resnet18", "vit_b_16"])
 def test_models_of_torchvision_train(data: Path, tmp_path: Path, model: str) -> None:
     """Sharded with recomputed activations: batch norm and attention under both."""
-    arguments = [f"--model={model}", "--image-size=16", "--max-steps=2", "--strategy=fsdp"]
+    arguments = [f"--model={model}", "--image-size=32", "--max-steps=1", "--strategy=fsdp"]
     config = config_of(data, tmp_path, *arguments, "--activation-checkpointing")
     assert train(config)["complete"]
-    assert len(records(config)) == 2
+    assert len(records(config)) == 1
 
 
 def test_evaluation_is_exact_on_any_number_of_ranks(data: Path, tmp_path: Path) -> None:
-    """30 images on 1, 2, 3 and 4 ranks: the same numbers, every image once."""
+    """30 images on 1, 3 and 4 ranks: the same numbers, every image once."""
     found = []
-    for world_size in (1, 2, 3, 4):
-        config = config_of(data, tmp_path / str(world_size))
+    for world_size in (1, 3, 4):
+        config = config_of(data, tmp_path / str(world_size), "--base-lr=1e-6")
         train(config, world_size)
         last = records(config)[-1]
         assert last["images"] == 30

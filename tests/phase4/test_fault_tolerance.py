@@ -1,0 +1,507 @@
+"""Checks of exercise 4.1: what is saved, which checkpoint is loaded, which are kept, failures."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from disk import full_for, slow_for, without_waiting
+from safetensors import safe_open
+from torch import Tensor
+
+from distlab.grading import (
+    exercise,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
+
+
+def fresh(folder: Path) -> Path:
+    """A new folder below ``folder`` that all ranks agree on."""
+    number = torch.tensor(int.from_bytes(os.urandom(6), "little"))
+    if dist.is_initialized():
+        dist.broadcast(number, 0)
+    return folder / str(int(number))
+
+
+def every_kind(seed: int, rank: int = 0) -> dict:
+    """A tree with whatever training saves."""
+    draw = torch.Generator().manual_seed(seed + rank)
+    weight = torch.randn(5, 7, generator=draw)
+    return {
+        "model": {
+            "embedding": weight,
+            "head": weight,  # tied
+            "transposed": weight.t(),
+            "column": weight[:, 2],
+            "parameter": torch.nn.Parameter(torch.randn(3, generator=draw)),
+            "scalar": torch.tensor(2.5 + rank, dtype=torch.float64),
+            "empty": torch.empty(0, 3),
+            "half": torch.randn(9, generator=draw).bfloat16(),
+            "float16": torch.randn(2, 2, generator=draw).half(),
+            "tokens": torch.tensor(1 << 40),
+            "bytes": torch.arange(11, dtype=torch.uint8),
+            "mask": torch.tensor([True, False, True]),
+        },
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0)}, 1: {"step": torch.tensor(4.0)}},
+            "groups": [{"lr": 0.1 + rank, "betas": (0.9, 0.999), "name": None, "fused": False}],
+        },
+        "1": math.inf,
+        "epoch": 3,
+        "tiny": 5e-324,
+    }
+
+
+def difference(got: object, want: object, path: str = "") -> str:
+    """Where the trees differ first; empty if they are equal to the last bit."""
+    if isinstance(want, Tensor):
+        if not isinstance(got, Tensor) or (got.dtype, got.shape) != (want.dtype, want.shape):
+            return f"{path}: expected {want.dtype} {list(want.shape)}, got {got!r}"
+        return "" if torch.equal(got, want) else f"{path}: values differ"
+    if type(got) is not type(want):
+        return f"{path}: expected {want!r}, got {got!r}"
+    if isinstance(want, dict):
+        if got.keys() != want.keys():
+            return f"{path}: expected the keys {[*want]}, got {[*got]}"
+        return next(filter(None, (difference(got[k], want[k], f"{path}/{k}") for k in want)), "")
+    if isinstance(want, (list, tuple)):
+        if len(got) != len(want):
+            return f"{path}: expected {len(want)} entries, got {len(got)}"
+        pairs = enumerate(zip(got, want, strict=True))
+        return next(filter(None, (difference(g, w, f"{path}/{i}") for i, (g, w) in pairs)), "")
+    return "" if got == want else f"{path}: expected {want!r}, got {got!r}"
+
+
+def loaded(store) -> list | None:
+    """What ``load`` finds, as plain data: step, the shared value, the own values, what it skipped;
+    a failure: the kind and the sentence."""
+    try:
+        saved = store.load()
+        if saved is None:
+            return None
+        own = [saved.own(r)["own"] for r in range(saved.world_size)]
+        return [saved.step, saved.shared["shared"], own, list(saved.skipped)]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def save(store, step: int, rank: int, **options) -> str:
+    """Save a small checkpoint that can be recognised; the failure's sentence, or nothing."""
+    try:
+        store.save(step, {"shared": step, "w": torch.ones(3)}, {"own": step + rank}, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# -- what is saved --------------------------------------------------------------------------------
+@exercise("4.1", "virtual gloo cuda")
+def test_what_was_saved_is_loaded(impl, run, seed, folder, cases):
+    """Shared and own state of every rank, every dtype and shape, ties, types of keys, metadata."""
+
+    def body(ctx):
+        without_waiting()
+        root = fresh(folder)
+        store = impl.CheckpointStore(root)
+        shared, own = every_kind(seed), every_kind(seed, ctx.rank + 1)
+        on_device = {"here": torch.arange(4.0, device=ctx.device)}
+        path = store.save(7, shared | {"device": on_device}, own, metadata={"model": "mlp"})
+        saved = impl.CheckpointStore(root, keep=1).load()
+        model = saved.shared["model"]
+        owns = [saved.own(r) for r in range(ctx.world_size)]
+        wanted = [every_kind(seed, r + 1) for r in range(ctx.world_size)]
+        moved = store.load(map_location="meta").shared["model"]["half"]
+        own_moved = store.load(map_location="meta").own(0)["model"]["half"]
+        device = saved.shared.pop("device")["here"]
+        return {
+            "facts": [saved.step, saved.world_size, saved.metadata, Path(path).parent == root],
+            "shared": difference(saved.shared, shared),
+            "own": next(filter(None, map(difference, owns, wanted)), ""),
+            "tied": model["embedding"].data_ptr() == model["head"].data_ptr(),
+            "devices": [device.device.type, moved.device.type, own_moved.device.type],
+            "steps": store.steps(),
+        }
+
+    for world_size in cases(3, 1, 2, 4):
+        for rank, got in enumerate(run(body, world_size)):
+            want = [7, world_size, {"model": "mlp"}, True]
+            expect_equal(got["facts"], want, what="step, world size, metadata, folder", rank=rank)
+            for part in ("shared", "own"):
+                if got[part]:
+                    fail(f"{part} state, rank {rank}: {got[part]}", cause=f"{part}-state")
+            expect_equal(got["tied"], True, what="tied weights are one tensor", cause="untied")
+            want = ["cpu", "meta", "meta"]
+            expect_equal(got["devices"], want, what="devices of what is loaded", cause="device")
+            expect_equal(got["steps"], [7], what="steps()", rank=rank)
+
+
+@exercise("4.1", "gloo")
+def test_files_are_safe_and_written_once(impl, run, seed, folder):
+    """Safetensors, JSON and text, nothing that could run code; each path is written by one rank."""
+
+    def body(ctx):
+        written = []
+
+        def note(event, arguments):
+            if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
+                path, mode, flags = arguments
+                writes = flags & (os.O_WRONLY | os.O_RDWR)
+                if os.fspath(path).startswith(str(folder)) and writes:
+                    written.append(os.fspath(path))
+
+        sys.addaudithook(note)
+        store = impl.CheckpointStore(folder)
+        kinds = every_kind(seed)
+        with ctx.region("save"):
+            store.save(1, kinds | {"big": torch.zeros(250_000)}, {"rank": ctx.rank})
+        return written
+
+    results = run(body, 3)
+    opened = [path for written in results for path in written]
+    twice = sorted({Path(path).name for path in opened if opened.count(path) > 1})
+    if twice:
+        fail(f"{', '.join(twice)}: opened for writing more than once", cause="written-twice")
+    files = [path for path in folder.glob("*/*") if path.is_file()]
+    kinds = {path.suffix for path in files}
+    if ".safetensors" not in kinds:
+        fail(f"no safetensors file was written: {sorted(p.name for p in files)}", cause="format")
+    for path in files:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+        elif not path.read_bytes().isascii():
+            fail(f"{path.name} is neither safetensors nor text", cause="format")
+    for log in results.logs:
+        log.select(region="save").sent_at_most(1 << 16, "hashes and names, no tensors")
+
+
+@exercise("4.1", "virtual")
+def test_what_can_not_be_saved_is_refused_by_all(impl, run, seed, folder):
+    """An object in one rank's state: one sentence on every rank, nothing changed, nobody hangs."""
+
+    def body(ctx):
+        without_waiting()
+        root = fresh(folder)
+        store = impl.CheckpointStore(root)
+        save(store, 1, ctx.rank)
+        bad = {"fine": 1, "deep": [{"here": object()}]} if ctx.rank == 1 else {"fine": 1}
+        try:
+            store.save(2, {"shared": 2}, bad)
+            message = "!it was accepted"
+        except impl.CheckpointError as error:
+            message = str(error)
+        names = sorted(os.listdir(root)) if ctx.rank == 0 else []
+        return message, names, loaded(store)
+
+    results = run(body, 3)
+    for rank, (message, names, found) in enumerate(results):
+        if message.startswith("!"):
+            fail(f"an object was saved, rank {rank}", cause="accepted", rank=rank)
+        if "rank 1" not in message or "here" not in message or "\n" in message:
+            fail(f"the message should name rank 1 and the place: {message}", cause="unclear")
+        expect_equal(found, [1, 1, [1, 2, 3], []], what="still loaded", rank=rank)
+        if len(names) > 1:
+            fail(f"files of the failed save are left: {names}", cause="leftovers", rank=0)
+
+
+@exercise("4.1", "virtual")
+def test_refusals(impl, run, seed, folder):
+    """Numbers that make no sense, a step or rank that isn't there: ValueError that names them."""
+
+    def body(ctx):
+        without_waiting()
+        store = impl.CheckpointStore(fresh(folder))
+        save(store, 5, 0)
+        return [
+            refusal(impl.CheckpointStore, folder, keep=0),
+            refusal(impl.CheckpointStore, folder, keep_best=-1),
+            refusal(store.save, -3, {}),
+            refusal(store.load, 77),
+            refusal(store.load().own, 3),
+        ]
+
+    calls = [
+        ("keep=0", [0]),
+        ("keep_best=-1", [-1]),
+        ("save(-3)", [-3]),
+        ("load(77), which was never saved", [77]),
+        ("own(3) of a single rank", [3, 1]),
+    ]
+    expect_refused(run(body, 1, process_group=False), calls)
+
+
+# -- together -------------------------------------------------------------------------------------
+@exercise("4.1", "virtual gloo")
+def test_nobody_goes_on_before_rank_0_has_finished(impl, run, seed, folder):
+    """Rank 0's disk is slow: what save has returned from can be read by every rank at once."""
+
+    def body(ctx):
+        slow_for(lambda: dist.get_rank() == 0, 0.02)
+        store = impl.CheckpointStore(fresh(folder), keep=1)
+        out = []
+        for step in (1, 2):
+            problem = save(store, step, ctx.rank)
+            out.append(problem or store.steps())
+        return out
+
+    for rank, got in enumerate(run(body, 3)):
+        want = [[1], [2]]
+        what = "steps() at once after save, keep=1"
+        expect_equal(got, want, what=what, rank=rank, cause="too-early")
+
+
+@exercise("4.1", "virtual gloo")
+def test_all_ranks_load_the_same(impl, run, seed, folder):
+    """A checkpoint that appears while ranks begin to load is taken by all of them or by none."""
+
+    def body(ctx):
+        without_waiting()
+        root = fresh(folder)
+        store = impl.CheckpointStore(root)
+        save(store, 1, ctx.rank)
+        newer = store.save(2, {"shared": 2}, {"own": 2 + ctx.rank})
+        dist.barrier()
+        hidden = folder / f"{root.name}-hidden"
+        if ctx.rank == 0:
+            os.rename(newer, hidden)
+        dist.barrier()
+        if ctx.rank == 1:
+            time.sleep(0.1)
+            os.rename(hidden, newer)
+        return loaded(store)
+
+    results = run(body, 3)
+    for rank, got in enumerate(results):
+        if got is None or got[0] not in (1, 2):
+            fail(f"rank {rank} found {got}", cause="not-loaded", rank=rank)
+        if got != results[0]:
+            fail(
+                f"rank 0 loaded step {results[0][0]}, rank {rank} step {got[0]}: if each looks for "
+                "itself, they train on different weights",
+                cause="disagree",
+                rank=rank,
+            )
+
+
+# -- damage ---------------------------------------------------------------------------------------
+def bit(path: Path) -> None:
+    """One bit in the middle rots."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "one bit differs": bit,
+    "the end is missing": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "the file is empty": lambda path: os.truncate(path, 0),
+    "the file is gone": Path.unlink,
+}
+
+
+@exercise("4.1", "virtual")
+def test_damaged_checkpoints_are_passed_over(impl, run, seed, folder):
+    """Any file torn, rotten or gone: all ranks take the one before, and hear which and why."""
+
+    def body(ctx):
+        without_waiting()
+        good = fresh(folder)
+        store = impl.CheckpointStore(good)
+        save(store, 1, ctx.rank)
+        newest = Path(store.save(2, {"shared": 2, "w": torch.ones(99)}, {"own": 2 + ctx.rank}))
+        out = []
+        for name in sorted(os.listdir(newest)):
+            for what, damage in DAMAGES.items():
+                root = good.with_name(f"{good.name}-damaged")
+                if ctx.rank == 0:
+                    shutil.copytree(good, root)
+                    damage(root / newest.name / name)
+                dist.barrier()
+                out.append([f"{name}: {what}", newest.name, loaded(impl.CheckpointStore(root))])
+                dist.barrier()
+                if ctx.rank == 0:
+                    shutil.rmtree(root)
+        return out
+
+    for rank, results in enumerate(run(body, 2)):
+        for what, newest, found in results:
+            if found is None or found[:3] != [1, 1, [1, 2]]:
+                taken = "nothing" if found is None else f"{found[:3]}"
+                message = f"{what}: rank {rank} loaded {taken}, the intact one is step 1"
+                fail(message, cause="damage-unseen", rank=rank)
+            if len(found[3]) != 1 or newest not in found[3][0]:
+                message = f"{what}: skipped should name {newest} and why, it is {found[3]}"
+                fail(message, cause="skipped-silently", rank=rank)
+
+
+@exercise("4.1", "virtual")
+def test_nothing_and_nothing_intact_are_different(impl, run, seed, folder):
+    """Never finished: None, a new run. Finished and all damaged: an error, not a silent restart."""
+
+    def body(ctx):
+        without_waiting()
+        store = impl.CheckpointStore(fresh(folder) / "deeper")
+        never = loaded(store)
+        path = Path(store.save(3, {"shared": 3}, {"own": 3}))
+        dist.barrier()
+        if ctx.rank == 0:
+            for file in path.glob("*.safetensors"):
+                bit(file)
+        dist.barrier()
+        return never, loaded(store), path.name
+
+    for rank, (never, damaged, name) in enumerate(run(body, 2)):
+        expect_equal(never, None, what="load of an empty folder", rank=rank, cause="not-none")
+        if damaged is None or damaged[0] != "CheckpointError" or name not in damaged[1]:
+            message = f"all checkpoints are damaged: expected CheckpointError with {name}, got "
+            fail(message + f"{damaged}", cause="silent-restart", rank=rank)
+
+
+# -- a full disk ----------------------------------------------------------------------------------
+FULL = [(0, 0), (2, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]  # rank, flushes that still work
+
+
+def expect_failed_together(results, before: list, full: int) -> None:
+    """All ranks of a failed save have one message that names the rank, and what was before."""
+    for rank, (problem, found, names, again) in enumerate(results):
+        what = f"the disk is full on rank {full}"
+        if not problem:
+            fail(f"{what}: save returned on rank {rank} as if all was well", cause="one-sided")
+        if not problem.startswith("CheckpointError") or f"rank {full}" not in problem:
+            message = f"{what}: expected a CheckpointError that says so, rank {rank} got {problem}"
+            fail(message, cause="unclear", rank=rank)
+        expect_equal(problem, results[0][0], what="the message", rank=rank, cause="unclear")
+        expect_equal(found, before, what=f"{what}: loaded", rank=rank, cause="previous-lost")
+        if len(names) > 1:
+            message = f"{what}: {names} are left, and take the room of the next save"
+            fail(message, cause="leftovers", rank=0)
+        expect_equal(again, "", what="the next save, with room again", rank=rank, cause="stuck")
+
+
+@exercise("4.1", "virtual")
+def test_full_disk(impl, run, seed, folder):
+    """No space on one rank at any flush: one error on all ranks, and nothing that was is lost."""
+
+    def body(ctx):
+        out = []
+        for full, spared in FULL:
+            without_waiting()
+            root = fresh(folder)
+            store = impl.CheckpointStore(root, keep=1)
+            save(store, 1, ctx.rank)
+            dist.barrier()
+            seen = []
+            full_for(lambda: dist.get_rank() == full and (seen.append(0), len(seen) > spared)[1])
+            problem = save(store, 2, ctx.rank)
+            dist.barrier()
+            without_waiting()
+            names = sorted(os.listdir(root)) if ctx.rank == 0 else []
+            found = loaded(store)
+            out.append([problem, found, names, save(store, 3, ctx.rank)])
+        return out
+
+    results = run(body, 3)
+    for number, (full, _) in enumerate(FULL):
+        expect_failed_together([r[number] for r in results], [1, 1, [1, 2, 3], []], full)
+
+
+@exercise("4.1", "gloo")
+def test_full_disk_in_real_processes(impl, run, seed, folder):
+    """One rank may write no more than 20 kB to a file: the same, on real ranks."""
+
+    def body(ctx):
+        store = impl.CheckpointStore(folder)
+        problem = save(store, 1, ctx.rank)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if ctx.rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        try:
+            store.save(2, {"shared": 2}, {"own": torch.zeros(1_000_000)})
+        except Exception as error:
+            problem += f"{type(error).__name__}: {error}"
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        names = sorted(os.listdir(folder)) if ctx.rank == 0 else []
+        dist.barrier()
+        found = loaded(store)
+        return problem, found, names, save(store, 3, ctx.rank)
+
+    expect_failed_together(run(body, 3), [1, 1, [1, 2, 3], []], 1)
+
+
+# -- which are kept -------------------------------------------------------------------------------
+KEPT = [
+    # keep, keep_best, (step, score) in the order of saving, steps that remain
+    (3, 1, [(1, None), (2, None), (3, None), (4, None), (5, None)], [3, 4, 5]),
+    (1, 1, [(1, 0.5), (2, 0.9), (3, 0.7), (4, 0.8)], [2, 4]),
+    (2, 2, [(1, 0.5), (2, 0.9), (3, 0.7), (4, 0.1), (5, 0.2)], [2, 3, 4, 5]),
+    (1, 1, [(1, 0.5), (2, 0.5), (3, 0.1)], [2, 3]),
+    (1, 1, [(1, math.nan), (2, -3.0), (3, math.nan), (4, None)], [2, 4]),
+    (1, 0, [(1, 9.0), (2, 1.0)], [2]),
+    (2, 1, [(100, None), (120, None), (140, None), (110, None)], [110, 140]),
+    (2, 0, [(1, None), (2, None), (2, None), (3, None)], [2, 3]),
+]
+
+
+@exercise("4.1", "virtual")
+def test_which_are_kept(impl, run, seed, folder):
+    """The last that were saved and the best; also after going back, and a step saved twice."""
+
+    def body(ctx):
+        without_waiting()
+        out = []
+        for keep, best, saves, _ in KEPT:
+            root = fresh(folder)
+            (root / "notes").mkdir(parents=True)
+            store = impl.CheckpointStore(root, keep=keep, keep_best=best)
+            for number, (step, score) in enumerate(saves):
+                store.save(step, {"shared": number}, {"own": 0}, score=score)
+            newest, notes = store.load(), (root / "notes").is_dir()
+            out.append([store.steps(), newest.step, newest.shared["shared"], notes])
+        return out
+
+    [results] = run(body, 1)
+    for (keep, best, saves, want), (steps, newest, number, notes) in zip(
+        KEPT, results, strict=True
+    ):
+        what = f"keep={keep}, keep_best={best}, saved (step, score): {saves}"
+        expect_equal(steps, want, what=f"{what}: steps()", cause="kept")
+        last = [saves[-1][0], len(saves) - 1]
+        expect_equal([newest, number], last, what=f"{what}: loaded", cause="not-the-newest")
+        expect_equal(notes, True, what="a folder that is no checkpoint is left alone")
+
+
+@trace("4.1")
+def trace_save(impl):
+    """Four ranks save 20 MB each, two times, and load."""
+
+    def body(ctx):
+        root = Path(tempfile.gettempdir()) / f"distlab-trace-{os.getppid()}"  # the ranks' parent
+        store = impl.CheckpointStore(root, keep=1)
+        state = {"w": torch.ones(5_000_000)}
+        for step in (1, 2):
+            if step == 2:
+                ctx.start_picture()
+            with ctx.span("save", str(step)):
+                store.save(step, state, state)
+        with ctx.span("load"):
+            store.load()
+        dist.barrier()
+        if ctx.rank == 0:
+            shutil.rmtree(root)
+
+    return body

@@ -1,0 +1,252 @@
+"""What is wrong with a run is said in one line, before or without harm; and what a plan says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from image_runs import STEPS, config_of, few_digits, losses, records, train, warm_up
+
+from distlab.course import root
+from distlab.ranks import RankFailure
+from solutions.phase4_production.trainer_config import (
+    Config,
+    ConfigError,
+    make_config,
+    parse,
+    read_yaml,
+)
+
+PACKAGE = "solutions.phase4_production"
+RECIPES = sorted((root() / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    warm_up()
+    return few_digits(tmp_path_factory.mktemp("digits"))
+
+
+def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path, **environ}
+    return subprocess.run(
+        command, cwd=root(), capture_output=True, text=True, env=variables, timeout=120
+    )
+
+
+def launch(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """``launch_training.sh``, which refuses before it starts a rank."""
+    return run(["./launch_training.sh", *arguments], **environ)
+
+
+# -- configuration ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_are_valid(path: Path) -> None:
+    assert make_config(path).epochs >= 1
+
+
+def test_the_digits_are_the_default() -> None:
+    assert make_config(root() / "configs" / "digits.yaml") == Config()
+    assert {path.stem for path in RECIPES} >= {"digits", "smoke", "resnet50_imagenet"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--stratgy", "ddp"], "no field 'stratgy'; did you mean strategy?"),
+        (["--strategy=fsdpp"], "strategy must be auto .* not 'fsdpp'; did you mean fsdp?"),
+        (["--epochs", "many"], "epochs must be a whole number, not 'many'"),
+        (["--epochs=0"], "epochs must be at least 1, got 0"),
+        (["--base-lr=0"], "base_lr must be positive"),
+        (["--max-norm=.nan"], "max_norm must be positive, got nan"),
+        (["--label-smoothing=1"], "label_smoothing must be from 0 to below 1"),
+        (["--compression-ratio=2"], "compression_ratio must be at most 1"),
+        (["--pattern=ring", "--compression=topk"], "both say how a bucket is reduced"),
+        (["--pattern=ring", "--strategy=fsdp"], "use ddp or zero1"),
+        (["--offload", "--strategy=zero1"], "offload needs strategy fsdp or hybrid"),
+        (["--precision=fp16", "--compression=onebit"], "an overflow of fp16 would stay"),
+        (["--parallel=torch", "--compression=topk"], "parallel torch has compression none"),
+        (["--parallel=torch", "--precision=fp16"], "use bf16"),
+        (["--compile", "--strategy=fsdp"], "compile: the hooks of strategy fsdp"),
+        (["--model=vit_b_16", "--image-size=20"], "does not divide into the patches of 16"),
+        (["digits"], "expected --field value, got 'digits'"),
+        (["--config"], "--config needs the name of a file"),
+        (["--config", "nowhere.yaml"], "there is no configuration nowhere.yaml"),
+    ],
+)
+def test_a_wrong_field_is_one_sentence(arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse(arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_sets_what_the_command_line_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("epochs: 3\nbase_lr: 1e-3\nmax_norm: null\n", encoding="utf-8")
+    config, dry_run = parse([f"--config={path}", "--epochs", "5", "--dry-run"])
+    assert dry_run
+    assert (config.epochs, config.base_lr, config.max_norm) == (5, 1e-3, None)
+    path.write_text("epoch: 3\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="no field 'epoch'; did you mean epochs"):
+        read_yaml(path)
+    path.write_text("epochs: [3\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        read_yaml(path)
+
+
+# -- the launcher -----------------------------------------------------------------------------------
+def test_the_launcher_refuses_in_one_line(tmp_path: Path) -> None:
+    smoke = ["--config", "configs/smoke.yaml"]
+    missing = launch(*smoke, "--data", str(tmp_path / "nowhere"))
+    assert missing.returncode == 2
+    assert missing.stderr.count("\n") == 1
+    assert f"there is no data folder {tmp_path}/nowhere/train" in missing.stderr
+    misspelt = launch(*smoke, "--epoch", "3")
+    assert misspelt.stderr == (
+        "launch_training: command line: there is no field 'epoch'; did you mean epochs?\n"
+    )
+    assert launch("2", "ddp").returncode == 2
+
+
+@pytest.mark.parametrize("which", ["MASTER_PORT", "metrics_port"])
+def test_a_port_in_use_is_one_line(data: Path, which: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        arguments = ["--config", "configs/smoke.yaml", "--data", str(data)]
+        if which == "metrics_port":
+            found = launch(*arguments, "--metrics-port", port)
+        else:
+            found = launch(*arguments, MASTER_PORT=port)
+    assert found.returncode == 2
+    assert found.stderr == (
+        f"launch_training: {which} {port} can't be used: Address already in use\n"
+    )
+
+
+def test_a_dry_run_prints_the_plan(data: Path) -> None:
+    found = launch("4", "auto", "32", "--data", str(data), "--dry-run")
+    assert found.returncode == 0, found.stderr
+    rows, table = found.stdout.split("\n\n")
+    lines = dict(line.split(None, 1) for line in rows.splitlines())
+    assert lines["world"] == "1 nodes x 4 ranks on cpu" or "cuda" in lines["world"]
+    assert lines["batch"] == "32 = 8 per rank, in 1 micro-batches of 8"
+    assert lines["steps"] == "54 = 18 epochs of 3"
+    assert lines["strategy"].startswith("ddp, the course's")
+    assert "per rank at the peak" in lines["memory"]
+    assert lines["messages"] == "564 kB sent per rank and step"  # 2·3/4 of 4·93,922 bytes
+    assert {"ddp", "zero1", "zero2", "fsdp"} <= {line.split()[0] for line in table.splitlines()}
+
+
+# -- data and memory --------------------------------------------------------------------------------
+def test_unreadable_images_are_left_out_counted_and_named(data: Path, tmp_path: Path) -> None:
+    """The others keep their places: the loss of two ranks is that of one, with the same holes."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    bad = [sorted((copy / "train" / str(k)).iterdir())[k % 9] for k in range(8)]
+    bad.append(sorted((copy / "val" / "3").iterdir())[0])
+    for path in bad[:6]:
+        path.write_bytes(path.read_bytes()[:40])  # torn
+    bad[6].write_bytes(b"")
+    for path in bad[7:]:
+        path.write_text("not an image", encoding="utf-8")
+    alone, config = config_of(copy, tmp_path / "1"), config_of(copy, tmp_path / "2")
+    want = losses(alone, 1)
+    found = train(config)
+    assert found["unreadable"] == sorted(map(str, bad))
+    assert [r["loss"] for r in records(config)] == pytest.approx(want, rel=2e-4)
+    assert records(config)[-1]["images"] == 29
+    assert f"left out, unreadable: {bad[0]}" in found["output"]
+
+
+def test_a_batch_without_any_readable_image_trains_nothing(data: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    for path in (copy / "train").rglob("*.png"):
+        path.write_bytes(b"")
+    config = config_of(copy, tmp_path, "--max-steps=2")
+    assert losses(config) == [None, None]
+    assert train(config_of(data, tmp_path, "--max-steps=3"))["complete"]
+    assert records(config)[-1]["loss"] < 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--memory-gb=0.0005"], "does not fit into 500 kB on 2 ranks with micro-batches of 1: ddp .* at least"),
+        (["--memory-gb=0.0005", "--strategy=auto"], "no strategy fits into 500 kB"),
+        (["--global-batch=1"], "a global batch of 1 for 2 ranks"),
+        (["--strategy=hybrid", "--node-size=3"], "2 ranks don't divide into nodes of 3"),
+        (["--data=nowhere"], "there is no data folder nowhere/train"),
+    ],
+)
+def test_what_can_not_run_is_refused_on_every_rank(
+    data: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    config = config_of(data, tmp_path, *arguments)
+    with pytest.raises(RankFailure, match=rf"raised \w+Error: .*{words}"):
+        train(config)
+
+
+def test_a_budget_picks_a_strategy_that_fits(data: Path, tmp_path: Path) -> None:
+    config = config_of(data, tmp_path, "--strategy=auto", "--memory-gb=0.0015", "--max-steps=1")
+    plan = train(config)["plan"]
+    assert "limit 1.5 MB" in plan
+    assert "ddp, the course's" not in plan
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+def test_a_checkpoint_of_something_else_is_refused_and_kept(data: Path, tmp_path: Path) -> None:
+    """Another model, other classes, other data, another batch, another kind of strategy."""
+    config = config_of(data, tmp_path, "--max-steps=1")
+    train(config)
+    kept = sorted((tmp_path / "checkpoints").rglob("*"))
+    renamed, fewer = tmp_path / "renamed", tmp_path / "fewer"
+    shutil.copytree(data, renamed)
+    for split in ("train", "val"):
+        (renamed / split / "7").rename(renamed / split / "seven")
+    shutil.copytree(data, fewer)
+    next((fewer / "train" / "7").iterdir()).unlink()
+    for arguments, words in (
+        (["--model=resnet18"], "is of another model: small_cnn, this run trains resnet18"),
+        ([f"--data={renamed}"], "unlike the checkpoint, lacks 7 and has seven"),
+        ([f"--data={fewer}"], "saved with a dataset_size of 90, resumed with 89"),
+        (["--global-batch=32"], "saved with a batch_size of 16, resumed with 32"),
+        (["--strategy=fsdp"], r"another kind of strategy \(whole, not shards\)"),
+    ):
+        with pytest.raises(RankFailure, match=words):
+            train(config_of(data, tmp_path, *arguments))
+        assert sorted((tmp_path / "checkpoints").rglob("*")) == kept
+
+
+def test_a_full_disk_ends_the_run_with_the_checkpoint_before_intact(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config_of(data, tmp_path, "--max-steps=1"))
+    from solutions.phase4_production import safe_format
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safe_format, "flush", full)
+    with pytest.raises(RankFailure, match="No space left on device"):
+        train(config_of(data, tmp_path, "--max-steps=2"))
+    monkeypatch.undo()
+    found = train(config_of(data, tmp_path))
+    assert "resumed after step 1" in found["output"]
+    assert len(records(config_of(data, tmp_path))) == STEPS
+
+
+def test_yaml_files_use_plain_values_only() -> None:
+    for path in RECIPES:
+        assert all(
+            isinstance(v, (str, int, float, bool)) for v in yaml.safe_load(path.read_text()).values()
+        )

@@ -1,0 +1,191 @@
+"""Interrupted and resumed is uninterrupted: killed ranks, a killed agent, preemption, other worlds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from image_runs import config_of, few_digits, loss_curve, losses, records, train, warm_up
+
+from distlab.course import root
+from solutions.phase4_production.recovery import EXIT_PREEMPTED
+from solutions.phase4_production.trainer_config import Config
+
+INTERRUPTED = {
+    "ddp": ["--ema-decay=0.9", "--mixup=0.2"],
+    "zero2": ["--strategy=zero2", "--optimizer=adamw", "--base-lr=0.002"],
+    "fsdp": ["--strategy=fsdp", "--ema-decay=0.9"],
+    "PowerSGD": ["--compression=powersgd"],
+    "Top-K": ["--compression=topk", "--compression-ratio=0.05"],
+    "fp16": ["--precision=fp16"],
+    "torch zero1": ["--parallel=torch", "--strategy=zero1"],
+    "torch fsdp": ["--parallel=torch", "--strategy=fsdp", "--max-norm=1"],
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    warm_up()
+    return few_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.mark.parametrize("arguments", INTERRUPTED.values(), ids=INTERRUPTED)
+def test_resumed_is_uninterrupted_to_the_bit(
+    data: Path, tmp_path: Path, arguments: list[str]
+) -> None:
+    """Nine steps, and again with a stop after the fifth; loss and evaluation are the same bits."""
+    whole = config_of(data, tmp_path / "whole", "--epochs=2", "--max-steps=9", *arguments)
+    parts = config_of(data, tmp_path / "parts", "--epochs=2", "--max-steps=5", *arguments)
+    want = losses(whole)
+    assert len(losses(parts)) == 5
+    done = train(config_of(data, tmp_path / "parts", "--epochs=2", "--max-steps=9", *arguments))
+    assert "resumed after step 5" in done["output"]
+    assert loss_curve(parts) == want
+    ends = [[r["top1"], r["val_loss"]] for c in (whole, parts) for r in records(c) if "top1" in r]
+    assert ends[: len(ends) // 2] == ends[len(ends) // 2 :]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--strategy=fsdp"]], ids=["ddp", "fsdp"])
+def test_goes_on_with_other_numbers_of_ranks(
+    data: Path, tmp_path: Path, arguments: list[str]
+) -> None:
+    """Saved by 2, resumed by 3 and then by 1: the curve of one process, up to rounding."""
+    want = losses(config_of(data, tmp_path / "whole", *arguments), 1)
+    for world_size, steps in ((2, 2), (3, 4), (1, 6)):
+        parts = config_of(data, tmp_path / "parts", f"--max-steps={steps}", *arguments)
+        assert train(parts, world_size)["complete"]
+    assert loss_curve(parts) == pytest.approx(want, rel=2e-4)
+
+
+def test_compressors_hand_on_what_is_owed_to_fewer_ranks(data: Path, tmp_path: Path) -> None:
+    arguments = ["--compression=topk", "--compression-ratio=0.05"]
+    assert train(config_of(data, tmp_path, "--max-steps=3", *arguments), 3)["complete"]
+    for world_size, steps in ((2, 4), (3, 6)):
+        config = config_of(data, tmp_path, f"--max-steps={steps}", *arguments)
+        assert train(config, world_size)["complete"]
+    assert len(records(config)) == 6
+
+
+# -- real processes ---------------------------------------------------------------------------------
+@contextlib.contextmanager
+def launched(config: Config, data: Path, out: Path, **environ: str) -> Iterator[subprocess.Popen]:
+    """``launch_training.sh`` on two ranks, in a session of its own that is gone afterwards."""
+    arguments = ["--epochs=12", "--save-every=8", "--log-every=1", "--global-batch=16"]
+    fixed = [f"--data={data}", f"--checkpoints={config.checkpoints}", f"--logs={config.logs}"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with open(out, "ab") as output:
+        process = subprocess.Popen(
+            ["./launch_training.sh", "--config", "configs/smoke.yaml", *fixed, *arguments],
+            cwd=root(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PATH": path, "NPROC_PER_NODE": "2", **environ},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        for pid in (*ranks_of(process.pid), process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def ranks_of(agent: int) -> list[int]:
+    """The processes that an agent has started."""
+    found = []
+    for task in Path(f"/proc/{agent}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(pid) for pid in task.read_text().split()]
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:
+    """Return when ``condition()`` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def recorded(config: Config, step: int) -> Callable[[], bool]:
+    """Whether ``step`` was recorded."""
+
+    def condition() -> bool:
+        path = Path(config.logs) / "metrics.jsonl"
+        return path.exists() and f'"step": {step},' in path.read_text(encoding="utf-8")
+
+    return condition
+
+
+def test_survives_a_killed_rank_a_killed_agent_and_preemption(data: Path, tmp_path: Path) -> None:
+    """kill -9 of a rank, kill -9 of the agent and its ranks, SIGTERM to the agent; then the end."""
+    config, calm = config_of(data, tmp_path / "a"), config_of(data, tmp_path / "b")
+    log = tmp_path / "output"
+    with launched(calm, data, log) as process:
+        assert process.wait(200) == 0, log.read_text()
+    with launched(config, data, log) as process:
+        wait_for(recorded(config, 12))
+        os.kill(ranks_of(process.pid)[1], signal.SIGKILL)  # the agent starts both again
+        wait_for(recorded(config, 30))
+        ranks = ranks_of(process.pid)
+        process.kill()
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+    with launched(config, data, log, MAX_RESTARTS="0") as process:
+        wait_for(recorded(config, 45))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0
+    saved = max(int(p.name[-8:]) for p in Path(config.checkpoints).glob("*-step-*"))
+    assert saved >= 46, "SIGTERM saves first"
+    with launched(config, data, log) as process:
+        assert process.wait(200) == 0, log.read_text()
+    assert log.read_text().count("resumed after step") == 3
+    assert loss_curve(config) == loss_curve(calm)
+    assert [r["step"] for r in records(config)] == list(range(72))
+
+
+def test_a_preempted_run_says_that_it_is_to_be_started_again(data: Path, tmp_path: Path) -> None:
+    """SIGUSR1 to one rank: both save at the same step and leave with the status for it."""
+    config = config_of(data, tmp_path, "--epochs=200")
+
+    def torchrun(*arguments: str) -> list[str]:
+        return [sys.executable, "-m", "solutions.phase4_production.imagenet_trainer", *arguments]
+
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    names = ["data", "checkpoints", "logs", "epochs", "global_batch", "workers", "log_every"]
+    fields = [f"--{name}={getattr(config, name)}" for name in names]
+    with open(tmp_path / "output", "wb") as output:
+        process = subprocess.Popen(
+            torchrun(*fields, "--device=cpu"),
+            cwd=root(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environ},
+        )
+    try:
+        wait_for(recorded(config, 3))
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == EXIT_PREEMPTED, (tmp_path / "output").read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert list(Path(config.checkpoints).glob("*-step-*/COMPLETE"))
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    import socket
+
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
