@@ -14,6 +14,7 @@ left out of its batch, named once, and the mean loss is over those that could be
 
 from __future__ import annotations
 
+import signal
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -265,6 +266,12 @@ class EvaluationBatches(Sampler[list[Sample]]):
         return ([(-1, index) for index in indices] for indices in self.batches)
 
 
+def leave_signals_to_the_rank(worker: int) -> None:
+    """SIGTERM and SIGUSR1 come to all processes of a job; a rank that saves needs its data."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def make_loader(
     dataset: Dataset[Decoded],
     batches: Sampler[list[Sample]],
@@ -283,4 +290,5 @@ def make_loader(
         prefetch_factor=prefetch if workers else None,
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
+        worker_init_fn=leave_signals_to_the_rank,
     )
