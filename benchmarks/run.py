@@ -36,6 +36,7 @@ BENCHMARKS = (
     "virtual",
     "validation",
     "published",
+    "image_trainer",
 )
 HEAD = """# Benchmarks
 
