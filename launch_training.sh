@@ -51,6 +51,5 @@ else
         rendezvous+=(--rdzv-conf "is_host=$([ "$NODE_RANK" = 0 ] && echo true || echo false)")
     fi
 fi
-# without "--" torchrun takes the trainer's --logs for a shortened option of its own
 exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node "$nproc" \
-    --max-restarts "${MAX_RESTARTS:-3}" -m -- "$trainer" "$@"
+    --max-restarts "${MAX_RESTARTS:-3}" -m -- "$trainer" "$@" # --: its options are not torchrun's

@@ -40,6 +40,7 @@ BENCHMARKS = (
     "virtual",
     "validation",
     "published",
+    "image_trainer",
 )
 HEAD = """# Benchmarks
 

@@ -14,7 +14,7 @@ left out of its batch, named once, and the mean loss is over those that could be
 
 from __future__ import annotations
 
-import os
+import signal
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -266,6 +266,12 @@ class EvaluationBatches(Sampler[list[Sample]]):
         return ([(-1, index) for index in indices] for indices in self.batches)
 
 
+def leave_signals_to_the_rank(worker: int) -> None:
+    """SIGTERM and SIGUSR1 come to all processes of a job; a rank that saves needs its data."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def make_loader(
     dataset: Dataset[Decoded],
     batches: Sampler[list[Sample]],
@@ -284,11 +290,5 @@ def make_loader(
         prefetch_factor=prefetch if workers else None,
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
-        worker_init_fn=own_group,
+        worker_init_fn=leave_signals_to_the_rank,
     )
-
-
-def own_group(worker: int) -> None:
-    """Leave the rank's process group: torchrun ends ranks with SIGTERM to their group, and a rank
-    that is to save first must not lose its workers to it."""
-    os.setpgid(0, 0)

@@ -1,10 +1,11 @@
-"""Interrupted and resumed is uninterrupted: killed ranks, a killed agent, preemption, other worlds."""
+"""Interrupted and resumed is uninterrupted: killed ranks and agents, preemption, other worlds."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -73,20 +74,26 @@ def test_compressors_hand_on_what_is_owed_to_fewer_ranks(data: Path, tmp_path: P
     assert len(records(config)) == 6
 
 
-# -- real processes ---------------------------------------------------------------------------------
+# -- real processes -------------------------------------------------------------------------------
+KILLED = ["--epochs=8", "--save-every=8", "--workers=1", "--mixup=0.2", "--ema-decay=0.9"]
+
+
+def fields_of(config: Config) -> list[str]:
+    """The whole configuration as a command line."""
+    return [f"--{name}={'null' if v is None else v}" for name, v in vars(config).items()]
+
+
 @contextlib.contextmanager
-def launched(config: Config, data: Path, out: Path, **environ: str) -> Iterator[subprocess.Popen]:
-    """``launch_training.sh`` on two ranks, in a session of its own that is gone afterwards."""
-    arguments = ["--epochs=12", "--save-every=8", "--log-every=1", "--global-batch=16"]
-    fixed = [f"--data={data}", f"--checkpoints={config.checkpoints}", f"--logs={config.logs}"]
+def started(command: list[str], out: Path, **environ: str) -> Iterator[subprocess.Popen]:
+    """A process in a session of its own, of which nothing is left afterwards."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with open(out, "ab") as output:
         process = subprocess.Popen(
-            ["./launch_training.sh", "--config", "configs/smoke.yaml", *fixed, *arguments],
+            command,
             cwd=root(),
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PATH": path, "NPROC_PER_NODE": "2", **environ},
+            env={**os.environ, "PATH": path, **environ},
             start_new_session=True,
         )
     try:
@@ -125,67 +132,45 @@ def recorded(config: Config, step: int) -> Callable[[], bool]:
     return condition
 
 
-def test_survives_a_killed_rank_a_killed_agent_and_preemption(data: Path, tmp_path: Path) -> None:
-    """kill -9 of a rank, kill -9 of the agent and its ranks, SIGTERM to the agent; then the end."""
-    config, calm = config_of(data, tmp_path / "a"), config_of(data, tmp_path / "b")
-    log = tmp_path / "output"
-    with launched(calm, data, log) as process:
-        assert process.wait(200) == 0, log.read_text()
-    with launched(config, data, log) as process:
+def test_survives_a_killed_rank_and_a_killed_agent(data: Path, tmp_path: Path) -> None:
+    """kill -9 of a rank, then of the agent and its ranks; started again it ends with the curve."""
+    calm, config = (config_of(data, tmp_path / name, *KILLED) for name in ("calm", "killed"))
+    want, log = losses(calm), tmp_path / "output"
+    launch = ["./launch_training.sh", *fields_of(config)]
+    with started(launch, log, NPROC_PER_NODE="2") as process:
         wait_for(recorded(config, 12))
         os.kill(ranks_of(process.pid)[1], signal.SIGKILL)  # the agent starts both again
-        wait_for(recorded(config, 30))
+        wait_for(recorded(config, 28))
         ranks = ranks_of(process.pid)
         process.kill()
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, signal.SIGKILL)
-    with launched(config, data, log, MAX_RESTARTS="0") as process:
-        wait_for(recorded(config, 45))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) != 0
-    saved = max(int(p.name[-8:]) for p in Path(config.checkpoints).glob("*-step-*"))
-    assert saved >= 46, "SIGTERM saves first"
-    with launched(config, data, log) as process:
+    with started(launch, log, NPROC_PER_NODE="2") as process:
         assert process.wait(200) == 0, log.read_text()
-    assert log.read_text().count("resumed after step") == 3
-    assert loss_curve(config) == loss_curve(calm)
-    assert [r["step"] for r in records(config)] == list(range(72))
+    assert log.read_text().count("resumed after step") == 2
+    assert loss_curve(config) == want
+    assert [r["step"] for r in records(config)] == list(range(8 * 6))
 
 
-def test_a_preempted_run_says_that_it_is_to_be_started_again(data: Path, tmp_path: Path) -> None:
-    """SIGUSR1 to one rank: both save at the same step and leave with the status for it."""
-    config = config_of(data, tmp_path, "--epochs=200")
-
-    def torchrun(*arguments: str) -> list[str]:
-        return [sys.executable, "-m", "solutions.phase4_production.imagenet_trainer", *arguments]
-
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_preempted_run_saves_first(data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """The signal comes to all processes of the job, those that decode images too."""
+    config = config_of(data, tmp_path, "--epochs=200", "--workers=1")
     environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    names = ["data", "checkpoints", "logs", "epochs", "global_batch", "workers", "log_every"]
-    fields = [f"--{name}={getattr(config, name)}" for name in names]
-    with open(tmp_path / "output", "wb") as output:
-        process = subprocess.Popen(
-            torchrun(*fields, "--device=cpu"),
-            cwd=root(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environ},
-        )
-    try:
+    program = "solutions.phase4_production.imagenet_trainer"
+    command, log = [sys.executable, "-m", program, *fields_of(config)], tmp_path / "output"
+    with started(command, log, **environ) as process:
         wait_for(recorded(config, 3))
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == EXIT_PREEMPTED, (tmp_path / "output").read_text()
-    finally:
-        process.kill()
-        process.wait()
-    assert list(Path(config.checkpoints).glob("*-step-*/COMPLETE"))
+        os.killpg(process.pid, number)
+        assert process.wait(60) == EXIT_PREEMPTED, log.read_text()
+    last = records(config)[-1]["step"]
+    assert [int(p.parent.name[-8:]) for p in tmp_path.rglob("COMPLETE")] == [last + 1]
 
 
 def free_port() -> int:
     """A port that nobody listens on."""
-    import socket
-
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return trial.getsockname()[1]
