@@ -28,16 +28,17 @@ BENCHMARKS = (
     "tensor_parallel",
     "allreduce",
     "ddp",
-    "zero",
     "fsdp",
+    "zero",
     "hierarchical",
     "local_sgd",
     "parameter_server",
     "checkpoint",
+    "monitoring",
+    "image_trainer",
     "virtual",
     "validation",
     "published",
-    "image_trainer",
 )
 HEAD = """# Benchmarks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distlab.netcluster import cluster_obstacle
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from benchmarks import (
     hierarchical,
     local_sgd,
     mixed_precision,
+    monitoring,
     parameter_server,
     pipeline,
     ranks,
@@ -23,7 +25,6 @@ from benchmarks import (
     trainer,
     zero,
 )
-from distlab.netcluster import cluster_obstacle
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -147,3 +148,10 @@ def test_checkpoint_still_runs(kind: str) -> None:
     assert [*times] == ["solution", "DCP"]
     for ((stall, total),) in times.values():
         assert 0 < stall <= total
+
+
+def test_monitoring_still_runs() -> None:
+    """Trains the same weights (compared by the benchmark itself)."""
+    taken, alone = monitoring.compare("digits CNN", 2, repeats=1)
+    assert {name: len(values) for name, values in taken.items()} == {"plain": 1, "monitored": 1}
+    assert alone > 0
