@@ -34,6 +34,8 @@ BENCHMARKS = (
     "local_sgd",
     "parameter_server",
     "checkpoint",
+    "compression",
+    "compression_digits",
     "monitoring",
     "image_trainer",
     "virtual",

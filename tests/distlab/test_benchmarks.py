@@ -10,6 +10,7 @@ from benchmarks import (
     allreduce,
     checkpoint,
     common,
+    compression,
     ddp,
     hierarchical,
     local_sgd,
@@ -155,3 +156,9 @@ def test_monitoring_still_runs() -> None:
     taken, alone = monitoring.compare("digits CNN", 2, repeats=1)
     assert {name: len(values) for name, values in taken.items()} == {"plain": 1, "monitored": 1}
     assert alone > 0
+
+
+def test_compression_hooks_still_run() -> None:
+    for pair in compression.PAIRS.values():
+        mine, torchs = compression.compare("GPT, 4 layers", pair, 2, repeats=1)
+        assert len(mine) == len(torchs) == 1
