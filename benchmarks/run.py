@@ -37,10 +37,10 @@ BENCHMARKS = (
     "compression",
     "compression_digits",
     "monitoring",
+    "image_trainer",
     "virtual",
     "validation",
     "published",
-    "image_trainer",
 )
 HEAD = """# Benchmarks
 

@@ -53,6 +53,7 @@ from .training_plan import autocast
 from .training_report import write_report
 
 Loader = DataLoader[Batch]
+PROFILED = 4  # steps
 
 
 class Trainer:
@@ -198,12 +199,12 @@ class Trainer:
         )
         heartbeat = Heartbeat(logs / "heartbeat", self.rank, self.world_size, attempt)
         guard = PreemptionGuard(device=self.device)
-        first, last = (config.profile_at, config.profile_at + 3) if config.profile_at else (-1, -1)
+        first = -PROFILED if config.profile_at is None else config.profile_at
+        last = first + PROFILED - 1
         profiler = ProfileWindow(logs / f"trace-rank{self.rank}.json", first, last)
         leaving, failure = False, None
-        watchdog = Watchdog(
-            heartbeat, config.watchdog_seconds, min(1.0, config.watchdog_seconds / 8)
-        )
+        patience = config.watchdog_seconds
+        watchdog = Watchdog(heartbeat, patience, interval=min(1.0, patience / 8))
         try:
             with guard, watchdog:
                 try:
