@@ -91,6 +91,30 @@ def test_zero2_needs_less_memory_in_the_bytes_of_ddp() -> None:
     assert sharded.memory < whole.memory
 
 
+def test_phases_own_all_reduces_send_what_theory_says() -> None:
+    common = {"model": "mlp", "gpus": (16,), "cluster": "ethernet-v100"}
+    names = ("ring", "tree", "halving-doubling", "hierarchical")
+    found = {name: answers_of(strategy=name, **common)[0] for name in names}
+    whole = 17_226 * 4
+    for name in names[:3]:
+        sent = sum(found[name].bytes_per_link.values())
+        assert sent == pytest.approx(2 * 15 * whole, rel=0.01), name
+    # two nodes: each of the 16 ranks sends an eighth of the tensor once, and gets one
+    leaving = found["hierarchical"].bytes_per_link["between"]
+    assert leaving == pytest.approx(16 * whole / 8, rel=0.01)
+    assert leaving < found["ring"].bytes_per_link["between"] * 0.6
+    assert found["tree"].step < found["ring"].step  # latency: 4 levels against 30 steps
+
+
+def test_parameter_server_sends_everything_twice_per_worker() -> None:
+    common = {"model": "mlp", "gpus": (4,), "strategy": "parameter-server"}
+    (one,), (two,) = (answers_of(servers=servers, **common) for servers in (1, 2))
+    assert sum(one.bytes_per_link.values()) == pytest.approx(3 * 2 * 17_226 * 4, rel=0.01)
+    assert sum(two.bytes_per_link.values()) == pytest.approx(2 * 2 * 17_226 * 4, rel=0.01)
+    assert one.rate == pytest.approx(3 * 64 / one.step)
+    assert two.step < one.step  # each server has half of the bytes to send
+
+
 def test_slower_networks_and_algorithms_tell() -> None:
     fast, slow = (
         answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed
@@ -202,6 +226,9 @@ def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
         (["--strategy", "zero"], "no strategy"),
         (["--strategy", "fsdp", "--impl", "torch"], "with solutions or mine"),
         (["--strategy", "local-sgd", "--impl", "torch"], "with solutions or mine"),
+        (["--strategy", "ring", "--impl", "torch"], "with solutions or mine"),
+        (["--strategy", "parameter-server", "--gpus", "1"], "1 servers need more than 1 GPUs"),
+        (["--strategy", "parameter-server", "--model", "gpt-7b", "--gpus", "8"], "would take"),
         (["--every", "0"], "must be positive"),
         (["--dtype", "float12"], "dtype must be one of"),
         (["--config", "missing.yaml"], "missing.yaml"),
