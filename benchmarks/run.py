@@ -33,6 +33,7 @@ BENCHMARKS = (
     "hierarchical",
     "local_sgd",
     "parameter_server",
+    "checkpoint",
     "virtual",
     "validation",
     "published",

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import (
     allreduce,
+    checkpoint,
     common,
     ddp,
     hierarchical,
@@ -138,3 +139,11 @@ def test_zero_still_runs_and_shards() -> None:
     (times, held), (torchs, held_by_torch) = zero.compare(model, 2, repeats=1)
     assert len(times) == len(torchs) == 1
     assert held <= 1.02 * held_by_torch
+
+
+@pytest.mark.parametrize("kind", checkpoint.KINDS)
+def test_checkpoint_still_runs(kind: str) -> None:
+    times = checkpoint.compare(kind, repeats=1, scale=256)
+    assert [*times] == ["solution", "DCP"]
+    for ((stall, total),) in times.values():
+        assert 0 < stall <= total
