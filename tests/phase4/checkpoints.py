@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -89,17 +88,3 @@ def save(store, step: int, rank: int, **options) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def fake_saved(trees, step: int = 7, shared=None):
-    """A checkpoint in memory that notes who is read."""
-    reads: list[int] = []
-
-    def own(rank: int):
-        reads.append(rank)
-        return trees[rank]
-
-    saved = SimpleNamespace(
-        step=step, shared=shared or {}, metadata={}, world_size=len(trees), own=own, skipped=()
-    )
-    return saved, reads
