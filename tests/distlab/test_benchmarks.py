@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from distlab.netcluster import cluster_obstacle
 import pytest
 import torch
 
 from benchmarks import (
     allreduce,
+    checkpoint,
     common,
     compression,
     ddp,
@@ -23,7 +25,6 @@ from benchmarks import (
     trainer,
     zero,
 )
-from distlab.netcluster import cluster_obstacle
 
 
 def test_ranks_and_trainer_still_run() -> None:
@@ -145,3 +146,11 @@ def test_compression_hooks_still_run() -> None:
     for pair in compression.PAIRS.values():
         mine, torchs = compression.compare("GPT, 4 layers", pair, 2, repeats=1)
         assert len(mine) == len(torchs) == 1
+
+
+@pytest.mark.parametrize("kind", checkpoint.KINDS)
+def test_checkpoint_still_runs(kind: str) -> None:
+    times = checkpoint.compare(kind, repeats=1, scale=256)
+    assert [*times] == ["solution", "DCP"]
+    for ((stall, total),) in times.values():
+        assert 0 < stall <= total

@@ -1,0 +1,127 @@
+# Exercises 4.3: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase4.py 4.3
+"""Asynchronous checkpoints: training goes on while the snapshot of a moment is written.
+
+A synchronous save of P bytes stops training for all of it; an asynchronous one only for a copy:
+
+    synchronous      P/copy + P/hash + P/disk        for example 100 GB/s … 1 GB/s … 1 GB/s
+    asynchronous     P/copy                          the rest beside training
+
+                 step 1   step 2  │snapshot│  step 3   step 4   step 5   step 6  │snapshot│
+    writer                                 └── hash ─ write ─ flush ─ marker ──┘          └── …
+
+The copy is what makes it right: the optimizer changes the weights in place, and a writer that reads
+them later finds some of step 2 and some of step 5. The snapshot's memory is kept and used again, in
+pinned pages where it is copied from a GPU: allocating it takes longer than filling it.
+
+The writer is a thread; it talks to the other ranks' writers in a process group of its own, because
+messages of two threads in one group get mixed up. At most one save is under way: the next waits for
+it, so that memory is bounded by one snapshot and checkpoints appear in order.
+
+Cost: a copy of P + Q bytes in memory, and the time to make it. Invariant: the file holds the moment
+of the call, of all tensors alike. An error of the writer is raised at the next call, on all ranks.
+
+Sources: Mohan et al. 2021, "CheckFreq" (FAST), section 4.2 (snapshot and persist); Maurya et al.
+2024, "DataStates-LLM" (HPDC, arXiv 2406.10707), section 3.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .template_fault_tolerance import CheckpointStore, Tree
+
+
+class Snapshot:
+    """Copies of trees on the CPU, in memory that is used again by the next copy.
+
+    ``tensors``: the copies of the last call, by the place of the original in the tree.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def take(self, tree: Tree) -> Tree:
+        """``tree`` with all tensors copied; what was one tensor (tied weights) is one copy.
+
+        On return nothing depends on the originals any more. Memory of the last call is used again
+        where a tensor of the same place has the same shape and dtype; so one copy is valid at a
+        time. Strides are the originals' where these lie dense.
+        """
+        # Step 1: walk through the tree; copy each piece of memory once
+        # Step 2: copies from a GPU run on their own: start all, then wait once
+        raise NotImplementedError("exercise 4.3")
+
+    def _room(self, path: str, value: Tensor) -> Tensor:
+        """A tensor on the CPU to copy ``value`` to, the last call's if it fits."""
+        # Step 3: pinned memory is what a GPU can copy to by itself
+        raise NotImplementedError("exercise 4.3")
+
+
+class AsyncCheckpointer:
+    """``store.save`` beside training: ``save`` returns when the snapshot is taken.
+
+    Made, used and closed by all ranks of the store's group together; while it is open, save by it
+    only. ``stalls``: for each call of ``save`` the seconds for which it held training up. As a
+    context manager it is closed at the end, and an error of the writer is not lost.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        """Make the writers' own process group (gloo), with the ranks of the store's."""
+        # Step 4: the same store, over a group of its own; only members take part in making it
+        raise NotImplementedError("exercise 4.3")
+
+    def save(
+        self,
+        step: int,
+        shared: Tree,
+        own: Tree | None = None,
+        *,
+        score: float | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> float:
+        """As ``CheckpointStore.save``, but written later; the seconds that this call took.
+
+        Waits first for the save before, if that is still under way, and raises its error, if it had
+        one: then nothing new was begun. Ranks other than 0 copy what they write: their ``own``.
+        """
+        # Step 5: one at a time; an error of the last one is heard here
+        # Step 6: copy now, write later: the writer must see nothing but the copy
+        raise NotImplementedError("exercise 4.3")
+
+    def _write(
+        self, step: int, shared: Tree, own: Tree, metadata: Tree, score: float | None
+    ) -> None:
+        """The writer's life: one save. What goes wrong is kept for the next call."""
+        # Step 7: an exception in a thread is printed and forgotten, unless somebody keeps it
+        raise NotImplementedError("exercise 4.3")
+
+    def wait(self) -> Path | None:
+        """Return when nothing is under way: the folder of the last save that succeeded, or None.
+
+        Raises the writer's error, once.
+        """
+        # Step 8: join, then raise what was kept
+        raise NotImplementedError("exercise 4.3")
+
+    def close(self) -> None:
+        """Wait for what is under way, and give the process group back. Raises as ``wait`` does."""
+        # Step 9: the group goes in any case
+        raise NotImplementedError("exercise 4.3")
+
+    def __enter__(self) -> AsyncCheckpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,184 @@
+# Exercises 4.2: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase4.py 4.2
+"""Exact resume: interrupted and resumed equals uninterrupted, to the last bit.
+
+The next step of training is a function of everything that it reads. What a checkpoint leaves out
+begins anew, and the loss curve has a kink:
+
+    left out                          what happens
+    optimizer's moments               a spike: the first steps are those of a new optimizer
+    schedule, loss scale              warm-up again; overflows until the scale is found again
+    random streams of the rank        another dropout, another mixup
+    position in the data              samples seen twice, others never
+
+Random numbers of loader workers are the hard case: a worker reads ahead, and after a resume batch k
+comes to another worker. So the state of a worker's generators is of no use. ``SampleSeeds`` draws a
+sample's numbers from (seed, epoch, index) instead: whoever loads it gets the same augmentation,
+with any number of workers, ranks and restarts.
+
+*Shared* is what all ranks have alike (rank 0 writes it once): model, optimizer, schedule … *Own* is
+the rank's: sampler and random streams, and shards (ZeRO) if you say so.
+
+Cost: reading and copying the state; no communication. Invariant: after ``restore`` the objects are
+as they were at ``capture``, and ``batches`` goes on with the batch after the last one trained on.
+
+Sources: PyTorch's notes on reproducibility; Salmon et al. 2011, "Parallel random numbers: as easy
+as 1, 2, 3" (SC11): random numbers as a function of a key; Mohan et al. 2021, "CheckFreq" (FAST),
+section 5.1: a resumable data iterator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from .template_fault_tolerance import Group, Saved, Tree
+
+
+@dataclass
+class Position:
+    """Where training is: batches trained on in all (``step``), and in the ``epoch`` (``batch``)."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+
+
+def batches(loader: DataLoader[Any], position: Position, epochs: int) -> Iterator[Any]:
+    """The batches from ``position`` to the end of epoch ``epochs`` - 1, as ``loader`` gives them.
+
+    ``loader.batch_sampler`` is as in exercise 1.2, its sampler restored if ``position`` is within
+    an epoch; a data set with ``set_epoch`` (``SampleSeeds``) is told the epoch, too. ``position``
+    is advanced as each batch is handed out: it counts the batch, so capture after training on it.
+    """
+    # Step 1: name the epoch before iterating: the first one goes on from the restored position
+    # Step 2: count what was handed out, not what the sampler has drawn: workers read ahead
+    # Step 3: at the end of an epoch the next one begins with batch 0
+    raise NotImplementedError("exercise 4.2")
+
+
+class SampleSeeds(Dataset[Any]):
+    """``dataset``, each sample with random numbers of its own, drawn from (seed, epoch, index).
+
+    torch, numpy and random are seeded before ``dataset[index]``, and are as before after it: so
+    loading leaves no trace in the training process's streams. Two samples or epochs have different
+    numbers. ``set_epoch`` before each epoch; workers learn of it as they start.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset, self.seed, self.epoch = dataset, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose numbers are drawn."""
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        # Step 4: keep the streams, seed all three from the three numbers, put the streams back
+        raise NotImplementedError("exercise 4.2")
+
+
+def random_state(device: torch.device | None = None) -> Tree:
+    """Where the streams of torch, numpy and random are, and that of ``device`` if it is CUDA."""
+    # Step 5: numpy's array of 32-bit words goes as a tensor; everything else is numbers
+    raise NotImplementedError("exercise 4.2")
+
+
+def set_random_state(state: Tree, device: torch.device | None = None) -> None:
+    """Put the streams where ``random_state`` found them."""
+    # Step 6: generators' states are bytes on the CPU, wherever the checkpoint was loaded to
+    raise NotImplementedError("exercise 4.2")
+
+
+class TrainingState:
+    """Everything that the next step of training depends on, to be captured and restored as one.
+
+    ``parts``: by name, objects with ``state_dict`` and ``load_state_dict`` (optimizer, schedule,
+    scaler, average …), models, and ``torch.Generator``s. ``sampler``: a ``ShardedBatchSampler`` as
+    in exercise 1.2. ``own``: the names of those parts that differ from rank to rank (shards);
+    generators always do. ``device``: whose random stream goes along.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: Any,
+        own: Collection[str] = (),
+        device: torch.device | None = None,
+        group: Group = None,
+        **parts: Any,
+    ) -> None:
+        unknown = sorted(set(own) - parts.keys())
+        if unknown:
+            raise ValueError(f"own names {unknown}, the parts are {sorted(parts)}")
+        self.sampler, self.parts, self.device, self.group = sampler, parts, device, group
+        generators = {name for name, part in parts.items() if isinstance(part, torch.Generator)}
+        self.own = set(own) | generators
+
+    def capture(self, position: Position) -> tuple[Tree, Tree]:
+        """(shared, own) for ``CheckpointStore.save``. The tensors are the live ones, not copies.
+
+        Own: the parts named so, ``"sampler"`` and ``"random"``; shared: the others and
+        ``"position"``. ``position`` counts what was trained on.
+        """
+        # Step 7: the sampler is told what was consumed, in entries of this rank
+        # Step 8: the model under the plain names; everything else by its own state_dict
+        raise NotImplementedError("exercise 4.2")
+
+    def restore(self, saved: Saved) -> Position:
+        """Put everything back where it was captured; where training was then.
+
+        Raises ValueError, one line that says what differs, if the checkpoint is of another world
+        size (see exercise 4.4), has other parts, or another model; then nothing has changed.
+        """
+        # Step 9: refuse before anything is changed: the checkpoint was found intact, not fitting
+        # Step 10: random streams last: what comes before may draw numbers
+        raise NotImplementedError("exercise 4.2")
+
+
+def state_of(part: Any) -> Any:
+    """A part's state: a tree."""
+    # Step 11: three kinds of parts
+    raise NotImplementedError("exercise 4.2")
+
+
+def load_into(part: Any, state: Any) -> None:
+    """The opposite of ``state_of``."""
+    # Step 12: the same three
+    raise NotImplementedError("exercise 4.2")
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict under the names of the plain module, as if nothing were wrapped around it.
+
+    DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``.
+    """
+    # Step 13: cut off what all names begin with
+    raise NotImplementedError("exercise 4.2")
+
+
+def check_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Raise ValueError, one line that names what differs, if ``state`` is of another model."""
+    # Step 14: names that are missing, unknown names, other shapes
+    raise NotImplementedError("exercise 4.2")
+
+
+def wrapper_prefix(model: nn.Module) -> str:
+    """What wrappers put before every name in ``model``'s state dict."""
+    # Step 15: a wrapper has one child, which has a known name; wrappers can be wrapped
+    raise NotImplementedError("exercise 4.2")
+
+
+def first_few(names: Collection[str]) -> str:
+    """Three of the names, for a message of one line."""
+    return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")

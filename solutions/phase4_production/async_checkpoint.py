@@ -1,0 +1,195 @@
+"""Asynchronous checkpoints: training goes on while the snapshot of a moment is written.
+
+A synchronous save of P bytes stops training for all of it; an asynchronous one only for a copy:
+
+    synchronous      P/copy + P/hash + P/disk        for example 100 GB/s … 1 GB/s … 1 GB/s
+    asynchronous     P/copy                          the rest beside training
+
+                 step 1   step 2  │snapshot│  step 3   step 4   step 5   step 6  │snapshot│
+    writer                                 └── hash ─ write ─ flush ─ marker ──┘          └── …
+
+The copy is what makes it right: the optimizer changes the weights in place, and a writer that reads
+them later finds some of step 2 and some of step 5. The snapshot's memory is kept and used again, in
+pinned pages where it is copied from a GPU: allocating it takes longer than filling it.
+
+The writer is a thread; it talks to the other ranks' writers in a process group of its own, because
+messages of two threads in one group get mixed up. At most one save is under way: the next waits for
+it, so that memory is bounded by one snapshot and checkpoints appear in order.
+
+Cost: a copy of P + Q bytes in memory, and the time to make it. Invariant: the file holds the moment
+of the call, of all tensors alike. An error of the writer is raised at the next call, on all ranks.
+
+Sources: Mohan et al. 2021, "CheckFreq" (FAST), section 4.2 (snapshot and persist); Maurya et al.
+2024, "DataStates-LLM" (HPDC, arXiv 2406.10707), section 3.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .fault_tolerance import CheckpointStore, Tree
+
+
+class Snapshot:
+    """Copies of trees on the CPU, in memory that is used again by the next copy.
+
+    ``tensors``: the copies of the last call, by the place of the original in the tree.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def take(self, tree: Tree) -> Tree:
+        """``tree`` with all tensors copied; what was one tensor (tied weights) is one copy.
+
+        On return nothing depends on the originals any more. Memory of the last call is used again
+        where a tensor of the same place has the same shape and dtype; so one copy is valid at a
+        time. Strides are the originals' where these lie dense.
+        """
+        # --- exercise 4.3: start
+        # Step 1: walk through the tree; copy each piece of memory once
+        # Step 2: copies from a GPU run on their own: start all, then wait once
+        fresh: dict[str, Tensor] = {}
+        copies: dict[Any, Tensor] = {}
+        devices: set[torch.device] = set()
+
+        def walk(value: Any, path: str) -> Any:
+            if isinstance(value, dict):
+                return {key: walk(item, f"{path}/{key!r}") for key, item in value.items()}
+            if type(value) in (list, tuple):
+                return type(value)(walk(item, f"{path}/{i}") for i, item in enumerate(value))
+            if not isinstance(value, Tensor):
+                return value
+            memory = value.data_ptr(), value.dtype, value.shape, value.stride(), value.device
+            if value.numel() == 0 or memory not in copies:
+                copies[memory] = fresh[path] = self._room(path, value.detach())
+                copies[memory].copy_(value.detach(), non_blocking=True)
+                devices.add(value.device)
+            return copies[memory]
+
+        taken = walk(tree, "")
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        self.tensors = fresh
+        return taken
+        # --- exercise 4.3: end
+
+    def _room(self, path: str, value: Tensor) -> Tensor:
+        """A tensor on the CPU to copy ``value`` to, the last call's if it fits."""
+        # --- exercise 4.3: start
+        # Step 3: pinned memory is what a GPU can copy to by itself
+        old = self.tensors.get(path)
+        if old is not None and (old.shape, old.dtype) == (value.shape, value.dtype):
+            return old
+        return torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+        # --- exercise 4.3: end
+
+
+class AsyncCheckpointer:
+    """``store.save`` beside training: ``save`` returns when the snapshot is taken.
+
+    Made, used and closed by all ranks of the store's group together; while it is open, save by it
+    only. ``stalls``: for each call of ``save`` the seconds for which it held training up. As a
+    context manager it is closed at the end, and an error of the writer is not lost.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        """Make the writers' own process group (gloo), with the ranks of the store's."""
+        # --- exercise 4.3: start
+        # Step 4: the same store, over a group of its own; only members take part in making it
+        self.store, self.group = copy.copy(store), None
+        if dist.is_initialized():
+            ranks = dist.get_process_group_ranks(store.group or dist.group.WORLD)
+            local = store.group is not None
+            self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=local)
+            self.store.group = self.group
+        self.snapshot, self.stalls = Snapshot(), list[float]()
+        self.writer: threading.Thread | None = None
+        self.path: Path | None = None
+        self.error: Exception | None = None
+        # --- exercise 4.3: end
+
+    def save(
+        self,
+        step: int,
+        shared: Tree,
+        own: Tree | None = None,
+        *,
+        score: float | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> float:
+        """As ``CheckpointStore.save``, but written later; the seconds that this call took.
+
+        Waits first for the save before, if that is still under way, and raises its error, if it had
+        one: then nothing new was begun. Ranks other than 0 copy what they write: their ``own``.
+        """
+        # --- exercise 4.3: start
+        # Step 5: one at a time; an error of the last one is heard here
+        # Step 6: copy now, write later: the writer must see nothing but the copy
+        begun = time.perf_counter()
+        self.wait()
+        trees = (shared if self.store.rank == 0 else {}, own or {}, metadata or {})
+        copies = self.snapshot.take({"trees": list(trees)})["trees"]
+        self.writer = threading.Thread(target=self._write, args=(step, *copies, score))
+        self.writer.start()
+        self.stalls.append(time.perf_counter() - begun)
+        return self.stalls[-1]
+        # --- exercise 4.3: end
+
+    def _write(
+        self, step: int, shared: Tree, own: Tree, metadata: Tree, score: float | None
+    ) -> None:
+        """The writer's life: one save. What goes wrong is kept for the next call."""
+        # --- exercise 4.3: start
+        # Step 7: an exception in a thread is printed and forgotten, unless somebody keeps it
+        try:
+            self.path = self.store.save(step, shared, own, score=score, metadata=metadata)
+        except Exception as error:
+            self.error = error
+        # --- exercise 4.3: end
+
+    def wait(self) -> Path | None:
+        """Return when nothing is under way: the folder of the last save that succeeded, or None.
+
+        Raises the writer's error, once.
+        """
+        # --- exercise 4.3: start
+        # Step 8: join, then raise what was kept
+        if self.writer is not None:
+            self.writer.join()
+            self.writer = None
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return self.path
+        # --- exercise 4.3: end
+
+    def close(self) -> None:
+        """Wait for what is under way, and give the process group back. Raises as ``wait`` does."""
+        # --- exercise 4.3: start
+        # Step 9: the group goes in any case
+        try:
+            self.wait()
+        finally:
+            if self.group is not None:
+                dist.destroy_process_group(self.group)
+                self.group = None
+        # --- exercise 4.3: end
+
+    def __enter__(self) -> AsyncCheckpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,179 @@
+# for: 4.2
+"""Written differently: every kind of part has an adapter, sample numbers come from a hash, names
+are matched by their ends, and the loop iterates by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import Dataset
+
+KINDS = ("module.", "_orig_mod.")
+
+
+class Position:
+    def __init__(self, step: int = 0, epoch: int = 0, batch: int = 0) -> None:
+        self.step, self.epoch, self.batch = step, epoch, batch
+
+
+def batches(loader, position, epochs):
+    for epoch in range(position.epoch, epochs):
+        position.epoch = epoch
+        for each in (loader.batch_sampler, loader.dataset):
+            getattr(each, "set_epoch", lambda _: None)(epoch)
+        iterator = iter(loader)
+        while (batch := next(iterator, None)) is not None:
+            position.step, position.batch = position.step + 1, position.batch + 1
+            yield batch
+        position.epoch, position.batch = epoch + 1, 0
+
+
+class SampleSeeds(Dataset):
+    def __init__(self, dataset, seed: int) -> None:
+        self.dataset, self.key, self.epoch = dataset, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int):
+        text = repr((self.key, self.epoch, index)).encode()
+        digest = hashlib.blake2b(text, digest_size=24).digest()
+        with self.streams(digest):
+            return self.dataset[index]
+
+    @contextlib.contextmanager
+    def streams(self, digest: bytes):
+        kept_random, kept_numpy = random.getstate(), np.random.get_state()
+        with torch.random.fork_rng(devices=[]):
+            torch.random.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))
+            np.random.seed(np.frombuffer(digest, dtype=np.uint32))
+            random.seed(digest)
+            try:
+                yield
+            finally:
+                random.setstate(kept_random)
+                np.random.set_state(kept_numpy)
+
+
+def random_state(device=None):
+    kind, words, place, has_normal, normal = np.random.get_state()
+    return {
+        "cpu": torch.random.get_rng_state(),
+        "gpu": torch.cuda.get_rng_state(device) if device and device.type == "cuda" else None,
+        "words": words.tolist(),
+        "rest": [kind, place, has_normal, normal],
+        "python": list(random.getstate()),
+    }
+
+
+def set_random_state(state, device=None):
+    version, numbers, normal = state["python"]
+    random.setstate((version, tuple(numbers), normal))
+    kind, place, has_normal, cached = state["rest"]
+    np.random.set_state((kind, np.array(state["words"], np.uint32), place, has_normal, cached))
+    torch.random.set_rng_state(state["cpu"])
+    if state["gpu"] is not None:
+        torch.cuda.set_rng_state(state["gpu"], device)
+
+
+def plain(name: str) -> str:
+    return plain(name[name.index(".") + 1 :]) if name.startswith(KINDS) else name
+
+
+class ModelPart:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {plain(name): name for name in self.model.state_dict()}
+
+    def state(self):
+        full = self.model.state_dict()
+        return {short: full[name] for short, name in self.names.items()}
+
+    def check(self, state) -> None:
+        mine, problems = self.state(), []
+        missing, unknown = sorted(set(mine) - set(state)), sorted(set(state) - set(mine))
+        for what, names in (("missing", missing), ("unknown", unknown)):
+            if names:
+                problems.append(f"{len(names)} {what} ({', '.join(names[:3])})")
+        for name in set(mine) & set(state):
+            got, want = list(state[name].shape), list(mine[name].shape)
+            if got != want:
+                problems.append(f"{name} {got} for {want}")
+        if problems:
+            raise ValueError("this is the checkpoint of another model: " + ", ".join(problems))
+
+    def load(self, state) -> None:
+        self.model.load_state_dict({self.names[short]: value for short, value in state.items()})
+
+
+class GeneratorPart:
+    def __init__(self, generator: torch.Generator) -> None:
+        self.state, self.load = generator.get_state, generator.set_state
+
+
+class OtherPart:
+    def __init__(self, part) -> None:
+        self.state, self.load = part.state_dict, part.load_state_dict
+
+
+def adapter(part):
+    if isinstance(part, nn.Module):
+        return ModelPart(part)
+    return (GeneratorPart if isinstance(part, torch.Generator) else OtherPart)(part)
+
+
+class TrainingState:
+    def __init__(self, *, sampler, own=(), device=None, group=None, **parts) -> None:
+        if not set(own) <= set(parts):
+            raise ValueError(f"{sorted(set(own) - set(parts))} are no parts")
+        self.sampler, self.device, self.group = sampler, device, group
+        self.parts = {name: adapter(part) for name, part in parts.items()}
+        self.private = {
+            name
+            for name, part in self.parts.items()
+            if name in own or isinstance(part, GeneratorPart)
+        }
+
+    def capture(self, position):
+        shared, own = {}, {}
+        for name, part in self.parts.items():
+            (own if name in self.private else shared)[name] = part.state()
+        inner = self.sampler.sampler
+        return (
+            {"parts": shared, "position": dict(vars(position))},
+            {
+                "parts": own,
+                "sampler": inner.state_dict(self.sampler.batch_size * position.batch),
+                "random": random_state(self.device),
+            },
+        )
+
+    def restore(self, saved):
+        together = dist.is_initialized()
+        ranks = dist.get_world_size(self.group) if together else 1
+        if ranks != saved.world_size:
+            raise ValueError(f"this is a checkpoint of {saved.world_size} ranks, not of {ranks}")
+        own = saved.own(dist.get_rank(self.group) if together else 0)
+        states = {**saved.shared["parts"], **own["parts"]}
+        odd = set(states) ^ set(self.parts)
+        if odd:
+            raise ValueError(f"the checkpoint and this run differ in {sorted(odd)}")
+        for name, part in self.parts.items():
+            getattr(part, "check", lambda _: None)(states[name])
+        for name, part in self.parts.items():
+            part.load(states[name])
+        self.sampler.sampler.load_state_dict(own["sampler"])
+        set_random_state(own["random"], self.device)
+        return Position(**saved.shared["position"])

@@ -1,0 +1,244 @@
+"""Wrong implementations of exercise 4.2."""
+
+from distlab.mutants import mutants_of
+
+EXACT = "test_interrupted_and_resumed_equals_uninterrupted"
+WORKERS = "test_loader_workers_go_on_with_the_same_samples"
+SAMPLE = "test_each_sample_has_its_own_numbers"
+OWN = "test_what_is_shared_and_what_is_own"
+FITS = "test_what_does_not_fit_is_refused"
+WRAPPED = "test_wrapped_and_plain_models_exchange_checkpoints"
+
+COUNT = """            position.step += 1
+            position.batch += 1
+            yield batch
+"""
+CONSUMED = "        consumed = position.batch * self.sampler.batch_size\n"
+LOAD = """        for name, part in self.parts.items():
+            load_into(part, states[name])
+"""
+STREAMS = '        set_random_state(own["random"], self.device)\n'
+CHECK = """        for name, part in self.parts.items():
+            if isinstance(part, nn.Module):
+                check_model_state(part, states[name])
+"""
+MIXED = "        mixed = int(np.random.SeedSequence([self.seed, self.epoch, index]).generate_state(1)[0])\n"
+
+mutant = mutants_of("4.2", "resume")
+
+
+def forgets(part: str) -> str:
+    """``restore`` that leaves one part as it is."""
+    return f'''        for name, part in self.parts.items():
+            if name != "{part}":
+                load_into(part, states[name])
+'''
+
+
+MUTANTS = [
+    mutant(
+        "one-step-again",
+        "BUGS 84: the step that was just trained on is not counted, and done again",
+        COUNT,
+        "            yield batch\n            position.step += 1\n            position.batch += 1\n",
+        EXACT,
+        "samples",
+    ),
+    mutant(
+        "epoch-skipped",
+        "BUGS 84: the rest of the interrupted epoch is skipped",
+        "    while position.epoch < epochs:\n",
+        "    position.epoch, position.batch = position.epoch + (position.batch > 0), 0\n"
+        "    while position.epoch < epochs:\n",
+        EXACT,
+        "samples",
+    ),
+    mutant(
+        "no-optimizer",
+        "BUGS 85: the optimizer's moments are not restored",
+        LOAD,
+        forgets("optimizer"),
+        EXACT,
+        "optimizer",
+    ),
+    mutant(
+        "no-schedule",
+        "BUGS 85: the schedule begins anew",
+        LOAD,
+        forgets("schedule"),
+        EXACT,
+        "schedule",
+    ),
+    mutant(
+        "no-scaler",
+        "BUGS 85: the loss scale begins anew",
+        LOAD,
+        forgets("scaler"),
+        EXACT,
+        "scaler",
+    ),
+    mutant(
+        "no-streams",
+        "BUGS 85: the random streams begin anew",
+        STREAMS,
+        "",
+        EXACT,
+        "random",
+    ),
+    mutant(
+        "torch-only",
+        "BUGS 85: torch's stream is restored, random's is not",
+        '    random.setstate(state["random"])\n',
+        "",
+        EXACT,
+        "random",
+    ),
+    mutant(
+        "numpy-half",
+        "numpy's words are restored without the place among them",
+        "    np.random.set_state((name, words.cpu().numpy().astype(np.uint32), *numbers))\n",
+        "    np.random.set_state((name, words.cpu().numpy().astype(np.uint32), 0))\n",
+        EXACT,
+        "random",
+    ),
+    mutant(
+        "streams-of-rank-0",
+        "all ranks go on with rank 0's random streams",
+        "        own = saved.own(rank)\n",
+        '        own = saved.own(rank) | {"random": saved.own(0)["random"]}\n',
+        EXACT,
+        "random",
+    ),
+    mutant(
+        "no-position",
+        "BUGS 86: the sampler begins the epoch anew",
+        '        self.sampler.sampler.load_state_dict(own["sampler"])\n',
+        "",
+        EXACT,
+        "samples",
+    ),
+    mutant(
+        "batches-as-samples",
+        "BUGS 86: batches are counted where the sampler counts samples",
+        CONSUMED,
+        "        consumed = position.batch\n",
+        OWN,
+        "samples",
+    ),
+    mutant(
+        "global-batch",
+        "BUGS 86: the global batch is counted, every rank skips the others' samples, too",
+        CONSUMED,
+        "        consumed = position.batch * self.sampler.batch_size * dist.get_world_size()\n",
+        OWN,
+        "samples",
+    ),
+    mutant(
+        "epoch-not-named",
+        "the sampler is never told the epoch: the same order each time",
+        "        loader.batch_sampler.set_epoch(position.epoch)\n",
+        "",
+        WORKERS,
+        "same-order",
+    ),
+    mutant(
+        "worker-streams",
+        "samples take what the worker's own streams give",
+        MIXED,
+        "        return self.dataset[index]\n",
+        WORKERS,
+        "worker-random",
+        (
+            "        before = random_state()\n",
+            "",
+        ),
+        (
+            """        torch.default_generator.manual_seed(mixed)
+        np.random.seed(mixed)
+        random.seed(mixed)
+        try:
+            return self.dataset[index]
+        finally:
+            set_random_state(before)
+""",
+            "",
+        ),
+    ),
+    mutant(
+        "sum-of-seeds",
+        "seed + epoch + index: sample 1 of epoch 0 is sample 0 of epoch 1",
+        MIXED,
+        "        mixed = self.seed + self.epoch + index\n",
+        SAMPLE,
+        "same-numbers",
+    ),
+    mutant(
+        "epoch-forgotten",
+        "the augmentation of a sample is the same in every epoch",
+        "generate_state(1)[0])\n",
+        "generate_state(1)[0]) - 0 * self.epoch\n",
+        SAMPLE,
+        "same-numbers",
+        ("SeedSequence([self.seed, self.epoch, index])", "SeedSequence([self.seed, index])"),
+    ),
+    mutant(
+        "trace",
+        "loading a sample moves the training process's own streams",
+        "            set_random_state(before)\n",
+        "            pass\n",
+        SAMPLE,
+        "trace-in-streams",
+    ),
+    mutant(
+        "prefix",
+        "BUGS 91: the names keep the wrapper's prefix",
+        "    prefix = wrapper_prefix(model)\n",
+        '    prefix = ""\n',
+        OWN,
+        "prefix",
+    ),
+    mutant(
+        "one-wrapper",
+        "BUGS 91: one wrapper is taken off, not two",
+        "    while [*model._modules] in",
+        "    if [*model._modules] in",
+        WRAPPED,
+        "prefix",
+    ),
+    mutant(
+        "another-model",
+        "another model is found out after parts were loaded",
+        CHECK,
+        "",
+        FITS,
+        "accepted",
+    ),
+    mutant(
+        "half-restored",
+        "parts are loaded while others are still to be checked",
+        CHECK,
+        """        for name, part in self.parts.items():
+            if not isinstance(part, nn.Module):
+                load_into(part, states[name])
+"""
+        + CHECK,
+        FITS,
+        "half-restored",
+    ),
+    mutant(
+        "any-world",
+        "BUGS 92: a checkpoint of another world size is taken as if it fitted",
+        "        if saved.world_size != world_size:\n",
+        "        if False:\n",
+        FITS,
+        "accepted",
+    ),
+    mutant(
+        "all-shared",
+        "parts that differ from rank to rank are saved by rank 0 only",
+        "        self.own = set(own) | generators\n",
+        "        self.own = generators\n",
+        OWN,
+        "shared",
+    ),
+]

@@ -1,0 +1,295 @@
+"""Checks of exercise 4.3: the snapshot, and the writer beside training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
+from disk import full_for, without_waiting
+from torch import Tensor, nn
+
+from distlab.grading import exercise, expect_equal, fail, trace
+from solutions.phase4_production.fault_tolerance import CheckpointStore
+
+PATIENCE = 2.0  # seconds after which a disk that nobody frees gives up waiting
+
+
+class Gate:
+    """The disk: whoever flushes waits until it is open."""
+
+    def __init__(self) -> None:
+        self.open, self.gave_up = threading.Event(), False
+        os.fsync = os.fdatasync = self._flush
+
+    def _flush(self, file) -> None:
+        if not self.open.wait(PATIENCE):
+            self.gave_up = True
+            self.open.set()
+
+    def open_after(self, seconds: float) -> None:
+        threading.Timer(seconds, self.open.set).start()
+
+
+def tensors_of(seed: int) -> dict:
+    """Every kind of tensor that training has."""
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(40, 30, generator=draw)
+    return {
+        "weight": weight,
+        "tied": weight,
+        "column": torch.randn(9, 9, generator=draw)[:, 3],
+        "transposed": torch.randn(5, 4, generator=draw).t(),
+        "half": torch.randn(17, generator=draw).bfloat16(),
+        "step": torch.tensor(3.0),
+        "empty": torch.empty(0, 2),
+        "tokens": torch.arange(6),
+    }
+
+
+def every_tensor(tree) -> list[Tensor]:
+    """All tensors of a tree."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree
+    nested = [every_tensor(v) for v in values if isinstance(v, (dict, list, tuple, Tensor))]
+    return [tensor for found in nested for tensor in found]
+
+
+def equal(got: list[Tensor], want: list[Tensor]) -> bool:
+    return len(got) == len(want) and all(map(torch.equal, got, want))
+
+
+def fill(tree, number: float) -> None:
+    for tensor in every_tensor(tree):
+        tensor.fill_(number)
+
+
+def groups() -> int:
+    """How many process groups there are."""
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+# -- the snapshot ---------------------------------------------------------------------------------
+@exercise("4.3", "virtual cuda")
+def test_snapshot_is_a_copy(impl, run, seed):
+    """Equal values, shapes and ties, on the CPU, and no memory or list in common with the state."""
+
+    def body(ctx):
+        state = {"a": tensors_of(seed), "b": [{0: (tensors_of(seed + 1), "text", None)}], "c": [1]}
+        state["a"] = {name: tensor.to(ctx.device) for name, tensor in state["a"].items()}
+        state["a"]["tied"] = state["a"]["weight"]
+        want = [tensor.cpu().clone() for tensor in every_tensor(state)]
+        taken = impl.Snapshot().take(state)
+        fill(state, 99)
+        state["c"].append(2)
+        got = every_tensor(taken)
+        facts = [taken["c"], taken["b"][0][0][1:], type(taken["b"][0][0]).__name__]
+        tied = taken["a"]["tied"].data_ptr() == taken["a"]["weight"].data_ptr()
+        return equal(got, want), facts, tied, [t.device.type for t in got] == ["cpu"] * len(got)
+
+    [[same, facts, tied, on_cpu]] = run(body, 1, process_group=False)
+    expect_equal(same, True, what="the snapshot after the state has changed", cause="moment")
+    expect_equal(facts, [[1], ("text", None), "tuple"], what="what is no tensor", cause="moment")
+    expect_equal(tied, True, what="tied weights are copied once", cause="untied")
+    expect_equal(on_cpu, True, what="the snapshot is on the CPU", cause="device")
+
+
+@exercise("4.3", "virtual")
+def test_snapshot_memory_is_used_again(impl, run, seed):
+    """The second copy takes the first one's memory; a tensor of another shape gets its own."""
+
+    def body(ctx):
+        snapshot, state = impl.Snapshot(), {"a": tensors_of(seed), "grows": torch.ones(3)}
+        first = {t.data_ptr() for t in every_tensor(snapshot.take(state)["a"]) if t.numel()}
+        state["grows"] = torch.ones(5)
+        fill(state, 2)
+        taken = snapshot.take(state)
+        second = {t.data_ptr() for t in every_tensor(taken["a"]) if t.numel()}
+        return first == second, equal(every_tensor(taken), every_tensor(state))
+
+    [[reused, same]] = run(body, 1, process_group=False)
+    expect_equal(same, True, what="the second snapshot equals the state", cause="moment")
+    expect_equal(reused, True, what="its memory is the first one's", cause="new-memory")
+
+
+# -- the writer -----------------------------------------------------------------------------------
+@exercise("4.3", "gloo")
+def test_file_holds_the_moment_of_the_call(impl, run, seed, folder):
+    """The disk is slow, training goes on and changes everything in place: the file doesn't."""
+
+    def body(ctx):
+        gate = Gate()
+        torch.manual_seed(seed)
+        model = nn.Linear(20, 30)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def train() -> None:
+            optimizer.zero_grad()
+            model(torch.ones(2, 20)).sum().backward()
+            for p in model.parameters():
+                dist.all_reduce(p.grad)  # training talks, too, while the writers do
+            optimizer.step()
+
+        train()
+        store = CheckpointStore(folder)
+        with contextlib.closing(impl.AsyncCheckpointer(store)) as checkpointer:
+            mine, counts = tensors_of(seed + ctx.rank), [1]
+            shared = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            shared["counts"] = counts
+            want = [t.clone() for t in every_tensor(shared)], [t.clone() for t in mine.values()]
+            checkpointer.save(5, shared, mine, metadata={"loss": 0.5})
+            waited = gate.gave_up or bool(store.steps())
+            for _ in range(3):
+                train()
+            fill(mine, 77)
+            counts.append(2)
+            gate.open.set()
+            path = checkpointer.wait()
+        saved = store.load()
+        got = every_tensor(saved.shared), every_tensor(saved.own(ctx.rank))
+        return [
+            waited,
+            equal(got[0], want[0]) and saved.shared["counts"] == [1],
+            equal(got[1], want[1]),
+            [saved.step, saved.metadata, Path(path).parent == folder],
+        ]
+
+    for rank, (waited, shared, own, facts) in enumerate(run(body, 2, ledger=False)):
+        expect_equal(waited, False, what="save waited for the disk", rank=rank, cause="synchronous")
+        what = "shared state as it was when save was called"
+        expect_equal(shared, True, what=what, rank=rank, cause="moment")
+        what = "the rank's own state as it was when save was called"
+        expect_equal(own, True, what=what, rank=rank, cause="moment")
+        expect_equal(facts, [5, {"loss": 0.5}, True], what="step, metadata, folder", rank=rank)
+
+
+@exercise("4.3", "gloo")
+def test_one_save_at_a_time(impl, run, seed, folder):
+    """A second save waits for the first, and says how long; both checkpoints are right."""
+
+    def body(ctx, root):
+        gate, store = Gate(), CheckpointStore(root)
+        state = {"w": torch.zeros(1000)}
+        with contextlib.closing(impl.AsyncCheckpointer(store)) as checkpointer:
+            returned = [checkpointer.save(1, state, state)]
+            fill(state, 1)
+            gate.open_after(0.3)
+            begun = time.perf_counter()
+            returned.append(checkpointer.save(2, state, state))
+            took = time.perf_counter() - begun
+            order = store.steps()[:1]
+            fill(state, 2)
+            checkpointer.wait()
+            stalls = list(checkpointer.stalls)
+        found = [float(store.load(s).own(ctx.rank)["w"].unique()) for s in (1, 2)]
+        return order, found, stalls == returned, stalls[1], took
+
+    for world_size in (1, 2):
+        results = run(body, world_size, folder / str(world_size), ledger=False)
+        for rank, (order, found, same, stall, took) in enumerate(results):
+            what = "complete when the second save returns"
+            expect_equal(order, [1], what=what, rank=rank, cause="overtaken")
+            expect_equal(
+                found, [0.0, 1.0], what="values in the two files", rank=rank, cause="moment"
+            )
+            expect_equal(same, True, what="stalls are what save returned", rank=rank, cause="stall")
+            if not 0.2 < stall <= took:
+                message = (
+                    f"the second save took {took:.3f} s on rank {rank}, its stall is {stall:.3f}"
+                )
+                fail(f"{message}: waiting for the first one counts", cause="stall", rank=rank)
+
+
+@exercise("4.3", "gloo")
+def test_errors_of_the_writer_are_raised(impl, run, seed, folder):
+    """One rank's disk is full: the next call raises it on every rank, once; then all is well."""
+
+    def body(ctx):
+        without_waiting()
+        store, out = CheckpointStore(folder), []
+
+        def attempt(call, *args) -> None:
+            try:
+                call(*args)
+                out.append("")
+            except Exception as error:
+                out.append(f"{type(error).__name__}: {error}")
+
+        checkpointer = impl.AsyncCheckpointer(store)
+        for then in (checkpointer.wait, lambda: checkpointer.save(9, {"w": torch.ones(3)})):
+            attempt(checkpointer.save, 1, {"w": torch.ones(3)})
+            attempt(checkpointer.wait)
+            full_for(lambda: ctx.rank == 1)
+            attempt(checkpointer.save, 2, {"w": torch.ones(3)}, {"own": 1})
+            attempt(then)
+            without_waiting()
+            attempt(checkpointer.wait)
+        steps = store.steps()
+        full_for(lambda: ctx.rank == 1)
+        attempt(checkpointer.save, 3, {"w": torch.ones(3)})
+        attempt(checkpointer.close)
+        return out, steps
+
+    for rank, (out, steps) in enumerate(run(body, 2, ledger=False)):
+        heard = [number for number, text in enumerate(out) if text]
+        if heard != [3, 8, 11]:
+            message = f"rank {rank}: the writer fails at calls 2, 7 and 10, whose error was raised "
+            fail(
+                f"{message}at {heard}, not at the calls that follow", cause="error-lost", rank=rank
+            )
+        for number in heard:
+            if not out[number].startswith("CheckpointError") or "rank 1" not in out[number]:
+                fail(f"not the writer's own error: {out[number]}", cause="unclear", rank=rank)
+        expect_equal(steps, [1], what="steps on the disk", rank=rank, cause="previous-lost")
+
+
+@exercise("4.3", "gloo")
+def test_nothing_is_left_behind(impl, run, seed, folder):
+    """At the end of a with block the last save is on the disk, and no thread is left."""
+
+    def body(ctx):
+        without_waiting()
+        store, before = CheckpointStore(folder), [threading.active_count(), groups()]
+        try:
+            with impl.AsyncCheckpointer(store) as checkpointer:
+                own_groups = groups() - before[1]
+                checkpointer.save(1, {"w": torch.ones(300_000)})
+                raise KeyError("training failed")
+        except KeyError:
+            steps = store.steps()
+        return steps, own_groups, [threading.active_count(), groups()] == before
+
+    for rank, (steps, own_groups, clean) in enumerate(run(body, 2, ledger=False)):
+        what = "process groups made for the writers: training talks in the others"
+        expect_equal(own_groups, 1, what=what, rank=rank, cause="shared-group")
+        expect_equal(steps, [1], what="steps after the with block", rank=rank, cause="not-waited")
+        expect_equal(clean, True, what="threads and groups as before", rank=rank, cause="left-over")
+
+
+@trace("4.3")
+def trace_async(impl):
+    """Steps of training, a save of 20 MB beside them, and a second one."""
+
+    def body(ctx):
+        root = Path(tempfile.gettempdir()) / f"distlab-trace-{os.getppid()}"  # the ranks' parent
+        state = {"w": torch.ones(5_000_000)}
+        with impl.AsyncCheckpointer(CheckpointStore(root, keep=1)) as checkpointer:
+            for step in range(6):
+                if step % 3 == 0:
+                    with ctx.span("save", str(step)):
+                        checkpointer.save(step, state)
+                with ctx.span("train"):
+                    (torch.ones(300, 300) @ torch.ones(300, 300)).sum()
+        dist.barrier()
+        if ctx.rank == 0:
+            shutil.rmtree(root)
+
+    return body
