@@ -114,6 +114,16 @@ def join(backend: str = "gloo", timeout: timedelta = timedelta(minutes=10)) -> s
 
 
 # -- noticing -------------------------------------------------------------------------------------
+def pid_space() -> str:
+    """Host name, and what tells apart hosts and containers of the same name: there a process id
+    means another process."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # not on Linux
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Beat:
     """What a rank tells of itself: how many places it has passed, and which one was the last.
@@ -142,12 +152,12 @@ class Heartbeat:
             raise ValueError(f"rank {rank} is not in 0 … {world_size - 1}")
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.latest = Beat(attempt=attempt, host=socket.gethostname(), pid=os.getpid())
+        self.latest = Beat(attempt=attempt, host=pid_space(), pid=os.getpid())
 
     def beat(self, step: int, place: str) -> None:
         """The main thread begins ``place`` of ``step``. Every rank passes the same places.
 
-        Costs a microsecond: nothing is written.
+        Costs a few microseconds: nothing is written.
         """
         # --- exercise 4.5: start
         # Step 4: one assignment, so that the publishing thread finds the old or the new one
@@ -185,21 +195,27 @@ class Heartbeat:
 class Watchdog:
     """Ends this process, with a report, when any rank of the job hangs or has failed.
 
-    ``with Watchdog(heartbeat, timeout=60): train()``. A rank hangs that passes no place for
-    ``timeout`` seconds (so it must be longer than the longest place takes), or that does not begin
-    to beat. To blame are the ranks that passed the fewest places. Then every rank writes the stacks
-    of its threads, one of them the report (``folder/report.txt``, and on standard error), kills
-    ranks to blame that are processes of its own host (a stopped one would not follow SIGTERM), and
-    all end with status EXIT_HUNG. Leaving the block normally: this rank is done, and nobody waits
-    for its beats, also by ``sys.exit`` with 0 or EXIT_PREEMPTED. By any other exception: it has
-    failed, the report says with what, and the others end.
+    ``with Watchdog(heartbeat, timeout=60): train()``. Every ``interval`` seconds (default: 1, or an
+    eighth of ``timeout``) it publishes this rank's beat and reads everybody's, W small files. A
+    rank hangs that passes no place for ``timeout`` seconds (so it must be longer than the longest
+    place takes), or that does not begin to beat. To blame are the ranks that passed the fewest
+    places. Then every rank writes the stacks of its threads; one of them writes the report
+    (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks to
+    blame that are processes of its own host (a stopped one would not follow SIGTERM); and all end
+    with status EXIT_HUNG. The report's first line names the ranks to blame and no other; then come
+    each rank's step and place (of a stopped rank, as they were up to ``interval`` seconds before)
+    and the stacks of those to blame.
+
+    Leaving the block normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED: this rank is done, and
+    nobody waits for its beats. By any other exception: it has failed, the report says with what,
+    and the others end.
     """
 
     def __init__(self, heartbeat: Heartbeat, timeout: float, interval: float | None = None) -> None:
         if timeout <= 0:
             raise ValueError(f"timeout must be positive, got {timeout}")
         self.heartbeat, self.timeout = heartbeat, timeout
-        self.interval = timeout / 8 if interval is None else interval
+        self.interval = min(timeout / 8, 1.0) if interval is None else interval
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -239,8 +255,11 @@ class Watchdog:
         since = [time.monotonic()] * self.heartbeat.world_size
         awake = time.monotonic()
         while not self._stop.wait(self.interval):
-            self.heartbeat.publish()
-            beats, now = self.heartbeat.read(), time.monotonic()
+            try:
+                self.heartbeat.publish()
+                beats, now = self.heartbeat.read(), time.monotonic()
+            except OSError:  # a disk that is full or away for a moment: the next round will tell
+                continue
             for rank, beat in enumerate(beats):
                 if beat != last[rank] or now - awake > self.timeout / 2:
                     last[rank], since[rank] = beat, now
@@ -330,7 +349,7 @@ class Watchdog:
         silent: dict[int, float],
         beats: Sequence[Beat | None],
     ) -> str:
-        """The report: what happened, where every rank was since when, stacks of the blamed."""
+        """The report: ``what`` happened, where every rank was since when, stacks of the blamed."""
         # --- exercise 4.5: start
         # Step 17: one line per rank, the blamed ones marked; then stacks, or why there is none
         lines = [what]

@@ -97,13 +97,14 @@ FAULTS: dict[str, Callable[[], object]] = {
 }
 
 
-def kill_in_save(number: int) -> None:
+def kill_in_save(number: int, tell: Callable[[], None]) -> None:
     """From now on the ``number``-th flush to the disk kills this process before it is done."""
     real, left = os.fsync, [number]
 
     def fsync(file) -> None:
         left[0] -= 1
         if not left[0]:
+            tell()
             os.kill(os.getpid(), signal.SIGKILL)
         real(file)
 
@@ -128,10 +129,11 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
         number = position.step
         fault = faults.get((rank, number))
         if fault and once(folder, f"fault-{rank}-{number}"):
-            note(folder, kind="fault", rank=rank, step=number, what=fault, at=time.time())
+            tell = lambda: note(folder, kind="fault", rank=rank, step=number, what=fault)
             if fault.startswith("killed in save"):
-                kill_in_save(int(fault.rpartition(" ")[2]))
+                kill_in_save(int(fault.rpartition(" ")[2]), tell)
             else:
+                tell()
                 FAULTS[fault]()
         beats.beat(number, "communicate")
         toy.step(batch)
@@ -178,6 +180,7 @@ def agent(
         start_method="fork",
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
+    tempfile.tempdir = str(folder)  # torch leaves files of errors there
     try:
         elastic_launch(config, worker)(impl, folder, faults, timeout)
     except ChildFailedError:
@@ -193,9 +196,9 @@ def job(
     faults: dict[tuple[int, int], str],
     *,
     ranks: int = 2,
-    timeout: float = 30.0,
+    timeout: float = FOREVER,
     restarts: int = 2,
-    limit: float = 25.0,
+    limit: float = 40.0,
 ) -> dict:
     """What a job did, and left: plain data. ``ended``: well, badly, or not within ``limit``."""
     with tempfile.TemporaryDirectory() as name:

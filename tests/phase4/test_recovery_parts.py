@@ -38,12 +38,16 @@ def test_a_store_full_of_old_keys(impl, run, seed):
                 except TimeoutError:
                     found.append("gave up")
             elif ctx.rank < world_size:
-                time.sleep(0.05 * ((ctx.rank + attempt + seed) % 3))
-                fresh, name = impl.fresh_store(store, ctx.rank, world_size, 8.0)
-                empty = not fresh.check(["address"])
-                if ctx.rank == 0:
-                    fresh.set("address", name)
-                found.append((name, fresh.get("address").decode(), empty or ctx.rank > 0))
+                rank_0_is_late = attempt == 3
+                time.sleep(0.2 if (ctx.rank == 0) == rank_0_is_late else 0.0)
+                try:
+                    fresh, name = impl.fresh_store(store, ctx.rank, world_size, 5.0)
+                    empty = not fresh.check(["address"])
+                    if ctx.rank == 0:
+                        fresh.set("address", name)
+                    found.append((name, fresh.get("address").decode(), empty or ctx.rank > 0))
+                except TimeoutError:
+                    found.append("gave up")
             else:
                 found.append(None)
             (folder / f"{attempt} {ctx.rank}").touch()
@@ -60,8 +64,11 @@ def test_a_store_full_of_old_keys(impl, run, seed):
                 ranks, ["gave up"] * 3, what="without rank 3, a TimeoutError", cause="no-timeout"
             )
             continue
+        what = f"attempt {attempt} of {world_size} ranks"
+        if "gave up" in ranks:
+            rank = ranks.index("gave up")
+            fail(f"{what}: rank {rank} waits in vain for the others", cause="old-keys", rank=rank)
         for rank, (name, address, empty) in enumerate(ranks):
-            what = f"attempt {attempt} of {world_size} ranks"
             expect_equal(name, ranks[0][0], what=f"{what}: its name", rank=rank, cause="old-keys")
             expect_equal(
                 address, ranks[0][0], what=f"{what}: rank 0's key", rank=rank, cause="old-keys"
@@ -95,17 +102,15 @@ def test_heartbeats(impl, run, seed):
             (silent, unpublished, after[2] is None),
             (one.step, one.place, one.status, one.pid == os.getpid()),
             (two.step, two.place, two.status, two.note, two.count - one.count),
-            len(list(folder.glob("beat*"))),
         )
 
-    flags, one, two, files = folder_of(run, body, 1)[0]
+    flags, one, two = folder_of(run, body, 1)[0]
     names = ("nothing before it is published", "beats are not written", "an old attempt's is None")
     for name, flag in zip(names, flags, strict=True):
         expect_equal(flag, True, what=name, cause="published")
     expect_equal(one, (4, "forward", "running", True), what="the first beat", cause="beat")
     want = (5, "forward", "failed", "out of memory", 2)
     expect_equal(two, want, what="the last beat, two places later", cause="beat")
-    expect_equal(files, 2, what="files in the folder of two ranks that published", cause="files")
 
 
 @exercise("4.5", "gloo")
