@@ -36,6 +36,7 @@ BENCHMARKS = (
     "checkpoint",
     "compression",
     "compression_digits",
+    "monitoring",
     "virtual",
     "validation",
     "published",

@@ -247,7 +247,8 @@ class ClusterMonitor:
     def add(self, metrics: StepMetrics) -> ClusterMetrics | None:
         """Take a step's metrics; every ``every`` steps the report, on all ranks, else None.
 
-        Collective in these steps, so all ranks add equally many.
+        Collective in these steps, so all ranks add equally many. Inside of the step monitor's
+        ``communication()`` it counts as exposed, like any other message.
         """
         # Step 9: collect; when the window is full: aggregate, detect, begin a new one
         raise NotImplementedError("exercise 4.11")

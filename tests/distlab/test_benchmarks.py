@@ -15,6 +15,7 @@ from benchmarks import (
     hierarchical,
     local_sgd,
     mixed_precision,
+    monitoring,
     parameter_server,
     pipeline,
     ranks,
@@ -154,3 +155,10 @@ def test_checkpoint_still_runs(kind: str) -> None:
     assert [*times] == ["solution", "DCP"]
     for ((stall, total),) in times.values():
         assert 0 < stall <= total
+
+
+def test_monitoring_still_runs() -> None:
+    """Trains the same weights (compared by the benchmark itself)."""
+    taken, alone = monitoring.compare("digits CNN", 2, repeats=1)
+    assert {name: len(values) for name, values in taken.items()} == {"plain": 1, "monitored": 1}
+    assert alone > 0
