@@ -13,6 +13,7 @@ from benchmarks import (
     compression,
     ddp,
     hierarchical,
+    image_trainer,
     local_sgd,
     mixed_precision,
     monitoring,
@@ -179,3 +180,9 @@ def test_checkpoint_still_runs(kind: str) -> None:
     assert [*times] == ["solution", "DCP"]
     for ((stall, total),) in times.values():
         assert 0 < stall <= total
+
+
+def test_trainer_of_images_still_runs_beside_plain_ddp() -> None:
+    found = image_trainer.compare("small_cnn", 8, 16, steps=1, world_size=2, repeats=1)
+    assert [len(times) for times in found.values()] == [1, 1, 1]
+    assert [*found] == ["trainer", "trainer on torch", "plain torch DDP"]
