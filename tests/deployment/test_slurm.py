@@ -62,9 +62,8 @@ class Cluster:
             *("sbatch", "--parsable", "--gpus-per-node=2", f"--output={self.work}/job-%j.log"),
             *(str(SCRIPT), "--config", "configs/smoke.yaml", "--data", "synthetic"),
             *("--checkpoints", f"{self.work}/checkpoints", "--logs", f"{self.work}/logs"),
-            # no data workers: without cgroups SLURM sends signals to every process of a job, with
-            # them only to the agents
-            *("--workers", "0", "--save-every", "0", "--watchdog-seconds", "300", *trainer),
+            # one data worker: without cgroups SLURM signals every process of a job, it too
+            *("--workers", "1", "--save-every", "0", "--watchdog-seconds", "300", *trainer),
             MASTER_PORT=str(free_ports(1)[0]),
         )
         return answer.strip()
