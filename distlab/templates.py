@@ -12,9 +12,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from .course import Course, Exercise, Region, functions_of, regions_of
+from .course import Course, Exercise, Region, functions_of, load_course, regions_of
 
-SIBLING = re.compile(r"^(\s*from \.)(\w+)( import )")
+SIBLING = re.compile(r"^(\s*from )(\.)(\w+) import ")
 
 
 def generate(solution: str, phase: int, name: str = "solution") -> str:
@@ -32,11 +32,23 @@ def generate(solution: str, phase: int, name: str = "solution") -> str:
             out += _blank(lines, regions[number])
             number = regions[number].end
         else:
-            out.append(SIBLING.sub(r"\1template_\2\3", lines[number - 1]))
+            out.append(sibling_import(lines[number - 1], phase))
         number += 1
     text = "\n".join(out) + "\n"
     ast.parse(text)
     return text
+
+
+def sibling_import(line: str, phase: int) -> str:
+    """A line that imports from the file beside: from its template, or itself if it has none."""
+    found = SIBLING.match(line)
+    if found is None:
+        return line
+    course = load_course()
+    if any((e.phase.number, e.file) == (phase, found[3]) for e in course.exercises):
+        return f"{found[1]}.template_{line[found.start(3) :]}"
+    folder = next(p.folder for p in course.phases if p.number == phase)
+    return f"{found[1]}solutions.{folder}.{line[found.start(3) :]}"
 
 
 def _blank(lines: list[str], region: Region) -> list[str]:
@@ -118,7 +130,7 @@ def _leaks(exercise: Exercise, template: str) -> list[str]:
 def _not_additive(exercise: Exercise, template: str) -> list[str]:
     """Solving must only ever add lines (and remove the raises): the rest appears in order."""
     solution = iter(
-        SIBLING.sub(r"\1template_\2\3", line)
+        sibling_import(line, exercise.phase.number)
         for line in exercise.solution_path.read_text(encoding="utf-8").splitlines()
     )
     kept = [line for line in template.splitlines()[2:] if "raise NotImplementedError(" not in line]

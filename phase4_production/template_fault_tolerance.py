@@ -44,7 +44,13 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from .template_safe_format import Tree, flush_folder, read_tree, write_bytes, write_tree
+from solutions.phase4_production.safe_format import (
+    Tree,
+    flush_folder,
+    read_tree,
+    write_bytes,
+    write_tree,
+)
 
 Group = dist.ProcessGroup | None
 T = TypeVar("T")

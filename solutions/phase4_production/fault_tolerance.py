@@ -42,7 +42,13 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from .safe_format import Tree, flush_folder, read_tree, write_bytes, write_tree
+from .safe_format import (
+    Tree,
+    flush_folder,
+    read_tree,
+    write_bytes,
+    write_tree,
+)
 
 Group = dist.ProcessGroup | None
 T = TypeVar("T")

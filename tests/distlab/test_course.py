@@ -16,7 +16,8 @@ from distlab.mutants import mutants_per_exercise
 COURSE = load_course()
 SOLUTION = '''"""Module."""
 
-from .other import thing
+from .given import helper
+from .trainer import thing
 
 
 def f(x):
@@ -34,7 +35,7 @@ class C:
     def m(self):
         # --- exercise 1.2: start
         # Step 1: nothing
-        return thing
+        return helper(thing)
         # --- exercise 1.2: end
 '''
 
@@ -54,7 +55,8 @@ def test_generator() -> None:
     assert "    # Step 1: double it,\n    #         carefully\n" in text
     assert '    raise NotImplementedError("exercise 1.1")' in text
     assert '        raise NotImplementedError("exercise 1.2")' in text
-    assert "from .template_other import thing" in text
+    assert "from .template_trainer import thing" in text
+    assert "from solutions.phase1_data_parallel.given import helper" in text, "it has no template"
     assert "python test_phase1.py 1.1" in text
     ast.parse(text)
 
