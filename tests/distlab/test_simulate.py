@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from distlab.cli import main
+from distlab.ranks import RankFailure
+from distlab.virtual import show
 from distlab.virtual.models import MODELS
 from distlab.virtual.simulate import IMPLS, Answer, Plan, simulate
 
@@ -203,6 +206,21 @@ def test_command_writes_table_and_pictures(tmp_path: Path, capsys) -> None:
     assert data["rows"][1]["step"] == float(rows[1]["step"])
     for end in (".png", "-timeline.png"):
         assert (out / f"mlp-ddp-solutions-laptop{end}").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_takes_too_long_leaves_a_line_and_the_rows_before(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    def slow(plan: Plan):
+        yield from simulate(dataclasses.replace(plan, gpus=(1, 2)))
+        raise RankFailure("no result after 1800 s", kind="hang")
+
+    monkeypatch.setattr(show, "simulate", slow)
+    arguments = ["simulate", "--model", "mlp", "--gpus", "1", "2", "256", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "256 GPUs were not done here in 1,800 s" in " ".join(capsys.readouterr().out.split())
+    data = json.loads((tmp_path / "mlp-ddp-solutions-dgx-h100.json").read_text())
+    assert [row["gpus"] for row in data["rows"]] == [1, 2]
 
 
 def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
