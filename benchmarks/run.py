@@ -28,15 +28,19 @@ BENCHMARKS = (
     "tensor_parallel",
     "allreduce",
     "ddp",
-    "zero",
     "fsdp",
+    "zero",
     "hierarchical",
     "local_sgd",
     "parameter_server",
+    "checkpoint",
+    "compression",
+    "compression_digits",
+    "monitoring",
+    "image_trainer",
     "virtual",
     "validation",
     "published",
-    "image_trainer",
 )
 HEAD = """# Benchmarks
 

@@ -208,11 +208,12 @@ def _add_simulate(commands: Any) -> None:
     simulated.add_argument("--cluster", help="name in clusters/ or a YAML file (dgx-h100)")
     simulated.add_argument("--gpus", type=int, nargs="+", metavar="N", help="1 2 4 8 16")
     simulated.add_argument("--model", help="resnet50, vit_b16, gpt-1b, gpt-7b or mlp")
-    simulated.add_argument("--strategy", help="ddp; phase 3: bucketed, zero1, fsdp …")
+    simulated.add_argument("--strategy", help="ddp; phase 3: bucketed, ring, zero1, fsdp …")
     simulated.add_argument("--impl", help="solutions, mine or torch")
     simulated.add_argument("--collective", help="backend, ring, tree or hierarchical")
     simulated.add_argument("--bucket-mb", type=float, help="of a bucket (25)")
     simulated.add_argument("--every", type=int, metavar="H", help="steps in a round of local-sgd")
+    simulated.add_argument("--servers", type=int, help="of parameter-server (1)")
     simulated.add_argument("--tensor", type=int, help="GPUs that share every layer (1)")
     simulated.add_argument("--pipeline", type=int, help="GPUs that share the layers (1)")
     simulated.add_argument("--sequence-parallel", action="store_true", default=None)
@@ -276,7 +277,7 @@ def simulate(options: argparse.Namespace, out: Console) -> int:
 
     names = ("cluster", "gpus", "model", "strategy", "impl", "collective")
     names += ("bucket_mb", "batch", "dtype", "tensor", "pipeline", "sequence_parallel")
-    names += ("schedule", "chunks", "micro_batches", "every")
+    names += ("schedule", "chunks", "micro_batches", "every", "servers")
     plan = load_plan(options.config, {name: getattr(options, name) for name in names})
     return run(plan, options.out, out)
 

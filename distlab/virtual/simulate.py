@@ -31,6 +31,7 @@ from .strategies import OF_TORCH, STRATEGIES, learners, model_parallel
 IMPLS = ("solutions", "mine", "torch")
 COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
 SHOWN_RANKS = 8  # in the timeline
+HOST_BYTES = 8e9  # that a simulated parameter server may take of this machine's memory
 FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
 
 
@@ -48,6 +49,7 @@ class Plan:
     dtype: str = ""
     bucket_mb: float = 25.0
     every: int = 8
+    servers: int = 1
     tensor: int = 1
     pipeline: int = 1
     chunks: int = 1
@@ -73,9 +75,28 @@ class Plan:
             raise ValueError(f"numbers of GPUs must be positive, got {list(self.gpus)}")
         if self.batch < 0 or self.bucket_mb <= 0 or self.every < 1:
             raise ValueError("batch, bucket size and steps in a round must be positive")
+        self._check_servers()
         if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
         self._check_layout()
+
+    def _check_servers(self) -> None:
+        if self.strategy != "parameter-server":
+            return
+        if not 0 < self.servers < min(self.gpus):
+            raise ValueError(
+                f"{self.servers} servers need more than {self.servers} GPUs, and at least one is "
+                f"needed; got {min(self.gpus)} GPUs"
+            )
+        with torch.device("meta"):
+            size = sum(p.nbytes for p in self.spec.build().parameters())
+        here = 2 * max(self.gpus) * size
+        if here > HOST_BYTES:
+            raise ValueError(
+                f"a parameter server keeps and moves values in the CPU's memory: {self.model} on "
+                f"{max(self.gpus)} GPUs would take {here / 1e9:.0f} GB here; at most "
+                f"{int(HOST_BYTES / 2 / size)} GPUs do"
+            )
 
     def _check_layout(self) -> None:
         if min(self.tensor, self.pipeline, self.chunks) < 1 or self.micro_batches < 0:
@@ -109,6 +130,11 @@ class Plan:
     def model_ranks(self) -> int:
         """The GPUs that share one copy of the model."""
         return self.tensor * self.pipeline
+
+    @property
+    def workers(self) -> slice:
+        """The ranks that train."""
+        return slice(self.servers if self.strategy == "parameter-server" else 0, None)
 
     @property
     def how(self) -> str:
@@ -218,7 +244,8 @@ def simulate(plan: Plan) -> Iterator[Answer]:
 
 
 def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
-    slowest = max(range(gpus), key=lambda rank: results[rank][1] - results[rank][0])
+    workers = range(gpus)[plan.workers]
+    slowest = max(workers, key=lambda rank: results[rank][1] - results[rank][0])
     begin, end, flops = results[slowest]
     count = plan.steps
     step = (end - begin) / count
@@ -240,7 +267,7 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         compute=compute,
         exposed=max(0.0, together - compute),
         hidden=max(0.0, apart - (together - compute)),
-        rate=gpus * plan.samples / plan.model_ranks * spec.per_sample / step,
+        rate=len(workers) * plan.samples / plan.model_ranks * spec.per_sample / step,
         unit=spec.unit,
         efficiency=1.0,
         memory=max(results.peaks),

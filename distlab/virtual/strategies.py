@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,44 @@ def bucketed(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     size = int(plan.bucket_mb * 2**20)
     wrap = module_of(plan, 3, "ddp").DDP
     yield model, step_of(wrap(model, bucket_bytes=size, first_bucket_bytes=min(size, 2**20)))
+
+
+REDUCERS = {  # module and function of phase 3
+    "ring": ("ring_allreduce", "ring_all_reduce"),
+    "tree": ("tree_allreduce", "tree_all_reduce"),
+    "halving-doubling": ("tree_allreduce", "halving_doubling_all_reduce"),
+    "hierarchical": ("topology", "all_reduce_hierarchical"),
+}
+
+
+@contextlib.contextmanager
+def reduced_by(plan: Plan, model: nn.Module, name: str) -> Iterator[Trained]:
+    """Phase 3's DDP whose buckets are summed by an all-reduce written from messages."""
+    file, function = REDUCERS[name]
+    module = module_of(plan, 3, file)
+    reduce = getattr(module, function)
+    if name == "hierarchical":
+        cluster, ranks = load_cluster(plan.cluster), range(dist.get_world_size())
+        nodes = [tuple(r) for _, r in itertools.groupby(ranks, cluster.node)]
+        groups = module.make_groups(module.Topology(tuple(nodes)))
+        reduce = partial(reduce, groups=groups)
+    size = int(plan.bucket_mb * 2**20)
+    wrapped = module_of(plan, 3, "ddp").DDP(
+        model, bucket_bytes=size, first_bucket_bytes=min(size, 2**20)
+    )
+    wrapped.register_comm_hook(module_of(plan, 3, "comm_hooks").blocking(reduce))
+    yield model, step_of(wrapped)
+
+
+@contextlib.contextmanager
+def parameter_server(plan: Plan, model: nn.Module) -> Iterator[Trained]:
+    """Exercise 3.22: one synchronous round with the first ``plan.servers`` ranks as servers."""
+    fit = module_of(plan, 3, "parameter_server").fit
+
+    def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
+        fit(model, [(inputs, targets)], servers=plan.servers, lr=0.1)
+
+    yield model, step
 
 
 @contextlib.contextmanager
@@ -170,10 +209,12 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
 STRATEGIES = {
     "ddp": data_parallel,
     "bucketed": bucketed,
+    **{name: partial(reduced_by, name=name) for name in REDUCERS},
     "zero1": zero1,
     "zero2": zero2,
     "fsdp": fully_sharded,
     "hybrid": partial(fully_sharded, hybrid=True),
     "local-sgd": local_sgd,
+    "parameter-server": parameter_server,
 }
 OF_TORCH = ("ddp", "bucketed", "zero1")  # that --impl torch can take the place of

@@ -24,8 +24,8 @@ Messages: none. Reading: of the W saved parts only those that overlap. Invariant
 that of an uninterrupted run, up to rounding (where no random numbers are drawn per rank).
 
 Sources: Goyal et al. 2017 (arXiv 1706.02677), section 2.1 (batch and learning rate belong
-together); Wang et al. 2024 (ByteCheckpoint, arXiv 2407.20143), section 3 (states that are cut anew
-when they are loaded); Or et al. 2020 (Resource elasticity, MLSys), section 4.
+together); Wan et al. 2024 (ByteCheckpoint, arXiv 2407.20143; states that are cut anew when they are
+loaded); Or, Zhang & Freedman 2020, "Resource Elasticity in Distributed Deep Learning" (MLSys).
 """
 
 from __future__ import annotations

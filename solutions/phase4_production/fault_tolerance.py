@@ -42,12 +42,13 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from .safe_format import CHUNK, Tree, flush_folder, read_tree, write_bytes, write_tree
+from .safe_format import Tree, flush_folder, read_tree, write_bytes, write_tree
 
 Group = dist.ProcessGroup | None
 T = TypeVar("T")
 
 SHARED, MANIFEST, MARKER = "shared.safetensors", "manifest.json", "COMPLETE"
+CHUNK = 1 << 20  # bytes that are read and hashed at once
 ASIDE = ".partial"  # the suffix of what is being written, or deleted
 UNFINISHED = f"not finished, there is no {MARKER}"
 NAME = re.compile(r"(\d{6})-step-(\d{8})")  # how often was saved before, and the step

@@ -86,7 +86,9 @@ class PowerSGD:
         residual = self.residual.beside(bucket).add_(bucket.buffer)
         matrices, rest = self._cut(bucket, residual)
         ps, wholes, flat = side_by_side(
-            [(len(m), q.shape[1]) for m, _, q in matrices], [len(part) for part, _ in rest], residual
+            [(len(m), q.shape[1]) for m, _, q in matrices],
+            [len(part) for part, _ in rest],
+            residual,
         )
         for p, (m, _, q) in zip(ps, matrices, strict=True):
             torch.mm(m, q, out=p)

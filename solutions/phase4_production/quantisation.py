@@ -117,7 +117,7 @@ class OneBit:
         message = torch.cat([scale.view(1).view(torch.uint8), packed]).view(1, -1)
         everyone = message.new_empty(world_size, message.numel())
         work = dist.all_gather_into_tensor(everyone, message, self.group, async_op=True)
-        v.sub_(unpack_signs(packed, n, v.dtype), alpha=float(scale))
+        v.sub_(unpack_signs(packed, n, v.dtype).mul_(scale))
 
         def add_up() -> None:
             bucket.buffer.zero_()
@@ -153,10 +153,10 @@ def pack_int8(x: Tensor, generator: torch.Generator) -> Tensor:
     # Step 10: the largest absolute value becomes 127; a row of zeros must not be divided by zero
     # Step 11: ⌊x/s + u⌋ with u uniform in [0, 1) is x/s rounded up with its fraction's probability
     scale = (x.abs().amax(1, keepdim=True) / STEPS).float()
+    scale.clamp_min_(torch.finfo(torch.float32).tiny)
     uniform = torch.rand(x.shape, generator=generator).to(x.device)
-    q = (x / scale.clamp_min(torch.finfo(torch.float32).tiny) + uniform).floor_()
-    q = q.clamp_(-STEPS, STEPS).to(torch.int8)
-    return torch.cat([q, scale.view(torch.int8)], 1)
+    q = (x / scale + uniform).floor_().clamp_(-STEPS, STEPS)  # 127 + u may be rounded to 128
+    return torch.cat([q.to(torch.int8), scale.view(torch.int8)], 1)
     # --- exercise 4.9: end
 
 
@@ -164,8 +164,8 @@ def unpack_int8(packed: Tensor, dtype: torch.dtype) -> Tensor:
     """(rows, c) from ``packed`` (rows, c + 4): each row's integers times its own scale."""
     # --- exercise 4.9: start
     # Step 12: the last bytes of a row are its scale
-    scale = packed[:, -SCALE_BYTES:].contiguous().view(torch.float32)
-    return packed[:, :-SCALE_BYTES].to(dtype) * scale.to(dtype)
+    scale = packed[:, -SCALE_BYTES:].reshape(-1).clone().view(torch.float32)  # a copy is aligned
+    return packed[:, :-SCALE_BYTES].to(dtype) * scale.to(dtype).unsqueeze(1)
     # --- exercise 4.9: end
 
 

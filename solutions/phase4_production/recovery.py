@@ -48,10 +48,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from .elastic import adapt
 from .fault_tolerance import CheckpointStore
-from .resume import TrainingState
+from .resume import Position, TrainingState, batches
 
 Group = dist.ProcessGroup | None
 
@@ -74,21 +75,22 @@ def fresh_store(
     #         Every rank says hello with a name that it has never used
     # Step 2: rank 0 repeats the names that it has read, until every rank has answered with rank
     #         0's name. An old message can't have this attempt's names in it
-    # Step 3: a rank answers when it finds its own name repeated
+    # Step 3: a rank answers when it finds its own name repeated, and goes on when all have answered
     me = uuid.uuid4().hex
     store.set(f"hello/{rank}", me)
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if rank == 0:
-            hellos = _written(store, "hello", world_size)
-            store.set("call", json.dumps(hellos))
+            store.set("call", json.dumps(_written(store, "hello", world_size)))
             if _written(store, "answer", world_size)[1:] == [me] * (world_size - 1):
+                store.set(f"complete/{me}", "")
                 return dist.PrefixStore(me, store), me
         elif store.check(["call"]):
             hellos = json.loads(store.get("call"))
-            if len(hellos) == world_size and hellos[rank] == me and hellos[0]:
+            if len(hellos) == world_size and hellos[rank] == me:
                 store.set(f"answer/{rank}", hellos[0])
-                return dist.PrefixStore(hellos[0], store), hellos[0]
+                if store.check([f"complete/{hellos[0]}"]):
+                    return dist.PrefixStore(hellos[0], store), hellos[0]
         time.sleep(0.02)
     raise TimeoutError(f"rank {rank}: not all of {world_size} ranks have come in {timeout:.0f} s")
     # --- exercise 4.5: end
@@ -107,13 +109,21 @@ def join(backend: str = "gloo", timeout: timedelta = timedelta(minutes=10)) -> s
     """
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     fresh, name = fresh_store(store, rank, world_size, timeout.total_seconds())
-    dist.init_process_group(
-        backend, store=fresh, rank=rank, world_size=world_size, timeout=timeout
-    )
+    dist.init_process_group(backend, store=fresh, rank=rank, world_size=world_size, timeout=timeout)
     return name
 
 
 # -- noticing -------------------------------------------------------------------------------------
+def pid_space() -> str:
+    """Host name, and what tells apart hosts and containers of the same name: there a process id
+    means another process."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # not on Linux
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Beat:
     """What a rank tells of itself: how many places it has passed, and which one was the last.
@@ -137,19 +147,17 @@ class Heartbeat:
     Raises ValueError for a rank outside 0 … world_size-1.
     """
 
-    def __init__(
-        self, folder: str | Path, rank: int, world_size: int, attempt: str = ""
-    ) -> None:
+    def __init__(self, folder: str | Path, rank: int, world_size: int, attempt: str = "") -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not in 0 … {world_size - 1}")
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.latest = Beat(attempt=attempt, host=socket.gethostname(), pid=os.getpid())
+        self.latest = Beat(attempt=attempt, host=pid_space(), pid=os.getpid())
 
     def beat(self, step: int, place: str) -> None:
         """The main thread begins ``place`` of ``step``. Every rank passes the same places.
 
-        Costs a microsecond: nothing is written.
+        Costs a few microseconds: nothing is written.
         """
         # --- exercise 4.5: start
         # Step 4: one assignment, so that the publishing thread finds the old or the new one
@@ -187,22 +195,27 @@ class Heartbeat:
 class Watchdog:
     """Ends this process, with a report, when any rank of the job hangs or has failed.
 
-    ``with Watchdog(heartbeat, timeout=60): train()``. A rank hangs that passes no place for
-    ``timeout`` seconds (so it must be longer than the longest place takes), or that does not begin
-    to beat. To blame are the ranks that passed the fewest places. Then every rank writes the stacks
-    of its threads, one of them the report (``folder/report.txt``, and on standard error), kills
-    ranks to blame that are processes of its own host (a stopped one would not follow SIGTERM), and
-    all end with status EXIT_HUNG. Leaving the block normally: this rank is done, and nobody waits
-    for its beats. By an exception: it has failed, the report says with what, and the others end.
+    ``with Watchdog(heartbeat, timeout=60): train()``. Every ``interval`` seconds (default: 1, or an
+    eighth of ``timeout``) it publishes this rank's beat and reads everybody's, W small files. A
+    rank hangs that passes no place for ``timeout`` seconds (so it must be longer than the longest
+    place takes), or that does not begin to beat. To blame are the ranks that passed the fewest
+    places. Then every rank writes the stacks of its threads; one of them writes the report
+    (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks to
+    blame that are processes of its own host (a stopped one would not follow SIGTERM); and all end
+    with status EXIT_HUNG. The report's first line names the ranks to blame and no other; then come
+    each rank's step and place (of a stopped rank, as they were up to ``interval`` seconds before)
+    and the stacks of those to blame.
+
+    Leaving the block normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED: this rank is done, and
+    nobody waits for its beats. By any other exception: it has failed, the report says with what,
+    and the others end.
     """
 
-    def __init__(
-        self, heartbeat: Heartbeat, timeout: float, interval: float | None = None
-    ) -> None:
+    def __init__(self, heartbeat: Heartbeat, timeout: float, interval: float | None = None) -> None:
         if timeout <= 0:
             raise ValueError(f"timeout must be positive, got {timeout}")
         self.heartbeat, self.timeout = heartbeat, timeout
-        self.interval = timeout / 8 if interval is None else interval
+        self.interval = min(timeout / 8, 1.0) if interval is None else interval
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -222,7 +235,8 @@ class Watchdog:
         #         the rank that failed, because its agent ends the others as soon as it is gone
         self._stop.set()
         self._thread.join()
-        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        leaves = isinstance(error, SystemExit) and error.code in (None, 0, EXIT_PREEMPTED)
+        failed = error is not None and not leaves
         if not failed:
             self.heartbeat.end("done")
             return
@@ -241,8 +255,11 @@ class Watchdog:
         since = [time.monotonic()] * self.heartbeat.world_size
         awake = time.monotonic()
         while not self._stop.wait(self.interval):
-            self.heartbeat.publish()
-            beats, now = self.heartbeat.read(), time.monotonic()
+            try:
+                self.heartbeat.publish()
+                beats, now = self.heartbeat.read(), time.monotonic()
+            except OSError:  # a disk that is full or away for a moment: the next round will tell
+                continue
             for rank, beat in enumerate(beats):
                 if beat != last[rank] or now - awake > self.timeout / 2:
                     last[rank], since[rank] = beat, now
@@ -254,12 +271,14 @@ class Watchdog:
     def _judge(self, beats: Sequence[Beat | None], silent: dict[int, float]) -> None:
         """End the process if a rank failed, or one that is not done is silent for too long."""
         # --- exercise 4.5: start
-        # Step 10: a failed rank first: the others wait for it in vain, they don't hang by themselves
+        # Step 10: a failed rank first: who waits for it in vain does not hang by itself
         # Step 11: to blame is who passed the fewest places; who never began has passed none
         failed = [rank for rank, beat in enumerate(beats) if beat and beat.status == "failed"]
         if failed:
             self._end(f"rank {failed[0]} failed", failed, silent)
-        counts = {r: b.count if b else -1 for r, b in enumerate(beats) if not b or b.status != "done"}
+        counts = {
+            r: b.count if b else -1 for r, b in enumerate(beats) if not b or b.status != "done"
+        }
         if any(silent[rank] > self.timeout for rank in counts):
             fewest = min(counts.values())
             blamed = [rank for rank, count in counts.items() if count == fewest]
@@ -330,9 +349,9 @@ class Watchdog:
         silent: dict[int, float],
         beats: Sequence[Beat | None],
     ) -> str:
-        """The report: what happened, where every rank was and since when, the stacks of the blamed."""
+        """The report: ``what`` happened, where every rank was since when, stacks of the blamed."""
         # --- exercise 4.5: start
-        # Step 17: one line per rank, the blamed ones marked; then their stacks, or why there is none
+        # Step 17: one line per rank, the blamed ones marked; then stacks, or why there is none
         lines = [what]
         for rank, beat in enumerate(beats):
             where = f"rank {rank}{' (this one)' if rank in blamed else ''}: "
@@ -405,44 +424,53 @@ class PreemptionGuard:
 
 
 def train(
-    train_step: Callable[[int], object],
+    train_step: Callable[[Any, Position], object],
+    loader: DataLoader[Any],
     *,
-    steps: int,
+    epochs: int,
     save_every: int,
     store: CheckpointStore,
     state: TrainingState,
     guard: PreemptionGuard,
     heartbeat: Heartbeat,
+    seed: int = 0,
     group: Group = None,
-) -> int:
-    """Call ``train_step(k)`` for every step k < ``steps`` that the newest checkpoint lacks.
+) -> bool:
+    """Train to the end of epoch ``epochs`` - 1, from the newest checkpoint if there is one.
 
-    The checkpoint may be of any number of ranks. It is saved after every ``save_every`` steps
-    (counted from 0, not from the resumed one), after the last, and when a rank is to leave. Returns
-    the number of steps that are done and saved: less than ``steps`` if the caller is to exit with
-    EXIT_PREEMPTED. Beats before each step and each save. Collective. Raises ValueError if
-    ``save_every`` is not positive.
+    Calls ``train_step(batch, position)`` for each of ``batches`` (exercise 4.2). The checkpoint may
+    be of any number of ranks. It is saved whenever the number of steps since the run's very
+    beginning divides by ``save_every``, at the end, and when a rank is to leave. Then it returns
+    False, and the caller is to exit with EXIT_PREEMPTED; True if training is done. Beats before
+    each step and each save. Collective. Raises ValueError if ``save_every`` is not positive.
     """
     if save_every < 1:
         raise ValueError(f"save_every must be positive, got {save_every}")
     # --- exercise 4.5: start
     # Step 22: begin with the newest checkpoint, cut for this many ranks
     # Step 23: agree on leaving before it is decided whether to save: all ranks save, then all leave
+    # Step 24: the end is saved as well, and a job that was done finds nothing to do
     world_size = dist.get_world_size(group) if dist.is_initialized() else 1
     saved = store.load()
-    done = 0
+    position, kept = Position(), 0
     if saved is not None:
-        state.restore(adapt(saved, world_size))
-        done = saved.step
-    while done < steps:
-        heartbeat.beat(done, "step")
-        train_step(done)
-        done += 1
+        position = state.restore(adapt(saved, world_size, seed))
+        kept = position.step
+
+    def save() -> None:
+        heartbeat.beat(position.step, "save")
+        store.save(position.step, *state.capture(position))
+
+    for batch in batches(loader, position, epochs):
+        heartbeat.beat(position.step, "step")
+        train_step(batch, position)
         leaving = guard.agreed()
-        if leaving or done % save_every == 0 or done == steps:
-            heartbeat.beat(done, "save")
-            store.save(done, *state.capture(done))
+        if leaving or position.step % save_every == 0:
+            save()
+            kept = position.step
         if leaving:
-            break
-    return done
+            return False
+    if kept < position.step:
+        save()
+    return True
     # --- exercise 4.5: end

@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +27,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 Tree = dict[str, Any]  # nested dicts, lists and tuples of tensors, numbers, strings, bools, None
-CHUNK = 1 << 20
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -111,12 +111,12 @@ def write_tree(path: Path, tree: Tree) -> dict[str, Any]:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
-    with open(path, "xb") as file:
-        front = len(text).to_bytes(8, "little") + text
-        for block in itertools.chain([front], map(bytes_of, map(tensors.__getitem__, order))):
-            for start in range(0, len(block), CHUNK):
-                digest.update(block[start : start + CHUNK])
-                file.write(block[start : start + CHUNK])
+    front = len(text).to_bytes(8, "little") + text
+    with open(path, "xb") as file, ThreadPoolExecutor(1) as hasher:
+        for block in itertools.chain([front], (bytes_of(tensors[name]) for name in order)):
+            hashing = hasher.submit(digest.update, block)  # beside the write: both take long
+            file.write(block)
+            hashing.result()
         flush(file)
     return {"bytes": len(front) + end, "sha256": digest.hexdigest()}
 

@@ -99,7 +99,7 @@ def gather(
     ``device``: where the group communicates: the GPU for NCCL.
     """
     # --- exercise 4.11: start
-    # Step 2: one row of float64 per rank, and back into RankMetrics
+    # Step 2: float64 numbers of all ranks, one rank's after the other's, and back into RankMetrics
     row = torch.tensor(mine.numbers(), dtype=torch.float64, device=device)
     rows = row.new_empty(dist.get_world_size(group) * len(row))
     dist.all_gather_into_tensor(rows, row, group=group)
@@ -297,7 +297,8 @@ class ClusterMonitor:
     def add(self, metrics: StepMetrics) -> ClusterMetrics | None:
         """Take a step's metrics; every ``every`` steps the report, on all ranks, else None.
 
-        Collective in these steps, so all ranks add equally many.
+        Collective in these steps, so all ranks add equally many. Inside of the step monitor's
+        ``communication()`` it counts as exposed, like any other message.
         """
         # --- exercise 4.11: start
         # Step 9: collect; when the window is full: aggregate, detect, begin a new one

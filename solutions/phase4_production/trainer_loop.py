@@ -53,6 +53,7 @@ from .training_plan import autocast
 from .training_report import write_report
 
 Loader = DataLoader[Batch]
+PROFILED = 4  # steps
 
 
 class Trainer:
@@ -188,22 +189,16 @@ class Trainer:
         first_step = self.restore()
         steps = min(plan.steps, config.max_steps or plan.steps)
         logs = Path(config.logs)
-        self.sinks = open_sinks(
-            logs,
-            total_steps=plan.steps,
-            first_step=first_step,
-            port=config.metrics_port,
-            host=config.metrics_host,
-            device=self.device,
-        )
+        where = {"port": config.metrics_port, "host": config.metrics_host, "device": self.device}
+        self.sinks = open_sinks(logs, total_steps=plan.steps, first_step=first_step, **where)
         heartbeat = Heartbeat(logs / "heartbeat", self.rank, self.world_size, attempt)
         guard = PreemptionGuard(device=self.device)
-        first, last = (config.profile_at, config.profile_at + 3) if config.profile_at else (-1, -1)
+        first = -PROFILED if config.profile_at is None else config.profile_at
+        last = first + PROFILED - 1
         profiler = ProfileWindow(logs / f"trace-rank{self.rank}.json", first, last)
         leaving, failure = False, None
-        watchdog = Watchdog(
-            heartbeat, config.watchdog_seconds, min(1.0, config.watchdog_seconds / 8)
-        )
+        patience = config.watchdog_seconds
+        watchdog = Watchdog(heartbeat, patience, interval=min(1.0, patience / 8))
         try:
             with guard, watchdog:
                 try:

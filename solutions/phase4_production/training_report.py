@@ -25,8 +25,8 @@ ADVICE = {
     "communication": "More overlap (bucket sizes), fewer bytes (compression, accumulation), a "
     "pattern that suits the topology; see exercises 3.7–3.12 and 4.6–4.9.",
     "memory": "No larger batch fits. Shard (ZeRO, FSDP), checkpoint activations, or offload.",
-    "compute": "Time goes where it should. Lower precision, `torch.compile`, channels-last and more "
-    "ranks make it faster.",
+    "compute": "Time goes where it should. Lower precision, `torch.compile`, channels-last and "
+    "more ranks make it faster.",
 }
 COLOURS = ("#8c6bb1", "#4292c6", "#08519c", "#41ab5d", "#d94801", "#bdbdbd")
 
@@ -82,17 +82,15 @@ def evidence(records: Sequence[dict[str, Any]], found: Bottleneck) -> str:
     """The numbers that say so, in a sentence or two."""
     share = found.shares[found.kind]
     if found.kind == "straggler":
-        ranks = sorted(
-            (int(name.removeprefix("slow_rank")), factor, record)
-            for record in records
-            for name, factor in record.items()
-            if name.startswith("slow_rank") and not name.endswith("_since")
-        )
-        latest = {rank: (factor, record) for rank, factor, record in ranks}
+        latest: dict[str, tuple[float, int]] = {}
+        for record in records:
+            for name in record:
+                if name.startswith("slow_rank") and f"{name}_since" in record:
+                    latest[name] = record[name], record[f"{name}_since"]
         named = [
-            f"rank {rank} takes {factor:.2f} times as long as the others since step "
-            f"{record[f'slow_rank{rank}_since']}"
-            for rank, (factor, record) in latest.items()
+            f"rank {name.removeprefix('slow_rank')} takes {factor:.2f} times as long as the others "
+            f"since step {since + 1}"
+            for name, (factor, since) in latest.items()
         ]
         return f"{'; '.join(named).capitalize()}. The others wait {share:.1%} of each step for it."
     return {

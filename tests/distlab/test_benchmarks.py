@@ -7,11 +7,15 @@ import torch
 
 from benchmarks import (
     allreduce,
+    checkpoint,
     common,
+    compression,
     ddp,
     hierarchical,
+    image_trainer,
     local_sgd,
     mixed_precision,
+    monitoring,
     parameter_server,
     pipeline,
     ranks,
@@ -138,3 +142,30 @@ def test_zero_still_runs_and_shards() -> None:
     (times, held), (torchs, held_by_torch) = zero.compare(model, 2, repeats=1)
     assert len(times) == len(torchs) == 1
     assert held <= 1.02 * held_by_torch
+
+
+@pytest.mark.parametrize("kind", checkpoint.KINDS)
+def test_checkpoint_still_runs(kind: str) -> None:
+    times = checkpoint.compare(kind, repeats=1, scale=256)
+    assert [*times] == ["solution", "DCP"]
+    for ((stall, total),) in times.values():
+        assert 0 < stall <= total
+
+
+def test_monitoring_still_runs() -> None:
+    """Trains the same weights (compared by the benchmark itself)."""
+    taken, alone = monitoring.compare("digits CNN", 2, repeats=1)
+    assert {name: len(values) for name, values in taken.items()} == {"plain": 1, "monitored": 1}
+    assert alone > 0
+
+
+def test_compression_hooks_still_run() -> None:
+    for pair in compression.PAIRS.values():
+        mine, torchs = compression.compare("GPT, 4 layers", pair, 2, repeats=1)
+        assert len(mine) == len(torchs) == 1
+
+
+def test_trainer_of_images_still_runs_beside_plain_ddp() -> None:
+    found = image_trainer.compare("small_cnn", 8, 16, steps=1, world_size=2, repeats=1)
+    assert [len(times) for times in found.values()] == [1, 1, 1]
+    assert [*found] == ["trainer", "trainer on torch", "plain torch DDP"]

@@ -117,8 +117,9 @@ MUTANTS = [
         bug="every message is sent twice",
         find=NOT_ROOT,
         replace=NOT_ROOT.replace(
-            "        dist.recv", "        dist.send(result, group=group, group_dst=root)\n"
-            "        dist.recv", 1
+            "        dist.recv",
+            "        dist.send(result, group=group, group_dst=root)\n        dist.recv",
+            1,
         ),
         patches=[
             (
@@ -281,8 +282,8 @@ MUTANTS = [
         id="chain-mean-each",
         exercise="1.8",
         bug="BUGS 21: the mean is divided on every rank on the way back",
-        find="    elif op == \"mean\":\n        result = result / (last + 1)\n    if rank > 0:",
-        replace="    if op == \"mean\":\n        result = result / (last + 1)\n    if rank > 0:",
+        find='    elif op == "mean":\n        result = result / (last + 1)\n    if rank > 0:',
+        replace='    if op == "mean":\n        result = result / (last + 1)\n    if rank > 0:',
         killed_by=BOTH,
         cause="divided-twice",
     ),

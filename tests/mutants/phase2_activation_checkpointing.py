@@ -2,12 +2,18 @@
 
 from distlab.mutants import Mutant
 
-NESTED, RANDOM = "test_nested_arguments_and_outputs", "test_random_numbers_are_those_of_the_first_forward"
+NESTED, RANDOM = (
+    "test_nested_arguments_and_outputs",
+    "test_random_numbers_are_those_of_the_first_forward",
+)
 AUTOCAST = "test_autocast_is_that_of_the_first_forward"
 PARAMETERS = "test_parameters_need_no_argument_that_needs_a_gradient"
 INNER, ONCE = "test_segments_within_a_segment", "test_runs_once_now_and_once_in_backward"
 SILENT, HOLDS = "test_never_silently_wrong", "test_a_segment_holds_its_input_only"
-FORMULA, COMPUTE = "test_segments_hold_what_the_formula_says", "test_segments_compute_what_the_formula_says"
+FORMULA, COMPUTE = (
+    "test_segments_hold_what_the_formula_says",
+    "test_segments_compute_what_the_formula_says",
+)
 CUTS, RANKS = "test_impossible_cuts_are_refused", "test_collectives_in_a_segment"
 
 STATE = "            torch.set_rng_state(self.cpu_state)\n"
@@ -25,7 +31,9 @@ FORWARD = """        ctx.save_for_backward(*tensors)
 VALID = """        if not torch.autograd._is_checkpoint_valid():
             raise RuntimeError("a checkpointed segment needs backward() without inputs=…")
 """
-INPUTS = "        inputs = [t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors]\n"
+INPUTS = (
+    "        inputs = [t.detach().requires_grad_(t.requires_grad) for t in ctx.saved_tensors]\n"
+)
 AGAIN = "        with ctx.call.surroundings.restored(), torch.enable_grad():\n"
 PAIRS = "            if grad is not None and output.requires_grad\n"
 BACKWARD = "            torch.autograd.backward(*zip(*pairs, strict=True))\n"

@@ -3,7 +3,10 @@
 from distlab.mutants import Mutant
 
 RATE, DIVIDE = "test_learning_rate_follows_the_linear_rule", "test_accumulation_steps_divide"
-SEARCH, REFUSE = "test_search_finds_the_largest_on_all_ranks", "test_refusals_are_the_same_on_all_ranks"
+SEARCH, REFUSE = (
+    "test_search_finds_the_largest_on_all_ranks",
+    "test_refusals_are_the_same_on_all_ranks",
+)
 ERRORS, MEMORY = "test_other_errors_come_out", "test_a_trial_leaves_no_memory_behind"
 GROUP, BUDGET = "test_search_in_a_subgroup", "test_budget_in_bytes_is_kept"
 UNTOUCHED = "test_trials_train_nothing"

@@ -4,7 +4,10 @@ from distlab.mutants import Mutant
 
 FULL, ALIVE = "test_window_equals_the_full_batch", "test_one_micro_batch_is_alive_at_a_time"
 CUT, ADD = "test_windows_cut_the_stream", "test_gradients_add_to_what_is_there"
-REDUCED, ONCE = "test_window_of_all_ranks_equals_one_process", "test_gradients_travel_once_per_window"
+REDUCED, ONCE = (
+    "test_window_of_all_ranks_equals_one_process",
+    "test_gradients_travel_once_per_window",
+)
 EMPTY = "test_window_without_any_target"
 CLIP, STEP = "test_clipping_scales_all_by_one_factor", "test_clipped_step_equals_one_process"
 NOTHING = "test_window_without_targets_steps_nothing"
@@ -220,7 +223,8 @@ MUTANTS = [
         id="clip-each-alone",
         exercise="2.3",
         bug="every parameter is clipped by its own norm",
-        find=LIMIT + "        for gradient in gradients:\n            gradient.mul_(max_norm / norm)\n",
+        find=LIMIT
+        + "        for gradient in gradients:\n            gradient.mul_(max_norm / norm)\n",
         replace=LIMIT + "        for gradient in gradients:\n"
         "            gradient.mul_(min(1.0, max_norm / float(gradient.norm())))\n",
         killed_by=CLIP,

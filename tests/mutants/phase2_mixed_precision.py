@@ -61,8 +61,10 @@ GROW = """        if self.quiet_steps == self.growth_interval:
 SAVED = """            "quiet_steps": self.quiet_steps,
             "overflows": self.overflows,
 """
-LOADED = "        self.quiet_steps, self.overflows = int(state[\"quiet_steps\"]), int(state[\"overflows\"])\n"
-LOSS = "    loss, total = accumulate_and_reduce(model, window, loss_scale=scaler.scale, group=group)\n"
+LOADED = '        self.quiet_steps, self.overflows = int(state["quiet_steps"]), int(state["overflows"])\n'
+LOSS = (
+    "    loss, total = accumulate_and_reduce(model, window, loss_scale=scaler.scale, group=group)\n"
+)
 UNSCALE = "    finite = scaler.unscale(trainable, group)\n"
 CLIP = "    norm = clip_by_global_norm(trainable, math.inf if max_norm is None else max_norm)\n"
 TAKE = """    if finite:
@@ -167,10 +169,12 @@ MUTANTS = [
         find=INPUTS + "        return self.model(inputs).float()\n",
         replace="        with torch.autocast(inputs.device.type, dtype=self.dtype):\n"
         "            return self.model(inputs).float()\n",
-        patches=[(
-            "                if p.is_floating_point():\n                    p.data = p.data.to(dtype)\n",
-            "",
-        )],
+        patches=[
+            (
+                "                if p.is_floating_point():\n                    p.data = p.data.to(dtype)\n",
+                "",
+            )
+        ],
         killed_by=TYPES,
         cause="autocast",
     ),
@@ -272,7 +276,8 @@ MUTANTS = [
         exercise="2.6",
         bug="BUGS 40: all skip, but only the rank that overflowed lowers its scale",
         find=REDUCE + FINITE,
-        replace="        mine = not overflow.item()\n" + REDUCE
+        replace="        mine = not overflow.item()\n"
+        + REDUCE
         + "        self.finite = mine\n        return not overflow.item()\n",
         killed_by=ALL,
         cause="scales-differ",
@@ -337,7 +342,9 @@ MUTANTS = [
         exercise="2.6",
         bug="skipped steps count as quiet ones",
         find=COUNT,
-        replace=COUNT.replace("= 0, self.overflows + 1", "= self.quiet_steps + 1, self.overflows + 1"),
+        replace=COUNT.replace(
+            "= 0, self.overflows + 1", "= self.quiet_steps + 1, self.overflows + 1"
+        ),
         killed_by=SCALES,
         cause="backoff",
     ),
@@ -466,8 +473,7 @@ MUTANTS = [
         exercise="2.6",
         bug="the gradients are scaled after backward, when the small ones are 0 already",
         find=LOSS,
-        replace=LOSS.replace("loss_scale=scaler.scale, ", "")
-        + "    for p in model.parameters():\n"
+        replace=LOSS.replace("loss_scale=scaler.scale, ", "") + "    for p in model.parameters():\n"
         "        if p.grad is not None:\n            p.grad.mul_(scaler.scale)\n",
         killed_by=SURVIVE,
         cause="underflow",

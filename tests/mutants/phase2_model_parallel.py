@@ -22,7 +22,9 @@ OWN = "        self.layers = nn.Sequential(*stages[self.rank])\n"
 START = "                dist.broadcast(p.detach(), group_src=0, group=tie)\n"
 TIE = "                tie = dist.new_group(sharing, use_local_synchronization=True)\n"
 SEND_Y = "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n"
-SEND_GRADIENT = "        dist.send(x.grad.contiguous(), group=stage.group, group_dst=stage.rank - 1)\n"
+SEND_GRADIENT = (
+    "        dist.send(x.grad.contiguous(), group=stage.group, group_dst=stage.rank - 1)\n"
+)
 BACKWARD = "        y.backward(gradient)\n"
 LOSS = "    dist.broadcast(loss, group_src=stage.count - 1, group=stage.group)\n"
 REDUCE = "        dist.all_reduce(p.grad, group=tie)\n"
@@ -351,7 +353,8 @@ MUTANTS = [
         exercise="2.8",
         bug="activations are broadcast: every stage gets what one needs",
         find=SEND_Y,
-        replace=SEND_Y + "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n",
+        replace=SEND_Y
+        + "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n",
         killed_by=ONCE,
         cause="too-many-bytes",
         patches=(

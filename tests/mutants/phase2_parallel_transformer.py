@@ -3,7 +3,10 @@
 from distlab.mutants import Mutant
 
 EQUALS, TAKES = "test_block_equals_one_process", "test_block_takes_over_the_weights"
-TWO, REFUSED = "test_block_needs_two_all_reduces_each_way", "test_block_refuses_what_does_not_divide"
+TWO, REFUSED = (
+    "test_block_needs_two_all_reduces_each_way",
+    "test_block_refuses_what_does_not_divide",
+)
 
 ORDER = "        p.data = by_part.transpose(0, 1).flatten(0, 2)\n"
 BY_PART = "        by_part = p.detach().unflatten(0, (3, world_size, -1))\n"
@@ -117,7 +120,9 @@ MUTANTS = [
         replace="        mixed_BTd = mixed_BHTd.transpose(1, 2).flatten(2)\n"
         "        mixed_BTD = gather_from_ranks(mixed_BTd, -1, self.group)\n"
         "        return self.out(split_to_ranks(mixed_BTD, -1, self.group))\n",
-        patches=[("    block_of,\n", "    block_of,\n    gather_from_ranks,\n    split_to_ranks,\n")],
+        patches=[
+            ("    block_of,\n", "    block_of,\n    gather_from_ranks,\n    split_to_ranks,\n")
+        ],
         killed_by=TWO,
         cause="too-many-bytes",
     ),

@@ -6,7 +6,10 @@ EQUAL, ADD = "test_gpipe_equals_one_process", "test_gradients_add_up_over_steps"
 COMPLETE = "test_gpipe_is_complete_and_forwards_come_first"
 OVERLAP = "test_messages_travel_while_ranks_compute"
 ANY, SIDE = "test_any_valid_schedule_runs", "test_two_pipelines_side_by_side"
-BYTES, KEPT = "test_messages_and_bytes_are_those_of_the_schedule", "test_nothing_is_kept_after_a_step"
+BYTES, KEPT = (
+    "test_messages_and_bytes_are_those_of_the_schedule",
+    "test_nothing_is_kept_after_a_step",
+)
 BAD, BOUNDARY = "test_bad_input_is_refused_on_all_ranks", "test_a_wrong_boundary_is_named"
 FEW, TIME = "test_1f1b_keeps_few_micro_batches", "test_1f1b_takes_the_time_of_theory"
 MEMORY = "test_memory_does_not_grow_with_micro_batches"
@@ -17,7 +20,9 @@ BACKWARD = "            torch.autograd.backward(output, gradient)\n"
 POP = "        x, output = self.kept.pop((stage, i))\n"
 ARRIVED = '            x = self.arrived(Step("recv F", stage, i)).requires_grad_()\n'
 LOSS = "            output = self.loss_fn(output, self.targets[i]) / self.micro_batches\n"
-BROADCAST = "        dist.broadcast(self.loss, group=self.group, group_src=self.rank_of[self.last])\n"
+BROADCAST = (
+    "        dist.broadcast(self.loss, group=self.group, group_src=self.rank_of[self.last])\n"
+)
 GPIPE = '    return [[Step(k, r, i) for k in "FB" for i in range(micro_batches)] for r in range(ranks)]\n'
 DRAIN = "        while self.sending:\n            self.sending.popleft()[1].wait()\n"
 REFUSE = "        if not len(inputs) or len(inputs) % m or len(targets) % m:\n"
@@ -237,7 +242,12 @@ MUTANTS = [
         bug="an unknown name means GPipe",
         find='    if name not in ("gpipe", "1f1b"):\n',
         replace="    if not name:\n",
-        patches=(("    order = gpipe if name == \"gpipe\" else one_f_one_b\n", "    order = one_f_one_b if name == \"1f1b\" else gpipe\n"),),
+        patches=(
+            (
+                '    order = gpipe if name == "gpipe" else one_f_one_b\n',
+                '    order = one_f_one_b if name == "1f1b" else gpipe\n',
+            ),
+        ),
         killed_by=BAD,
         cause="accepted",
     ),
@@ -391,7 +401,9 @@ MUTANTS = [
         bug="BUGS 55: all micro-batches go through a chunk before the next chunk starts",
         find="            group, place = divmod(k, ranks * chunks)\n" + PLACE,
         replace="            chunk, micro_batch = divmod(k, micro_batches)\n",
-        patches=((WARM, "        warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * micro_batches\n"),),
+        patches=(
+            (WARM, "        warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * micro_batches\n"),
+        ),
         killed_by=DIVIDES,
         cause="too-many-kept",
     ),

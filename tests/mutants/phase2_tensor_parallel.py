@@ -7,7 +7,10 @@ SENDS, SUBGROUP = "test_pair_sends_one_all_reduce_each", "test_pair_in_a_subgrou
 SHARDS, MLP = "test_shards_are_the_whole", "test_column_then_row_equals_one_process"
 BORDERS = "test_gathered_output_and_split_input"
 DIMENSIONS = "test_split_and_gather_along_any_dimension"
-LAYER_COST, REFUSED = "test_layers_send_what_the_formula_says", "test_layers_refuse_what_does_not_divide"
+LAYER_COST, REFUSED = (
+    "test_layers_send_what_the_formula_says",
+    "test_layers_refuse_what_does_not_divide",
+)
 
 COPY_BACK = "        return sum_over_ranks(grad, ctx.group), None\n"
 CLONE = "        total = x.clone(memory_format=torch.contiguous_format)\n"
@@ -20,7 +23,9 @@ GATHER_BACK = "        return split_to_ranks(grad, ctx.dim, ctx.group), None, No
 COLUMN_WEIGHT = "        self.weight = shard(linear.weight, 0, block)\n"
 COLUMN_BIAS = "        self.bias = None if linear.bias is None else shard(linear.bias, 0, block)\n"
 COLUMN = "        y_Nf = F.linear(copy_to_ranks(x_ND, self.group), self.weight, self.bias)\n"
-GATHERED = "        return gather_from_ranks(y_Nf, -1, self.group) if self.gather_output else y_Nf\n"
+GATHERED = (
+    "        return gather_from_ranks(y_Nf, -1, self.group) if self.gather_output else y_Nf\n"
+)
 ROW_WEIGHT = "        self.weight = shard(linear.weight, 1, block)\n"
 ROW = "        y_NF = sum_over_ranks(F.linear(x_Nd, self.weight), self.group)\n"
 ROW_BIAS = "        return y_NF if self.bias is None else y_NF + self.bias\n"

@@ -15,7 +15,9 @@ MASKED = (
 LARGEST = "        dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=group)\n"
 MINE = "        mine_N = (place_N >= 0) & (place_N < logits_Nv.shape[-1])\n"
 SUMS = "        dist.all_reduce(sums_2N, group=group)\n"
-ONE_HOT = "        grad_Nv.scatter_add_(-1, place_N1, -grad_N1.masked_fill(~mine_N.unsqueeze(-1), 0))\n"
+ONE_HOT = (
+    "        grad_Nv.scatter_add_(-1, place_N1, -grad_N1.masked_fill(~mine_N.unsqueeze(-1), 0))\n"
+)
 APPLY = "    return _CrossEntropy.apply(wide_Nv, targets_N, first, ignore_index, group)\n"
 
 MUTANTS = [
@@ -72,8 +74,7 @@ MUTANTS = [
         replace="        worlds = dist.get_world_size(self.group)\n"
         "        tables = [torch.empty_like(self.weight) for _ in range(worlds)]\n"
         "        if self.vocabulary % worlds == 0:\n"
-        "            dist.all_gather(tables, self.weight.detach(), group=self.group)\n"
-        + MASKED,
+        "            dist.all_gather(tables, self.weight.detach(), group=self.group)\n" + MASKED,
         killed_by=SEES,
         cause="too-many-bytes",
     ),
@@ -92,8 +93,11 @@ MUTANTS = [
         bug="BUGS 66: the softmax is normalised over this rank's words",
         find=SUMS,
         replace="        dist.all_reduce(sums_2N[1], group=group)\n",
-        patches=[(LARGEST, ""), ("exp_Nv.gather(-1", "logits_Nv.gather(-1"),
-                 ("(normaliser_N.log() - target_N)", "(normaliser_N.log() + largest_N - target_N)")],
+        patches=[
+            (LARGEST, ""),
+            ("exp_Nv.gather(-1", "logits_Nv.gather(-1"),
+            ("(normaliser_N.log() - target_N)", "(normaliser_N.log() + largest_N - target_N)"),
+        ],
         killed_by=LOSS,
         cause="local-normaliser",
     ),

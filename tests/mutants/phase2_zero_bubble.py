@@ -4,7 +4,10 @@ from distlab.mutants import Mutant
 
 WHOLE, ALONE = "test_both_halves_make_the_whole_gradient", "test_backward_leaves_the_weights_alone"
 TWICE = "test_nothing_is_computed_twice"
-SHORT, EQUAL = "test_zero_bubble_is_short_and_keeps_no_more_than_1f1b", "test_zero_bubble_equals_one_process"
+SHORT, EQUAL = (
+    "test_zero_bubble_is_short_and_keeps_no_more_than_1f1b",
+    "test_zero_bubble_equals_one_process",
+)
 TIME = "test_zero_bubble_takes_the_time_of_theory"
 
 GRAD = "            (of_input,) = torch.autograd.grad(output, x, gradient, retain_graph=True)\n"
@@ -31,7 +34,10 @@ MUTANTS = [
         replace="        found = torch.autograd.grad(output, ctx.parameters, gradient, retain_graph=True)\n"
         "        ctx.later.append((ctx.parameters, found, ctx.parameters))\n",
         patches=(
-            (LATER, "        for p, g in zip(output, gradient):\n            p.grad = g if p.grad is None else p.grad + g\n"),
+            (
+                LATER,
+                "        for p, g in zip(output, gradient):\n            p.grad = g if p.grad is None else p.grad + g\n",
+            ),
         ),
         killed_by=TWICE,
         cause="not-split",
@@ -140,7 +146,12 @@ MUTANTS = [
         bug="the pipeline does W's work inside B and skips the W steps",
         find="        output, self.later[stage, i] = split_forward(self.chunks[stage], x)\n        return output\n",
         replace="        return self.chunks[stage](x)\n",
-        patches=(("            weight_gradients(self.later.pop((step.stage, step.micro_batch)))\n", "            pass\n"),),
+        patches=(
+            (
+                "            weight_gradients(self.later.pop((step.stage, step.micro_batch)))\n",
+                "            pass\n",
+            ),
+        ),
         killed_by=TIME,
         cause="slower",
     ),
@@ -150,7 +161,12 @@ MUTANTS = [
         bug="BUGS 53: W takes what was kept last, whatever its micro-batch",
         find="        output, self.later[stage, i] = split_forward(self.chunks[stage], x)\n        return output\n",
         replace="        output, self.later[stage, 0] = split_forward(self.chunks[stage], x)\n        return output\n",
-        patches=(("            weight_gradients(self.later.pop((step.stage, step.micro_batch)))\n", "            weight_gradients(self.later.get((step.stage, 0)))\n"),),
+        patches=(
+            (
+                "            weight_gradients(self.later.pop((step.stage, step.micro_batch)))\n",
+                "            weight_gradients(self.later.get((step.stage, 0)))\n",
+            ),
+        ),
         killed_by=EQUAL,
         cause="micro-batch-lost",
     ),

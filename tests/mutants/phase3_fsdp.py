@@ -70,8 +70,14 @@ MUTANTS = [
         "",
         LIVE,
         "never-freed",
-        (THERE, '        if getattr(self, "there", False):\n            return\n        self.there = True\n'),
-        ("        self.finish_gather()\n        self.put(", "        self.finish_gather()\n        self.there = False\n        self.put("),
+        (
+            THERE,
+            '        if getattr(self, "there", False):\n            return\n        self.there = True\n',
+        ),
+        (
+            "        self.finish_gather()\n        self.put(",
+            "        self.finish_gather()\n        self.there = False\n        self.put(",
+        ),
     ),
     mutant(
         "kept-until-backward",
@@ -170,8 +176,7 @@ MUTANTS = [
         "too-many-bytes",
         (
             "        first = next(iter(parameters))\n        # ---",
-            "        first = next(iter(parameters))\n"
-            "        first.requires_grad_()\n        # ---",
+            "        first = next(iter(parameters))\n        first.requires_grad_()\n        # ---",
         ),
         (NOTHING, ""),
     ),

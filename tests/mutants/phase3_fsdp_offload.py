@@ -17,8 +17,7 @@ MUTANTS = [
         "gathered-on-the-cpu",
         "the CPU gathers, and the full vector crosses the bus: W times the bytes",
         MEAN,
-        MEAN
-        + "\n    def start_gather(self) -> None:\n"
+        MEAN + "\n    def start_gather(self) -> None:\n"
         "        import torch.distributed as dist\n\n"
         "        if self.full.untyped_storage().nbytes():\n            return\n"
         "        self.full.untyped_storage().resize_(self.full.nbytes)\n"

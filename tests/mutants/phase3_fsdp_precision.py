@@ -9,7 +9,9 @@ DTYPES, ROUNDED = (
 SUMMED, SMALL = "test_gradients_are_summed_in_float32", "test_small_updates_are_not_lost"
 BYTES, HALF = "test_bytes_of_a_step", "test_full_parameters_take_half"
 
-FULL = "        super().make_full(self.compute_dtype if dtype.is_floating_point else dtype, device)\n"
+FULL = (
+    "        super().make_full(self.compute_dtype if dtype.is_floating_point else dtype, device)\n"
+)
 GATHER = "        return super().gather_input().to(self.full.dtype)\n"
 REDUCE = "        return super().reduce_input().to(self.reduce_dtype)\n"
 MEAN = "        return super().mean(chunk.to(self.shard.dtype))\n"
@@ -30,8 +32,7 @@ MUTANTS = [
         "cast-after-gather",
         "the shards travel in float32 and are cast on arrival",
         GATHER,
-        GATHER
-        + "\n    def start_gather(self) -> None:\n"
+        GATHER + "\n    def start_gather(self) -> None:\n"
         "        import torch.distributed as dist\n\n"
         "        if self.full.untyped_storage().nbytes():\n            return\n"
         "        self.full.untyped_storage().resize_(self.full.nbytes)\n"

@@ -11,7 +11,9 @@ H1 = "test_one_step_per_round_is_data_parallelism"
 REDUCE = "        dist.all_reduce(flat, group=group)\n"
 DIVIDE = "flat.div_(world_size)"
 AGREE = "        means = mean_over_ranks(self.parameters, self.group)\n"
-NOTE = "        if self.since < self.every:\n            return False\n        return self.finish()\n"
+NOTE = (
+    "        if self.since < self.every:\n            return False\n        return self.finish()\n"
+)
 NOTHING = "        if self.since == 0:\n            return False\n"
 STATISTICS = """            means = mean_over_ranks(self.statistics, self.group)
             for statistic, mean in zip(self.statistics, means, strict=True):

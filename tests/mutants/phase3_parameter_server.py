@@ -236,7 +236,9 @@ MUTANTS = [
         "    # --- exercise 3.23: end\n",
         killed_by=UPDATE,
         cause="lost-update",
-        patches=[("    # --- exercise 3.23: start\n", "    read = {}\n    # --- exercise 3.23: start\n")],
+        patches=[
+            ("    # --- exercise 3.23: start\n", "    read = {}\n    # --- exercise 3.23: start\n")
+        ],
     ),
     Mutant(
         id="async-any-to-the-end",
@@ -260,7 +262,12 @@ MUTANTS = [
         "    # --- exercise 3.23: end\n",
         killed_by=WAIT,
         cause="wrong",
-        patches=[("    # --- exercise 3.23: start\n", "    pushes = []\n    # --- exercise 3.23: start\n")],
+        patches=[
+            (
+                "    # --- exercise 3.23: start\n",
+                "    pushes = []\n    # --- exercise 3.23: start\n",
+            )
+        ],
     ),
     Mutant(
         id="async-averaged",

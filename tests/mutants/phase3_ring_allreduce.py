@@ -62,9 +62,7 @@ DIFFER = "    if most != least:\n"
 FIRST = "            if len(started) == window:\n                finish(*started.popleft())\n"
 WINDOWS = "        window = min(WINDOW, count)\n"
 BUFFER = "            buffer = buffers[number % window][: hop.target.numel()]\n"
-START = (
-    "            started.append((hop, incoming, exchange(hop.outgoing, right, incoming, left, group)))\n"
-)
+START = "            started.append((hop, incoming, exchange(hop.outgoing, right, incoming, left, group)))\n"
 
 MUTANTS = [
     Mutant(
@@ -321,7 +319,8 @@ MUTANTS = [
         exercise="3.3",
         bug="BUGS 21: divided by the world size after the reduce-scatter has done it",
         find=HALVES,
-        replace=HALVES + '        if op == "mean":\n            flat.div_(dist.get_world_size(group))\n',
+        replace=HALVES
+        + '        if op == "mean":\n            flat.div_(dist.get_world_size(group))\n',
         killed_by=ALL,
         cause="divided-twice",
     ),
@@ -357,8 +356,7 @@ MUTANTS = [
         exercise="3.3",
         bug="BUGS 48: reshape copies a strided tensor, and the copy is reduced",
         find="    with flattened(tensor) as flat:\n" + HALVES,
-        replace="    flat = tensor.detach().reshape(-1)\n"
-        "    if flat.numel():\n" + HALVES,
+        replace="    flat = tensor.detach().reshape(-1)\n    if flat.numel():\n" + HALVES,
         killed_by=AR_VIEWS,
         cause="unchanged",
     ),

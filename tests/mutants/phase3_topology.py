@@ -18,9 +18,7 @@ SOME = "        if (place.node is None) != (places[0].node is None):\n"
 ON_HOST = "        if places[other].node != place.node:\n"
 ON_NODE = "        if places[other].host != place.host:\n"
 LOCAL = "        if local_ranks not in ([*range(len(ranks))], [None] * len(ranks)):\n"
-COLUMNS = (
-    "    columns = [[r[k] for r in topology.nodes if k < len(r)] for k in range(largest)]\n"
-)
+COLUMNS = "    columns = [[r[k] for r in topology.nodes if k < len(r)] for k in range(largest)]\n"
 OF_NODES = "    of_nodes = [dist.new_group(list(ranks)) for ranks in topology.nodes]\n"
 OF_LOCAL = "    of_local_ranks = [dist.new_group(ranks) for ranks in columns]\n"
 MADE = "    return NodeGroups(topology, of_nodes[node], of_local_ranks[local_rank])\n"
@@ -38,7 +36,7 @@ LEADER = "    if dist.get_rank(groups.node) == 0:\n"
 OF_LEADERS = "        dist.all_reduce(result, REDUCE[op], group=groups.across)\n"
 LEADER_MEAN = '        if op == "mean":\n            result /= groups.topology.world_size\n'
 SPREAD = "    dist.broadcast(result, group=groups.node, group_src=0)\n"
-BY_LEADERS = '    result = flat.clone()\n    dist.reduce('
+BY_LEADERS = "    result = flat.clone()\n    dist.reduce("
 
 MUTANTS = [
     Mutant(
@@ -463,8 +461,7 @@ MUTANTS = [
         exercise="3.8",
         bug="BUGS 21: the leader divides for the mean, and everybody again",
         find=SPREAD,
-        replace=SPREAD + '    if op == "mean":\n'
-        "        result /= groups.topology.world_size\n",
+        replace=SPREAD + '    if op == "mean":\n        result /= groups.topology.world_size\n',
         killed_by=UNEVEN,
         cause="divided-twice",
     ),

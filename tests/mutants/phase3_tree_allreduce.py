@@ -5,8 +5,9 @@ from distlab.mutants import Mutant
 REDUCES, BROADCASTS = "test_tree_reduces_to_any_root", "test_tree_broadcasts_from_any_root"
 TREE, EACH_WAY = "test_tree_all_reduce_on_every_rank", "test_tree_sends_w_minus_1_messages_each_way"
 ROUNDS, TREE_VIEWS = "test_tree_takes_log_w_rounds", "test_trees_on_views_and_in_groups"
-HALVES, COSTS = "test_halving_doubling_on_every_rank", (
-    "test_halving_doubling_costs_what_the_formula_says"
+HALVES, COSTS = (
+    "test_halving_doubling_on_every_rank",
+    ("test_halving_doubling_costs_what_the_formula_says"),
 )
 TWO_LOG, HD_VIEWS = (
     "test_halving_doubling_takes_two_log_w_rounds",
@@ -23,7 +24,9 @@ AUTO, ANY, FIRST = (
     "test_all_reduce_checks_first",
 )
 
-BITS = "    bits = [1 << k for k in range(world_size.bit_length()) if not lowest or 1 << k < lowest]\n"
+BITS = (
+    "    bits = [1 << k for k in range(world_size.bit_length()) if not lowest or 1 << k < lowest]\n"
+)
 CHILDREN = (
     "    children = [(number + b + root) % world_size for b in bits if number + b < world_size]\n"
 )
@@ -38,9 +41,7 @@ BOTH = """        climb(flat, 0, op, group)
 """
 GUEST = "        guest = rank + core if rank + core < world_size else None\n"
 DISTANCES = "        for distance in [1 << k for k in reversed(range(core.bit_length() - 1))]:\n"
-KEEP = (
-    "            keep, give = (first, second) if not rank & distance else (second, first)\n"
-)
+KEEP = "            keep, give = (first, second) if not rank & distance else (second, first)\n"
 SWAPPED = """            handles = exchange(give, rank ^ distance, incoming, rank ^ distance, group)
             wait(handles[:1])
             COMBINE[op](keep, incoming)
@@ -82,8 +83,7 @@ MUTANTS = [
         exercise="3.5",
         bug="everybody sends to the root itself",
         find=BITS,
-        replace="    lowest = number\n"
-        "    bits = [] if number else range(1, world_size)\n",
+        replace="    lowest = number\n    bits = [] if number else range(1, world_size)\n",
         killed_by=EACH_WAY,
         cause="not-a-tree",
     ),
@@ -142,7 +142,7 @@ MUTANTS = [
         id="tree-mean-everywhere",
         exercise="3.5",
         bug="BUGS 21: every rank with children divides",
-        find='    if parent is not None:\n        dist.send(total, group=group, group_dst=parent)\n'
+        find="    if parent is not None:\n        dist.send(total, group=group, group_dst=parent)\n"
         '    elif op == "mean":\n        total.div_(world_size)\n',
         replace='    if op == "mean" and children:\n        total.div_(world_size)\n'
         "    if parent is not None:\n        dist.send(total, group=group, group_dst=parent)\n",

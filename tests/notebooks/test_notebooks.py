@@ -15,6 +15,7 @@ from distlab.course import root
 EXPECTED = {
     "phase1_data_parallel": (4, "among the 4 ranks: 1 "),
     "phase2_advanced": (6, "rounding"),
+    "phase4_production": (5, "largest difference from the run without a kill: 0.0\n"),
     "virtual_cluster": (4, "sum 64; virtual time 428.610000 µs, formula 428.610000 µs"),
 }
 NOTEBOOKS = sorted((root() / "notebooks").glob("*.ipynb"))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # optimizers import it
+import torch.utils.tensorboard  # a sink imports it
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from distlab.ranks import RankContext, run_ranks
+from solutions.phase4_production import trainer_loop
 from solutions.phase4_production.digits_folder import write_digits
 from solutions.phase4_production.trainer_config import Config, make_config
 from solutions.phase4_production.trainer_loop import Trainer
@@ -43,15 +44,22 @@ def config_of(data: Path, out: Path, *arguments: str) -> Config:
 
 
 def warm_up() -> None:
-    """Import here, once, what making a plan imports; no backward: ranks are forked from here."""
+    """Import here, once, what a run imports; no backward: ranks are forked from here."""
     with FakeTensorMode(), torch.no_grad():
         torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)).relu()
 
 
-def train(config: Config, world_size: int = 2, timeout: float = 120.0) -> dict[str, Any]:
-    """What a run comes to on rank 0: "complete", "summary", "unreadable", "output"."""
+def train(
+    config: Config, world_size: int = 2, *, report: bool = False, timeout: float = 120.0
+) -> dict[str, Any]:
+    """What a run comes to on rank 0, what all could not read, and what they printed.
+
+    Without ``report`` no pictures are drawn, which takes longer than such a run.
+    """
 
     def body(ctx: RankContext) -> dict[str, Any]:
+        if not report:
+            trainer_loop.write_report = lambda logs: None
         trainer = Trainer(config, torch.device("cpu"))
         complete = trainer.run()
         return {
@@ -85,7 +93,3 @@ def loss_curve(config: Config) -> list[float]:
     """The loss of every step that was recorded."""
     return [record["loss"] for record in records(config)]
 
-
-def arguments_of(config: Config, names: Sequence[str]) -> list[str]:
-    """Fields as a command line has them."""
-    return [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in names]

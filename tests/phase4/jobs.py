@@ -6,13 +6,15 @@ restart takes a second. What is killed is killed: processes, by signals.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -20,8 +22,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-STEPS, SAVE_EVERY = 12, 4
-FOREVER = 600.0
+SIZE, BATCH, EPOCHS, SAVE_EVERY = 22, 4, 2, 4
+STEPS = EPOCHS * 6  # the last batch of an epoch has 2 samples
+FOREVER, PATIENCE, SLOW = 600.0, 4.0, 1.5  # seconds: a hang, watchdogs' timeout, a slow step
+SEED = 5
 
 
 class Toy:
@@ -31,28 +35,29 @@ class Toy:
         self.weight = torch.ones(6, dtype=torch.float64)
         self.momentum = torch.zeros(6, dtype=torch.float64)
 
-    def step(self, k: int) -> None:
-        gradient = torch.arange(6, dtype=torch.float64) + k
+    def step(self, samples: list[int]) -> None:
+        gradient = torch.arange(6, dtype=torch.float64) * sum(samples)
         if dist.is_initialized():
-            dist.all_reduce(gradient)  # of equal integers: exact
-            gradient /= dist.get_world_size()
+            dist.all_reduce(gradient)  # integers: exact in any order
         self.momentum.mul_(0.9).add_(gradient)
         self.weight.mul_(0.99).sub_(self.momentum, alpha=0.01)
 
-    def capture(self, position: int):
-        return {"weight": self.weight, "momentum": self.momentum, "position": position}, {}
+    def state_dict(self):
+        return {"weight": self.weight, "momentum": self.momentum}
 
-    def restore(self, saved) -> None:
-        self.weight = saved.shared["weight"].clone()
-        self.momentum = saved.shared["momentum"].clone()
+    def load_state_dict(self, state) -> None:
+        self.weight, self.momentum = state["weight"].clone(), state["momentum"].clone()
 
 
-def uninterrupted() -> list[float]:
-    """The weights after STEPS steps of one process."""
-    toy = Toy()
-    for k in range(STEPS):
-        toy.step(k)
-    return toy.weight.tolist()
+def uninterrupted() -> tuple[list[list[int]], list[float]]:
+    """The samples of each step, sorted, and the weights at the end, of one process."""
+    toy, samples = Toy(), []
+    for epoch in range(EPOCHS):
+        generator = torch.Generator().manual_seed(SEED + epoch)
+        for batch in torch.randperm(SIZE, generator=generator).split(BATCH):
+            toy.step(batch.tolist())
+            samples.append(sorted(batch.tolist()))
+    return samples, toy.weight.tolist()
 
 
 def note(folder: Path, **fields: object) -> None:
@@ -88,16 +93,18 @@ FAULTS: dict[str, Callable[[], object]] = {
     "sleeps": oversleep,
     "told": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "raises": lambda: 1 // 0,
+    "slow": lambda: time.sleep(SLOW),
 }
 
 
-def kill_in_save(number: int) -> None:
+def kill_in_save(number: int, tell: Callable[[], None]) -> None:
     """From now on the ``number``-th flush to the disk kills this process before it is done."""
     real, left = os.fsync, [number]
 
     def fsync(file) -> None:
         left[0] -= 1
         if not left[0]:
+            tell()
             os.kill(os.getpid(), signal.SIGKILL)
         real(file)
 
@@ -109,37 +116,45 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has its agent's handler
     name = impl.join()
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    note(folder, kind="begin", attempt=name, rank=rank)
     beats = impl.Heartbeat(folder / "beats", rank, world_size, name)
+    elastic, resume = impl.module("elastic"), impl.module("resume")
     toy = Toy()
+    sampler = elastic.ElasticSampler(
+        SIZE, global_batch_size=BATCH, rank=rank, world_size=world_size, seed=SEED
+    )
+    loader = torch.utils.data.DataLoader(range(SIZE), batch_sampler=sampler, collate_fn=list)
 
-    def step(k: int) -> None:
-        fault = faults.get((rank, k))
-        if fault and once(folder, f"fault-{rank}-{k}"):
-            note(folder, kind="fault", rank=rank, step=k, what=fault, at=time.time())
+    def step(batch: list[int], position) -> None:
+        number = position.step
+        fault = faults.get((rank, number))
+        if fault and once(folder, f"fault-{rank}-{number}"):
+            tell = lambda: note(folder, kind="fault", rank=rank, step=number, what=fault)
             if fault.startswith("killed in save"):
-                kill_in_save(int(fault.rpartition(" ")[2]))
+                kill_in_save(int(fault.rpartition(" ")[2]), tell)
             else:
+                tell()
                 FAULTS[fault]()
-        beats.beat(k, "communicate")
-        toy.step(k)
-        fields = {"kind": "step", "attempt": name, "rank": rank, "step": k}
-        note(folder, **fields, world_size=world_size, pid=os.getpid())
+        beats.beat(number, "communicate")
+        toy.step(batch)
+        fields = {"kind": "step", "attempt": name, "rank": rank, "step": number}
+        note(folder, **fields, samples=batch, world_size=world_size)
 
     store = impl.module("fault_tolerance").CheckpointStore(folder / "checkpoints")
     with impl.Watchdog(beats, timeout), impl.PreemptionGuard() as guard:
         done = impl.train(
             step,
-            steps=STEPS,
+            loader,
+            epochs=EPOCHS,
             save_every=SAVE_EVERY,
             store=store,
-            state=toy,
+            state=resume.TrainingState(sampler=sampler, toy=toy),
             guard=guard,
             heartbeat=beats,
         )
-    fields = {"rank": rank, "attempt": name, "done": done, "weight": toy.weight.tolist()}
-    note(folder, kind="end", **fields)
+    note(folder, kind="end", rank=rank, attempt=name, done=done, weight=toy.weight.tolist())
     dist.destroy_process_group()
-    if done < STEPS:
+    if not done:
         os._exit(impl.EXIT_PREEMPTED)
 
 
@@ -148,48 +163,69 @@ def agent(
     folder: Path,
     ranks: int,
     faults: dict[tuple[int, int], str],
-    *,
-    timeout: float = 30.0,
-    restarts: int = 2,
-    nodes: tuple[int, int] = (1, 1),
-    endpoint: str = "localhost:0",
-) -> SimpleNamespace:
-    """Run the program under an agent in this process; its log, and whether it ended well."""
+    timeout: float,
+    restarts: int,
+) -> None:
+    """Run the program under an agent in this process; ends it with status 0 or 1."""
     config = LaunchConfig(
-        min_nodes=nodes[0],
-        max_nodes=nodes[1],
+        min_nodes=1,
+        max_nodes=1,
         nproc_per_node=ranks,
         run_id="job",
         rdzv_backend="c10d",
-        rdzv_endpoint=endpoint,
-        rdzv_configs={
-            "keep_alive_interval": 1,
-            "keep_alive_max_attempt": 2,
-            "last_call_timeout": 1,
-        },
+        rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=restarts,
         monitor_interval=0.05,
         start_method="fork",
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
+    tempfile.tempdir = str(folder)  # torch leaves files of errors there
     try:
         elastic_launch(config, worker)(impl, folder, faults, timeout)
     except ChildFailedError:
-        return log_of(folder, ended=False)
-    return log_of(folder, ended=True)
+        os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
-def log_of(folder: Path, ended: bool) -> SimpleNamespace:
-    """What a job wrote: plain data."""
-    steps = notes(folder, "step")
-    attempts = list(dict.fromkeys(entry["attempt"] for entry in steps))
-    reports = sorted((folder / "beats").glob("report*.txt"))
-    return SimpleNamespace(
-        ended=ended,
-        steps=steps,
-        ends=notes(folder, "end"),
-        faults=notes(folder, "fault"),
-        attempts=[[e for e in steps if e["attempt"] == a] for a in attempts],
-        reports=[path.read_text() for path in reports],
-    )
+def job(
+    impl,
+    faults: dict[tuple[int, int], str],
+    *,
+    ranks: int = 2,
+    timeout: float = 30.0,
+    restarts: int = 2,
+    limit: float = 25.0,
+) -> dict:
+    """What a job did, and left: plain data. ``ended``: well, badly, or not within ``limit``."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            agent(impl, folder, ranks, faults, timeout, restarts)
+        end = time.monotonic() + limit
+        ended = "not"
+        while time.monotonic() < end:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                ended = "badly" if status else "well"
+                break
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        if ended == "not":
+            os.waitpid(pid, 0)
+        steps = notes(folder, "step")
+        attempts = dict.fromkeys(entry["attempt"] for entry in notes(folder, "begin"))
+        reports = sorted((folder / "beats").glob("report*.txt"))
+        return {
+            "ended": ended,
+            "ends": notes(folder, "end"),
+            "faults": notes(folder, "fault"),
+            "attempts": [[e for e in steps if e["attempt"] == a] for a in attempts],
+            "reports": [path.read_text() for path in reports],
+        }

@@ -28,9 +28,9 @@ from distlab.grading import (
 )
 
 
-def fresh(folder: Path) -> Path:
+def fresh(folder: Path, device: torch.device | str = "cpu") -> Path:
     """A new folder below ``folder`` that all ranks agree on."""
-    number = torch.tensor(int.from_bytes(os.urandom(6), "little"))
+    number = torch.tensor(int.from_bytes(os.urandom(6), "little"), device=device)
     if dist.is_initialized():
         dist.broadcast(number, 0)
     return folder / str(int(number))
@@ -114,7 +114,7 @@ def test_what_was_saved_is_loaded(impl, run, seed, folder, cases):
 
     def body(ctx):
         without_waiting()
-        root = fresh(folder)
+        root = fresh(folder, ctx.device)
         store = impl.CheckpointStore(root)
         shared, own = every_kind(seed), every_kind(seed, ctx.rank + 1)
         on_device = {"here": torch.arange(4.0, device=ctx.device)}

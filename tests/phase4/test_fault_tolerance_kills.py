@@ -205,7 +205,7 @@ def test_killed_at_every_operation(impl, run, seed, folder):
     def body(ctx):
         return killed_at_every_operation(impl, folder / "store", "on")
 
-    expect_nothing_wrong(run(body, 1, process_group=False, timeout=40))
+    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
 
 
 @exercise("4.1", "gloo")
@@ -215,7 +215,7 @@ def test_power_fails_at_every_operation(impl, run, seed, folder):
     def body(ctx):
         return killed_at_every_operation(impl, folder / "store", "off")
 
-    expect_nothing_wrong(run(body, 1, process_group=False, timeout=40))
+    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
 
 
 @exercise("4.1", "gloo")
@@ -225,7 +225,7 @@ def test_killed_at_random_times(impl, run, seed, folder):
     def body(ctx):
         return killed_at_random_times(impl, folder / "store", seed)
 
-    expect_nothing_wrong(run(body, 1, process_group=False, timeout=40))
+    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
 
 
 @exercise("4.1", "gloo")
@@ -235,4 +235,4 @@ def test_one_of_two_ranks_is_killed(impl, run, seed, folder):
     def body(ctx):
         return one_rank_killed(impl, folder / "store", seed)
 
-    expect_nothing_wrong(run(body, 1, process_group=False, timeout=40))
+    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))

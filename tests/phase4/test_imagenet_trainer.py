@@ -118,8 +118,8 @@ def test_evaluation_is_exact_on_any_number_of_ranks(data: Path, tmp_path: Path) 
 
 
 def test_a_run_leaves_a_report_with_the_data_wait(data: Path, tmp_path: Path) -> None:
-    config = config_of(data, tmp_path, "--workers=1")
-    train(config)
+    found = train(config_of(data, tmp_path, "--workers=1"), report=True)
+    assert "top-1" in found["summary"]
     page = (tmp_path / "logs" / "report.md").read_text(encoding="utf-8")
     assert "Bottleneck" in page
     assert "| data |" in page

@@ -153,6 +153,21 @@ def test_survives_a_killed_rank_and_a_killed_agent(data: Path, tmp_path: Path) -
     assert [r["step"] for r in records(config)] == list(range(8 * 6))
 
 
+def test_two_nodes_on_one_host(data: Path, tmp_path: Path) -> None:
+    """An agent per node by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; sums node by node."""
+    config = config_of(data, tmp_path, "--pattern=hierarchical", "--max-steps=2")
+    environ = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "127.0.0.1"}
+    environ |= {"MASTER_PORT": str(free_port()), "MAX_RESTARTS": "0"}
+    command, log = ["./launch_training.sh", *fields_of(config)], tmp_path / "output"
+    with (
+        started(command, log, **environ, NODE_RANK="0") as first,
+        started(command, log, **environ, NODE_RANK="1") as second,
+    ):
+        assert [first.wait(150), second.wait(150)] == [0, 0], log.read_text()
+    assert len(records(config)) == 2
+    assert records(config)[-1]["ranks"] == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_preempted_run_saves_first(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     """The signal comes to all processes of the job, those that decode images too."""

@@ -49,7 +49,9 @@ class Average:
         return vars(self)
 
     def load_state_dict(self, state) -> None:
-        self.values, self.updates = [v.clone() for v in state["values"]], state["updates"]
+        for value, saved in zip(self.values, state["values"], strict=True):
+            value.copy_(saved)
+        self.updates = state["updates"]
 
 
 class Wrapped(nn.Module):

@@ -1,0 +1,391 @@
+# Exercises 3.21: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase3.py 3.21
+"""Which strategy? Estimate what each needs and sends, and take the cheapest that fits.
+
+Sharding trades bytes on the wire for bytes of memory. T bytes of parameters on W ranks, M nodes of
+L ranks, an optimizer that keeps s·T bytes (Adam: s = 2), k backward passes per step:
+
+========  ========================  ==============================  ==========================
+strategy  parameters, gradients,    on the way, beside activations  sent per rank and step
+          optimizer, in bytes
+========  ========================  ==============================  ==========================
+ddp       T + T + sT                -                               2(W-1)/W·T
+zero1     T + T + sT/W              -                               3(W-1)/W·T
+zero2     T + T/W + sT/W            up to 3 buckets                 (k+1)(W-1)/W·T
+fsdp      (2+s)T/W                  root, units u-1, u in full,     k(W-1)/W·(3T - T_0 - T_last)
+                                    gradients of u, u+1
+hybrid    (2+s)T/L                  the same                        that with L for W inside a
+                                                                    node; across 2k(M-1)/M·T/L
+offload   0; (2+s)T/W on the host   the same                        fsdp's; over the bus
+                                                                    k(3T - T_0 - T_last)/W
+========  ========================  ==============================  ==========================
+
+What is on the way is largest at another moment than activations are, so the peak is the largest sum
+of a moment, not the sum of the largest. The moments come from one step of the model on fake
+tensors: shapes and lifetimes, no data, no arithmetic. Invariant: every rank comes to the same
+choice, because all use the same numbers; what differs, free memory, is agreed on first.
+
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3, 5 and 7; Zhao et al. 2023
+(PyTorch FSDP, arXiv 2304.11277), section 3.2; Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")  # the simplest first
+Batch = tuple[Any, Tensor]  # inputs and targets of one rank
+Loss = Callable[[Any, Tensor], Tensor]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the step: forward of ``unit``, or backward from it to the next unit.
+
+    ``activations``: the most bytes alive at once beside parameters, buffers and complete gradients.
+    ``of_root``: bytes of the root's gradients that were complete when it began.
+    """
+
+    unit: int
+    backward: bool
+    activations: int
+    of_root: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a step needs on one process, in bytes. Unit 0 is the root: what is in no other.
+
+    ``parameters``, ``gradients``: of each unit (frozen ones have no gradient). ``largest``: of
+    each unit the largest gradient. ``state``: the optimizer's bytes per byte of trainable
+    parameters. ``saved``: what forward leaves for backward. ``phases``: in the order of the step.
+    """
+
+    parameters: tuple[int, ...]
+    gradients: tuple[int, ...]
+    largest: tuple[int, ...]
+    buffers: int
+    state: float
+    saved: int
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bytes per second: of a rank inside its node, of a node to others, of a rank to its host.
+
+    The defaults are of the size of 8 GPUs with NVLink, a 400 Gb/s card each and PCIe 5.
+    """
+
+    inside: float = 370e9
+    between: float = 388e9
+    host: float = 50e9
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What ``strategy`` needs per rank, in bytes, and what its communication costs.
+
+    ``parameters``, ``gradients``, ``optimizer``: kept on the device between backward and step.
+    ``activations``: left by forward. ``peak``: the most on the device at any moment of a step.
+    ``host``: in the CPU's memory. ``sent``: per rank and step, over any link; ``across``: of that
+    what leaves a node, by all its ranks; ``seconds``: all of it on the wire, nothing hidden.
+    """
+
+    strategy: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    peak: int
+    host: int
+    sent: int
+    across: int
+    seconds: float
+
+
+class AliveBytes(TorchDispatchMode):
+    """Follow the bytes of the storages that operators make: ``current`` ones and their ``peak``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = self.peak = 0
+        self.known: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        given = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
+        for tensor in tensors_in(out):
+            storage = tensor.untyped_storage()
+            key, nbytes = storage._cdata, storage.nbytes()
+            if key not in given and key not in self.known:
+                self.known[key] = nbytes
+                self.current += nbytes
+                weakref.finalize(storage, self._gone, key)
+        self.peak = max(self.peak, self.current)
+        return out
+
+    def _gone(self, key: int) -> None:
+        self.current -= self.known.pop(key, 0)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested containers."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def nbytes_of(tensors: Any) -> int:
+    """Bytes of distinct tensors."""
+    return sum(t.nbytes for t in dict.fromkeys(tensors))
+
+
+def profile(
+    model: nn.Module,
+    batch: Batch,
+    make_optimizer: MakeOptimizer,
+    *,
+    loss: Loss = nn.functional.cross_entropy,
+    units: Sequence[nn.Module] = (),
+) -> Profile:
+    """One step of ``loss(model(inputs), targets)`` on fake tensors; ``model`` is not changed.
+
+    ``units``: as for FSDP, submodules in the order in which they run. Takes neither memory nor
+    arithmetic, and no communication: do it before wrapping; ``model`` and ``batch`` may be on meta.
+    Raises ValueError for a model without trainable parameters.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise ValueError("the model has no trainable parameter: there is nothing to shard")
+    owner = {p: k for k, unit in enumerate(units, 1) for p in unit.parameters()}
+    sizes = [[0] * (len(units) + 1) for _ in range(3)]
+    parameters, gradients, largest = sizes
+    for p in model.parameters():
+        unit, gradient = owner.get(p, 0), p.nbytes * p.requires_grad
+        parameters[unit] += p.nbytes
+        gradients[unit] += gradient
+        largest[unit] = max(largest[unit], gradient)
+    saved, phases = run_fake(model, batch, loss, list(units))
+    return Profile(
+        tuple(parameters),
+        tuple(gradients),
+        tuple(largest),
+        nbytes_of(model.buffers()),
+        state_ratio(make_optimizer, trainable[0].dtype),
+        saved,
+        phases,
+    )
+
+
+def run_fake(
+    model: nn.Module, batch: Batch, loss: Loss, units: list[nn.Module]
+) -> tuple[int, tuple[Phase, ...]]:
+    """(bytes saved for backward, phases) of one forward and backward of a fake copy."""
+    phases: list[Phase] = []
+    alive, fake = AliveBytes(), FakeTensorMode()
+    now, of_root = (0, False), 0
+
+    def enter(unit: int, backward: bool) -> None:
+        nonlocal now
+        phases.append(Phase(*now, alive.peak, of_root))
+        now, alive.peak = (unit, backward), alive.current
+
+    def arrived(p: nn.Parameter) -> None:
+        nonlocal of_root
+        of_root += p.nbytes * (p not in inside)
+        p.grad = None
+
+    with fake:
+        tensors = [*model.parameters(), *model.buffers()]
+        places: dict[int, Any] = {id(t): fake.from_tensor(t) for t in tensors}
+        twin, parts = copy.deepcopy((model, units), places)
+        inputs, targets = torch.utils._pytree.tree_map_only(Tensor, fake.from_tensor, batch)
+        inside = {p for part in parts for p in part.parameters()}
+        for k, part in enumerate(parts, 1):
+            part.register_forward_pre_hook(lambda *_, k=k: enter(k, False))
+            part.register_forward_hook(lambda *_: enter(0, False))
+            part.register_full_backward_pre_hook(lambda *_, k=k: enter(k, True))
+        for p in twin.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(arrived)
+        with alive:
+            value = loss(twin(inputs), targets)
+            saved = alive.current
+            enter(0, True)
+            value.backward()
+            enter(0, True)
+    return saved, tuple(phases)
+
+
+def state_ratio(make_optimizer: MakeOptimizer, dtype: torch.dtype) -> float:
+    """Bytes of state per byte of parameters, from one step with a small parameter."""
+    p = nn.Parameter(torch.zeros(1024, dtype=dtype))
+    p.grad = torch.zeros_like(p)
+    optimizer = make_optimizer([p])
+    optimizer.step()
+    return nbytes_of(t for t in tensors_in(optimizer.state[p]) if t.shape == p.shape) / p.nbytes
+
+
+def estimate(
+    profile: Profile,
+    strategy: str,
+    nodes: int,
+    ranks_per_node: int,
+    *,
+    links: Links = Links(),
+    backwards: int = 1,
+    bucket_bytes: int = 25 * 2**20,
+) -> Estimate:
+    """What one strategy needs per rank and costs per step. No communication.
+
+    ``backwards``: passes per step; ddp and zero1 communicate after the last one only (``no_sync``).
+    Padding, and the buffers that ddp sends, are left out. Raises ValueError for an unknown strategy
+    and for numbers that are not positive.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"no strategy {strategy!r}: there is {', '.join(STRATEGIES)}")
+    if min(nodes, ranks_per_node, backwards, bucket_bytes) < 1:
+        raise ValueError(
+            f"nodes, ranks per node, backward passes and bucket bytes must be positive, got "
+            f"{nodes}, {ranks_per_node}, {backwards} and {bucket_bytes}"
+        )
+    # Step 1: who shares a shard; the rule for each kind of memory
+    # Step 2: the peak: the largest sum over the moments of a step
+    # Step 3: bytes sent per rank, those that leave a node, and how long the wire needs for both
+    raise NotImplementedError("exercise 3.21")
+
+
+def sharded_moments(profile: Profile, shards: int, strategy: str) -> list[int]:
+    """For each phase the bytes that FSDP with prefetching has beside its shards and their state.
+
+    Units gathered, gradients not yet reduced, the shards of reduced ones (offload has them on the
+    host), and activations.
+    """
+    # Step 4: forward has the root, the unit at work and the next one in full; where backward
+    #         begins, the root and the last unit
+    # Step 5: backward has the root, the unit at work and the one before in full; its gradients (the
+    #         largest is among the activations), the root's, and those of the unit after, which are
+    #         on their way: joined (hybrid has let go of that), and the chunk that comes back
+    # Step 6: at the end the root's gradients are joined: twice in memory, for a moment
+    raise NotImplementedError("exercise 3.21")
+
+
+def reduced_moments(profile: Profile, shards: int, bucket_bytes: int) -> list[int]:
+    """For each phase the bytes that ZeRO-2 has beside parameters and state.
+
+    Gradients that wait for their bucket or are on their way, the reduced ones' part, activations.
+    """
+    # Step 7: at most three buckets: two on their way, one to be joined
+    # Step 8: at the end of backward what is left is joined: twice in memory, for a moment
+    raise NotImplementedError("exercise 3.21")
+
+
+def traffic(
+    profile: Profile, strategy: str, nodes: int, ranks_per_node: int, links: Links, backwards: int
+) -> tuple[int, int, float]:
+    """(bytes sent per rank, bytes that leave a node, seconds) of one step's communication.
+
+    Collectives go around a ring of the ranks in order, on all cards of a node at once: what one
+    rank sends is what leaves the node, and the slower of the two links sets the pace.
+    """
+    # Step 9: FSDP's root and last unit stay gathered for backward
+    # Step 10: hybrid does one thing after the other: shards inside, gradients across
+    # Step 11: offloading copies a shard for each gather, and the gradients back
+    raise NotImplementedError("exercise 3.21")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The ``strategy`` to use and what it was chosen from; print it for a table."""
+
+    strategy: str
+    budget: int
+    estimates: tuple[Estimate, ...]
+
+    @property
+    def chosen(self) -> Estimate:
+        """The estimate of the choice."""
+        return next(e for e in self.estimates if e.strategy == self.strategy)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the choice stays inside the budget; a manual one may not."""
+        return self.chosen.peak <= self.budget
+
+    def verdict(self, of: Estimate) -> str:
+        """Why one of the strategies was taken or not."""
+        if of.peak > self.budget:
+            short = f"needs {readable(of.peak - self.budget)} more"
+            return f"chosen by hand, {short}" if of is self.chosen else short
+        if of is self.chosen:
+            return "chosen"
+        slower = of.seconds - self.chosen.seconds
+        return f"{1e3 * slower:+.1f} ms" if slower else "as fast, less simple"
+
+    def __str__(self) -> str:
+        """One row per strategy: bytes per rank, communication per step, and why (not)."""
+        heads = ("strategy", "param.", "grad.", "optim.", "activ.", "peak", "host", "sent",
+                 "leaves node", "comm.", f"budget {readable(self.budget)}")  # fmt: skip
+        rows = [heads]
+        for e in self.estimates:
+            sizes = (e.parameters, e.gradients, e.optimizer, e.activations, e.peak, e.host, e.sent,
+                     e.across)  # fmt: skip
+            spent = f"{1e3 * e.seconds:.1f} ms"
+            rows.append((e.strategy, *map(readable, sizes), spent, self.verdict(e)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for name, *cells, why in rows:
+            middle = [c.rjust(w) for c, w in zip(cells, widths[1:-1], strict=True)]
+            lines.append("  ".join([name.ljust(widths[0]), *middle, why]))
+        return "\n".join(lines)
+
+
+def readable(nbytes: float) -> str:
+    """1.5 GB, 20 MB …"""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def choose_strategy(
+    profile: Profile,
+    budget_bytes: int,
+    nodes: int,
+    ranks_per_node: int,
+    *,
+    strategy: str = "auto",
+    links: Links = Links(),
+    backwards: int = 1,
+    bucket_bytes: int = 25 * 2**20,
+) -> Choice:
+    """The strategy with the cheapest communication among those whose peak fits ``budget_bytes``.
+
+    ``strategy``: ``"auto"``, or a name: then that one, whatever it needs. Of equally cheap ones the
+    simpler; hybrid is considered where there are several nodes of several ranks. No communication:
+    equal arguments give equal choices on all ranks (see ``smallest_budget``). Raises ValueError
+    with the smallest need if nothing fits, and as ``estimate`` does.
+    """
+    # Step 12: estimate all that make sense here, and the one asked for
+    # Step 13: of those that fit the least seconds; the order of STRATEGIES breaks ties
+    raise NotImplementedError("exercise 3.21")
+
+
+def smallest_budget(
+    own_bytes: int, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
+) -> int:
+    """The least of all ranks' bytes, on every rank of ``group``: one all-reduce of 8 bytes."""
+    # Step 14: ranks may have different memory free, but must not come to different choices
+    raise NotImplementedError("exercise 3.21")

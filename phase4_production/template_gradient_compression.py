@@ -1,0 +1,172 @@
+# Exercises 4.6, 4.7: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase4.py 4.6
+"""Send few of the entries, and keep what was not sent: Top-K and random-K with error feedback.
+
+A hook (exercise 3.12) gets a bucket with this rank's gradients g_r, divided by W, and leaves the
+same approximation of Σ g_r on every rank. What it leaves out is not lost but late:
+
+    v_r ← v_r + g_r          the residual takes what is new
+    send s_r = C(v_r)        few entries of it
+    v_r ← v_r - s_r          what was sent is no longer owed
+    bucket ← Σ_r s_r
+
+Invariant: (what all steps have sent) + Σ_r v_r = (what all steps have computed), so that no
+direction is lost for ever; all ranks end with the same bits.
+
+Bytes that a rank sends, of n entries with k = ratio·n chosen, in b bytes each:
+
+    all-reduce   2(W-1)/W·n·b
+    Top-K        (W-1)·k·(b + 4)      all-gather: every rank chooses its own places, and names them
+    random-K     2(W-1)/W·k·b         all-reduce: the places follow from a seed, and never travel
+
+Sources: Stich et al. 2018 (arXiv 1809.07599), algorithm 1 for error feedback; Lin et al. 2018,
+"Deep Gradient Compression" (arXiv 1712.01887), sections 3.1 and 3.2 for momentum correction.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from solutions.phase3_multi_node.buckets import Bucket
+from solutions.phase3_multi_node.comm_hooks import Group, Handle, Then
+
+State = dict[str, Any]  # nested dicts and lists of tensors and numbers
+
+
+class PerParameter:
+    """One tensor for every parameter, zeros at first, that lies like the buckets do.
+
+    Buckets are made anew after DDP's first backward, and again in a job that resumes. So what is
+    remembered belongs to the parameters. In ``state_dict`` they are numbered in the order in which
+    they first came: the same in every run, if the hook is there from the first backward on.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[nn.Parameter, Tensor] = {}  # (numel,), views of what `beside` returns
+        self.flat: weakref.WeakKeyDictionary[Bucket, Tensor] = weakref.WeakKeyDictionary()
+        self.loaded: list[Tensor] = []  # for parameters that have not come yet
+
+    def beside(self, bucket: Bucket) -> Tensor:
+        """(n,) like ``bucket.buffer``: what is remembered for its parameters; to be written to.
+
+        Raises ValueError if what was loaded is of another size.
+        """
+        # Step 1: a bucket that was seen before has its tensor
+        # Step 2: for a new one make zeros, and move in what is known of each of its parameters:
+        #         from the bucket where it was before, or else from what was loaded
+        raise NotImplementedError("exercise 4.6")
+
+    def state_dict(self) -> list[Tensor]:
+        """A copy of each parameter's tensor (numel,), in the order in which they first came."""
+        # Step 3: copies, because training goes on; what was loaded and not asked for yet counts too
+        raise NotImplementedError("exercise 4.6")
+
+    def load_state_dict(self, state: Sequence[Tensor]) -> None:
+        """Go on from ``state``, before the first bucket or later; ValueError if it can't fit."""
+        # Step 4: compare everything first, then write: into the parts that are there; the rest
+        #         waits for its parameters
+        raise NotImplementedError("exercise 4.6")
+
+
+def check_sizes(saved: Sequence[Tensor], here: Sequence[Tensor]) -> None:
+    """ValueError unless the two have tensors of the same sizes."""
+    sizes, wanted = ([t.numel() for t in tensors] for tensors in (saved, here))
+    if sizes != wanted:
+        raise ValueError(f"saved for parameters of {sizes} elements, but there are {wanted}")
+
+
+def count_for(ratio: float, numel: int) -> int:
+    """k: how many of ``numel`` entries travel; at least one, if there is one."""
+    return min(numel, max(1, round(ratio * numel)))
+
+
+def check_ratio(ratio: float) -> None:
+    """ValueError unless 0 < ratio <= 1."""
+    if not 0 < ratio <= 1:
+        raise ValueError(f"the ratio of entries to send must be in (0, 1], got {ratio}")
+
+
+class TopK:
+    """A hook that sends of each bucket the k entries with the largest absolute value.
+
+    k = max(1, round(ratio·n)) of a bucket of n entries; each rank chooses by its own residual.
+
+    ``momentum`` m > 0 is momentum correction. A late entry must not miss the momentum that it would
+    have had, so momentum is taken *before* the choice, by each rank for itself:
+
+        u ← m·u + g,  v ← v + u,  send the top k of v,  v and u ← 0 at the places that were sent
+
+    Then the optimizer must have none: it would be taken twice. Clearing u too ("momentum factor
+    masking") keeps old velocity from pushing along a direction that has just been served.
+
+    (W-1)·k·(itemsize + 4) bytes per bucket and rank, indices as int32; one bucket holds up to 2^31
+    entries. Memory: a copy of the gradients, two with momentum. Raises ValueError for a ratio
+    outside (0, 1], or a momentum outside [0, 1).
+    """
+
+    def __init__(self, ratio: float = 0.01, momentum: float = 0.0, group: Group = None) -> None:
+        check_ratio(ratio)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"the momentum must be in [0, 1), got {momentum}")
+        self.ratio, self.momentum, self.group = ratio, momentum, group
+        self.residual, self.velocity = PerParameter(), PerParameter()
+
+    def __call__(self, bucket: Bucket) -> Handle | None:
+        """Begin to send; once ``wait`` is done the buffer holds Σ of what all ranks have sent."""
+        # Step 5: add what is new to the residual, with momentum through the velocity
+        # Step 6: choose, and clear what is about to be sent, in the velocity as well
+        # Step 7: begin to gather values and indices (int32) of all ranks; an empty bucket is ready
+        # Step 8: then add them up in the order of the ranks: the same bits everywhere
+        raise NotImplementedError("exercise 4.6")
+
+    def state_dict(self) -> State:
+        """What this rank remembers; every rank has its own."""
+        # Step 9: everything that the next step depends on
+        raise NotImplementedError("exercise 4.6")
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what ``state_dict`` gave on this rank."""
+        # Step 10: the same in the other direction
+        raise NotImplementedError("exercise 4.6")
+
+
+class RandomK:
+    """A hook that sends k random entries of each bucket: the same places on all ranks.
+
+    k = max(1, round(ratio·n)) distinct places, each as likely as any other, drawn from ``seed``,
+    which is the same on all ranks. So values are summed by an all-reduce and places cost nothing:
+    2(W-1)/W·k·itemsize bytes per bucket and rank. What is not drawn stays in the residual; it is
+    not scaled up by n/k, because error feedback sends it later. Raises ValueError for a ratio
+    outside (0, 1].
+    """
+
+    def __init__(self, ratio: float = 0.01, seed: int = 0, group: Group = None) -> None:
+        check_ratio(ratio)
+        self.ratio, self.group = ratio, group
+        self.generator = torch.Generator().manual_seed(seed)
+        self.residual = PerParameter()
+
+    def __call__(self, bucket: Bucket) -> Handle | None:
+        """Begin to send; once ``wait`` is done the buffer holds the sum at the places drawn."""
+        # Step 1: add what is new to the residual
+        # Step 2: draw k distinct places; hooks are called in the same order on all ranks, so one
+        #         generator per rank, seeded alike, stays in step with the others
+        # Step 3: take the values out of the residual and begin to sum them over the ranks
+        # Step 4: then put them into a buffer that is zero everywhere else
+        raise NotImplementedError("exercise 4.7")
+
+    def state_dict(self) -> State:
+        """What this rank remembers; every rank has its own."""
+        # Step 5: the residual, and where the generator is
+        raise NotImplementedError("exercise 4.7")
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what ``state_dict`` gave on this rank."""
+        # Step 6: the same in the other direction
+        raise NotImplementedError("exercise 4.7")

@@ -1,0 +1,134 @@
+# Exercises 4.8: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase4.py 4.8
+"""PowerSGD: a gradient matrix travels as two thin ones.
+
+The mean gradient M (m × n) of a layer is close to a matrix of low rank. With rank r, M ≈ P·Qᵀ with
+P (m × r) and Q (n × r), found by one step of power iteration that begins where the last one ended:
+
+    M_r ← g_r + E_r           each rank: gradient (divided by W) and residual
+    P   ← Σ_r M_r·Q           all-reduce of m·r numbers
+    P   ← orthonormal(P)      every rank the same
+    Q   ← Σ_r M_rᵀ·P          all-reduce of n·r numbers, kept for the next step (warm start)
+    M   ≈ P·Qᵀ                bucket
+    E_r ← M_r - P·Qᵀ/W        error feedback: summed over the ranks, what is still owed
+
+Because both products are linear, Σ_r M_r·Q is (Σ_r M_r)·Q: compressed messages add up in an
+all-reduce, and the result is that of a single process with the mean gradient.
+
+Bytes per rank: 2(W-1)/W·b·(Σ r(m + n) over the matrices + Σ of everything else), b per number, in
+two all-reduces per bucket. Biases and other parameters of one dimension are sent as they are.
+Invariants: as in ``gradient_compression``; Q is the same on all ranks.
+Source: Vogels, Karimireddy & Jaggi 2019 (arXiv 1905.13727), algorithms 1 and 2, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from solutions.phase3_multi_node.buckets import Bucket
+from solutions.phase3_multi_node.comm_hooks import Group, Handle, Then
+
+from .template_gradient_compression import PerParameter, State
+
+SEED = 1905  # of the first Q, the same on all ranks
+Matrix = tuple[Tensor, Tensor, Tensor]  # M (m, n), its place in the bucket (m, n), Q (n, r)
+Rest = tuple[Tensor, Tensor]  # the new values (numel,), their place in the bucket (numel,)
+
+
+def matrix_shape(p: Tensor) -> tuple[int, int]:
+    """(m, n) of ``p`` as a matrix that lies in memory as ``p`` does: outermost dimension × rest.
+
+    (numel, 1) for fewer than two dimensions.
+    """
+    if p.dim() < 2 or not p.numel():
+        return p.numel(), 1
+    rows = p.shape[max(range(p.dim()), key=p.stride)]
+    return rows, p.numel() // rows
+
+
+class PowerSGD:
+    """A hook that sends matrices as products of rank ``rank``, and all else as it is.
+
+    A parameter of two or more dimensions is the matrix (m, n) of ``matrix_shape``. It is compressed
+    with r = min(rank, m, n), if that is worth it: r(m + n) < m·n. Memory: one copy of the gradients
+    and the Qs. Raises ValueError if the rank is not positive.
+    """
+
+    def __init__(self, rank: int = 2, group: Group = None) -> None:
+        if rank < 1:
+            raise ValueError(f"the rank of the approximation must be positive, got {rank}")
+        self.rank, self.group = rank, group
+        self.generator = torch.Generator().manual_seed(SEED)
+        self.residual = PerParameter()
+        self.q: dict[nn.Parameter, Tensor] = {}  # (n, r) of every matrix, in the order they came
+        self.loaded: list[Tensor] = []  # for matrices that have not come yet
+
+    def width(self, p: Tensor) -> int:
+        """r: the columns of P and Q for ``p``; 0 if it is sent as it is."""
+        # Step 1: a matrix can't have more rank than rows or columns, and two factors must be less
+        #         than it
+        raise NotImplementedError("exercise 4.8")
+
+    def __call__(self, bucket: Bucket) -> Handle | None:
+        """Begin the first all-reduce; ``wait`` does the second and fills the buffer."""
+        # Step 2: M: add what is new to the residual, and cut it into matrices and the rest
+        # Step 3: P = M·Q of all matrices and, behind them, the rest, side by side in one buffer;
+        #         begin to sum it
+        # Step 4: then orthonormal columns, and Q = Mᵀ·P, summed; the next step begins with it
+        # Step 5: M ≈ P·Qᵀ goes to its place in the bucket, the rest too; of what all ranks have
+        #         sent, 1/W was this rank's to send: take it from the residual. What was sent as it
+        #         is leaves none
+        raise NotImplementedError("exercise 4.8")
+
+    def _cut(self, bucket: Bucket, residual: Tensor) -> tuple[list[Matrix], list[Rest]]:
+        """What is compressed and what is sent as it is: views into the residual and the buffer."""
+        matrices: list[Matrix] = []
+        rest: list[Rest] = []
+        sizes = [p.numel() for p in bucket.parameters]
+        parts = zip(residual.split(sizes), bucket.buffer.split(sizes), strict=True)
+        for p, (part, out) in zip(bucket.parameters, parts, strict=True):
+            if self.width(p):
+                shape = matrix_shape(p)
+                matrices.append((part.view(shape), out.view(shape), self._q_of(p)))
+            else:
+                rest.append((part, out))
+        return matrices, rest
+
+    def _q_of(self, p: nn.Parameter) -> Tensor:
+        """(n, r) that this step begins with, the same on all ranks; to be written to."""
+        # Step 6: the last step's, or a loaded one, or a random one from a seed that all ranks share
+        raise NotImplementedError("exercise 4.8")
+
+    def state_dict(self) -> State:
+        """The residual, which is this rank's own, and the Qs, which all ranks share."""
+        # Step 7: copies, as in `PerParameter`, of what has come and of what is waited for
+        raise NotImplementedError("exercise 4.8")
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what ``state_dict`` gave on this rank; ValueError if it can't fit."""
+        # Step 8: Qs that are there begin anew from the loaded ones, when they are next asked for
+        raise NotImplementedError("exercise 4.8")
+
+
+def side_by_side(
+    shapes: Sequence[tuple[int, ...]], sizes: Sequence[int], like: Tensor
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Matrices of these shapes, vectors of these sizes, and the flat buffer that holds them all.
+
+    Uninitialised, of the dtype and device of ``like``.
+    """
+    areas = [rows * columns for rows, columns in shapes]
+    flat = like.new_empty(sum(areas) + sum(sizes))
+    parts = flat.split([*areas, *sizes])
+    matrices = [part.view(shape) for part, shape in zip(parts, shapes, strict=False)]
+    return matrices, list(parts[len(areas) :]), flat
+
+
+def orthonormal(p: Tensor) -> Tensor:
+    """(m, r) with orthonormal columns that span those of ``p``; also if these are dependent."""
+    # Step 9: QR, which has an answer for a matrix of zeros too; 16 bits are too few for it
+    raise NotImplementedError("exercise 4.8")

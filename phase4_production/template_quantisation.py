@@ -1,0 +1,133 @@
+# Exercises 4.9: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase4.py 4.9
+"""Quantisation: all entries travel, with few bits each.
+
+A quantised vector is integers q and a scale s, and stands for s·q. Two ways not to go astray:
+
+- **unbiased** (`Int8`): x/s is rounded up or down at random, up with the probability of its
+  fraction, so that E[s·q] = x. Errors of many steps and ranks cancel, and nothing need be
+  remembered.
+- **error feedback** (`OneBit`): a sign and a mean size are far too coarse to be unbiased; what is
+  missing goes into the next step's gradient (``gradient_compression``).
+
+Integers of two ranks have different scales, so no all-reduce can add them up, and a sum of 8 bits
+does not fit into 8. Bytes that a rank sends, of n numbers:
+
+    all-reduce   2(W-1)/W·4n                  float32
+    Int8         2(W-1)(⌈n/W⌉ + 4)            all-to-all of pieces, sum, all-gather of the sums
+    1 bit        (W-1)(⌈n/8⌉ + 4)             all-gather of everything: right for few ranks only
+
+Invariant: every rank decodes the same bytes in the same order, so all end with the same bits.
+Sources: Alistarh et al. 2017 (QSGD, arXiv 1610.02132), section 3.1 for random rounding; Seide et
+al. 2014, "1-Bit Stochastic Gradient Descent", sections 3.1 and 3.2 for one bit with error feedback;
+Karimireddy et al. 2019 (arXiv 1901.09847) for the scale; Bernstein et al. 2018 (arXiv 1802.04434)
+for what signs alone do.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from solutions.phase3_multi_node.buckets import Bucket
+from solutions.phase3_multi_node.comm_hooks import Group, Handle, Then
+
+from .template_gradient_compression import PerParameter, State
+
+STEPS = 127  # of int8 to each side of zero; -128 is not used
+SCALE_BYTES = 4  # a float32
+
+
+class Int8:
+    """A hook that sends 8 bits per number, rounded at random so that the mean is right.
+
+    The buffer is cut into W pieces of ⌈n/W⌉, padded with zeros. Piece i of every rank goes to rank
+    i, which adds them up; the sums are quantised again and go to all. A piece has one scale, its
+    largest absolute value / 127; one of zeros stays zeros. What is not finite spoils its piece on
+    all ranks, and is so seen by all.
+
+    Ranks draw different random numbers, from ``seed`` and the rank: equal ones would make the
+    ranks' errors add up. Two messages, 2(W-1)(⌈n/W⌉ + 4) bytes per bucket and rank; nothing is
+    remembered but the state of the random numbers. ``seed`` is the same on all ranks.
+    """
+
+    def __init__(self, group: Group = None, seed: int = 0) -> None:
+        self.group = group
+        self.generator = torch.Generator().manual_seed(
+            seed * dist.get_world_size(group) + dist.get_rank(group)
+        )
+
+    def __call__(self, bucket: Bucket) -> Handle | None:
+        """Begin to send the pieces; ``wait`` adds up, and gathers the sums."""
+        # Step 1: cut into W rows, a piece for each rank, and pack each with its own scale
+        # Step 2: begin to exchange rows: row i goes to rank i
+        # Step 3: then add up what has come, in the order of the ranks; pack the sum
+        # Step 4: gather the packed sums of all ranks, and every rank unpacks the same bytes
+        raise NotImplementedError("exercise 4.9")
+
+    def state_dict(self) -> State:
+        """Where this rank's random numbers are."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what ``state_dict`` gave on this rank."""
+        self.generator.set_state(state["generator"])
+
+
+class OneBit:
+    """A hook that sends one bit per number, its sign, and one scale per bucket.
+
+    v ← residual + gradient; what is sent is s·sign(v) with s = mean |v| and sign(0) = 1; what is
+    missing stays in the residual. s is each rank's own, and as a float32 part of its message:
+    (W-1)(⌈n/8⌉ + 4) bytes per bucket and rank. Memory: a copy of the gradients.
+    """
+
+    def __init__(self, group: Group = None) -> None:
+        self.group = group
+        self.residual = PerParameter()
+
+    def __call__(self, bucket: Bucket) -> Handle | None:
+        """Begin to send; once ``wait`` is done the buffer holds Σ s·sign(v) over the ranks."""
+        # Step 5: add what is new to the residual; the signs are packed behind the scale's bytes
+        # Step 6: begin to gather the messages of all ranks; take from the residual what was sent
+        # Step 7: then add up what each rank has sent, with *its* scale, in the order of the ranks
+        raise NotImplementedError("exercise 4.9")
+
+    def state_dict(self) -> State:
+        """What this rank remembers; every rank has its own."""
+        # Step 8: without it, a resumed run loses what was still owed
+        raise NotImplementedError("exercise 4.9")
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what ``state_dict`` gave on this rank."""
+        # Step 9: the same in the other direction
+        raise NotImplementedError("exercise 4.9")
+
+
+def pack_int8(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Each row of ``x`` (rows, c) as int8 (rows, c + 4): 8 bits per number, its scale behind them.
+
+    Rounded at random, with the mean ``x``; the scale is a float32.
+    """
+    # Step 10: the largest absolute value becomes 127; a row of zeros must not be divided by zero
+    # Step 11: ⌊x/s + u⌋ with u uniform in [0, 1) is x/s rounded up with its fraction's probability
+    raise NotImplementedError("exercise 4.9")
+
+
+def unpack_int8(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """(rows, c) from ``packed`` (rows, c + 4): each row's integers times its own scale."""
+    # Step 12: the last bytes of a row are its scale
+    raise NotImplementedError("exercise 4.9")
+
+
+def pack_signs(v: Tensor) -> Tensor:
+    """(⌈n/8⌉,) uint8 from ``v`` (n,): bit j of byte i is 1 where v[8i + j] >= 0."""
+    # Step 13: fill up to whole bytes, and give each of eight signs its power of two
+    raise NotImplementedError("exercise 4.9")
+
+
+def unpack_signs(packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """(n,) of 1 and -1 from what ``pack_signs`` gave."""
+    # Step 14: bit 1 becomes 1, bit 0 becomes -1; the filling is cut off
+    raise NotImplementedError("exercise 4.9")

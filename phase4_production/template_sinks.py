@@ -1,0 +1,274 @@
+# Exercises 4.12: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase4.py 4.12
+"""Sinks: where the numbers go, and what they say.
+
+A sink takes the metrics of a step: numbers by name, None where nothing is known. W ranks have the
+same report (exercise 4.11), so *one* rank writes: W ranks on one file write every line W times and
+tear each other's.
+
+    rank 0 ──┬─ JSON lines   metrics.jsonl, what the report reads; a line per record
+             ├─ TensorBoard  event files in the same folder
+             ├─ Prometheus   http://127.0.0.1:PORT/metrics, the last value of each
+             └─ terminal     progress
+
+A process that is killed while it writes leaves half a line, and numbers of steps that the resumed
+run takes again (its checkpoint is older). Both are cut off before the file grows again. Invariant:
+the file of a run with any number of kills holds each step once, like that of a run without.
+
+Cost: some µs per number; no message but one of 256 bytes when the sinks are opened, by which all
+ranks learn that one can't be. The endpoint has no password, so it listens on loopback unless told.
+Sources: the exposition formats of Prometheus (prometheus.io/docs/instrumenting/exposition_formats);
+jsonlines.org; Chrome's trace event format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import torch
+import torch.distributed as dist
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+Group = dist.ProcessGroup | None
+Metrics = Mapping[str, float | None]
+LONGEST = 256  # bytes of the sentence that tells all ranks why a sink can't be opened
+
+
+class Sink(Protocol):
+    """Takes metrics."""
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Take the metrics of a step."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
+    """The records of a file; lines that are no JSON object (torn by a kill) are left out."""
+    # Step 1: parse line by line, and pass over what can't be parsed. Undecodable bytes as well
+    raise NotImplementedError("exercise 4.12")
+
+
+class JsonLines:
+    """A file with one JSON object per line: ``{"step": …, …}``. Grows; made with its folders.
+
+    Reopened, it keeps the records of steps before ``first_step``, whole lines only: what a killed
+    process tore, and what is about to be written again, goes. At any moment the file on disk
+    has all records but the one being written. Numbers that JSON doesn't know (NaN, infinity) are
+    written as null.
+    """
+
+    def __init__(self, path: str | Path, *, first_step: int = 0) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Step 2: what to keep is written aside and put in the file's place at once (`os.replace`):
+        #         a second kill, now, must not lose it
+        # Step 3: open to append, by lines: each is on its way to the disk when `write` returns
+        raise NotImplementedError("exercise 4.12")
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Append a line."""
+        # Step 4: one object, one line
+        raise NotImplementedError("exercise 4.12")
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class TensorBoard:
+    """Scalars for TensorBoard, in ``folder``; older ones from ``first_step`` on are hidden."""
+
+    def __init__(self, folder: str | Path, *, first_step: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a second, for those who want it
+
+        self.writer = SummaryWriter(str(folder), purge_step=first_step)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Add a scalar for each number that is known."""
+        # Step 5: a curve per name, at this step; None has no place on a curve
+        raise NotImplementedError("exercise 4.12")
+
+    def close(self) -> None:
+        """Write what is left, and close."""
+        self.writer.close()
+
+
+class Prometheus:
+    """An endpoint for Prometheus: ``training_NAME`` is the last value of each metric (NaN: not
+    known), ``training_step`` the last step. ``port`` 0: any free one; ``self.port`` says which.
+
+    Raises ValueError if the port can't be had, naming it.
+    """
+
+    def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
+        self.registry = CollectorRegistry()
+        self.gauges: dict[str, Gauge] = {}
+        # Step 6: serve this registry (not the library's global one) on the host that was given
+        # Step 7: the operating system's error becomes a sentence that says what to do
+        raise NotImplementedError("exercise 4.12")
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Set the gauges; a new name makes a new one."""
+        # Step 8: gauges are made once and set many times; what is unknown now must not keep an old
+        #         value
+        raise NotImplementedError("exercise 4.12")
+
+    def close(self) -> None:
+        """Stop serving: the port is free again."""
+        # Step 9: end the server's loop, close its socket, wait for its thread
+        raise NotImplementedError("exercise 4.12")
+
+
+class Terminal:
+    """Progress for people: one line that is written over, or where the output is no terminal, one
+    line per record."""
+
+    def __init__(self, total_steps: int, *, stream: TextIO | None = None) -> None:
+        self.total, self.stream = total_steps, stream or sys.stdout
+        self.began: tuple[float, int] | None = None
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Show the step, the loss, the rate, and how long it will take."""
+        now = time.monotonic()
+        self.began = self.began or (now, step)
+        begun, first = self.began
+        left = (now - begun) / (step - first) * (self.total - 1 - step) if step > first else None
+        parts = [
+            f"step {step + 1}/{self.total}",
+            f"loss {_text(metrics.get('loss'), '.4f')}",
+            f"{_text(metrics.get('samples_per_second'), ',.0f')} samples/s",
+            f"MFU {_text(metrics.get('mfu'), '.1%')}",
+            f"GPU {_text(metrics.get('gpu_utilisation'), '.0%')}",
+            f"{_text(left, ',.0f')} s left",
+        ]
+        line = "  ".join(parts)
+        tty = self.stream.isatty()
+        self.stream.write(f"\r{line:<100}" if tty else line + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Leave the line."""
+        if self.stream.isatty():
+            self.stream.write("\n")
+
+
+def _text(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
+
+
+# -- all of them, on one rank ----------------------------------------------------------------------
+class Sinks:
+    """Several sinks as one."""
+
+    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+        self.sinks = list(sinks)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Hand the metrics to each."""
+        for sink in self.sinks:
+            sink.write(step, metrics)
+
+    def close(self) -> None:
+        """Close each."""
+        for sink in self.sinks:
+            sink.close()
+
+
+def open_sinks(
+    folder: str | Path,
+    *,
+    total_steps: int,
+    first_step: int = 0,
+    port: int | None = None,
+    host: str = "127.0.0.1",
+    group: Group = None,
+    device: torch.device | str = "cpu",
+) -> Sinks:
+    """JSON lines (``folder/metrics.jsonl``), TensorBoard, terminal, and with a ``port`` Prometheus,
+    on the first rank of the group; no sink on the others. Collective: one broadcast.
+
+    If one can't be opened, *every* rank raises the same ValueError, and what was open is closed: a
+    first rank that dies alone would leave the others waiting in their next collective.
+    ``device``: where the group communicates.
+    """
+    folder, sinks, problem = Path(folder), Sinks(), ""
+    # Step 10: only the first rank opens, and keeps what went wrong instead of raising it
+    # Step 11: broadcast the sentence (empty: all is well) in LONGEST bytes; raise where it isn't
+    raise NotImplementedError("exercise 4.12")
+
+
+class ProfileWindow:
+    """A profile of steps ``first`` to ``last``, both included, as a Chrome trace at ``path`` (see
+    chrome://tracing or ui.perfetto.dev). ``step(n)`` is called at the beginning of step n.
+
+    Outside of the window nothing is profiled and nothing is paid. A run that ends, or begins,
+    inside of it writes what there was. Raises ValueError if ``last`` is before ``first``.
+    """
+
+    def __init__(self, path: str | Path, first: int, last: int) -> None:
+        if last < first:
+            raise ValueError(f"a profile of steps {first} to {last} would be empty")
+        self.path, self.first, self.last = Path(path), first, last
+        self.profiler: torch.profiler.profile | None = None
+
+    def step(self, step: int) -> None:
+        """Step ``step`` begins."""
+        # Step 12: past the window's end: write; inside for the first time: start
+        raise NotImplementedError("exercise 4.12")
+
+    def close(self) -> None:
+        """End the profile, if there is one, and write its trace."""
+        # Step 13: stop and export; once
+        raise NotImplementedError("exercise 4.12")
+
+
+# -- what the numbers say --------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Bottleneck:
+    """What a run's speed is limited by: ``kind`` is straggler, data, communication, memory or
+    compute; ``shares``: of the step time that goes into each (memory: of the memory in use)."""
+
+    kind: str
+    shares: dict[str, float]
+
+
+def find_bottleneck(
+    records: Sequence[Mapping[str, Any]], *, waste: float = 0.1, full: float = 0.9
+) -> Bottleneck:
+    """What to mend first, from the records of ``ClusterMetrics.as_dict`` (exercise 4.11).
+
+    Of a step's time, medians over the records without the first (it warms up), if there are more:
+
+        straggler       largest own time of a rank above the lower median of all; 0 where none was
+                        found. The others spend it waiting, so it is no communication
+        data            waiting for batches, mean over the ranks
+        communication   exposed: the mean over the ranks; with a straggler the least of a rank
+        compute         forward, backward and optimizer
+
+    The largest of the first three is the bottleneck if its share is at least ``waste``. Else it is
+    memory if at least ``full`` of it is used (no larger batch fits), else compute, as it should be.
+
+    Raises ValueError if there is no record.
+    """
+    if not records:
+        raise ValueError("no records, so no bottleneck: the run wrote 0 of them")
+    # Step 14: the shares of each record, then the median of each share
+    # Step 15: what is wasted comes first, then memory, then compute
+    raise NotImplementedError("exercise 4.12")
+
+
+def _shares(record: Mapping[str, Any]) -> dict[str, float]:
+    """The shares of one record."""
+    # Step 16: a straggler's own time is what the others wait for: it counts once
+    raise NotImplementedError("exercise 4.12")

@@ -1,0 +1,254 @@
+# Exercises 4.11: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase4.py 4.11
+"""All ranks' metrics in one place, and the rank that holds the others up.
+
+    loss         Σ_r n_r·loss_r / Σ_r n_r        of n_r samples each: not rank 0's own
+    throughput   Σ_r n_r / max_r seconds_r       not one rank's, and not W times one rank's
+    own time     seconds_r - exposed_r           what rank r spends, not waiting for others
+
+In synchronous training every step ends when the slowest rank is done, so *all step times are equal*
+and say nothing. The slow rank is the one that does not wait: its own time is long, while the
+others' exposed communication is. Rank r is slow if its own time stands out from the other ranks':
+
+    own_r > tolerance · m   and   own_r - m > noise · 1.4826 · MAD      (m, MAD: of the others)
+
+for ``patience`` windows in a row. Median and MAD (the median distance from the median; 1.4826 of it
+is the σ of a normal distribution) don't care what a few slow ranks do; mean and σ are moved by the
+very rank that is looked for.
+
+Per window of k steps and rank: one all-gather of 13 numbers, (W-1)·104 bytes. Invariant: every rank
+has the same numbers and draws the same conclusion.
+Sources: Jiang et al. 2024 (MegaScale, arXiv 2402.15627), section 5; Leys et al. 2013, "Detecting
+outliers", on the MAD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from .template_monitoring import PHASES, StepMetrics
+
+Group = dist.ProcessGroup | None
+NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMetrics:
+    """What one rank tells of a window of steps; times are per step. NaN: not known."""
+
+    samples: float  # of the whole window, as tokens, FLOPs and seconds are
+    tokens: float
+    flops: float
+    seconds: float
+    loss: float  # the mean over the rank's samples
+    own: float  # the median over the window's steps
+    exposed: float
+    hidden: float
+    memory_share: float
+    phases: tuple[float, ...]  # of PHASES
+
+    def numbers(self) -> list[float]:
+        """All of it, in order."""
+        *facts, phases = vars(self).values()
+        return [*facts, *phases]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> RankMetrics:
+        """From ``numbers()``."""
+        names = list(cls.__dataclass_fields__)[:-1]
+        facts = dict(zip(names, numbers, strict=False))
+        return cls(**facts, phases=tuple(numbers[len(names) :]))
+
+
+def summarise(window: Sequence[StepMetrics]) -> RankMetrics:
+    """This rank's part of a report on the steps of ``window``.
+
+    One slow step (a checkpoint, garbage collection) must not make a rank suspicious: own time is
+    the median over the steps. The other times are means, the loss is weighted by samples; steps
+    without samples have none.
+    """
+    # Step 1: sums, means over steps, the median of `own_seconds`; a loss without samples (NaN, most
+    #         likely) must not touch the mean
+    raise NotImplementedError("exercise 4.11")
+
+
+def gather(
+    mine: RankMetrics, group: Group = None, device: torch.device | str = "cpu"
+) -> list[RankMetrics]:
+    """Every rank's metrics, by rank of the group, on every rank. One all-gather of 104 bytes.
+
+    ``device``: where the group communicates: the GPU for NCCL.
+    """
+    # Step 2: float64 numbers of all ranks, one rank's after the other's, and back into RankMetrics
+    raise NotImplementedError("exercise 4.11")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """``rank`` takes ``factor`` times as long as the others since step ``since``: in each step they
+    wait ``seconds`` for it, and most of it comes from ``phase`` (or "other")."""
+
+    rank: int
+    factor: float
+    seconds: float
+    since: int
+    phase: str
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} takes {self.factor:.2f} times as long as the others since step "
+            f"{self.since}: {self.seconds * 1e3:.1f} ms per step, most of it in {self.phase}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterMetrics:
+    """A window of steps, over all ranks. ``step`` is its last one."""
+
+    step: int
+    steps: int
+    ranks: list[RankMetrics]
+    peak_flops: float | None
+    gpu_utilisation: float | None  # of the rank that asks
+    stragglers: Sequence[Straggler] = ()
+
+    @property
+    def loss(self) -> float:
+        """The mean over the samples of all ranks and steps; NaN if there were none."""
+        # Step 3: weighted by samples; ranks without samples don't count
+        raise NotImplementedError("exercise 4.11")
+
+    def per_second(self, amounts: Callable[[RankMetrics], float]) -> float:
+        """What all ranks together get done of something per second of the slowest rank."""
+        # Step 4: the sum over the ranks by the longest time
+        raise NotImplementedError("exercise 4.11")
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Flat, for sinks: totals over the ranks, mean times of a step, own times by rank."""
+        mean = lambda of: statistics.fmean(map(of, self.ranks))
+        peak = self.peak_flops and self.peak_flops * len(self.ranks)
+        return {
+            "loss": self.loss,
+            "ranks": len(self.ranks),
+            "samples_per_second": self.per_second(lambda r: r.samples),
+            "tokens_per_second": self.per_second(lambda r: r.tokens),
+            "mfu": self.per_second(lambda r: r.flops) / peak if peak else None,
+            "gpu_utilisation": self.gpu_utilisation,
+            "step_seconds": max(r.seconds for r in self.ranks) / self.steps,
+            **{
+                f"{phase}_seconds": mean(lambda r, k=k: r.phases[k])
+                for k, phase in enumerate(PHASES)
+            },
+            "exposed_communication_seconds": mean(lambda r: r.exposed),
+            "least_exposed_communication_seconds": min(r.exposed for r in self.ranks),
+            "hidden_communication_seconds": mean(lambda r: r.hidden),
+            "memory_share": max(r.memory_share for r in self.ranks),
+            **{f"own_seconds_rank{n}": r.own for n, r in enumerate(self.ranks)},
+            "stragglers": len(self.stragglers),
+            **{f"slow_rank{s.rank}": s.factor for s in self.stragglers},
+            **{f"slow_rank{s.rank}_since": s.since for s in self.stragglers},
+        }
+
+
+def aggregate(
+    window: Sequence[StepMetrics], group: Group = None, device: torch.device | str = "cpu"
+) -> ClusterMetrics:
+    """The report of all ranks on ``window``, the same on each of them. Collective: all ranks call
+    it after the same steps. One all-gather.
+
+    Raises ValueError for an empty window, before any communication.
+    """
+    if not window:
+        raise ValueError("a report needs at least 1 step, got a window of 0")
+    last = window[-1]
+    return ClusterMetrics(
+        step=last.step,
+        steps=len(window),
+        ranks=gather(summarise(window), group, device),
+        peak_flops=last.peak_flops,
+        gpu_utilisation=last.gpu_utilisation,
+    )
+
+
+class StragglerDetector:
+    """Finds slow ranks in a series of reports. Pure: equal reports give equal answers everywhere.
+
+    A rank is slow in a report if its own time is more than ``tolerance`` times the median of the
+    other ranks', and further above it than ``noise`` standard deviations, estimated by their MAD.
+    It is a straggler once it has been slow in ``patience`` reports in a row, until it is not.
+    Medians of an even number are the lower of the two in the middle: slow ranks lie above.
+
+    Raises ValueError for a tolerance below 1, negative noise, a patience below 1.
+    """
+
+    def __init__(self, *, tolerance: float = 1.2, noise: float = 5.0, patience: int = 2) -> None:
+        if tolerance < 1 or noise < 0 or patience < 1:
+            raise ValueError(
+                f"tolerance and patience are at least 1 and noise at least 0: got {tolerance}, "
+                f"{patience} and {noise}"
+            )
+        self.tolerance, self.noise, self.patience = tolerance, noise, patience
+        self.slow_since: dict[int, tuple[int, int]] = {}  # rank: first slow step, reports since
+
+    def update(self, report: ClusterMetrics) -> list[Straggler]:
+        """The stragglers as of this report, the slowest first."""
+        # Step 5: for each rank the median of the *others'* own times (with two ranks, the median of
+        #         both would be as far from one as from the other)
+        # Step 6: slow ranks count up, and keep their first slow step: the report's window began
+        #         `steps - 1` before its last step; the others are forgotten
+        # Step 7: those who have been slow long enough; the phase with the largest excess over the
+        #         others' median tells why
+        raise NotImplementedError("exercise 4.11")
+
+    def _stands_out(self, own: float, others: Sequence[float]) -> bool:
+        """Whether a rank's own time is far above the ``others'``."""
+        # Step 8: both conditions: a ratio that matters, and a distance that noise does not explain
+        raise NotImplementedError("exercise 4.11")
+
+
+def largest_excess(mine: RankMetrics, others: Sequence[RankMetrics]) -> str:
+    """The phase in which a rank loses most against the others' median; "other": outside of all."""
+
+    def parts(r: RankMetrics) -> dict[str, float]:
+        inside = dict(zip(PHASES, r.phases, strict=True))
+        return inside | {"other": r.own - sum(r.phases)}
+
+    theirs = [parts(r) for r in others]
+    usual = {phase: statistics.median_low(t[phase] for t in theirs) for phase in theirs[0]}
+    return max(usual, key=lambda phase: parts(mine)[phase] - usual[phase])
+
+
+class ClusterMonitor:
+    """Aggregates every ``every`` steps, and looks for stragglers.
+
+    Raises ValueError for ``every`` below 1.
+    """
+
+    def __init__(
+        self,
+        every: int = 10,
+        *,
+        group: Group = None,
+        device: torch.device | str = "cpu",
+        detector: StragglerDetector | None = None,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"a report covers at least 1 step, got {every}")
+        self.every, self.group, self.device = every, group, device
+        self.detector = detector or StragglerDetector()
+        self.window: list[StepMetrics] = []
+
+    def add(self, metrics: StepMetrics) -> ClusterMetrics | None:
+        """Take a step's metrics; every ``every`` steps the report, on all ranks, else None.
+
+        Collective in these steps, so all ranks add equally many. Inside of the step monitor's
+        ``communication()`` it counts as exposed, like any other message.
+        """
+        # Step 9: collect; when the window is full: aggregate, detect, begin a new one
+        raise NotImplementedError("exercise 4.11")

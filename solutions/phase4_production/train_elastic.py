@@ -1,0 +1,101 @@
+"""A small elastic training run, to be killed: digits, with everything of 4.1 to 4.5 under it.
+
+    torchrun --nproc-per-node 4 --max-restarts 3 \\
+        -m solutions.phase4_production.train_elastic --folder runs/digits
+
+Kill a worker (``kill -9``), stop one (``kill -STOP``) or tell one to leave (``kill -TERM``): the
+agent starts all again, and training goes on from the newest checkpoint. Start it again with another
+``--nproc-per-node``, or on two nodes with ``--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint
+HOST:PORT`` and kill one of the agents: the same curve in ``log.jsonl``, up to rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+from solutions.phase1_data_parallel.trainer import average_gradients, global_metrics, weight_hash
+
+from .elastic import ElasticSampler
+from .fault_tolerance import CheckpointStore
+from .recovery import EXIT_PREEMPTED, Heartbeat, PreemptionGuard, Watchdog, join, train
+from .resume import Position, TrainingState
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="checkpoints, beats, log")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--global-batch", type=int, default=48)
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds until a rank hangs")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train under torchrun."""
+    options = parse()
+    torch.set_num_threads(1)
+    attempt = join("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    chosen = WORKLOADS["digits_mlp"]
+    model = build_model(chosen.model, chosen.seed)
+    optimizer = build_optimizer(chosen, model)
+    data = digits()
+    size, ranks = options.global_batch, {"rank": rank, "world_size": world_size}
+    sampler = ElasticSampler(len(data), global_batch_size=size, seed=chosen.seed, **ranks)
+    loader = DataLoader(data, batch_sampler=sampler, collate_fn=list)
+    beats = Heartbeat(options.folder / "beats", rank, world_size, attempt)
+
+    def step(batch: list[Any], position: Position) -> None:
+        time.sleep(options.pause)
+        optimizer.zero_grad(set_to_none=True)
+        loss_sum, correct = 0.0, 0
+        if batch:
+            inputs, targets = map(torch.stack, zip(*batch, strict=True))
+            logits = model(inputs)
+            loss = F.cross_entropy(logits, targets)
+            loss.backward()
+            loss_sum = loss.item() * len(batch)
+            correct = int((logits.argmax(1) == targets).sum())
+        beats.beat(position.step, "average")
+        average_gradients(model.parameters(), len(batch))
+        optimizer.step()
+        mean, _ = global_metrics(loss_sum, correct, len(batch))
+        if rank == 0:
+            line = {"step": position.step, "loss": mean, "world_size": world_size}
+            with open(options.folder / "log.jsonl", "a", encoding="utf-8") as log:
+                log.write(json.dumps(line | {"attempt": attempt}) + "\n")
+
+    with Watchdog(beats, options.timeout), PreemptionGuard() as guard:
+        done = train(
+            step,
+            loader,
+            epochs=options.epochs,
+            save_every=options.save_every,
+            store=CheckpointStore(options.folder / "checkpoints"),
+            state=TrainingState(sampler=sampler, model=model, optimizer=optimizer),
+            guard=guard,
+            heartbeat=beats,
+            seed=chosen.seed,
+        )
+    if done and rank == 0:
+        print(f"done with {world_size} ranks, weights {weight_hash(model)[:16]}", flush=True)
+    dist.destroy_process_group()
+    sys.exit(0 if done else EXIT_PREEMPTED)
+
+
+if __name__ == "__main__":
+    main()

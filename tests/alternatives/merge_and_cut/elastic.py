@@ -1,0 +1,172 @@
+# Batches cut into blocks, state merged before it is cut; for: 4.4
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from .fault_tolerance import Saved
+from .resume import random_state, set_random_state
+
+
+class ElasticSampler(Sampler):
+    """Blocks of each batch; the ranks with one sample more are the last ones."""
+
+    def __init__(
+        self, dataset_size, *, global_batch_size, rank, world_size, shuffle=True, seed=0
+    ) -> None:
+        for name, value in (("data set", dataset_size), ("batch", global_batch_size)):
+            if value < 1:
+                raise ValueError(f"the {name} has {value} samples")
+        if world_size < 1 or rank not in range(world_size):
+            raise ValueError(f"no rank {rank} among {world_size}")
+        self.total, self.batch_size, self.shuffle = dataset_size, global_batch_size, shuffle
+        self.place = rank, world_size
+        self.at = {"seed": seed, "epoch": 0, "from": 0}
+
+    @property
+    def sampler(self):
+        return self
+
+    def __len__(self):
+        return sum(1 for _ in range(0, self.total, self.batch_size))
+
+    def size_of(self, batch):
+        return len(range(self.total)[batch * self.batch_size : (batch + 1) * self.batch_size])
+
+    def __iter__(self):
+        rank, world_size = self.place
+        order = torch.arange(self.total)
+        if self.shuffle:
+            generator = torch.Generator()
+            generator.manual_seed(self.at["seed"] + self.at["epoch"])
+            order = torch.randperm(self.total, generator=generator)
+        rest = order[self.at["from"] :]
+        self.at["from"] = 0
+        parts = [
+            batch[rank * len(batch) // world_size : (rank + 1) * len(batch) // world_size].tolist()
+            for batch in rest.split(self.batch_size)
+            if len(batch)
+        ]
+        return iter(parts)
+
+    def set_epoch(self, epoch):
+        if epoch != self.at["epoch"]:
+            self.at |= {"epoch": epoch, "from": 0}
+
+    def state_dict(self, consumed):
+        return self.at | {"from": consumed, "of": self.total, "batch": self.batch_size}
+
+    def load_state_dict(self, state):
+        if (state["of"], state["batch"]) != (self.total, self.batch_size):
+            raise ValueError(
+                f"{state['of']} samples in batches of {state['batch']} were saved, here are "
+                f"{self.total} in batches of {self.batch_size}"
+            )
+        self.at = {name: state[name] for name in self.at}
+
+
+def loss_weight(num_samples, batch_size, world_size):
+    return num_samples / (batch_size / world_size)
+
+
+def chunk_of(numel, world_size, rank):
+    chunk = (numel + world_size - 1) // world_size
+    return range(numel)[rank * chunk : (rank + 1) * chunk]
+
+
+def cut(own, numel, world_size, rank):
+    kept = torch.empty(len(chunk_of(numel, world_size, rank)), dtype=own.dtype, device=own.device)
+    kept.copy_(own[: len(kept)])
+    return {"numel": numel, "chunk": kept}
+
+
+def flatten(tree, path=()):
+    """(path, chunk) of every chunk of a tree."""
+    if isinstance(tree, dict) and set(tree) == {"numel", "chunk"}:
+        yield path, tree
+        return
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in items:
+        if isinstance(value, (dict, list, tuple)):
+            yield from flatten(value, (*path, key))
+
+
+def rebuilt(tree, fresh, path=()):
+    """A copy of a tree with other chunks."""
+    if path in fresh:
+        return fresh[path]
+    if isinstance(tree, dict):
+        return {key: rebuilt(value, fresh, (*path, key)) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(rebuilt(value, fresh, (*path, i)) for i, value in enumerate(tree))
+    return tree
+
+
+def recut(saved, world_size, rank):
+    """Merge neighbours to one vector, then cut it."""
+    old = saved.world_size
+    nearest = rank * old // world_size
+    trees = {nearest: saved.own(nearest)}
+    fresh = {}
+    for path, leaf in flatten(trees[nearest]):
+        numel, mine = leaf["numel"], chunk_of(leaf["numel"], world_size, rank)
+        needed = [r for r in range(old) if set(chunk_of(numel, old, r)) & set(mine)]
+        joined = leaf["chunk"][:0]
+        for r in needed:
+            if r not in trees:
+                trees[r] = saved.own(r)
+            found = dict(flatten(trees[r]))[path]["chunk"]
+            if len(found) != len(chunk_of(numel, old, r)):
+                raise ValueError(f"rank {r} has {len(found)} elements of {path}")
+            joined = torch.cat([joined, found])
+        begin = mine.start - chunk_of(numel, old, needed[0]).start if needed else 0
+        fresh[path] = {"numel": numel, "chunk": joined[begin : begin + len(mine)].clone()}
+    return rebuilt(trees[nearest], fresh)
+
+
+@dataclasses.dataclass
+class View:
+    """The checkpoint seen by other ranks."""
+
+    saved: Saved
+    world_size: int
+    seed: int
+
+    def __getattr__(self, name):
+        return getattr(self.saved, name)
+
+    def own(self, rank):
+        tree = dict(recut(self.saved, self.world_size, rank))
+        known = rank < self.saved.world_size
+        source = self.saved.own(rank) if known else self.fresh(tree, rank)
+        tree["random"] = source["random"]
+        tree["parts"] = {
+            name: source["parts"][name] if isinstance(part, torch.Tensor) else part
+            for name, part in tree["parts"].items()
+        }
+        return tree
+
+    def fresh(self, like, rank):
+        key = (self.seed * 1009 + self.saved.step) * 1009 + rank
+        key = (key * 2654435761) % 2**31
+        before = random_state()
+        torch.default_generator.manual_seed(key)
+        np.random.seed(key)
+        random.seed(key)
+        made = {"random": random_state(), "parts": {}}
+        set_random_state(before)
+        for number, name in enumerate(like["parts"]):
+            generator = torch.Generator().manual_seed(key + 1 + number)
+            made["parts"][name] = generator.get_state()
+        return made
+
+
+def adapt(saved, world_size, seed=0):
+    if world_size < 1:
+        raise ValueError(f"{world_size} ranks can't load anything")
+    return saved if world_size == saved.world_size else View(saved, world_size, seed)

@@ -1,0 +1,139 @@
+# for: 4.6, 4.7
+"""Written differently: memory by parameter, one message of bytes, places from a counted seed."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+class Memory:
+    """name -> list of tensors, one per parameter, in order of arrival."""
+
+    def __init__(self, *names):
+        self.names, self.order, self.tensors, self.waiting = names, {}, {}, None
+
+    def read(self, bucket, name):
+        parts = []
+        for p in bucket.parameters:
+            place = self.order.setdefault(p, len(self.order))
+            if (name, place) not in self.tensors:
+                new = torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
+                if self.waiting is not None and place < len(self.waiting[name]):
+                    saved = self.waiting[name][place]
+                    if len(saved) != len(new):
+                        raise ValueError(f"{len(saved)} entries were saved for {len(new)}")
+                    new = saved.clone()
+                self.tensors[name, place] = new
+            parts.append(self.tensors[name, place])
+        return torch.cat(parts)
+
+    def write(self, bucket, name, flat):
+        for p, part in zip(
+            bucket.parameters, flat.split([p.numel() for p in bucket.parameters]), strict=True
+        ):
+            self.tensors[name, self.order[p]] = part.clone()
+
+    def state_dict(self):
+        found = {}
+        for name in self.names:
+            waiting = {} if self.waiting is None else dict(enumerate(self.waiting[name]))
+            here = {place: t for (n, place), t in self.tensors.items() if n == name}
+            found[name] = [t.clone() for _, t in sorted((waiting | here).items())]
+        return found
+
+    def load_state_dict(self, state):
+        for (name, place), t in self.tensors.items():
+            if place < len(state[name]) and len(state[name][place]) != len(t):
+                raise ValueError(f"{len(state[name][place])} entries were saved for {len(t)}")
+        self.waiting = {name: [t.clone() for t in state[name]] for name in self.names}
+        self.tensors = {}
+
+
+PerParameter = Memory
+
+
+class Later:
+    def __init__(self, work, finish):
+        self.work, self.finish = work, finish
+
+    def wait(self):
+        self.work.wait()
+        self.finish()
+
+
+def number(ratio, numel):
+    return max(1, round(ratio * numel))
+
+
+class TopK:
+    def __init__(self, ratio=0.01, momentum=0.0, group=None):
+        if ratio <= 0 or ratio > 1:
+            raise ValueError(f"ratio {ratio}")
+        if momentum < 0 or momentum >= 1:
+            raise ValueError(f"momentum {momentum}")
+        self.ratio, self.momentum, self.group = ratio, momentum, group
+        self.memory = Memory("v", "u")
+
+    def __call__(self, bucket):
+        n = bucket.buffer.numel()
+        if n == 0:
+            return None
+        u = self.memory.read(bucket, "u") * self.momentum + bucket.buffer
+        v = self.memory.read(bucket, "v") + u
+        order = v.abs().argsort(descending=True)[: number(self.ratio, n)].sort().values
+        message = torch.cat([v[order].view(torch.uint8), order.int().view(torch.uint8)])
+        sent = torch.zeros(n, dtype=torch.bool, device=v.device)
+        sent[order] = True
+        self.memory.write(bucket, "u", u.masked_fill(sent, 0))
+        self.memory.write(bucket, "v", v.masked_fill(sent, 0))
+        everyone = [torch.empty_like(message) for _ in range(dist.get_world_size(self.group))]
+        work = dist.all_gather(everyone, message, group=self.group, async_op=True)
+
+        def finish():
+            total = torch.zeros_like(bucket.buffer)
+            border = len(order) * total.element_size()
+            for theirs in everyone:
+                dense = torch.zeros_like(total)
+                places = theirs[border:].clone().view(torch.int32).long()
+                dense[places] = theirs[:border].clone().view(total.dtype)
+                total += dense
+            bucket.buffer.copy_(total)
+
+        return Later(work, finish)
+
+    def state_dict(self):
+        return self.memory.state_dict()
+
+    def load_state_dict(self, state):
+        self.memory.load_state_dict(state)
+
+
+class RandomK:
+    def __init__(self, ratio=0.01, seed=0, group=None):
+        if ratio <= 0 or ratio > 1:
+            raise ValueError(f"ratio {ratio}")
+        self.ratio, self.seed, self.group, self.calls = ratio, seed, group, 0
+        self.memory = Memory("v")
+
+    def __call__(self, bucket):
+        n = bucket.buffer.numel()
+        if n == 0:
+            return None
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.calls)
+        self.calls += 1
+        scores = torch.rand(n, generator=generator)
+        places = scores.topk(number(self.ratio, n)).indices.to(bucket.buffer.device)
+        v = self.memory.read(bucket, "v") + bucket.buffer
+        values = v[places]
+        self.memory.write(bucket, "v", v.index_fill(0, places, 0))
+        work = dist.all_reduce(values, group=self.group, async_op=True)
+        new = bucket.buffer
+        return Later(work, lambda: new.copy_(torch.zeros_like(new).index_put((places,), values)))
+
+    def state_dict(self):
+        return {**self.memory.state_dict(), "calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+        self.memory.load_state_dict(state)

@@ -1,0 +1,339 @@
+"""Checks of exercise 3.21: estimates against what the strategies then need and send; the choice."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes as unfollowed
+
+from distlab.grading import (
+    exercise,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
+from distlab.memory import PeakMemory, held_by, storage_bytes
+from solutions.phase3_multi_node.ddp import DDP
+from solutions.phase3_multi_node.fsdp_hybrid import HybridFlat, node_groups
+from solutions.phase3_multi_node.fsdp_offload import OffloadFlat
+from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
+from solutions.phase3_multi_node.zero import Zero2Optimizer, ZeroOptimizer
+
+NAMES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")
+NODES, LOCAL = 2, 2
+WIDTH = 64
+BUCKET = 20_000  # bytes: a block and a bit
+LEEWAY = 0.1
+# strategy and samples: mostly weights, then mostly activations
+CASES = [*((name, 2) for name in NAMES), ("ddp", 256), ("fsdp", 256)]
+
+
+class HostFlat(OffloadFlat):
+    """``OffloadFlat`` whose gradients are, on a machine without GPU, not followed as device's."""
+
+    def mean(self, chunk):
+        chunk = super().mean(chunk)
+        with unfollowed():
+            return chunk.clone()
+
+
+class Tower(nn.Module):
+    """Four units between a small first and last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 10)
+        layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))
+        self.blocks = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inside(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.outside(x)
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def batch_of(seed: int, size: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(size, 8, generator=torch.Generator().manual_seed(seed))
+    return x, torch.zeros(size, dtype=torch.int64)
+
+
+def built(name: str):
+    """(model to call, optimizer, tensors of the gradients after backward) of the course's own."""
+    model = Tower()
+    if name in ("ddp", "zero1"):
+        wrapped = DDP(model, bucket_bytes=BUCKET)
+        make = partial(ZeroOptimizer, optimizer_class=torch.optim.AdamW, bucket_bytes=BUCKET)
+        optimizer = make(model.parameters()) if name == "zero1" else adam(model.parameters())
+        return wrapped, optimizer, lambda: [p.grad for p in model.parameters()]
+    if name == "zero2":
+        optimizer = Zero2Optimizer(model.parameters(), torch.optim.AdamW, bucket_bytes=BUCKET)
+        return model, optimizer, lambda: [v.gradient for v in optimizer.vectors]
+    options = {"flat_type": HostFlat} if name == "offload" else {}
+    if name == "hybrid":
+        group, replicas = node_groups(LOCAL)
+        options = {"group": group, "flat_type": partial(HybridFlat, replicas=replicas)}
+    wrapped = PrefetchFSDP(model, list(model.blocks), **options)
+    return wrapped, adam(wrapped.parameters()), lambda: [p.grad for p in wrapped.parameters()]
+
+
+def measured(ctx, name: str, seed: int, size: int) -> dict[str, int]:
+    """Bytes that a rank holds after backward, and the most at any moment of two steps."""
+    inputs, targets = batch_of(seed, size)
+    with PeakMemory() as memory:
+        wrapped, optimizer, gradients = built(name)
+        memory.peak = memory.current  # building it may have taken more
+        host = memory.current if name == "offload" else 0
+        for step in range(2):
+            optimizer.zero_grad()
+            with ctx.region(f"{name} {step}"):
+                F.cross_entropy(wrapped(inputs), targets).backward()
+            left = storage_bytes(gradients())
+            with ctx.region(f"{name} {step}"), unfollowed() if host else nullcontext():
+                optimizer.step()
+    held = held_by(wrapped, optimizer)
+    kept = {
+        "parameters": held.parameters,
+        "gradients": left,
+        "optimizer": held.optimizer,
+    }
+    if host:
+        kept = {"parameters": 0, "gradients": 0, "optimizer": 0, "host": sum(kept.values())}
+    return kept | {"peak": memory.peak - host}
+
+
+def estimated(impl, seed: int, cases) -> list[dict[str, float]]:
+    """What the implementation says before anything runs."""
+    model, found = Tower(), {}
+    for size in {size for _, size in cases}:
+        found[size] = impl.profile(model, batch_of(seed, size), adam, units=list(model.blocks))
+    options = {"nodes": NODES, "ranks_per_node": LOCAL, "bucket_bytes": BUCKET}
+    return [vars(impl.estimate(found[size], name, **options)).copy() for name, size in cases]
+
+
+def expect_near(what: str, said: float, got: float, cause: str) -> None:
+    if abs(said - got) > LEEWAY * got + 500:  # counters, padding
+        fail(
+            f"{NODES} x {LOCAL} ranks, {what}: estimated {said:,.0f} B, measured {got:,.0f} B: "
+            "more than 10 % apart",
+            cause=cause,
+        )
+
+
+@exercise("3.21", "virtual")
+def test_memory_is_what_the_ledger_measures(impl, run, seed):
+    """Parameters, gradients, optimizer, host and peak of every strategy, within 10 %."""
+
+    def body(ctx):
+        said = estimated(impl, seed, CASES) if ctx.rank == 0 else []
+        return said, [measured(ctx, name, seed, size) for name, size in CASES]
+
+    results = run.simulate(body, NODES * LOCAL, timeout=40)
+    for number, (name, size) in enumerate(CASES):
+        said = results[0][0][number]
+        for kind in results[0][1][number]:
+            most = max(got[number][kind] for _, got in results)
+            where = f"{name}, batch of {size}: {kind}"
+            expect_near(where, said[kind], most, f"memory-{kind}")
+
+
+@exercise("3.21", "virtual")
+def test_bytes_are_what_the_ledger_counts(impl, run, seed):
+    """Bytes that a rank sends in a step, and those that leave a node."""
+
+    cases = CASES[: len(NAMES)]
+
+    def body(ctx):
+        said = estimated(impl, seed, cases) if ctx.rank == 0 else []
+        for name, size in cases:
+            measured(ctx, name, seed, size)
+        return said
+
+    results = run.simulate(body, NODES * LOCAL, timeout=40)
+    for said, name in zip(results[0], NAMES, strict=True):
+        logs = [log.select(region=f"{name} 1") for log in results.logs]
+        sent = max(sum(e.sent for e in log.events) for log in logs)
+        expect_near(f"{name}: bytes sent per rank", said["sent"], sent, "bytes-sent")
+        away = sent  # a ring through all ranks: one of a node's ranks sends to another node
+        if name == "hybrid":
+            of_node = [e for log in logs[:LOCAL] for e in log.events]
+            away = sum(e.sent for e in of_node if len({r // LOCAL for r in e.group}) > 1)
+        expect_near(f"{name}: bytes that leave a node", said["across"], away, "bytes-across")
+
+
+def example(impl):
+    """Three units of a model with Adam: sizes that fit no power of two."""
+    phases = [impl.Phase(0, False, 10_000, 0)]
+    phases += [impl.Phase(k, False, 10_000 * k, 0) for k in (1, 2, 3)]
+    phases += [impl.Phase(0, True, 45_000, 500)]
+    phases += [impl.Phase(k, True, 10_000 * k + 700 * k, 500) for k in (3, 2, 1)]
+    sizes = (9_000, 30_000, 42_000, 24_000)
+    return impl.Profile(sizes, sizes, (9_000, 700, 700, 700), 120, 2.0, 30_000, tuple(phases))
+
+
+@exercise("3.21", "virtual")
+def test_seconds_follow_the_slowest_link(impl, run, seed):
+    """Bytes, several backward passes, and the links that they take: the docstring's table."""
+
+    def body(ctx):
+        links = impl.Links(inside=1e6, between=1e5, host=1e4)
+        found = {}
+        for nodes, local in ((1, 4), (2, 4), (4, 1)):
+            for name in NAMES:
+                for backwards in (1, 3):
+                    said = impl.estimate(
+                        example(impl), name, nodes, local, links=links, backwards=backwards
+                    )
+                    found[f"{nodes} {local} {name} {backwards}"] = (said.sent, said.seconds)
+        return found
+
+    whole, units = 105_000, 3 * 105_000 - 9_000 - 24_000
+    for key, (sent, seconds) in run(body, 1)[0].items():
+        nodes, local, k = (int(key.split()[i]) for i in (0, 1, 3))
+        name, ranks = key.split()[2], nodes * local
+        ring = {"ddp": 2 * whole, "zero1": 3 * whole, "zero2": (k + 1) * whole}.get(name, k * units)
+        want = ring * (ranks - 1) / ranks
+        took = want / (1e5 if nodes > 1 else 1e6)
+        if name == "offload":
+            took += ring / ranks / 1e4
+        if name == "hybrid":
+            inside, across = ring * (local - 1) / local, 2 * k * whole * (nodes - 1) / nodes
+            want, took = inside + across / local, inside / 1e6 + across / 1e5
+        where = f"{name}, {nodes} nodes of {local}, {k} backward passes"
+        if abs(sent - want) > 2:
+            fail(f"{where}: a rank sends {want:,.0f} B, got {sent:,.0f} B", cause="bytes-sent")
+        if abs(seconds - took) > 1e-6 + 1e-3 * took:
+            fail(f"{where}: {took:.3f} s on the wire, got {seconds:.3f} s", cause="seconds")
+
+
+@exercise("3.21", "virtual")
+def test_cheapest_that_fits_is_chosen(impl, run, seed):
+    """At every budget the least seconds of those that fit; of equal ones the simpler."""
+
+    def body(ctx, nodes, local, backwards):
+        profile = example(impl)
+        options = {"backwards": backwards, "bucket_bytes": 20_000}
+        hybrid = nodes > 1 and local > 1
+        names = [n for n in NAMES if n != "hybrid" or hybrid]
+        each = {n: impl.estimate(profile, n, nodes, local, **options) for n in names}
+        peaks = sorted({e.peak for e in each.values()})
+        out = []
+        for budget in [peak + extra for peak in peaks for extra in (0, 1)]:
+            got = impl.choose_strategy(profile, budget, nodes, local, **options)
+            fitting = [n for n in names if each[n].peak <= budget]
+            want = min(fitting, key=lambda n: (each[n].seconds, NAMES.index(n)))
+            shown = [e.strategy for e in got.estimates]
+            out.append((budget, got.strategy, want, shown == names, got.fits))
+        return out
+
+    for nodes, local, backwards in ((2, 4, 1), (1, 4, 1), (1, 4, 4), (8, 2, 3), (1, 1, 1)):
+        where = f"{nodes} nodes of {local} ranks, {backwards} backward passes"
+        for budget, got, want, complete, fits in run(body, 1, nodes, local, backwards)[0]:
+            what = f"{where}, {budget:,} B: the strategy"
+            expect_equal(got, want, what=what, cause="not-the-cheapest")
+            what = f"{where}: whether all strategies that make sense are listed, and it fits"
+            expect_equal((complete, fits), (True, True), what=what, cause="incomplete")
+
+
+@exercise("3.21", "virtual")
+def test_manual_choice_is_obeyed(impl, run, seed):
+    """A name instead of "auto" is taken, also where it does not fit, and the table says so."""
+
+    def body(ctx):
+        profile = example(impl)
+        roomy = impl.choose_strategy(profile, 10**9, 1, 4, strategy="hybrid")
+        tight = impl.choose_strategy(profile, 1000, 2, 2, strategy="zero1")
+        return [(c.strategy, c.fits, str(c).count("\n")) for c in (roomy, tight)]
+
+    got = run(body, 1)[0]
+    what = "manual hybrid and zero1: strategy, whether it fits, rows of the table"
+    expect_equal(got, [("hybrid", True, 6), ("zero1", False, 6)], what=what, cause="manual")
+
+
+@exercise("3.21", "virtual")
+def test_bad_arguments_are_refused(impl, run, seed):
+    """A budget that nothing fits, an unknown name, no ranks, a frozen model: ValueError."""
+
+    def body(ctx):
+        profile = example(impl)
+        least = min((impl.estimate(profile, n, 2, 2) for n in NAMES), key=lambda e: e.peak)
+        frozen = Tower().requires_grad_(False)
+        choose = impl.choose_strategy
+        return least.strategy, [
+            refusal(choose, profile, least.peak - 1, 2, 2),
+            refusal(choose, profile, 10**9, 2, 2, strategy="zero3"),
+            refusal(impl.estimate, profile, "ddp", 0, 4),
+            refusal(impl.estimate, profile, "ddp", 1, 4, backwards=0),
+            refusal(impl.profile, frozen, batch_of(seed, 2), adam),
+        ]
+
+    results = run(body, 2)
+    least = results[0][0]
+    calls = [
+        ("a budget that nothing fits", [least, "needs"]),
+        ("an unknown strategy", ["zero3"]),
+        ("no node", [0]),
+        ("no backward pass", [0]),
+        ("a model without trainable parameters", []),
+    ]
+    for rank, (_, texts) in enumerate(results):
+        results[rank] = texts
+    expect_refused(results, calls)
+
+
+@exercise("3.21", "virtual gloo cuda")
+def test_ranks_agree_on_the_budget(impl, run, seed, cases):
+    """Ranks with different memory free come to the least of it, in their group, in 8 bytes."""
+
+    def body(ctx):
+        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        own = 3_000_000_000 * (7 + (ctx.rank + seed) % 4) + ctx.rank
+        with ctx.region("agree"):
+            least = impl.smallest_budget(own, ctx.device)
+        return own, least, impl.smallest_budget(own, ctx.device, halves[ctx.rank // 2])
+
+    results = run(body, 4)
+    own = [result[0] for result in results]
+    for rank, (_, least, half) in enumerate(results):
+        expect_equal(least, min(own), what="the budget of all", rank=rank, cause="ranks-differ")
+        mine = own[:2] if rank < 2 else own[2:]
+        expect_equal(half, min(mine), what="a group's budget", rank=rank, cause="wrong-group")
+    for log in results.logs:
+        log.select(region="agree").sent_at_most(16, "all-reduce of 8 bytes")
+
+
+@trace("3.21")
+def trace_choice(impl):
+    """Two steps of what is chosen for a small model on two nodes of two, with little memory."""
+
+    def body(ctx):
+        torch.manual_seed(0)
+        model = Tower()
+        found = impl.profile(model, batch_of(0, 256), adam, units=list(model.blocks))
+        replicated = impl.estimate(found, "ddp", NODES, LOCAL).peak
+        budget = impl.smallest_budget(int(0.8 * replicated), ctx.device)
+        choice = impl.choose_strategy(found, budget, NODES, LOCAL)
+        if ctx.rank == 0:
+            print(choice)
+        wrapped, optimizer, _ = built(choice.strategy)
+        inputs, targets = batch_of(ctx.rank, 256)
+        for step in range(2):
+            if step == 1:
+                ctx.start_picture()
+            optimizer.zero_grad()
+            F.cross_entropy(wrapped(inputs), targets).backward()
+            optimizer.step()
+
+    return body

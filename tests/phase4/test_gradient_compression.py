@@ -1,0 +1,322 @@
+"""Checks of exercise 4.6: Top-K with error feedback and momentum correction."""
+
+from __future__ import annotations
+
+import torch
+from compression import (
+    Variants,
+    begin_times,
+    beside_all_reduce,
+    bucket_of,
+    check_begins,
+    check_edges,
+    check_in_a_group,
+    check_resumed,
+    check_time_gained,
+    edges,
+    expect_bytes,
+    expect_steps,
+    gradient,
+    in_a_group,
+    over_the_link,
+    reduced,
+    resumed,
+)
+from torch import Tensor, nn
+
+from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
+from solutions.phase3_multi_node.buckets import Bucket
+from solutions.phase3_multi_node.comm_hooks import all_reduce
+
+STEPS = 4
+SHAPES = ((7, 5), (5,), (1,))  # 41 entries
+
+
+def simulate(
+    own: list[list[Tensor]],
+    k: int,
+    momentum: float = 0.0,
+    *,
+    feedback: bool = True,
+    clear: bool = True,
+    mask: bool = True,
+    late: bool = False,
+    twice: bool = False,
+) -> list[Tensor]:
+    """Each step's sum over the ranks; ``own``: for each rank the gradients of all steps.
+
+    ``feedback``, ``clear``, ``mask``, ``late``, ``twice`` leave out or change parts of it: the
+    residual, its clearing, the velocity's clearing, momentum before the choice or after it.
+    """
+    sums = [torch.zeros_like(g) for g in own[0]]
+    moved = torch.zeros_like(own[0][0])
+    for gradients in own:
+        u, v = torch.zeros_like(gradients[0]), torch.zeros_like(gradients[0])
+        for step, g in enumerate(gradients):
+            if late:
+                v = v + g
+            else:
+                u = momentum * u + g
+                v = (v if feedback else 0) + u
+            chosen = v.abs().topk(k).indices
+            sums[step][chosen] += v[chosen]
+            if clear:
+                v[chosen] = 0
+            if mask:
+                u[chosen] = 0
+    if late or twice:  # the optimizer's momentum, on what has arrived
+        for step, arrived in enumerate(sums):
+            moved = momentum * moved + arrived
+            sums[step] = moved.clone()
+    return sums
+
+
+def variants(own: list[list[Tensor]], k: int, momentum: float = 0.0) -> Variants:
+    """What known mistakes give."""
+    found = {
+        "no-error-feedback": (
+            "it is what this step's gradients alone give: what earlier steps did not send is lost",
+            simulate(own, k, momentum, feedback=False),
+        ),
+        "residual-not-cleared": (
+            "entries that were sent are still in the residual: they are sent again and again",
+            simulate(own, k, momentum, clear=False),
+        ),
+    }
+    if not momentum:
+        return found
+    return {
+        "velocity-not-cleared": (
+            "the velocity was not cleared at the places that were sent",
+            simulate(own, k, momentum, mask=False),
+        ),
+        "no-momentum": ("it is what no momentum gives", simulate(own, k)),
+        "momentum-after-the-choice": (
+            "momentum was taken of what has arrived, not of the gradients before the choice",
+            simulate(own, k, momentum, late=True),
+        ),
+        "momentum-twice": (
+            "momentum was taken twice: before the choice and of what has arrived",
+            simulate(own, k, momentum, twice=True),
+        ),
+        **found,
+    }
+
+
+def check_topk(impl, run, seed, sizes, ratio: float, momentum: float) -> None:
+    """Four steps on one bucket equal the algorithm's."""
+    k = max(1, round(41 * ratio))
+    for world_size, dtype in sizes:
+
+        def body(ctx):
+            hook = impl.TopK(ratio, momentum)
+            bucket = bucket_of(*SHAPES, dtype=dtype, device=ctx.device)
+            own = [gradient(bucket, seed, ctx.rank, step) for step in range(STEPS)]
+            return [reduced(hook, bucket, g).cpu() for g in own], [g.cpu() for g in own]
+
+        results = run(body, world_size)
+        own = [r[1] for r in results]
+        expect_steps(
+            [r[0] for r in results],
+            simulate(own, k, momentum),
+            f"{k} of 41 entries of {world_size} ranks, momentum {momentum}",
+            variants(own, k, momentum),
+            rtol=1e-5,
+            atol=1e-6,
+        )
+
+
+@exercise("4.6", "virtual gloo cuda")
+def test_sends_the_largest_and_owes_the_rest(impl, run, seed, cases):
+    """Each rank's k largest of gradient plus residual are summed; the rest is sent later."""
+    sizes = (3, torch.float64), (2, torch.float32), (1, torch.float64), (4, torch.float64)
+    check_topk(impl, run, seed, cases(*sizes), 0.2, 0.0)
+
+
+@exercise("4.6", "virtual")
+def test_momentum_comes_before_the_choice(impl, run, seed):
+    """Velocity and residual follow the gradients; both are cleared where something was sent."""
+    check_topk(impl, run, seed, ((2, torch.float64), (1, torch.float32)), 0.2, 0.7)
+
+
+@exercise("4.6", "virtual")
+def test_nothing_is_lost_when_buckets_are_made_anew(impl, run, seed):
+    """What is owed moves with its parameters: after some empty steps everything has arrived."""
+
+    def body(ctx):
+        hook = impl.TopK(0.25)
+        p, q = (nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (8, 5))
+        total, arrived = {p: 0, q: 0}, {p: 0, q: 0}
+        layouts = [[[p, q]], [[p, q]], [[q], [p]], *[[[q, p]]] * 5]
+        buckets = {}
+        for step, layout in enumerate(layouts):
+            for index, parameters in enumerate(layout):
+                key = tuple(map(id, parameters))
+                bucket = buckets.setdefault(key, Bucket(index, parameters))
+                values = gradient(bucket, seed + index, ctx.rank, step) * (step < 3)
+                got = reduced(hook, bucket, values)
+                sizes = [len(x) for x in parameters]
+                parts = zip(parameters, values.split(sizes), got.split(sizes), strict=True)
+                for x, put, out in parts:
+                    total[x], arrived[x] = total[x] + put, arrived[x] + out
+            if step == 2:
+                buckets.clear()
+        return torch.cat([total[p], total[q]]), torch.cat([arrived[p], arrived[q]])
+
+    results = run(body, 2)
+    put = [r[0] for r in results]
+    for rank, (_, arrived) in enumerate(results):
+        expect_close(
+            arrived,
+            sum(put),
+            what="all that has arrived, of parameters that changed their buckets",
+            rank=rank,
+            contributions=put,
+            rtol=1e-9,
+        )
+
+
+@exercise("4.6", "virtual gloo")
+def test_bytes_are_those_of_k_values_and_indices(impl, run, seed, cases):
+    """(W-1)·k·(itemsize + 4) bytes per bucket, in few messages; k is at least 1."""
+    for world_size, ratio, dtype in cases(
+        (3, 0.01, torch.float32),
+        (2, 0.1, torch.float64),
+        (1, 0.1, torch.float32),
+        (4, 1e-6, torch.bfloat16),
+    ):
+        numel = 3_000
+
+        def body(ctx):
+            hook = impl.TopK(ratio, 0.5)
+            bucket = bucket_of((numel - 100,), (100,), dtype=dtype)
+            values = [gradient(bucket, seed, ctx.rank, step) for step in range(2)]
+            with ctx.region("steps"):
+                return [int(reduced(hook, bucket, g).count_nonzero()) for g in values]
+
+        k = max(1, round(ratio * numel))
+        results = run(body, world_size)
+        for rank, log in enumerate(results.logs):
+            if max(results[rank]) > k * world_size:
+                fail(
+                    f"{max(results[rank])} entries are not zero on rank {rank}: {world_size} ranks "
+                    f"may send {k} each",
+                    cause="too-many-entries",
+                    rank=rank,
+                )
+            mine = log.select(region="steps")
+            want = 2 * (world_size - 1) * k * (dtype.itemsize + 4)
+            expect_bytes(mine, want, f"2 steps × (W-1)·{k}·({dtype.itemsize} + 4)")
+            if mine.messages > 4:
+                fail(
+                    f"rank {rank} sends {mine.messages} messages in 2 steps: 2 per bucket do",
+                    cause="too-many-messages",
+                    rank=rank,
+                )
+
+
+@exercise("4.6", "virtual")
+def test_ratio_one_is_an_exact_sum(impl, run, seed):
+    """With ratio 1 everything is sent, and nothing is owed."""
+
+    def body(ctx):
+        hook, bucket = impl.TopK(1.0), bucket_of(*SHAPES)
+        own = [gradient(bucket, seed, ctx.rank, step) for step in range(2)]
+        return [reduced(hook, bucket, g) for g in own], own
+
+    results = run(body, 3)
+    want = [sum(r[1][step] for r in results) for step in range(2)]
+    expect_steps([r[0] for r in results], want, "ratio 1", rtol=1e-12)
+
+
+@exercise("4.6", "virtual")
+def test_state_goes_on_to_the_bit(impl, run, seed):
+    """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
+
+    def body(ctx):
+        return resumed(lambda: impl.TopK(0.2, 0.5), seed, ctx.rank)
+
+    check_resumed(run(body, 2))
+
+
+@exercise("4.6", "virtual gloo")
+def test_empty_and_tiny_buckets(impl, run, seed):
+    """Buckets of no, one and two entries, and of zeros only."""
+
+    def body(ctx):
+        return edges(lambda: impl.TopK(0.01, 0.5), seed, ctx.rank)
+
+    check_edges(run(body, 2))
+
+
+@exercise("4.6", "virtual")
+def test_works_in_a_group(impl, run):
+    """Ranks 1 and 2 of three compress among themselves."""
+
+    def body(ctx):
+        return in_a_group(lambda group: impl.TopK(0.5, group=group), ctx.rank)
+
+    check_in_a_group(run(body, 3))
+
+
+@exercise("4.6", "virtual")
+def test_hook_begins_and_does_not_wait(impl, run):
+    """The hook returns while values and indices are on the way."""
+
+    def body(ctx):
+        return begin_times(lambda: impl.TopK(0.9))
+
+    check_begins(run(body, 2))
+
+
+@exercise("4.6", "virtual")
+def test_bad_input_is_refused(impl, run):
+    """Ratios outside (0, 1], momentum outside [0, 1), a state of other parameters."""
+    calls = [
+        ("ratio 0", ["0"]),
+        ("ratio 1.5", ["1.5"]),
+        ("momentum 1", ["1"]),
+        ("momentum -0.5", ["-0.5"]),
+        ("a state of other parameters", ["8", "41"]),
+        ("the same, loaded before the first bucket", ["8", "41"]),
+    ]
+
+    def body(ctx):
+        other = impl.TopK(0.5)
+        if ctx.world_size == 1:
+            reduced(other, bucket_of((8,)), torch.ones(8).double())
+        used, waiting = impl.TopK(0.5), impl.TopK(0.5)
+        reduced(used, bucket_of((41,)), torch.ones(41).double())
+        waiting.load_state_dict(other.state_dict())
+        return [
+            refusal(impl.TopK, 0.0),
+            refusal(impl.TopK, 1.5),
+            refusal(impl.TopK, 0.1, 1.0),
+            refusal(impl.TopK, 0.1, -0.5),
+            refusal(used.load_state_dict, other.state_dict()),
+            refusal(waiting, bucket_of((41,))),
+        ]
+
+    results = run(body, 1)
+    for log in results.logs:
+        log.events.clear()  # of the buckets that went before
+    expect_refused(results, calls)
+
+
+@exercise("4.6", "gloo")
+def test_time_is_gained_between_nodes(impl, run, nodes):
+    """Two nodes with a link of 8 Mbit/s: 1 MB takes a second, and compressed far less."""
+
+    def body(ctx):
+        numel = 250_000
+        return over_the_link(all_reduce, numel), over_the_link(impl.TopK(0.01), numel)
+
+    with nodes(2, rate="8mbit") as net:
+        results = run(body, 2, enter=net.placement((0, 1)))
+    check_time_gained(results, 30)
+
+
+@trace("4.6")
+def trace_topk(impl):
+    """A bucket with all-reduce, then with Top-K."""
+    return beside_all_reduce(lambda: impl.TopK(0.01))

@@ -1,0 +1,319 @@
+"""Checks of exercise 4.8: PowerSGD with warm start."""
+
+from __future__ import annotations
+
+import torch
+from compression import (
+    begin_times,
+    beside_all_reduce,
+    bucket_of,
+    check_begins,
+    check_edges,
+    check_in_a_group,
+    check_resumed,
+    check_time_gained,
+    edges,
+    expect_bytes,
+    expect_same_bits,
+    gradient,
+    in_a_group,
+    over_the_link,
+    reduced,
+    resumed,
+)
+from torch import Tensor, nn
+
+from distlab.diagnose import Case, Diagnosis
+from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
+from solutions.phase3_multi_node.buckets import Bucket
+from solutions.phase3_multi_node.comm_hooks import all_reduce
+
+SHAPES = ((12, 9), (9,), (2, 2), (10, 3, 2, 2))  # what is compressed with rank 2: first and last
+TINY = {"rtol": 1e-8, "atol": 1e-9}
+
+
+def low_rank(m: int, n: int, rank: int, seed: int) -> Tensor:
+    """(m, n) of the rank given."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(size, rank, generator=generator).double() for size in (m, n))
+    return a @ b.T
+
+
+def shares(total: Tensor, rank: int, world_size: int, seed: int) -> Tensor:
+    """What ``rank`` has of ``total``: full of noise that cancels in the sum over the ranks."""
+    noise = [
+        torch.randn(total.shape, generator=torch.Generator().manual_seed(seed + r)).double()
+        for r in range(world_size)
+    ]
+    return total / world_size + noise[rank] - sum(noise) / world_size
+
+
+def not_orthonormal(want: Tensor, shape: tuple[int, int]):
+    """A rule: the right columns, of another size."""
+
+    def rule(case: Case) -> Diagnosis | None:
+        got, right = (t.flatten()[: want.numel()].view(shape) for t in (case.got, want.double()))
+        basis = torch.linalg.svd(right, full_matrices=False).U[:, :2]
+        inside = basis.T @ got
+        sizes = torch.linalg.svdvals(inside)
+        outside = got - basis @ inside
+        if sizes[1] < 1e-6 * sizes[0] or outside.norm() > 1e-6 * got.norm():
+            return None
+        return Diagnosis(
+            "not-orthonormal",
+            "the columns are a combination of the right ones, of other sizes: P·Qᵀ with Q = Mᵀ·P "
+            "is M only if P's columns are orthonormal",
+        )
+
+    return rule
+
+
+@exercise("4.8", "virtual gloo cuda")
+def test_a_sum_of_low_rank_is_exact(impl, run, seed, cases):
+    """If the sum over the ranks has rank 2, rank 2 gives it exactly, whatever each rank has."""
+    for world_size in cases(3, 1, 2, 4):
+        matrices = {0: low_rank(12, 9, 2, seed), 3: low_rank(10, 12, 2, seed + 1)}
+
+        def body(ctx):
+            hook, bucket = impl.PowerSGD(2), bucket_of(*SHAPES, device=ctx.device)
+            total = gradient(bucket, seed, 0, 0)
+            for place, matrix in matrices.items():
+                bucket.buffer.copy_(total)
+                bucket.views[place].copy_(matrix.view(SHAPES[place]))
+                total = bucket.buffer.clone()
+            own = shares(total.cpu(), ctx.rank, ctx.world_size, seed)
+            return [reduced(hook, bucket, own.to(ctx.device)).cpu()], total.cpu(), own
+
+        results = run(body, world_size)
+        what = f"a bucket of {world_size} ranks whose sum has rank 2"
+        expect_same_bits([r[0] for r in results], what)
+        for rank, ((got,), total, _) in enumerate(results):
+            expect_close(
+                got,
+                total,
+                what=what,
+                rank=rank,
+                contributions=[r[2] for r in results],
+                rules=[not_orthonormal(total[:108], (12, 9))],
+                **TINY,
+            )
+
+
+@exercise("4.8", "virtual")
+def test_what_is_left_out_comes_next(impl, run, seed):
+    """Error feedback: the next step approximates its gradient plus what the last one left out."""
+
+    def body(ctx):
+        hook, bucket = impl.PowerSGD(2), bucket_of((12, 9), (4,))
+        first = gradient(bucket, seed, ctx.rank, 0)
+        out = reduced(hook, bucket, first)
+        target = torch.cat([low_rank(12, 9, 2, seed).flatten(), torch.ones(4)])
+        total = sum(gradient(bucket, seed, r, 0) for r in range(ctx.world_size))
+        left = total - out  # of rank 7 and more: what step 2 must make up for
+        second = shares(target - left, ctx.rank, ctx.world_size, seed)
+        return [out, reduced(hook, bucket, second)], target, float(left.norm())
+
+    for world_size in (3, 1):
+        results = run(body, world_size)
+        expect_same_bits([r[0] for r in results], "two steps")
+        for rank, ((_, got), target, left) in enumerate(results):
+            if left < 1e-6:
+                fail("the first step left nothing out: it was not compressed", cause="exact")
+            if not torch.allclose(got, target, rtol=1e-7, atol=1e-7):
+                off = float((got - target).norm())
+                fail(
+                    f"on rank {rank} of {world_size}, step 1 left out a part of norm {left:.3g}; "
+                    f"with it, step 2's sum has rank 2, but comes out wrong by {off:.3g}: each "
+                    "rank owes what it had minus 1/W of what was sent",
+                    cause="no-error-feedback",
+                    rank=rank,
+                )
+
+
+@exercise("4.8", "virtual")
+def test_warm_start_finds_the_best_approximation(impl, run, seed):
+    """The same matrix in 25 steps: the last approximation is the best of its rank."""
+    sizes = torch.tensor([8.0, 6.0, 1.5, 1.2, 1.0, 0.9, 0.8, 0.7, 0.6]).double()
+
+    def body(ctx):
+        generator = torch.Generator().manual_seed(seed)
+        u, v = (torch.linalg.qr(torch.randn(n, 9, generator=generator).double()).Q for n in (12, 9))
+        matrix, best = (u * s @ v.T for s in (sizes, sizes * (sizes > 2)))
+        hook, bucket = impl.PowerSGD(2), bucket_of((12, 9))
+        put, got = matrix.flatten(), []
+        for _ in range(25):
+            got.append(reduced(hook, bucket, put / ctx.world_size))
+            put = got[-1]  # with what is owed, that is the whole matrix again
+        return got, best.flatten(), matrix.flatten()
+
+    results = run(body, 2)
+    expect_same_bits([r[0] for r in results], "25 steps")
+    got, best, matrix = results[0]
+    least, last = (float((x - matrix).norm()) for x in (best, got[-1]))
+    if last > 1.001 * least:
+        fail(
+            f"after 25 steps the approximation is off by {last:.4g}, the best of rank 2 is off by "
+            f"{least:.4g}: each step must begin with the Q of the step before",
+            cause="no-warm-start",
+        )
+
+
+@exercise("4.8", "virtual gloo")
+def test_bytes_are_those_of_two_thin_matrices(impl, run, seed, cases):
+    """2(W-1)/W·itemsize·(Σ r(m + n) + the rest) bytes, in two messages per bucket."""
+    shapes = ((40, 30), (30,), (8, 4, 3, 3), (3, 2), (1, 50))
+    for world_size, rank_, dtype in cases(
+        (3, 2, torch.float32), (2, 1, torch.float64), (1, 4, torch.float32), (4, 4, torch.bfloat16)
+    ):
+
+        def body(ctx):
+            hook, bucket = impl.PowerSGD(rank_), bucket_of(*shapes, dtype=dtype)
+            with ctx.region("steps"):
+                for step in range(2):
+                    reduced(hook, bucket, gradient(bucket, seed, ctx.rank, step))
+
+        sent = 0
+        for m, n in ((40, 30), (30, 1), (8, 36), (3, 2), (1, 50)):
+            r = min(rank_, m, n)
+            sent += r * (m + n) if n > 1 and r * (m + n) < m * n else m * n
+        for rank, log in enumerate(run(body, world_size).logs):
+            mine = log.select(region="steps")
+            want = 2 * 2 * (world_size - 1) / world_size * dtype.itemsize * sent
+            expect_bytes(mine, want, f"2 steps × 2(W-1)/W·{dtype.itemsize}·{sent}", slack=16)
+            if mine.messages > 4:
+                fail(
+                    f"rank {rank} sends {mine.messages} messages in 2 steps: 2 per bucket do",
+                    cause="too-many-messages",
+                    rank=rank,
+                )
+
+
+@exercise("4.8", "virtual")
+def test_vectors_and_small_matrices_are_exact(impl, run, seed):
+    """Biases, and matrices that two factors would not make smaller, are sums, step by step."""
+    shapes = ((5,), (2, 3), (1, 7), ())
+
+    def body(ctx):
+        hook, bucket = impl.PowerSGD(2), bucket_of((9, 9), *shapes)
+        own = [gradient(bucket, seed, ctx.rank, step) for step in range(3)]
+        return [reduced(hook, bucket, g)[81:] for g in own], [g[81:] for g in own]
+
+    results = run(body, 2)
+    for rank, (steps, _) in enumerate(results):
+        for step, got in enumerate(steps):
+            parts = [r[1][step] for r in results]
+            expect_close(
+                got,
+                sum(parts),
+                what=f"what is sent as it is, step {step}",
+                rank=rank,
+                contributions=parts,
+                **TINY,
+            )
+
+
+@exercise("4.8", "virtual")
+def test_layouts_and_zeros(impl, run, seed):
+    """Transposed and channels-last parameters; after a step of zeros nothing is nan or lost."""
+
+    def body(ctx):
+        flat = nn.Parameter(torch.zeros(9, 12).double().T)
+        images = torch.zeros(10, 3, 2, 2).double().to(memory_format=torch.channels_last)
+        bucket = Bucket(0, [flat, nn.Parameter(images)])
+        hook = impl.PowerSGD(2)
+        total = torch.cat([low_rank(*size, 2, seed).flatten() for size in ((9, 12), (10, 12))])
+        found = []
+        for values in (total * 0, total, total * 0, total * 0):
+            own = shares(values, ctx.rank, ctx.world_size, seed) if values.any() else values
+            found.append(reduced(hook, bucket, own))
+        return found, total
+
+    results = run(body, 2)
+    for rank, (steps, total) in enumerate(results):
+        if not all(torch.isfinite(got).all() for got in steps):
+            fail("after a step of zeros there is nan", cause="nan", rank=rank)
+        expect_close(
+            sum(steps),
+            total,
+            what="the sum of steps of zeros, of rank 2, of zeros and of zeros",
+            rank=rank,
+            rtol=1e-6,
+            atol=1e-7,
+        )
+
+
+@exercise("4.8", "virtual")
+def test_power_state_goes_on_to_the_bit(impl, run, seed):
+    """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
+
+    def body(ctx):
+        return resumed(lambda: impl.PowerSGD(1), seed, ctx.rank)
+
+    check_resumed(run(body, 2))
+
+
+@exercise("4.8", "virtual gloo")
+def test_power_empty_and_tiny_buckets(impl, run, seed):
+    """Buckets of no, one and two entries, and of zeros only."""
+
+    def body(ctx):
+        return edges(lambda: impl.PowerSGD(2), seed, ctx.rank)
+
+    check_edges(run(body, 2))
+
+
+@exercise("4.8", "virtual")
+def test_power_works_in_a_group(impl, run):
+    """Ranks 1 and 2 of three compress among themselves."""
+
+    def body(ctx):
+        return in_a_group(lambda group: impl.PowerSGD(group=group), ctx.rank)
+
+    check_in_a_group(run(body, 3))
+
+
+@exercise("4.8", "virtual")
+def test_power_hook_begins_and_does_not_wait(impl, run):
+    """The hook returns while P is on the way."""
+
+    def body(ctx):
+        return begin_times(impl.PowerSGD)
+
+    check_begins(run(body, 2))
+
+
+@exercise("4.8", "virtual")
+def test_power_bad_input_is_refused(impl, run):
+    """A rank of 0 or less; a state of another model."""
+
+    def body(ctx):
+        used, other = impl.PowerSGD(1), impl.PowerSGD(1)
+        reduced(used, bucket_of((6, 5)), torch.ones(30).double())
+        reduced(other, bucket_of((7, 4)), torch.ones(28).double())
+        return [
+            refusal(impl.PowerSGD, 0),
+            refusal(impl.PowerSGD, -3),
+            refusal(used.load_state_dict, other.state_dict()),
+        ]
+
+    results = run(body, 1)
+    results.logs[0].events.clear()  # of the buckets that went before
+    expect_refused(results, [("rank 0", ["0"]), ("rank -3", ["-3"]), ("another model", [28, 30])])
+
+
+@exercise("4.8", "gloo")
+def test_power_gains_time_between_nodes(impl, run, nodes):
+    """Two nodes with a link of 8 Mbit/s: 1 MB takes a second, and compressed far less."""
+
+    def body(ctx):
+        return over_the_link(all_reduce, 250_000), over_the_link(impl.PowerSGD(2), 250_000)
+
+    with nodes(2, rate="8mbit") as net:
+        results = run(body, 2, enter=net.placement((0, 1)))
+    check_time_gained(results, 30)
+
+
+@trace("4.8")
+def trace_powersgd(impl):
+    """A bucket with all-reduce, then with PowerSGD."""
+    return beside_all_reduce(lambda: impl.PowerSGD(2))

@@ -1,0 +1,214 @@
+"""Checks of exercise 4.5, continued: its parts one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401 (torch.optim imports it: once here, not per rank)
+import torch.distributed as dist
+
+from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+
+BARE = {"process_group": False, "ledger": False}
+
+
+def folder_of(run, body, world_size: int, **options):
+    """Ranks without process group that share a folder of their own."""
+    with tempfile.TemporaryDirectory() as name:
+        return run(body, world_size, Path(name), **BARE, **options)
+
+
+# -- joining --------------------------------------------------------------------------------------
+@exercise("4.5", "gloo")
+def test_a_store_full_of_old_keys(impl, run, seed):
+    """After attempts of 4, 2 and 3 ranks that ended anyhow: one empty store, the same for all."""
+
+    def body(ctx, folder):
+        store = dist.FileStore(str(folder / "store"), 3)
+        found = []
+        for attempt, world_size in enumerate((4, 2, 3, 3)):
+            if attempt == 0:  # rank 3 never came: the others have given up
+                try:
+                    impl.fresh_store(store, ctx.rank, 4, 0.3)
+                    found.append("!a store without rank 3")
+                except TimeoutError:
+                    found.append("gave up")
+            elif ctx.rank < world_size:
+                rank_0_is_late = attempt == 3
+                time.sleep(0.2 if (ctx.rank == 0) == rank_0_is_late else 0.0)
+                try:
+                    fresh, name = impl.fresh_store(store, ctx.rank, world_size, 5.0)
+                    empty = not fresh.check(["address"])
+                    if ctx.rank == 0:
+                        fresh.set("address", name)
+                    found.append((name, fresh.get("address").decode(), empty or ctx.rank > 0))
+                except TimeoutError:
+                    found.append("gave up")
+            else:
+                found.append(None)
+            (folder / f"{attempt} {ctx.rank}").touch()
+            while len(list(folder.glob(f"{attempt} *"))) < 3:
+                time.sleep(0.01)
+        return found
+
+    results = folder_of(run, body, 3, timeout=30.0)
+    names = set()
+    for attempt, world_size in enumerate((4, 2, 3, 3)):
+        ranks = [found[attempt] for found in results][:world_size]
+        if attempt == 0:
+            expect_equal(
+                ranks, ["gave up"] * 3, what="without rank 3, a TimeoutError", cause="no-timeout"
+            )
+            continue
+        what = f"attempt {attempt} of {world_size} ranks"
+        if "gave up" in ranks:
+            rank = ranks.index("gave up")
+            fail(f"{what}: rank {rank} waits in vain for the others", cause="old-keys", rank=rank)
+        for rank, (name, address, empty) in enumerate(ranks):
+            expect_equal(name, ranks[0][0], what=f"{what}: its name", rank=rank, cause="old-keys")
+            expect_equal(
+                address, ranks[0][0], what=f"{what}: rank 0's key", rank=rank, cause="old-keys"
+            )
+            expect_equal(empty, True, what=f"{what}: the store is empty", cause="old-keys")
+        names.add(ranks[0][0])
+    expect_equal(len(names), 3, what="names of three attempts", cause="old-keys")
+
+
+# -- heartbeats -----------------------------------------------------------------------------------
+@exercise("4.5", "gloo")
+def test_heartbeats(impl, run, seed):
+    """Beats count, are read by the others once published, and not from another attempt."""
+
+    def body(ctx, folder):
+        beats = [impl.Heartbeat(folder, rank, 3, "now") for rank in (0, 1)]
+        old = impl.Heartbeat(folder, 2, 3, "before")
+        old.beat(9, "save")
+        old.publish()
+        beats[0].beat(4, "forward")
+        silent = beats[1].read()[0] is None
+        beats[0].publish()
+        one = beats[1].read()[0]
+        beats[0].beat(4, "backward")
+        beats[0].beat(5, "forward")
+        unpublished = beats[1].read()[0] == one
+        beats[0].end("failed", "out of memory")
+        after = beats[1].read()
+        two = after[0]
+        return (
+            (silent, unpublished, after[2] is None),
+            (one.step, one.place, one.status, one.pid == os.getpid()),
+            (two.step, two.place, two.status, two.note, two.count - one.count),
+        )
+
+    flags, one, two = folder_of(run, body, 1)[0]
+    names = ("nothing before it is published", "beats are not written", "an old attempt's is None")
+    for name, flag in zip(names, flags, strict=True):
+        expect_equal(flag, True, what=name, cause="published")
+    expect_equal(one, (4, "forward", "running", True), what="the first beat", cause="beat")
+    want = (5, "forward", "failed", "out of memory", 2)
+    expect_equal(two, want, what="the last beat, two places later", cause="beat")
+
+
+@exercise("4.5", "gloo")
+def test_who_is_done_is_not_waited_for(impl, run, seed):
+    """One rank is done at once, one leaves by sys.exit; the third goes on for long, and ends."""
+
+    def body(ctx, folder):
+        beats = impl.Heartbeat(folder, ctx.rank, 3, "now")
+        try:
+            with impl.Watchdog(beats, timeout=2.5):
+                for step in range(7 if ctx.rank == 2 else 1):
+                    beats.beat(step, "step")
+                    time.sleep(0.5 if ctx.rank == 2 else 0.0)
+                if ctx.rank == 1:
+                    raise SystemExit(impl.EXIT_PREEMPTED)
+        except SystemExit:
+            pass
+        return beats.latest.status, len(list(folder.glob("report*")))
+
+    for rank, found in enumerate(folder_of(run, body, 3)):
+        expect_equal(found, ("done", 0), what="status, reports", rank=rank, cause="not-done")
+
+
+# -- leaving --------------------------------------------------------------------------------------
+@exercise("4.5", "virtual gloo cuda")
+def test_leaving_is_agreed_on(impl, run, seed, cases):
+    """A signal on any rank is every rank's answer; 4 bytes in one message."""
+    for world_size in cases(3, 2, 4, 1):
+
+        def body(ctx):
+            guard = impl.PreemptionGuard(device=ctx.device)
+            answers = []
+            for number, told in enumerate((None, 0, world_size - 1)):
+                guard.requested = ctx.rank == told
+                with ctx.region(f"call{number}"):
+                    answers.append(guard.agreed())
+            return answers
+
+        results = run(body, world_size)
+        for rank, answers in enumerate(results):
+            what = "agreed() when no rank, rank 0, the last one was told"
+            expect_equal(answers, [False, True, True], what=what, rank=rank, cause="not-agreed")
+        for log in results.logs:
+            sizes = [event.payload for event in log.select(region="call1").events]
+            if len(sizes) != 1 or sizes[0] > 8:
+                fail(f"messages of {sizes} bytes, expected one of 4", cause="too-many-bytes")
+
+
+@exercise("4.5", "gloo")
+def test_signals(impl, run, seed):
+    """SIGTERM and SIGUSR1 are noted, nothing else happens; afterwards they mean what they meant."""
+
+    def body(ctx):
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+        noted = []
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            with impl.PreemptionGuard() as guard:
+                noted.append(guard.requested)
+                os.kill(os.getpid(), number)
+                time.sleep(0.01)
+                noted.append(guard.requested)
+        after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+        return noted, before == after
+
+    noted, same = run(body, 1, process_group=False)[0]
+    expect_equal(noted, [False, True] * 2, what="requested before and after", cause="not-noted")
+    expect_equal(same, True, what="the handlers afterwards are those before", cause="handlers")
+
+
+@exercise("4.5", "gloo")
+def test_bad_arguments(impl, run, seed):
+    """A time-out of 0, a rank that isn't there, a save every 0 steps: ValueError."""
+
+    def body(ctx, folder):
+        beats = impl.Heartbeat(folder, 0, 1)
+        nothing = dict.fromkeys(("store", "state", "guard"))
+        return [
+            refusal(impl.Watchdog, beats, 0),
+            refusal(impl.Heartbeat, folder, 2, 2),
+            refusal(impl.train, print, [], epochs=1, save_every=0, heartbeat=beats, **nothing),
+        ]
+
+    calls = [("a timeout of 0", [0]), ("rank 2 of 2", [2]), ("a save every 0 steps", [0])]
+    expect_refused(folder_of(run, body, 1), calls)
+
+
+@trace("4.5")
+def trace_recovery(impl):
+    """Steps after each of which the ranks agree whether to leave; rank 1 is told in the third."""
+
+    def body(ctx):
+        guard = impl.PreemptionGuard()
+        ctx.start_picture()
+        for step in range(6):
+            with ctx.span("step", str(step)):
+                time.sleep(0.01)
+            guard.requested = ctx.rank == 1 and step >= 2
+            if guard.agreed():
+                break
+
+    return body

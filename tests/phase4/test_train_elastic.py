@@ -1,0 +1,171 @@
+"""The elastic program under the real torchrun: workers and a whole node are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from distlab.course import root
+from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
+
+EPOCHS, BATCH, SAVE_EVERY = 2, 48, 10
+LIMIT = 120.0  # seconds for a job, on a busy machine
+
+
+def uninterrupted() -> list[float]:
+    """The losses of one process."""
+    torch.set_num_threads(1)
+    chosen, data = WORKLOADS["digits_mlp"], digits()
+    model = build_model(chosen.model, chosen.seed)
+    optimizer = build_optimizer(chosen, model)
+    losses = []
+    for epoch in range(EPOCHS):
+        for batch in epoch_order(len(data), chosen.seed, epoch).split(BATCH):
+            inputs, targets = data[batch]
+            loss = F.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+class Job:
+    """Agents that train in one folder, the lines they log, and what is to be ended at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.agents: list[subprocess.Popen[bytes]] = []
+        self.pids: set[int] = set()
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """One agent."""
+        program = ["-m", "solutions.phase4_production.train_elastic", "--folder", str(self.folder)]
+        program += ["--epochs", str(EPOCHS), "--global-batch", str(BATCH)]
+        program += ["--save-every", str(SAVE_EVERY), "--pause", "0.1"]
+        logs = ["--log-dir", str(self.folder / "logs"), "--monitor-interval", "0.1"]
+        number = len(self.agents)
+        with open(self.folder / f"output{number}", "wb") as output:
+            agent = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *logs, *options, *program],
+                cwd=root(),
+                stdout=output,
+                stderr=output,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            )
+        self.agents.append(agent)
+        return agent
+
+    def workers(self, agent: subprocess.Popen[bytes]) -> list[int]:
+        """The processes that an agent has started."""
+        listing = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
+        found = [int(pid) for pid in listing.read_text().split()] if listing.exists() else []
+        self.pids |= set(found)
+        return found
+
+    def lines(self) -> list[dict]:
+        """The log so far."""
+        path = self.folder / "log.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+    def wait(self, happened: Callable[[], bool]) -> None:
+        """Until something has happened; fails with what the agents said."""
+        end = time.monotonic() + LIMIT
+        while not happened():
+            for agent in self.agents:
+                self.workers(agent)
+            if time.monotonic() > end:
+                said = [path.read_text()[-3000:] for path in sorted(self.folder.glob("output*"))]
+                pytest.fail("nothing happens:\n" + "\n---\n".join(said))
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        """Leave nothing running."""
+        for agent in self.agents:
+            self.workers(agent)
+            agent.kill()
+            agent.wait()
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill_node(self, agent: subprocess.Popen[bytes]) -> None:
+        """What a power cut does to a node."""
+        workers = self.workers(agent)
+        agent.kill()
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+def expect_curve(lines: list[dict]) -> None:
+    """Every step's last loss is that of the uninterrupted run."""
+    losses = {line["step"]: line["loss"] for line in lines}
+    want = uninterrupted()
+    assert sorted(losses) == list(range(1, len(want) + 1))
+    assert [losses[step] for step in sorted(losses)] == pytest.approx(want, rel=1e-3, abs=1e-4)
+
+
+def test_worker_is_killed_under_torchrun(job: Job) -> None:
+    agent = job.start("--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
+    job.wait(lambda: len(job.lines()) > 14)
+    os.kill(job.workers(agent)[1], signal.SIGKILL)
+    job.wait(lambda: agent.poll() is not None)
+    assert agent.returncode == 0
+    lines = job.lines()
+    attempts = list(dict.fromkeys(line["attempt"] for line in lines))
+    steps = [{line["step"] for line in lines if line["attempt"] == a} for a in attempts]
+    assert len(steps) == 2
+    assert len(steps[0] & steps[1]) <= SAVE_EVERY
+    assert min(steps[1]) > SAVE_EVERY, "it began from scratch"
+    expect_curve(lines)
+
+
+def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
+    """Two agents; one is killed together with its worker, the other goes on alone."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    patience = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=2"
+    options = (
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "3",
+        "--rdzv-id",
+        "job",
+    )
+    options += ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    options += ("--local-addr", "localhost")
+    first = job.start(*options, "--rdzv-conf", f"{patience},is_host=1")
+    second = job.start(*options, "--rdzv-conf", f"{patience},is_host=0")
+    job.wait(lambda: len(job.lines()) > 14)
+    assert job.lines()[-1]["world_size"] == 2
+    job.kill_node(second)
+    job.wait(lambda: first.poll() is not None)
+    assert first.returncode == 0
+    assert job.lines()[-1]["world_size"] == 1
+    expect_curve(job.lines())
