@@ -42,7 +42,7 @@ def check(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     check_data(config)
     first_node = environ.get("NODE_RANK", "0") == "0"
     if first_node and config.metrics_port:
-        check_port(config.metrics_port, "127.0.0.1", "metrics_port")
+        check_port(config.metrics_port, config.metrics_host, "metrics_port")
     if first_node and environ.get("MASTER_PORT"):
         check_port(int(environ["MASTER_PORT"]), "", "MASTER_PORT")
 

@@ -189,14 +189,8 @@ class Trainer:
         first_step = self.restore()
         steps = min(plan.steps, config.max_steps or plan.steps)
         logs = Path(config.logs)
-        self.sinks = open_sinks(
-            logs,
-            total_steps=plan.steps,
-            first_step=first_step,
-            port=config.metrics_port,
-            host=config.metrics_host,
-            device=self.device,
-        )
+        where = {"port": config.metrics_port, "host": config.metrics_host, "device": self.device}
+        self.sinks = open_sinks(logs, total_steps=plan.steps, first_step=first_step, **where)
         heartbeat = Heartbeat(logs / "heartbeat", self.rank, self.world_size, attempt)
         guard = PreemptionGuard(device=self.device)
         first = -PROFILED if config.profile_at is None else config.profile_at
