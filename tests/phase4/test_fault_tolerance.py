@@ -1,11 +1,10 @@
-"""Checks of exercise 4.1: what is saved, which checkpoint is loaded, which are kept, failures."""
+"""Checks of exercise 4.1: what is saved, which checkpoint is loaded, and which are kept."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -14,9 +13,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from disk import full_for, slow_for, without_waiting
+from checkpoints import difference, every_kind, fresh, loaded, save
+from disk import slow_for, without_waiting
 from safetensors import safe_open
-from torch import Tensor
 
 from distlab.grading import (
     exercise,
@@ -26,85 +25,6 @@ from distlab.grading import (
     refusal,
     trace,
 )
-
-
-def fresh(folder: Path, device: torch.device | str = "cpu") -> Path:
-    """A new folder below ``folder`` that all ranks agree on."""
-    number = torch.tensor(int.from_bytes(os.urandom(6), "little"), device=device)
-    if dist.is_initialized():
-        dist.broadcast(number, 0)
-    return folder / str(int(number))
-
-
-def every_kind(seed: int, rank: int = 0) -> dict:
-    """A tree with whatever training saves."""
-    draw = torch.Generator().manual_seed(seed + rank)
-    weight = torch.randn(5, 7, generator=draw)
-    return {
-        "model": {
-            "embedding": weight,
-            "head": weight,  # tied
-            "transposed": weight.t(),
-            "column": weight[:, 2],
-            "parameter": torch.nn.Parameter(torch.randn(3, generator=draw)),
-            "scalar": torch.tensor(2.5 + rank, dtype=torch.float64),
-            "empty": torch.empty(0, 3),
-            "half": torch.randn(9, generator=draw).bfloat16(),
-            "float16": torch.randn(2, 2, generator=draw).half(),
-            "tokens": torch.tensor(1 << 40),
-            "bytes": torch.arange(11, dtype=torch.uint8),
-            "mask": torch.tensor([True, False, True]),
-        },
-        "optimizer": {
-            "state": {0: {"step": torch.tensor(3.0)}, 1: {"step": torch.tensor(4.0)}},
-            "groups": [{"lr": 0.1 + rank, "betas": (0.9, 0.999), "name": None, "fused": False}],
-        },
-        "1": math.inf,
-        "epoch": 3,
-        "tiny": 5e-324,
-    }
-
-
-def difference(got: object, want: object, path: str = "") -> str:
-    """Where the trees differ first; empty if they are equal to the last bit."""
-    if isinstance(want, Tensor):
-        if not isinstance(got, Tensor) or (got.dtype, got.shape) != (want.dtype, want.shape):
-            return f"{path}: expected {want.dtype} {list(want.shape)}, got {got!r}"
-        return "" if torch.equal(got, want) else f"{path}: values differ"
-    if type(got) is not type(want):
-        return f"{path}: expected {want!r}, got {got!r}"
-    if isinstance(want, dict):
-        if got.keys() != want.keys():
-            return f"{path}: expected the keys {[*want]}, got {[*got]}"
-        return next(filter(None, (difference(got[k], want[k], f"{path}/{k}") for k in want)), "")
-    if isinstance(want, (list, tuple)):
-        if len(got) != len(want):
-            return f"{path}: expected {len(want)} entries, got {len(got)}"
-        pairs = enumerate(zip(got, want, strict=True))
-        return next(filter(None, (difference(g, w, f"{path}/{i}") for i, (g, w) in pairs)), "")
-    return "" if got == want else f"{path}: expected {want!r}, got {got!r}"
-
-
-def loaded(store) -> list | None:
-    """What ``load`` finds, as plain data: step, the shared value, the own values, what it skipped;
-    a failure: the kind and the sentence."""
-    try:
-        saved = store.load()
-        if saved is None:
-            return None
-        own = [saved.own(r)["own"] for r in range(saved.world_size)]
-        return [saved.step, saved.shared["shared"], own, list(saved.skipped)]
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-
-
-def save(store, step: int, rank: int, **options) -> str:
-    """Save a small checkpoint that can be recognised; the failure's sentence, or nothing."""
-    try:
-        store.save(step, {"shared": step, "w": torch.ones(3)}, {"own": step + rank}, **options)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 # -- what is saved --------------------------------------------------------------------------------
@@ -296,151 +216,6 @@ def test_all_ranks_load_the_same(impl, run, seed, folder):
                 cause="disagree",
                 rank=rank,
             )
-
-
-# -- damage ---------------------------------------------------------------------------------------
-def bit(path: Path) -> None:
-    """One bit in the middle rots."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-DAMAGES = {
-    "one bit differs": bit,
-    "the end is missing": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "the file is empty": lambda path: os.truncate(path, 0),
-    "the file is gone": Path.unlink,
-}
-
-
-@exercise("4.1", "virtual")
-def test_damaged_checkpoints_are_passed_over(impl, run, seed, folder):
-    """Any file torn, rotten or gone: all ranks take the one before, and hear which and why."""
-
-    def body(ctx):
-        without_waiting()
-        good = fresh(folder)
-        store = impl.CheckpointStore(good)
-        save(store, 1, ctx.rank)
-        newest = Path(store.save(2, {"shared": 2, "w": torch.ones(99)}, {"own": 2 + ctx.rank}))
-        out = []
-        for name in sorted(os.listdir(newest)):
-            for what, damage in DAMAGES.items():
-                root = good.with_name(f"{good.name}-damaged")
-                if ctx.rank == 0:
-                    shutil.copytree(good, root)
-                    damage(root / newest.name / name)
-                dist.barrier()
-                out.append([f"{name}: {what}", newest.name, loaded(impl.CheckpointStore(root))])
-                dist.barrier()
-                if ctx.rank == 0:
-                    shutil.rmtree(root)
-        return out
-
-    for rank, results in enumerate(run(body, 2)):
-        for what, newest, found in results:
-            if found is None or found[:3] != [1, 1, [1, 2]]:
-                taken = "nothing" if found is None else f"{found[:3]}"
-                message = f"{what}: rank {rank} loaded {taken}, the intact one is step 1"
-                fail(message, cause="damage-unseen", rank=rank)
-            if len(found[3]) != 1 or newest not in found[3][0]:
-                message = f"{what}: skipped should name {newest} and why, it is {found[3]}"
-                fail(message, cause="skipped-silently", rank=rank)
-
-
-@exercise("4.1", "virtual")
-def test_nothing_and_nothing_intact_are_different(impl, run, seed, folder):
-    """Never finished: None, a new run. Finished and all damaged: an error, not a silent restart."""
-
-    def body(ctx):
-        without_waiting()
-        store = impl.CheckpointStore(fresh(folder) / "deeper")
-        never = loaded(store)
-        path = Path(store.save(3, {"shared": 3}, {"own": 3}))
-        dist.barrier()
-        if ctx.rank == 0:
-            for file in path.glob("*.safetensors"):
-                bit(file)
-        dist.barrier()
-        return never, loaded(store), path.name
-
-    for rank, (never, damaged, name) in enumerate(run(body, 2)):
-        expect_equal(never, None, what="load of an empty folder", rank=rank, cause="not-none")
-        if damaged is None or damaged[0] != "CheckpointError" or name not in damaged[1]:
-            message = f"all checkpoints are damaged: expected CheckpointError with {name}, got "
-            fail(message + f"{damaged}", cause="silent-restart", rank=rank)
-
-
-# -- a full disk ----------------------------------------------------------------------------------
-FULL = [(0, 0), (2, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]  # rank, flushes that still work
-
-
-def expect_failed_together(results, before: list, full: int) -> None:
-    """All ranks of a failed save have one message that names the rank, and what was before."""
-    for rank, (problem, found, names, again) in enumerate(results):
-        what = f"the disk is full on rank {full}"
-        if not problem:
-            fail(f"{what}: save returned on rank {rank} as if all was well", cause="one-sided")
-        if not problem.startswith("CheckpointError") or f"rank {full}" not in problem:
-            message = f"{what}: expected a CheckpointError that says so, rank {rank} got {problem}"
-            fail(message, cause="unclear", rank=rank)
-        expect_equal(problem, results[0][0], what="the message", rank=rank, cause="unclear")
-        expect_equal(found, before, what=f"{what}: loaded", rank=rank, cause="previous-lost")
-        if len(names) > 1:
-            message = f"{what}: {names} are left, and take the room of the next save"
-            fail(message, cause="leftovers", rank=0)
-        expect_equal(again, "", what="the next save, with room again", rank=rank, cause="stuck")
-
-
-@exercise("4.1", "virtual")
-def test_full_disk(impl, run, seed, folder):
-    """No space on one rank at any flush: one error on all ranks, and nothing that was is lost."""
-
-    def body(ctx):
-        out = []
-        for full, spared in FULL:
-            without_waiting()
-            root = fresh(folder)
-            store = impl.CheckpointStore(root, keep=1)
-            save(store, 1, ctx.rank)
-            dist.barrier()
-            seen = []
-            full_for(lambda: dist.get_rank() == full and (seen.append(0), len(seen) > spared)[1])
-            problem = save(store, 2, ctx.rank)
-            dist.barrier()
-            without_waiting()
-            names = sorted(os.listdir(root)) if ctx.rank == 0 else []
-            found = loaded(store)
-            out.append([problem, found, names, save(store, 3, ctx.rank)])
-        return out
-
-    results = run(body, 3)
-    for number, (full, _) in enumerate(FULL):
-        expect_failed_together([r[number] for r in results], [1, 1, [1, 2, 3], []], full)
-
-
-@exercise("4.1", "gloo")
-def test_full_disk_in_real_processes(impl, run, seed, folder):
-    """One rank may write no more than 20 kB to a file: the same, on real ranks."""
-
-    def body(ctx):
-        store = impl.CheckpointStore(folder)
-        problem = save(store, 1, ctx.rank)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if ctx.rank == 1:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-        try:
-            store.save(2, {"shared": 2}, {"own": torch.zeros(1_000_000)})
-        except Exception as error:
-            problem += f"{type(error).__name__}: {error}"
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        names = sorted(os.listdir(folder)) if ctx.rank == 0 else []
-        dist.barrier()
-        found = loaded(store)
-        return problem, found, names, save(store, 3, ctx.rank)
-
-    expect_failed_together(run(body, 3), [1, 1, [1, 2, 3], []], 1)
 
 
 # -- which are kept -------------------------------------------------------------------------------

@@ -3,171 +3,29 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import random
 
 import numpy as np
 import torch
-import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-import torch.distributed as dist
+from small_training import (
+    BATCH,
+    EPOCHS,
+    Augmented,
+    Training,
+    Wrapped,
+    facts,
+    network,
+    next_draws,
+    seed_streams,
+)
 from torch import nn
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
 from solutions.phase1_data_parallel.data_loader import build_loader
-from solutions.phase2_advanced.mixed_precision import LossScaler
 from solutions.phase4_production.fault_tolerance import CheckpointStore
 from solutions.phase4_production.safe_format import pack
 
-EPOCHS, SAMPLES, BATCH = 2, 22, 4  # six batches per epoch, the last one padded
 POINTS = (4, 6, 8)  # within the first epoch, at its end, within the second
-
-
-class Augmented(torch.utils.data.Dataset):
-    """(index, features): with noise from all three libraries."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int):
-        noise = torch.rand(6) + np.random.rand() + random.random()
-        return index, (index / SAMPLES + noise).float()
-
-
-class Average:
-    """A moving average of the weights: any object with a state."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.values = [p.detach().clone() for p in model.parameters()]
-        self.updates = 0
-
-    def update(self, model: nn.Module) -> None:
-        self.updates += 1
-        for value, p in zip(self.values, model.parameters(), strict=True):
-            value.lerp_(p.detach(), 1 / (1 + self.updates))
-
-    def state_dict(self):
-        return vars(self)
-
-    def load_state_dict(self, state) -> None:
-        for value, saved in zip(self.values, state["values"], strict=True):
-            value.copy_(saved)
-        self.updates = state["updates"]
-
-
-class Wrapped(nn.Module):
-    """What DDP does to names."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x):
-        return self.module(x)
-
-
-def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 1))
-
-
-class Training:
-    """A small run with everything that a step can depend on."""
-
-    def __init__(self, impl, ctx, seed: int, own=(), workers: int = 0) -> None:
-        torch.manual_seed(seed)
-        self.model = Wrapped(network().to(ctx.device))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
-        self.scaler = LossScaler(scale=64.0, growth_interval=4)
-        self.average, self.mixup = Average(self.model), torch.Generator().manual_seed(seed)
-        self.loader = build_loader(
-            impl.SampleSeeds(Augmented(), 7),
-            rank=ctx.rank,
-            world_size=ctx.world_size,
-            global_batch_size=BATCH,
-            num_workers=workers,
-        )
-        self.state = impl.TrainingState(
-            sampler=self.loader.batch_sampler,
-            device=ctx.device,
-            own=own,
-            model=self.model,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            scaler=self.scaler,
-            average=self.average,
-            mixup=self.mixup,
-        )
-        seed_streams(100 * seed + ctx.rank)
-        self.impl, self.device, self.log = impl, ctx.device, []
-
-    def step(self, features: torch.Tensor, number: int) -> float:
-        features = features.to(self.device)
-        weight = torch.rand((), generator=self.mixup).item() + random.random() + np.random.rand()
-        loss = self.model(features).square().mean() * weight
-        self.optimizer.zero_grad()
-        (loss * self.scaler.scale).backward()
-        gradients = torch.cat([p.grad.flatten() for p in self.model.parameters()])
-        if number == 3:
-            gradients[:] = torch.inf  # an overflow: the scale goes down, no step
-        dist.all_reduce(gradients)
-        nn.utils.vector_to_parameters(gradients, self.gradients())
-        if self.scaler.unscale(self.model.parameters()):
-            self.optimizer.step()
-            self.schedule.step()
-        self.scaler.update()
-        self.average.update(self.model)
-        return loss.item()
-
-    def gradients(self) -> list[torch.Tensor]:
-        return [p.grad for p in self.model.parameters()]
-
-    def train(self, position, until: int = 10**9) -> None:
-        """Train from ``position`` to the end, or until that many steps are done."""
-        if position.step >= until:
-            return
-        for indices, features in self.impl.batches(self.loader, position, EPOCHS):
-            loss = self.step(features, position.step)
-            self.log.append([position.step, indices.tolist(), loss])
-            if position.step >= until:
-                return
-
-    def summary(self) -> dict:
-        """What it has come to."""
-        weights = torch.cat([p.detach().flatten() for p in self.model.parameters()]).cpu()
-        numbers = [self.scaler.scale, self.schedule.get_last_lr()[0], self.average.updates]
-        return {"log": self.log, "weights": weights, "numbers": numbers}
-
-
-def seed_streams(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-
-
-def next_draws(device: torch.device) -> dict:
-    """What each stream gives next; they are moved by it."""
-    draws = {
-        "torch": torch.rand(2).tolist(),
-        "numpy": np.random.randn(3).tolist(),  # an odd number: one normal value is kept back
-        "random": [random.random(), random.gauss(0, 1)],
-    }
-    if device.type == "cuda":
-        draws["CUDA"] = torch.rand(2, device=device).tolist()
-    return draws
-
-
-def facts(training: Training) -> dict:
-    """Every part's state, to be compared."""
-    parts = ("model", "optimizer", "schedule", "scaler", "average")
-    found = {name: digest(getattr(training, name).state_dict()) for name in parts}
-    return found | {"generator": digest({"mixup": training.mixup.get_state()})}
-
-
-def digest(state) -> str:
-    """Different for different states."""
-    data, tensors = pack(state)
-    values = [[name, t.tolist()] for name, t in sorted(tensors.items())]
-    return hashlib.sha256(repr([data, values]).encode()).hexdigest()
 
 
 # -- the whole ------------------------------------------------------------------------------------
