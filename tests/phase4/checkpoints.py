@@ -1,4 +1,5 @@
 <<<<<<< HEAD
+<<<<<<< HEAD
 """Checkpoints in memory, for checks that need no disk."""
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ def fake_saved(trees, step: int = 7, shared=None):
     )
     return saved, reads
 =======
+=======
+>>>>>>> elastic
 """Trees to save, and what a store makes of them; for checks of several exercises."""
 
 from __future__ import annotations
@@ -109,4 +112,7 @@ def save(store, step: int, rank: int, **options) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+<<<<<<< HEAD
 >>>>>>> ckpt
+=======
+>>>>>>> elastic

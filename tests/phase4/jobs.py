@@ -196,9 +196,9 @@ def job(
     faults: dict[tuple[int, int], str],
     *,
     ranks: int = 2,
-    timeout: float = 30.0,
+    timeout: float = FOREVER,
     restarts: int = 2,
-    limit: float = 25.0,
+    limit: float = 40.0,
 ) -> dict:
     """What a job did, and left: plain data. ``ended``: well, badly, or not within ``limit``."""
     with tempfile.TemporaryDirectory() as name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import torch
-from checkpoints import fake_saved
+from memory_checkpoints import fake_saved
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_refused, fail, refusal
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 import torch.distributed as dist
-from checkpoints import fake_saved
+from memory_checkpoints import fake_saved
 from torch import Tensor
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace

@@ -124,7 +124,7 @@ def expect_report(what: str, result: dict, who: int) -> None:
 def test_failed_ranks(impl, run, seed):
     """An exception on one rank ends the others, also one that computes; the report has it."""
     who = seed % 2
-    scenario = {"faults": {(who, 6): "raises", (1 - who, 6): "sleeps"}, "limit": 20.0}
+    scenario = {"faults": {(who, 6): "raises", (1 - who, 6): "sleeps"}}
     (result,) = run_jobs(impl, run, scenario)
     expect_report(told(scenario), result, who)
     if "ZeroDivisionError" not in result["reports"][0]:
