@@ -42,7 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")  # the simplest first
 Batch = tuple[Any, Tensor]  # inputs and targets of one rank
@@ -142,6 +142,15 @@ class AliveBytes(TorchDispatchMode):
         self.current -= self.known.pop(key, 0)
 
 
+def stand_in(tensor: Tensor) -> Tensor:
+    """An empty tensor like ``tensor``; what is on meta might be anywhere, say on the CPU."""
+    device = torch.device("cpu") if tensor.is_meta else tensor.device
+    like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(like, requires_grad=tensor.requires_grad)
+    return like
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in nested containers."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
@@ -194,7 +203,7 @@ def run_fake(
 ) -> tuple[int, tuple[Phase, ...]]:
     """(bytes saved for backward, phases) of one forward and backward of a fake copy."""
     phases: list[Phase] = []
-    alive, fake = AliveBytes(), FakeTensorMode()
+    alive = AliveBytes()
     now, of_root = (0, False), 0
 
     def enter(unit: int, backward: bool) -> None:
@@ -207,11 +216,11 @@ def run_fake(
         of_root += p.nbytes * (p not in inside)
         p.grad = None
 
-    with fake:
+    with FakeTensorMode():
         tensors = [*model.parameters(), *model.buffers()]
-        places: dict[int, Any] = {id(t): fake.from_tensor(t) for t in tensors}
+        places: dict[int, Any] = {id(t): stand_in(t) for t in tensors}
         twin, parts = copy.deepcopy((model, units), places)
-        inputs, targets = torch.utils._pytree.tree_map_only(Tensor, fake.from_tensor, batch)
+        inputs, targets = tree_map_only(Tensor, stand_in, batch)
         inside = {p for part in parts for p in part.parameters()}
         for k, part in enumerate(parts, 1):
             part.register_forward_pre_hook(lambda *_, k=k: enter(k, False))

@@ -59,8 +59,15 @@ def run(plan: Plan, folder: Path, out: Console) -> int:
                 answers.append(answer)
                 bar.advance(task, answer.gpus)
     except RankFailure as failure:
+        if answers and failure.kind == "hang":  # what is done is worth showing
+            return _finish(plan, answers, folder, out)
         where = f"\n  line: {failure.line}" if failure.line else ""
         raise ValueError(f"the simulated run failed: {failure.message}{where}") from None
+    return _finish(plan, answers, folder, out)
+
+
+def _finish(plan: Plan, answers: list[Answer], folder: Path, out: Console) -> int:
+    """Print the table and write the files; the exit status."""
     out.print(_table(plan, answers))
     for line in _remarks(plan, answers):
         out.print(Text(line, "yellow"), soft_wrap=True)
@@ -106,6 +113,12 @@ def _remarks(plan: Plan, answers: Sequence[Answer]) -> list[str]:
     too_big = [str(a.gpus) for a in answers if not a.fits]
     if too_big:
         remarks.append(f"does not fit into a GPU's memory with {', '.join(too_big)} GPUs")
+    missing = plan.gpus[len(answers) :]
+    if missing:
+        remarks.append(
+            f"{missing[0]} GPUs were not done here in {plan.timeout:,.0f} s "
+            "(`timeout` in a --config file gives them longer)"
+        )
     dtype = plan.dtype or plan.spec.dtype
     gpu = load_cluster(plan.cluster).gpu
     if dtype not in gpu.flops:

@@ -18,6 +18,7 @@ from benchmarks import (
     monitoring,
     parameter_server,
     pipeline,
+    published,
     ranks,
     recompute,
     run,
@@ -41,6 +42,22 @@ def test_split_still_runs() -> None:
     assert {name: len(values) for name, values in times.items()} == {"solution": 1, "torch": 1}
     assert split.greedy([3, 1, 1, 3], 2) == split.equal_counts([3, 1, 1, 3], 2) == [0, 2, 4]
     assert split.greedy([1, 1, 1, 9], 3) == [0, 2, 3, 4]
+
+
+def test_llama_is_of_the_right_size_and_recomputes() -> None:
+    with torch.device("meta"):
+        model = published._Llama(32)
+    assert sum(p.numel() for p in model.parameters()) == 8_030_261_248
+    small, large = (published.torchtitan(layers) for layers in (1, 3))
+    names = [
+        "Llama 3.1 8B, FSDP on 8 H100, tokens/s per GPU",
+        "Llama 3.1 8B, FSDP on 8 H100, memory, GiB",
+    ]
+    assert [row[0] for row in large] == names
+    assert float(small[0][2].replace(",", "")) > float(large[0][2].replace(",", ""))
+    layer_gib = (float(large[1][2]) - float(small[1][2])) / 2
+    everything = 2 * 8192 * 2 * (16 * 4096 + 4 * 14336) / 2**30  # were all activations kept
+    assert 0 < layer_gib < 0.6 * everything
 
 
 def test_contestants_take_turns() -> None:

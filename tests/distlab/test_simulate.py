@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from distlab.cli import main
+from distlab.ranks import RankFailure
+from distlab.virtual import show
 from distlab.virtual.models import MODELS
 from distlab.virtual.simulate import IMPLS, Answer, Plan, simulate
 
@@ -89,6 +92,30 @@ def test_zero2_needs_less_memory_in_the_bytes_of_ddp() -> None:
     sent = [sum(answer.bytes_per_link.values()) for answer in (whole, sharded)]
     assert sent[1] == pytest.approx(sent[0], rel=0.02)
     assert sharded.memory < whole.memory
+
+
+def test_phases_own_all_reduces_send_what_theory_says() -> None:
+    common = {"model": "mlp", "gpus": (16,), "cluster": "ethernet-v100"}
+    names = ("ring", "tree", "halving-doubling", "hierarchical")
+    found = {name: answers_of(strategy=name, **common)[0] for name in names}
+    whole = 17_226 * 4
+    for name in names[:3]:
+        sent = sum(found[name].bytes_per_link.values())
+        assert sent == pytest.approx(2 * 15 * whole, rel=0.01), name
+    # two nodes: each of the 16 ranks sends an eighth of the tensor once, and gets one
+    leaving = found["hierarchical"].bytes_per_link["between"]
+    assert leaving == pytest.approx(16 * whole / 8, rel=0.01)
+    assert leaving < found["ring"].bytes_per_link["between"] * 0.6
+    assert found["tree"].step < found["ring"].step  # latency: 4 levels against 30 steps
+
+
+def test_parameter_server_sends_everything_twice_per_worker() -> None:
+    common = {"model": "mlp", "gpus": (4,), "strategy": "parameter-server"}
+    (one,), (two,) = (answers_of(servers=servers, **common) for servers in (1, 2))
+    assert sum(one.bytes_per_link.values()) == pytest.approx(3 * 2 * 17_226 * 4, rel=0.01)
+    assert sum(two.bytes_per_link.values()) == pytest.approx(2 * 2 * 17_226 * 4, rel=0.01)
+    assert one.rate == pytest.approx(3 * 64 / one.step)
+    assert two.step < one.step  # each server has half of the bytes to send
 
 
 def test_slower_networks_and_algorithms_tell() -> None:
@@ -181,6 +208,21 @@ def test_command_writes_table_and_pictures(tmp_path: Path, capsys) -> None:
         assert (out / f"mlp-ddp-solutions-laptop{end}").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_what_takes_too_long_leaves_a_line_and_the_rows_before(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    def slow(plan: Plan):
+        yield from simulate(dataclasses.replace(plan, gpus=(1, 2)))
+        raise RankFailure("no result after 1800 s", kind="hang")
+
+    monkeypatch.setattr(show, "simulate", slow)
+    arguments = ["simulate", "--model", "mlp", "--gpus", "1", "2", "256", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "256 GPUs were not done here in 1,800 s" in " ".join(capsys.readouterr().out.split())
+    data = json.loads((tmp_path / "mlp-ddp-solutions-dgx-h100.json").read_text())
+    assert [row["gpus"] for row in data["rows"]] == [1, 2]
+
+
 def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
     command = shutil.which("distlab", path=str(Path(sys.executable).parent))
     if command is None:
@@ -202,6 +244,9 @@ def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
         (["--strategy", "zero"], "no strategy"),
         (["--strategy", "fsdp", "--impl", "torch"], "with solutions or mine"),
         (["--strategy", "local-sgd", "--impl", "torch"], "with solutions or mine"),
+        (["--strategy", "ring", "--impl", "torch"], "with solutions or mine"),
+        (["--strategy", "parameter-server", "--gpus", "1"], "1 servers need more than 1 GPUs"),
+        (["--strategy", "parameter-server", "--model", "gpt-7b", "--gpus", "8"], "would take"),
         (["--every", "0"], "must be positive"),
         (["--dtype", "float12"], "dtype must be one of"),
         (["--config", "missing.yaml"], "missing.yaml"),
