@@ -110,8 +110,14 @@ class PowerSGD:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from what ``state_dict`` gave on this rank; ValueError if it can't fit."""
-        # Step 8: Qs that are there begin anew from the loaded ones, when they are next asked for
+        # Step 8: compare, then write into the Qs that are there; the rest waits for its matrices
         raise NotImplementedError("exercise 4.8")
+
+
+def check_shape(saved: Tensor, wanted: Sequence[int]) -> None:
+    """ValueError unless a Q that was saved has the shape that is wanted."""
+    if tuple(saved.shape) != tuple(wanted):
+        raise ValueError(f"saved was a Q of {tuple(saved.shape)}, wanted is {tuple(wanted)}")
 
 
 def side_by_side(

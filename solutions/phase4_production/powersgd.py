@@ -139,8 +139,7 @@ class PowerSGD:
             shape = matrix_shape(p)[1], self.width(p)
             if len(self.q) < len(self.loaded):
                 known = self.loaded[len(self.q)]
-                if tuple(known.shape) != shape:
-                    raise ValueError(f"saved was a Q of {tuple(known.shape)}, wanted is {shape}")
+                check_shape(known, shape)
             else:
                 known = torch.randn(shape, generator=self.generator)
             self.q[p] = known.to(p, copy=True)
@@ -158,12 +157,21 @@ class PowerSGD:
     def load_state_dict(self, state: State) -> None:
         """Go on from what ``state_dict`` gave on this rank; ValueError if it can't fit."""
         # --- exercise 4.8: start
-        # Step 8: Qs that are there begin anew from the loaded ones, when they are next asked for
+        # Step 8: compare, then write into the Qs that are there; the rest waits for its matrices
+        pairs = list(zip(self.q.values(), state["q"], strict=False))
+        for q, saved in pairs:
+            check_shape(saved, q.shape)
         self.residual.load_state_dict(state["residual"])
         self.loaded = [q.clone() for q in state["q"]]
-        for q, saved in zip(self.q.values(), self.loaded, strict=False):
+        for q, saved in pairs:
             q.copy_(saved)
         # --- exercise 4.8: end
+
+
+def check_shape(saved: Tensor, wanted: Sequence[int]) -> None:
+    """ValueError unless a Q that was saved has the shape that is wanted."""
+    if tuple(saved.shape) != tuple(wanted):
+        raise ValueError(f"saved was a Q of {tuple(saved.shape)}, wanted is {tuple(wanted)}")
 
 
 def side_by_side(

@@ -22,11 +22,9 @@ FORGET = "                part.zero_()\n"
 WIDTH = "        return r if p.dim() > 1 and r * (m + n) < m * n else 0\n"
 RANDOM = "                known = torch.randn(shape, generator=self.generator)\n"
 SAVED = '        return {"residual": self.residual.state_dict(), "q": [q.clone() for q in qs]}\n'
-LOADED = """        self.residual.load_state_dict(state["residual"])
-        self.loaded = [q.clone() for q in state["q"]]
-        for q, saved in zip(self.q.values(), self.loaded, strict=False):
-            q.copy_(saved)
-"""
+LOAD_RESIDUAL = '        self.residual.load_state_dict(state["residual"])\n'
+PAIRS = '        pairs = list(zip(self.q.values(), state["q"], strict=False))\n'
+LOAD_Q = '        self.loaded = [q.clone() for q in state["q"]]\n'
 QR = "    return torch.linalg.qr(wide).Q.to(p.dtype)\n"
 
 mutant = mutants_of("4.8", "powersgd")
@@ -190,7 +188,7 @@ MUTANTS = [
         '        return {"q": [q.clone() for q in qs]}\n',
         STATE,
         "resume-differs",
-        (LOADED, LOADED.partition("\n")[2]),
+        (LOAD_RESIDUAL, ""),
     ),
     mutant(
         "q-not-saved",
@@ -199,7 +197,8 @@ MUTANTS = [
         '        return {"residual": self.residual.state_dict()}\n',
         STATE,
         "resume-differs",
-        (LOADED, LOADED.partition("\n")[0] + "\n"),
+        (PAIRS, "        pairs = []\n"),
+        (LOAD_Q, ""),
     ),
     mutant(
         "q-is-no-copy",

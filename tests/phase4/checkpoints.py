@@ -1,5 +1,6 @@
 <<<<<<< HEAD
 <<<<<<< HEAD
+<<<<<<< HEAD
 """Checkpoints in memory, for checks that need no disk."""
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def fake_saved(trees, step: int = 7, shared=None):
 =======
 =======
 >>>>>>> elastic
+=======
+>>>>>>> compress
 """Trees to save, and what a store makes of them; for checks of several exercises."""
 
 from __future__ import annotations
@@ -113,6 +116,9 @@ def save(store, step: int, rank: int, **options) -> str:
         return f"{type(error).__name__}: {error}"
     return ""
 <<<<<<< HEAD
+<<<<<<< HEAD
 >>>>>>> ckpt
 =======
 >>>>>>> elastic
+=======
+>>>>>>> compress

@@ -284,21 +284,24 @@ def test_power_hook_begins_and_does_not_wait(impl, run):
 
 @exercise("4.8", "virtual")
 def test_power_bad_input_is_refused(impl, run):
-    """A rank of 0 or less; a state of another model."""
+    """A rank of 0 or less; a state of another model, or of another rank."""
 
     def body(ctx):
-        used, other = impl.PowerSGD(1), impl.PowerSGD(1)
+        used, other, wider = impl.PowerSGD(1), impl.PowerSGD(1), impl.PowerSGD(2)
         reduced(used, bucket_of((6, 5)), torch.ones(30).double())
+        reduced(wider, bucket_of((6, 5)), torch.ones(30).double())
         reduced(other, bucket_of((7, 4)), torch.ones(28).double())
         return [
             refusal(impl.PowerSGD, 0),
             refusal(impl.PowerSGD, -3),
             refusal(used.load_state_dict, other.state_dict()),
+            refusal(used.load_state_dict, wider.state_dict()),
         ]
 
     results = run(body, 1)
     results.logs[0].events.clear()  # of the buckets that went before
-    expect_refused(results, [("rank 0", ["0"]), ("rank -3", ["-3"]), ("another model", [28, 30])])
+    calls = [("rank 0", [0]), ("rank -3", [-3]), ("another model", []), ("another rank", [])]
+    expect_refused(results, calls)
 
 
 @exercise("4.8", "gloo")

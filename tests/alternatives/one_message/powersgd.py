@@ -96,6 +96,8 @@ class PowerSGD:
         for place, p in enumerate(self.owed):
             if state["owed"][place].numel() != p.numel():
                 raise ValueError(f"saved for {state['owed'][place].numel()}, not {p.numel()}")
+            if state["q"][place].shape != self.q[p].shape:
+                raise ValueError(f"saved was a Q of {state['q'][place].shape}")
         self.saved = {name: [t.clone() for t in state[name]] for name in ("owed", "q")}
         self.owed, self.q = {}, {}
 
