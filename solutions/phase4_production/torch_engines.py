@@ -100,9 +100,10 @@ class TorchSharded(Engine):
             "reshard_after_forward": free_after_forward,
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         }
-        for block in blocks(module):
-            fully_shard(block, **common)
-        self.module = self.net = fully_shard(module, **common)
+        units = [fully_shard(part, **common) for part in (*blocks(module), module)]
+        for unit in units:  # gloo has no mean; torch 2.8 would take the sum for it
+            unit.set_force_sum_reduction_for_comms(dist.get_backend() == "gloo")
+        self.module = self.net = module
         self.optimizer = optimizer_class(module.parameters(), **options)
 
     @property

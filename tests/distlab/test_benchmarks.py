@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distlab.netcluster import cluster_obstacle
 import pytest
 import torch
 
@@ -27,7 +28,6 @@ from benchmarks import (
     trainer,
     zero,
 )
-from distlab.netcluster import cluster_obstacle
 
 
 def test_ranks_and_trainer_still_run() -> None:
