@@ -19,11 +19,10 @@ from solutions.phase2_advanced.batch_size import cuda_peak, largest_micro_batch,
 from solutions.phase3_multi_node.sharding_strategies import (
     Choice,
     Estimate,
-    Profile,
     choose_strategy,
-    profile,
     readable,
 )
+from solutions.phase3_multi_node.step_profile import Profile, profile
 
 from .image_folder import normalised
 from .image_models import blocks

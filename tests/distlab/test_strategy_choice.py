@@ -24,8 +24,8 @@ from solutions.phase3_multi_node.sharding_strategies import (
     Estimate,
     Links,
     choose_strategy,
-    profile,
 )
+from solutions.phase3_multi_node.step_profile import profile
 
 MODEL, SAMPLES, NODES, LOCAL = "resnet50", 4, 2, 2
 SIMULATED = {"ddp": "bucketed", "zero1": "zero1", "zero2": "zero2", "fsdp": "fsdp"}
@@ -87,3 +87,9 @@ def test_chosen_is_the_fastest_of_those_that_fit(both) -> None:
     for budget, chosen in zip((estimates[n].peak for n in answers), choices, strict=True):
         fitting = [name for name in answers if estimates[name].peak <= budget]
         assert chosen == min(fitting, key=lambda name: answers[name].step)
+
+
+def test_frozen_model_has_no_profile() -> None:
+    frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        profile(frozen, (torch.ones(1, 2), torch.zeros(1, dtype=torch.int64)), torch.optim.AdamW)

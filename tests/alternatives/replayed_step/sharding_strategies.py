@@ -11,13 +11,10 @@ from solutions.phase3_multi_node.sharding_strategies import (
     Choice,
     Estimate,
     Links,
-    Phase,
-    Profile,
-    profile,
     readable,
 )
 
-__all__ = ["Links", "Phase", "Profile", "choose_strategy", "estimate", "profile", "smallest_budget"]
+__all__ = ["Links", "choose_strategy", "estimate", "smallest_budget"]
 
 
 class Account:
