@@ -1,30 +1,3 @@
-<<<<<<< HEAD
-<<<<<<< HEAD
-<<<<<<< HEAD
-"""Checkpoints in memory, for checks that need no disk."""
-
-from __future__ import annotations
-
-from types import SimpleNamespace
-
-
-def fake_saved(trees, step: int = 7, shared=None):
-    """A checkpoint in memory that notes who is read."""
-    reads: list[int] = []
-
-    def own(rank: int):
-        reads.append(rank)
-        return trees[rank]
-
-    saved = SimpleNamespace(
-        step=step, shared=shared or {}, metadata={}, world_size=len(trees), own=own, skipped=()
-    )
-    return saved, reads
-=======
-=======
->>>>>>> elastic
-=======
->>>>>>> compress
 """Trees to save, and what a store makes of them; for checks of several exercises."""
 
 from __future__ import annotations
@@ -115,10 +88,3 @@ def save(store, step: int, rank: int, **options) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
-<<<<<<< HEAD
-<<<<<<< HEAD
->>>>>>> ckpt
-=======
->>>>>>> elastic
-=======
->>>>>>> compress
