@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from distlab.netcluster import cluster_obstacle
 import pytest
 import torch
 
@@ -28,6 +27,7 @@ from benchmarks import (
     trainer,
     zero,
 )
+from distlab.netcluster import cluster_obstacle
 
 
 def test_ranks_and_trainer_still_run() -> None:
