@@ -156,6 +156,7 @@ class Plan:
         extras = [n for n in flags if getattr(config, n)] + ["offload"] * self.offload
         often = f"every {config.save_every} steps" if config.save_every else "at the end"
         peak = max(learning_rate(s, config, self.steps_per_epoch) for s in range(self.steps))
+        average = ", without the average of the weights" if config.ema_decay else ""
         rows = {
             "model": f"{config.model}, {self.parameters:,} parameters, "
             + ", ".join([config.precision, *extras]),
@@ -169,7 +170,7 @@ class Plan:
             "steps": f"{self.steps:,} = {config.epochs} epochs of {self.steps_per_epoch:,}",
             "rate": f"{peak:.3g} at most, {config.warmup_epochs:g} epochs of warm-up",
             "memory": f"{readable(chosen.peak)} per rank at the peak, of which activations "
-            f"{readable(chosen.activations)}; "
+            f"{readable(chosen.activations)}{average}; "
             + ("no limit" if budget == NO_LIMIT else f"limit {readable(budget)}"),
             "messages": f"{readable(self.sent)} sent per rank and step",
             "checkpoints": f"{often} to {config.checkpoints}",
@@ -190,7 +191,7 @@ def choose(
     try:
         return choose_strategy(
             profiled,
-            budget - average_bytes(config, model),
+            budget if budget == NO_LIMIT else budget - average_bytes(config, model),
             world.size // node_size,
             node_size,
             strategy=wanted,

@@ -133,7 +133,7 @@ def test_a_port_in_use_is_one_line(data: Path, which: str) -> None:
 
 
 def test_a_dry_run_prints_the_plan(data: Path) -> None:
-    found = launch("4", "auto", "32", "--data", str(data), "--dry-run")
+    found = launch("4", "auto", "32", "--data", str(data), "--ema-decay=0.9", "--dry-run")
     assert found.returncode == 0, found.stderr
     rows, table = found.stdout.split("\n\n")
     lines = dict(line.split(None, 1) for line in rows.splitlines())
@@ -142,6 +142,7 @@ def test_a_dry_run_prints_the_plan(data: Path) -> None:
     assert lines["steps"] == "54 = 18 epochs of 3"
     assert lines["strategy"].startswith("ddp, the course's")
     assert "per rank at the peak" in lines["memory"]
+    assert lines["memory"].endswith("without the average of the weights; no limit")
     assert lines["messages"] == "564 kB sent per rank and step"  # 2·3/4 of 4·93,922 bytes
     assert {"ddp", "zero1", "zero2", "fsdp"} <= {line.split()[0] for line in table.splitlines()}
 
