@@ -13,11 +13,11 @@ from torch.utils.data import Dataset
 from .engines import Engine, make_engine
 from .image_folder import Decoded, ImageFolder, SyntheticImages, check_classes, scan
 from .image_models import build_model, checkpoint_activations
-from .monitoring import StepMonitor, count_flops
+from .monitoring import StepMonitor, count_flops, matmul_peak
 from .recipe import make_optimizer_class
 from .trainer_config import Config
 from .trainer_hooks import make_hook
-from .training_plan import Plan, World, make_plan, search_micro_batch
+from .training_plan import DTYPES, Plan, World, make_plan, search_micro_batch
 
 
 def open_data(config: Config) -> tuple[Dataset[Decoded], ImageFolder | None]:
@@ -53,7 +53,8 @@ def set_up_model(
     plan = make_plan(config, model, images, classes, world)
     if device.type == "cuda" and config.micro_batch == "auto":
         plan = replace(plan, micro_batch=search_micro_batch(plan, model))
-    monitor = StepMonitor(device, flops_per_sample=flops)
+    peak = matmul_peak(device, DTYPES[config.precision], 8192 if device.type == "cuda" else 512)
+    monitor = StepMonitor(device, flops_per_sample=flops, peak_flops=peak)
     if config.compile:
         model.compile()
     return plan, wrap(config, plan, model, monitor), monitor
