@@ -81,7 +81,10 @@ def compare(
     def body(ctx: RankContext) -> list[list[float]]:
         nets = [wrapped(model, wrap) for wrap in pair]
         data = batch(model, ctx.rank)
-        contestants = {str(k): stepper(net, STEPS[model], *data) for k, net in enumerate(nets)}
+        contestants = {}
+        for k, net in enumerate(nets):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+            contestants[str(k)] = stepper(net, optimizer, STEPS[model], *data)
         in_turn(contestants, WARM_UP)
         return [*in_turn(contestants, repeats).values()]
 

@@ -106,7 +106,7 @@ def rest_kept(case: Case) -> Diagnosis | None:
     """The last elements were left out: the length does not divide by the number of chunks."""
     got, before = case.got, case.before
     wrong = [k for k, pair in enumerate(zip(got, case.want, strict=True)) if not case.near(*pair)]
-    if before is None or not wrong or not wrong[0]:
+    if before is None or not wrong or not wrong[0] or torch.equal(got, before):
         return None
     if not torch.equal(got[wrong[0] :], before[wrong[0] :]):
         return None

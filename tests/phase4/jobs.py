@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.multiprocessing import ProcessContext
 
 SIZE, BATCH, EPOCHS, SAVE_EVERY = 22, 4, 2, 4
 STEPS = EPOCHS * 6  # the last batch of an epoch has 2 samples
@@ -181,6 +182,9 @@ def agent(
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
     tempfile.tempdir = str(folder)  # torch leaves files of errors there
+    # the agent would kill after 30 s who does not leave: then a job that hangs came to an end, too
+    join = ProcessContext._join_procs_with_timeout
+    ProcessContext._join_procs_with_timeout = lambda context, _: join(context, FOREVER)
     try:
         elastic_launch(config, worker)(impl, folder, faults, timeout)
     except ChildFailedError:
@@ -198,7 +202,7 @@ def job(
     ranks: int = 2,
     timeout: float = FOREVER,
     restarts: int = 2,
-    limit: float = 40.0,
+    limit: float = 50.0,
 ) -> dict:
     """What a job did, and left: plain data. ``ended``: well, badly, or not within ``limit``."""
     with tempfile.TemporaryDirectory() as name:

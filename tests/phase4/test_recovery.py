@@ -16,7 +16,7 @@ def run_jobs(impl, run, *scenarios: dict) -> list[dict]:
     def body(ctx):
         return job(impl, **scenarios[ctx.rank])
 
-    options = {"process_group": False, "ledger": False, "timeout": 55.0}
+    options = {"process_group": False, "ledger": False, "timeout": 65.0}
     results = run(body, len(scenarios), **options)
     for scenario, result in zip(scenarios, results, strict=True):
         expect_job(scenario, result)
