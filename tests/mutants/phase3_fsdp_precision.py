@@ -76,7 +76,7 @@ MUTANTS = [
         MEAN,
         "        return super().mean(chunk.to(self.compute_dtype)).to(self.shard.dtype)\n",
         SUMMED,
-        "wrong",
+        "rounding",
     ),
     mutant(
         "summed",

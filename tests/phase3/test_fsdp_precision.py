@@ -106,7 +106,7 @@ def test_gradients_are_summed_in_float32(impl, run, seed, cases):
                 torch.stack(parts).mean(0),
                 what=f"{world_size} ranks: gradient of {name}",
                 contributions=parts,
-                rtol=1e-5,
+                rtol=2e-5,
                 atol=1e-7,
             )
 
@@ -215,7 +215,7 @@ def test_other_dtypes_are_refused(impl, run, seed):
             refusal(FSDP, net(seed), flat_type=flat(reduce_dtype=torch.int32)),
         ]
 
-    calls = [("computing in int8", ("int8",)), ("reducing in int32", ("int32",))]
+    calls = [("computing in int8", ()), ("reducing in int32", ())]
     expect_refused(run(body, 2), calls)
 
 
