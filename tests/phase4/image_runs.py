@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch._dynamo  # optimizers import it
+import torch._subclasses.fake_tensor  # the plan of a run profiles a step with it
 import torch.utils.tensorboard  # a sink imports it
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase4_production import trainer_loop
@@ -41,12 +41,6 @@ def config_of(data: Path, out: Path, *arguments: str) -> Config:
     small = ["--epochs=1", "--global-batch=16", "--warmup-epochs=0", "--log-every=1"]
     recipe = ["--base-lr=0.02", "--base-batch=16", "--workers=0", "--save-every=0"]
     return make_config(None, [*fixed, *small, *recipe, "--device=cpu", *arguments])
-
-
-def warm_up() -> None:
-    """Import here, once, what a run imports; no backward: ranks are forked from here."""
-    with FakeTensorMode(), torch.no_grad():
-        torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)).relu()
 
 
 def train(

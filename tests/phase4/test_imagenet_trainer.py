@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from image_runs import STEPS, config_of, few_digits, losses, records, train, warm_up
+from image_runs import STEPS, config_of, few_digits, losses, records, train
 
 STRATEGIES = {
     "ddp": [],
@@ -32,7 +32,6 @@ LOSSY = ["topk", "randomk", "powersgd", "int8", "onebit", "bf16"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    warm_up()
     return few_digits(tmp_path_factory.mktemp("digits"))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from image_runs import STEPS, config_of, few_digits, losses, records, train, warm_up
+from image_runs import STEPS, config_of, few_digits, losses, records, train
 
 from distlab.course import root
 from distlab.ranks import RankFailure
@@ -29,7 +29,6 @@ RECIPES = sorted((root() / "configs").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    warm_up()
     return few_digits(tmp_path_factory.mktemp("digits"))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from image_runs import config_of, few_digits, loss_curve, losses, records, train, warm_up
+from image_runs import config_of, few_digits, loss_curve, losses, records, train
 
 from distlab.course import root
 from solutions.phase4_production.recovery import EXIT_PREEMPTED
@@ -33,7 +33,6 @@ INTERRUPTED = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    warm_up()
     return few_digits(tmp_path_factory.mktemp("digits"))
 
 
