@@ -103,7 +103,7 @@ class Watchdog:
         if not timeout > 0:
             raise ValueError(f"a timeout of {timeout} s")
         self.heartbeat, self.timeout = heartbeat, timeout
-        self.interval = interval or timeout / 10
+        self.interval = interval or min(1.0, timeout / 10)
         self.over = False
         self.thread = threading.Thread(target=self.watch, daemon=True)
 
