@@ -35,6 +35,7 @@ from .elastic import ElasticSampler
 
 Sample = tuple[int, int]  # epoch, index; epoch -1: not augmented
 Decoded = tuple[Tensor, int, int]  # image (3, size, size) uint8, label, index; IGNORED: unreadable
+PREEMPTION = (signal.SIGTERM, signal.SIGUSR1)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
@@ -268,8 +269,20 @@ class EvaluationBatches(Sampler[list[Sample]]):
 
 def leave_signals_to_the_rank(worker: int) -> None:
     """SIGTERM and SIGUSR1 come to all processes of a job; a rank that saves needs its data."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in PREEMPTION:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTION)
+
+
+class Steady(DataLoader[Batch]):
+    """A loader whose processes don't hear of a preemption, not even while they are started."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTION)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def make_loader(
@@ -282,7 +295,7 @@ def make_loader(
     device: torch.device,
 ) -> DataLoader[Batch]:
     """A loader whose ``workers`` processes decode ``prefetch`` batches each ahead and stay."""
-    return DataLoader(
+    return Steady(
         dataset,
         batch_sampler=batches,
         collate_fn=Collate(size),
