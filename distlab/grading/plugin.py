@@ -40,7 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if SESSION not in config.stash:
         chosen = config.option
         request = Request(
-            impl=chosen.impl, device=chosen.device, seed=chosen.seed, tier=chosen.tier
+            impl=chosen.impl,
+            device=chosen.device,
+            seed=chosen.seed,
+            tier=chosen.tier,
+            # the checks may be split over processes, none of which sees every exercise pass
+            trusted=chosen.impl == "solutions",
         )
         config.stash[SESSION] = Session(request)
 

@@ -106,7 +106,7 @@ def test_gradients_are_summed_in_float32(impl, run, seed, cases):
                 torch.stack(parts).mean(0),
                 what=f"{world_size} ranks: gradient of {name}",
                 contributions=parts,
-                rtol=2e-5,
+                rtol=5e-5,  # a hundredth of two roundings to bfloat16
                 atol=1e-7,
             )
 
