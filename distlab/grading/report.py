@@ -48,11 +48,11 @@ def console(stderr: bool = False) -> Console:
 
 def print_report(report: Report, phase: Phase, out: Console) -> None:
     """Print the table, the failures and the next step."""
+    out.print(Text(f"Phase {phase.number}: {phase.title}", "bold"))
     out.print(
-        Text.assemble(
-            (f"Phase {phase.number}: {phase.title}", "bold"),
-            f"   implementation: {report.impl}   device: {report.device}   seed: {report.seed}",
-        )
+        f"implementation: {report.impl}   device: {report.device}   seed: {report.seed}",
+        highlight=False,
+        markup=False,
     )
     out.print(_table(report))
     for note in report.notes:
@@ -67,16 +67,12 @@ def print_report(report: Report, phase: Phase, out: Console) -> None:
 
 def _table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, justify in (
-        ("", "left"),
-        ("exercise", "left"),
-        ("verdict", "left"),
-        ("points", "right"),
-        *((tier, "right") for tier in TIERS),
-        ("seconds", "right"),
-        ("", "left"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("", no_wrap=True)
+    table.add_column("exercise")  # wraps where the terminal is narrow, as the notes do
+    table.add_column("verdict", no_wrap=True)
+    for name in ("points", *TIERS, "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
     for e in report.exercises:
         ran = any(c.verdict not in NOT_RUN for c in e.checks)
         note = f"with the solution of {', '.join(e.used_solution_of)}" if _shows(e) else ""
