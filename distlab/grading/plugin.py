@@ -118,7 +118,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     check.seconds = call.duration
     if check.verdict == "fail" and not check.line:
         source = inspect.getsource(item.function)  # type: ignore[attr-defined]
-        check.line = item.config.stash[SESSION].definition(exercise, source)
+        file = item.path.read_text(encoding="utf-8")
+        check.line = item.config.stash[SESSION].definition(exercise, source, file)
     item.config.stash[SESSION].record(exercise, check)
     if check.verdict == "needs":
         report.outcome = "skipped"

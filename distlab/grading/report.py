@@ -23,7 +23,8 @@ STYLE = {
 # what usually lies behind a cause that has no formula
 LIKELY = {
     "hang": "ranks must issue matching communication in the same order: look for a collective "
-    "behind `if rank == …`, a loop of different length per rank, or all ranks sending first",
+    "behind `if rank == …`, a loop of different length per rank, or all ranks sending first; a "
+    "rank that is still running is in a loop that does not end, or very slow",
     "mismatch": "every rank of the group must call the same collectives in the same order, with "
     "the same shape and dtype",
     "crash": "the process of the rank ended by itself: an exit call, a kill, or out of memory",

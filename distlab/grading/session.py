@@ -177,16 +177,22 @@ class Session:
         kind = VirtualRunner if tier == "virtual" else Runner
         return kind(files, self.seed, "cuda" if tier == "cuda" else "cpu")
 
-    def definition(self, exercise: Exercise, check_source: str) -> str:
+    def definition(self, exercise: Exercise, check: str, file: str) -> str:
         """Where the learner defines the function that the check is about: a wrong value has no
-        line of its own."""
-        words = set(re.findall(r"\w+", check_source))
+        line of its own. ``check``, ``file``: the source of the check, and of all its file, which
+        counts where the check leaves the call to a helper."""
+
+        words = re.findall(r"\w+", check)
 
         def relevance(name: str) -> int:
             head, _, method = name.partition(".")
             return 2 * (head in words) + (method in words)
 
-        owner, _, about = max(functions_of(exercise), key=relevance).rpartition(".")
+        names = functions_of(exercise)
+        name = max(names, key=relevance)
+        if not relevance(name):
+            name = max(names, key=lambda name: file.count(name.partition(".")[0]))
+        owner, _, about = name.rpartition(".")
         path = self.source(exercise).path(exercise.file)
         found = not owner
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

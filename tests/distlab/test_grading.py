@@ -252,16 +252,19 @@ def test_without_nodes_a_check_is_needs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("check", "place"),
+    ("check", "file", "place"),
     [
-        ("impl.RowParallelLinear(x), backward", "class RowParallelLinear"),
-        ("layer = impl.split_to_ranks(x, 1)", "def split_to_ranks"),
-        ("nothing that is known", "def cut"),
+        ("impl.RowParallelLinear(x), backward", "", "class RowParallelLinear"),
+        ("layer = impl.split_to_ranks(x, 1)", "impl.cut", "def split_to_ranks"),
+        ("helper()", "cut(1); RowParallelLinear(1), RowParallelLinear", "class RowParallelLinear"),
+        ("nothing that is known", "", "def cut"),
     ],
 )
-def test_a_wrong_value_points_to_what_the_check_is_about(check: str, place: str) -> None:
+def test_a_wrong_value_points_to_what_the_check_is_about(
+    check: str, file: str, place: str
+) -> None:
     session, exercise = Session(Request()), load_course().exercise("2.15")
-    number = int(session.definition(exercise, check).split(":")[1])
+    number = int(session.definition(exercise, check, file).split(":")[1])
     lines = exercise.solution_path.read_text().splitlines()
     before = [line for line in lines[:number] if line.startswith(("class ", "def "))]
     assert before[-1].startswith(place)
