@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -192,4 +193,15 @@ def fork_problem() -> str:
         return "this system has no fork"
     if torch.cuda.is_initialized():
         return "CUDA is already in use in this process"
+    if any(name.startswith("pt_autograd") for name in _threads()):
+        return "autograd has threads in this process, which a forked one would miss"
     return ""
+
+
+def _threads() -> list[str]:
+    """Names of this process's threads, where the system tells them (Linux)."""
+    found = []
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found.append((task / "comm").read_text(encoding="utf-8"))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab.ranks import RankContext, RankFailure, run_ranks
+from distlab.ranks import RankContext, RankFailure, fork_problem, run_ranks
 from distlab.virtual import reap_children
 
 HERE = (__file__,)
@@ -257,6 +258,27 @@ def test_where_fork_is_unsafe_ranks_are_spawned(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.warns(UserWarning, match="a test says so"):
         assert list(run_ranks(body, 2, 10, timeout=120)) == [30.0, 30.0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are named on Linux")
+def test_threads_of_autograd_are_noticed() -> None:
+    """What a backward starts where there is a GPU, or the first one is that of a fake tensor."""
+    assert fork_problem() == ""
+    named, end = threading.Event(), threading.Event()
+
+    def like_autograds() -> None:
+        comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+        comm.write_text("pt_autograd_0", encoding="utf-8")
+        named.set()
+        end.wait()
+
+    thread = threading.Thread(target=like_autograds)
+    thread.start()
+    named.wait()
+    problem = fork_problem()
+    end.set()
+    thread.join()
+    assert "autograd has threads" in problem
 
 
 def test_blank_is_told_apart() -> None:
