@@ -19,10 +19,11 @@ from ..virtual import VirtualResults, run_worlds
 from .implementation import Implementation, Source, blank_places, find_source
 from .verdicts import TIERS, CheckResult, ExerciseResult
 
-CHECK_LIMIT = 60.0  # seconds for all runs of one check
+# seconds on a machine that does nothing else
+CHECK_LIMIT = 60.0  # for all runs of one check
+RUN_LIMIT = 10.0  # for one run of ranks, unless the check says otherwise
 INTERLEAVINGS = 2  # explored by every run on virtual ranks
 DELAYED = 8  # the same, where timing is what is checked
-RUN_LIMIT = 10.0  # seconds for one run of ranks, unless the check says otherwise
 
 
 class NotRun(Exception):
@@ -210,19 +211,35 @@ class Session:
             self.not_run[exercise.id] = NotRun("blocked", f"not run, because {check.name} hung")
 
 
+def slowness(schedstat: Path = Path("/proc/self/schedstat")) -> float:
+    """How many times longer than alone this process has taken for its work so far, because other
+    programs had the processors: 1 to 10. Time limits grow by it; 1 where the system can't tell."""
+    try:
+        ran, waited, _ = map(int, schedstat.read_text(encoding="utf-8").split())
+    except (OSError, ValueError):
+        return 1.0
+    return min(1 + waited / max(ran, 1), 10.0)
+
+
 class Runner:
     """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
 
     def __init__(self, files: tuple[str, ...], seed: int, device: str) -> None:
         self.files, self.seed, self.device = files, seed, device
-        self.end = time.monotonic() + CHECK_LIMIT
+        self.slowness = slowness()
+        self.end = time.monotonic() + CHECK_LIMIT * self.slowness
+
+    def limit(self, options: dict[str, Any]) -> float:
+        """Seconds for the next run: what its options say, as far as the check has them left."""
+        asked = options.pop("timeout", RUN_LIMIT) * self.slowness
+        return round(min(asked, max(1.0, self.end - time.monotonic())), 1)
 
     def __call__(
         self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
     ) -> RankResults:
         """``run_ranks`` with the defaults of checks."""
-        limit = min(options.pop("timeout", RUN_LIMIT), max(1.0, self.end - time.monotonic()))
         defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
+        limit = self.limit(options)
         return run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
 
     def worlds(
@@ -265,7 +282,7 @@ class VirtualRunner(Runner):
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> list[VirtualResults]:
-        limit = min(options.pop("timeout", RUN_LIMIT), max(1.0, self.end - time.monotonic()))
+        limit = self.limit(options)
         return run_worlds(
             body,
             world_sizes,
