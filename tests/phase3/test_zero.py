@@ -9,16 +9,23 @@ import torch._dynamo  # torch.optim imports it when an optimizer is made: once h
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from zero_models import (
+    AT_THE_START,
     BUCKET,
     MATRIX,
     WHOLE,
     Equal,
     awkward,
+    bystanders_of,
     compare,
     groups_of,
+    judge_bystanders,
+    judge_dtypes,
     mean_gradients,
+    refused_at_the_start,
+    steps_in_three_dtypes,
     traced,
     values_of,
+    with_bystanders,
 )
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
@@ -160,23 +167,34 @@ def test_state_is_one_part_of_w(impl, run, seed):
 
 @exercise("3.13", "virtual gloo")
 def test_bytes_of_a_step(impl, run, seed):
-    """A step sends (W-1)/W·P bytes per rank on average: each part once to each other rank."""
+    """A step sends (W-1)/W·P bytes per rank on average, P without what is frozen."""
 
     def body(ctx):
         model = Equal()
-        optimizer = impl.ZeroOptimizer(
-            model.parameters(), torch.optim.Adam, bucket_bytes=2 * MATRIX
-        )
+        weights = with_bystanders(model)
+        optimizer = impl.ZeroOptimizer(weights, torch.optim.Adam, bucket_bytes=2 * MATRIX)
         model(torch.ones(1, 32)).sum().backward()
         with ctx.region("step"):
             optimizer.step()
+        return bystanders_of(weights)
 
     sizes = (4, 2, 1)
     for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
         budget = (world_size - 1) / world_size * WHOLE
         for log in results.logs:
             log.all_waited()
-            log.select(region="step").sent_at_most(budget + 200, "(W-1)/W·P")
+            log.select(region="step").sent_at_most(budget + 200, "(W-1)/W·P of what is trained")
+        judge_bystanders(results)
+
+
+@exercise("3.13", "virtual")
+def test_each_dtype_stays(impl, run):
+    """Parameters in float32, bfloat16 and float64: at step() all of a piece is in its own dtype."""
+
+    def body(ctx):
+        return steps_in_three_dtypes(impl.ZeroOptimizer, share=1)
+
+    judge_dtypes(run(body, 2), share=1)
 
 
 @exercise("3.13", "virtual gloo cuda")
@@ -264,14 +282,13 @@ def test_works_in_a_group(impl, run, seed):
 @exercise("3.13", "virtual")
 def test_wrong_calls_are_refused(impl, run, seed):
     """A foreign group, no bucket size, a rank that is not there, the state of another model."""
-    calls = [("bucket_bytes=0", [0]), ("state_dict(to=2)", [2]), ("another model's state", [12, 2])]
+    calls = [*AT_THE_START, ("state_dict(to=2)", [2]), ("another model's state", [12, 2])]
 
     def body(ctx):
-        model, adam = Equal(), torch.optim.Adam
-        optimizer = impl.ZeroOptimizer(model.parameters(), adam)
+        optimizer = impl.ZeroOptimizer(Equal().parameters(), torch.optim.Adam)
         other = torch.optim.Adam([torch.zeros(1), torch.zeros(2)]).state_dict()
         return [
-            refusal(impl.ZeroOptimizer, model.parameters(), adam, bucket_bytes=0),
+            *refused_at_the_start(impl.ZeroOptimizer),
             refusal(optimizer.state_dict, to=2),
             refusal(optimizer.load_state_dict, other),
         ]
