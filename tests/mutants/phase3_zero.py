@@ -65,6 +65,14 @@ MUTANTS = [
         "not-trained",
     ),
     mutant(
+        "not-copied",
+        "the parameters become views of a vector of zeros: the weights are lost",
+        "            view.copy_(p.detach().flatten())\n",
+        "",
+        TRAIN,
+        "values-lost",
+    ),
+    mutant(
         "summed-vectors",
         "chunks brought together by an all-reduce of zeros elsewhere: twice the bytes",
         GATHER,

@@ -57,7 +57,8 @@ def test_training_equals_one_process(impl, run, seed, cases):
         for name, (kind, options) in OPTIMIZERS.items():
             model = awkward(seed, ctx.device)
             optimizer = impl.ZeroOptimizer(groups_of(model), kind, bucket_bytes=BUCKET, **options)
-            out[name] = train(model, optimizer, seed, ctx.world_size, ctx.device)
+            given = values_of(model)
+            out[name] = given, train(model, optimizer, seed, ctx.world_size, ctx.device)
         return out
 
     sizes = cases(3, 2, 5, 1, 4)
@@ -67,13 +68,21 @@ def test_training_equals_one_process(impl, run, seed, cases):
             before = values_of(alone)
             want = train(alone, kind(groups_of(alone), **options), seed, world_size)
             for rank, got in enumerate(results):
-                judge(got[name], results[0][name], before, rank)
+                judge(*got[name], results[0][name][1], before, rank)
             for rank, got in enumerate(results):
-                compare(got[name], want, f"{world_size} ranks, {name}", rank)
+                compare(got[name][1], want, f"{world_size} ranks, {name}", rank)
 
 
-def judge(got, first, before, rank):
-    """The mistakes that have a name: ranks that differ, nothing trained, unused ones moved."""
+def judge(given, got, first, before, rank):
+    """Mistakes that have a name: values lost, ranks that differ, nothing trained, unused moved."""
+    lost = [name for name in before if not torch.equal(given[name], before[name])]
+    if lost:
+        fail(
+            f"making the optimizer has changed {', '.join(lost)}: copy the values into the vector "
+            "before the parameters become its views",
+            cause="values-lost",
+            rank=rank,
+        )
     still = [name for name in before if torch.equal(got[name], before[name])]
     if len(still) == len(before):
         fail(
