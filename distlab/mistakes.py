@@ -82,12 +82,13 @@ def power_of_world_size(case: Case) -> Diagnosis | None:
 
 
 def scaled(case: Case) -> Diagnosis | None:
-    """Any other constant factor; a single element always has one, so it explains nothing."""
+    """Any other constant factor; a single element always has one, so it explains nothing, and what
+    is next to nothing is memory that nobody has written."""
     if int(case.want.count_nonzero()) < 2 or not case.telling(1):
         return None
     got, want = (t.nan_to_num(0.0, 0.0, 0.0) for t in (case.got, case.want))
     ratio = float((got * want).sum() / (want * want).sum())
-    if not case.got.any() or abs(ratio - 1) < 1e-5 or not case.fits(ratio * case.want):
+    if abs(ratio) < 1e-20 or abs(ratio - 1) < 1e-5 or not case.fits(ratio * case.want):
         return None
     return Diagnosis("scaled", f"every element is {_number(ratio)} times the right value")
 

@@ -10,11 +10,11 @@ them, then an all-gather gives everybody the result.
     ZeRO-2      reduce-scatter in backward, free the rest | step own chunk | all-gather parameters
 
 Memory per rank in fp32 with Adam, Ψ parameters on W ranks: data parallelism 16Ψ bytes; ZeRO-1
-8Ψ + 8Ψ/W; ZeRO-2 4Ψ + 12Ψ/W, and in backward two buckets. Bytes sent per rank and step, for P
-bytes of parameters: ``step`` (W-1)/W·P; in ZeRO-2 gradients another (W-1)/W·P: together what data
-parallelism sends, 2(W-1)/W·P. (ZeRO-1 after DDP's all-reduce: 3(W-1)/W·P.) Messages: one per bucket
-and kind. Invariants: each element has its state on exactly one rank; after ``step`` all ranks have
-equal parameters.
+8Ψ + 8Ψ/W; ZeRO-2 4Ψ + 12Ψ/W, and in backward three buckets: two on their way, one that is joined.
+Bytes sent per rank and step, for P bytes of parameters: ``step`` (W-1)/W·P; in ZeRO-2 gradients
+another (W-1)/W·P: together what data parallelism sends, 2(W-1)/W·P. (ZeRO-1 after DDP's
+all-reduce: 3(W-1)/W·P.) Messages: one per bucket and kind. Invariants: each element has its state
+on exactly one rank; after ``step`` all ranks have equal parameters.
 
 Slices of elements balance to the last one, but ask for an optimizer that updates each element on
 its own (SGD, Adam, AdamW, RMSprop …; not Adafactor, LBFGS or Muon).
@@ -78,7 +78,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     ``param_groups`` are the user's, with the whole parameters: schedulers write there. Gradients
     must be the same on all ranks when ``step`` is called, as after data parallelism's backward.
     ``state`` holds this rank's part. Parameters without gradient (None) are not stepped; those that
-    are frozen when they are given stay so, and are not communicated.
+    are frozen when they are given stay so, and are not communicated. They may be of several dtypes:
+    pieces, gradients and state have their parameter's.
 
     Raises ValueError before any communication if this rank is no member of ``group`` or
     ``bucket_bytes`` is not positive. The ranks must come with equal parameters.
@@ -223,9 +224,11 @@ class Zero2Optimizer(ZeroOptimizer):
     def clip_by_global_norm(self, limit: float) -> Tensor:
         """Scale the gradients so that their norm is at most ``limit``; returns the norm before.
 
-        The norm () of the whole gradient, equal on all ranks; one all-reduce of 4 or 8 bytes.
+        The norm () of the whole gradient, equal on all ranks, in float32, or float64 if a parameter
+        has it; one all-reduce of 4 or 8 bytes.
         """
-        # Step 10: sum the squares of the own elements, then over the ranks; only then the root
+        # Step 10: the widest dtype of any vector, at least float32: squares overflow in float16
+        # Step 11: sum the squares of the own elements, then over the ranks; only then the root
         raise NotImplementedError("exercise 3.14")
 
 

@@ -86,6 +86,16 @@ def test_zero1_shards_the_state_and_sends_half_as_much_again() -> None:
     assert sharded.memory < whole.memory
 
 
+def test_torchs_zero1_shards_the_state_and_broadcasts_the_parts() -> None:
+    common = {"model": "mlp", "gpus": (4,), "impl": "torch"}
+    (whole,), (sharded,) = (answers_of(strategy=s, **common) for s in ("bucketed", "zero1"))
+    sent = [sum(answer.bytes_per_link.values()) for answer in (whole, sharded)]
+    parts = 17_226 * 4  # of all ranks together; the table counts a broadcast once, at its root
+    assert sent[1] - sent[0] == pytest.approx(parts, rel=0.01)
+    assert sharded.memory < whole.memory
+    assert sharded.rate > 0
+
+
 def test_zero2_needs_less_memory_in_the_bytes_of_ddp() -> None:
     common = {"model": "mlp", "gpus": (4,), "impl": "solutions", "bucket_mb": 1.0}
     (whole,), (sharded,) = (answers_of(strategy=s, **common) for s in ("bucketed", "zero2"))

@@ -47,6 +47,14 @@ mutant = mutants_of("3.15", "fsdp")
 
 MUTANTS = [
     mutant(
+        "garbage-left",
+        "freed parameters stay in the modules, as tensors whose storage is gone",
+        "        self.put([None] * len(self.leaves))\n",
+        "",
+        "test_freed_parameters_are_none",
+        "not-none",
+    ),
+    mutant(
         "shard-is-a-view",
         "BUGS 69: the shard is a view: the whole vector stays alive on every rank",
         OWN,

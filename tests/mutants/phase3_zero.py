@@ -4,6 +4,7 @@ from distlab.mutants import mutants_of
 
 TRAIN, STATE = "test_training_equals_one_process", "test_state_is_one_part_of_w"
 BYTES, MOVES = "test_bytes_of_a_step", "test_state_moves_to_another_world_size"
+DTYPES = "test_each_dtype_stays"
 GROUP, USERS = "test_works_in_a_group", "test_users_groups_are_obeyed"
 
 BOUNDS = "        first, last = rank * chunk, (rank + 1) * chunk\n"
@@ -62,6 +63,14 @@ MUTANTS = [
         "",
         TRAIN,
         "not-trained",
+    ),
+    mutant(
+        "not-copied",
+        "the parameters become views of a vector of zeros: the weights are lost",
+        "            view.copy_(p.detach().flatten())\n",
+        "",
+        TRAIN,
+        "values-lost",
     ),
     mutant(
         "summed-vectors",
@@ -131,6 +140,22 @@ MUTANTS = [
         "            del users, loaded\n",
         MOVES,
         "wrong-rate",
+    ),
+    mutant(
+        "frozen-sent",
+        "frozen parameters are sent in every step, though nobody changes them",
+        "if p.requires_grad and p.numel()]",
+        "if p.requires_grad or p.numel()]",
+        BYTES,
+        "too-many-bytes",
+    ),
+    mutant(
+        "one-vector-for-all",
+        "BUGS 76: parameters of all dtypes in one vector, whose dtype they take on",
+        "            for places in partition(trainable, limit, limit)\n",
+        "            for places in [range(len(trainable))]\n",
+        DTYPES,
+        "wrong-dtype",
     ),
     mutant(
         "default-group",

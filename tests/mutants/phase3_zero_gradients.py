@@ -4,6 +4,8 @@ from distlab.mutants import mutants_of
 
 TRAIN, PART = "test_training_equals_one_process", "test_gradients_are_one_part_of_w"
 BYTES, OVERLAP = "test_bytes_of_a_step", "test_gradients_leave_during_backward"
+GROUP, CLIP = "test_works_in_a_group", "test_clipping"
+TWICE = "test_a_gradient_that_is_complete_twice_is_an_error"
 
 SCATTER = """        chunk = torch.empty_like(vector.own)
         work = dist.reduce_scatter_tensor(chunk, joined, group=self.group, async_op=True)
@@ -96,5 +98,45 @@ MUTANTS = [
         "            pass\n        parameters",
         TRAIN,
         "exception",
+    ),
+    mutant(
+        "all-on-their-way",
+        "nobody waits before the end of backward: all joined gradients are alive",
+        "        if len(self.reducing) > 1:\n",
+        "        if False:\n",
+        PART,
+        "high-peak",
+    ),
+    mutant(
+        "second-gradient-lost",
+        "a gradient that is complete twice is taken once, or too late",
+        "        if p in self.arrived:\n",
+        "        if False:\n",
+        TWICE,
+        "twice-accepted",
+    ),
+    mutant(
+        "default-group",
+        "the reduce-scatter ignores the group",
+        "joined, group=self.group, async_op=True",
+        "joined, async_op=True",
+        GROUP,
+        "hang",
+    ),
+    mutant(
+        "norm-in-half",
+        "BUGS 76: squares are summed in the gradients' dtype: in float16 they overflow",
+        "dtypes, torch.float32)",
+        "dtypes)",
+        CLIP,
+        "norm-dtype",
+    ),
+    mutant(
+        "enlarged",
+        "BUGS 39: gradients are scaled to the limit also where their norm is below it",
+        ".clamp(max=1.0)",
+        "",
+        CLIP,
+        "enlarged",
     ),
 ]

@@ -149,6 +149,38 @@ def test_padding_is_nowhere(impl, run, seed):
                 )
 
 
+@exercise("3.15", "virtual")
+def test_freed_parameters_are_none(impl, run, seed):
+    """Outside of forward and backward a module's attribute is None: its use is an error there."""
+
+    def body(ctx):
+        inner = net(seed)
+        model = impl.FSDP(inner, inner.units())
+        parts = {"blocks.0.first": inner.blocks[0].first, "head": inner.head}
+
+        def left():
+            weights = {f"{name}.weight": getattr(p, "weight", None) for name, p in parts.items()}
+            return [name for name, value in weights.items() if value is not None]
+
+        found = {"wrapping": left()}
+        values_of(model, inner)
+        found["an evaluation"] = left()
+        loss = loss_of(model, batch(seed, ctx.rank))
+        found["forward"] = left()
+        backward(loss)
+        found["backward"] = left()
+        return found
+
+    for rank, found in enumerate(run(body, 2)):
+        for when, left in found.items():
+            if left:
+                fail(
+                    f"after {when} {', '.join(left)} are tensors without memory, expected None",
+                    cause="not-none",
+                    rank=rank,
+                )
+
+
 # -- memory and bytes -----------------------------------------------------------------------------
 def stack(seed: int) -> Stack:
     with torch.random.fork_rng(devices=[]):
@@ -299,7 +331,7 @@ def test_clipping_leaves_alone_what_it_should(impl, run, seed):
 
 @exercise("3.15", "virtual")
 def test_works_in_a_group(impl, run, seed):
-    """Ranks 0 and 2 of 3 shard over their own group; rank 1 is refused."""
+    """Ranks 0 and 2 of 3 shard over their own group, mean and norm are theirs; 1 is refused."""
 
     def body(ctx):
         group = dist.new_group([0, 2])
@@ -308,12 +340,23 @@ def test_works_in_a_group(impl, run, seed):
             return refused(lambda: impl.FSDP(inner, inner.units(), group=group))
         model = impl.FSDP(inner, inner.units(), group=group)
         backward(loss_of(model, batch(seed, ctx.rank)))
-        return sum(s.numel() for s in model.parameters())
+        numel = sum(s.numel() for s in model.parameters())
+        return numel, float(impl.clip_by_global_norm(model, 1e6))
 
     zero, one, two = run(body, 3)
     expect_equal(one, True, what="ValueError for the rank outside", rank=1, cause="accepted")
-    numel = sum(p.numel() for p in net(seed).parameters())
-    expect_equal(zero + two, numel, what="elements on ranks 0 and 2")
+    alone = net(seed)
+    numel = sum(p.numel() for p in alone.parameters())
+    expect_equal(zero[0] + two[0], numel, what="elements on ranks 0 and 2")
+    (sum(loss_of(alone, batch(seed, rank)) for rank in (0, 2)) / 2).backward()
+    want = float(nn.utils.clip_grad_norm_(alone.parameters(), 1e6))
+    for rank, (_, norm) in ((0, zero), (2, two)):
+        if abs(norm - want) > 1e-6 * want:
+            fail(
+                f"the norm of the mean gradient of ranks 0 and 2 is {want:.6g}, got {norm:.6g}",
+                cause="norm",
+                rank=rank,
+            )
 
 
 @exercise("3.15", "virtual")

@@ -163,7 +163,9 @@ def test_training_goes_on_at_another_world_size(impl, run, seed):
         with ctx.region("save"):
             saved = impl.sharded_state_dict(model, optimizer)
         steps(model, optimizer, seed, 0, range(3, 5))
-        return saved, values_of(model, inner)
+        values = values_of(model, inner)
+        inner.offset.fill_(9.0)  # a copy was asked for
+        return saved, values
 
     first = run(save, 4)
     saved, want = [r[0] for r in first], first[0][1]
@@ -235,6 +237,8 @@ def test_deferred_initialisation(impl, run, seed):
     def body(ctx):
         with torch.device("meta"):
             inner = Net().double()
+        inner.register_buffer("table", torch.arange(3.0))  # computed, so never on meta
+        inner.register_buffer("nothing", None)
         model = FSDP(inner, inner.units(), device=ctx.device)
         calls: list[int] = []
 
@@ -244,7 +248,8 @@ def test_deferred_initialisation(impl, run, seed):
 
         with ctx.region("initialise"):
             impl.materialise(model, initialise)
-        return values_of(model, inner), inner.offset.clone(), len(calls) - len(set(calls))
+        buffers = inner.offset.clone(), inner.table.clone()
+        return values_of(model, inner), buffers, len(calls) - len(set(calls))
 
     plain = Net().double()
     with torch.no_grad():
@@ -253,9 +258,11 @@ def test_deferred_initialisation(impl, run, seed):
     want = values_of(plain, plain)
     for world_size in (3, 1):
         results = run(body, world_size)
-        for rank, (got, offset, twice) in enumerate(results):
+        for rank, (got, (offset, table), twice) in enumerate(results):
             compare(got, want, f"initialised by {world_size} ranks", rank)
             expect_close(offset, plain.offset, what="the buffer", rank=rank)
+            what = "a buffer that was not on meta"
+            expect_equal(table.tolist(), [0.0, 1.0, 2.0], what=what, rank=rank, cause="buffers")
             expect_equal(twice, 0, what="submodules initialised twice", rank=rank)
         for log in results.logs:
             if log.select(region="initialise").events:

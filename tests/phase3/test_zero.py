@@ -9,16 +9,23 @@ import torch._dynamo  # torch.optim imports it when an optimizer is made: once h
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from zero_models import (
+    AT_THE_START,
     BUCKET,
     MATRIX,
     WHOLE,
     Equal,
     awkward,
+    bystanders_of,
     compare,
     groups_of,
+    judge_bystanders,
+    judge_dtypes,
     mean_gradients,
+    refused_at_the_start,
+    steps_in_three_dtypes,
     traced,
     values_of,
+    with_bystanders,
 )
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
@@ -50,7 +57,8 @@ def test_training_equals_one_process(impl, run, seed, cases):
         for name, (kind, options) in OPTIMIZERS.items():
             model = awkward(seed, ctx.device)
             optimizer = impl.ZeroOptimizer(groups_of(model), kind, bucket_bytes=BUCKET, **options)
-            out[name] = train(model, optimizer, seed, ctx.world_size, ctx.device)
+            given = values_of(model)
+            out[name] = given, train(model, optimizer, seed, ctx.world_size, ctx.device)
         return out
 
     sizes = cases(3, 2, 5, 1, 4)
@@ -60,13 +68,21 @@ def test_training_equals_one_process(impl, run, seed, cases):
             before = values_of(alone)
             want = train(alone, kind(groups_of(alone), **options), seed, world_size)
             for rank, got in enumerate(results):
-                judge(got[name], results[0][name], before, rank)
+                judge(*got[name], results[0][name][1], before, rank)
             for rank, got in enumerate(results):
-                compare(got[name], want, f"{world_size} ranks, {name}", rank)
+                compare(got[name][1], want, f"{world_size} ranks, {name}", rank)
 
 
-def judge(got, first, before, rank):
-    """The mistakes that have a name: ranks that differ, nothing trained, unused ones moved."""
+def judge(given, got, first, before, rank):
+    """Mistakes that have a name: values lost, ranks that differ, nothing trained, unused moved."""
+    lost = [name for name in before if not torch.equal(given[name], before[name])]
+    if lost:
+        fail(
+            f"making the optimizer has changed {', '.join(lost)}: copy the values into the vector "
+            "before the parameters become its views",
+            cause="values-lost",
+            rank=rank,
+        )
     still = [name for name in before if torch.equal(got[name], before[name])]
     if len(still) == len(before):
         fail(
@@ -160,23 +176,34 @@ def test_state_is_one_part_of_w(impl, run, seed):
 
 @exercise("3.13", "virtual gloo")
 def test_bytes_of_a_step(impl, run, seed):
-    """A step sends (W-1)/W·P bytes per rank on average: each part once to each other rank."""
+    """A step sends (W-1)/W·P bytes per rank on average, P without what is frozen."""
 
     def body(ctx):
         model = Equal()
-        optimizer = impl.ZeroOptimizer(
-            model.parameters(), torch.optim.Adam, bucket_bytes=2 * MATRIX
-        )
+        weights = with_bystanders(model)
+        optimizer = impl.ZeroOptimizer(weights, torch.optim.Adam, bucket_bytes=2 * MATRIX)
         model(torch.ones(1, 32)).sum().backward()
         with ctx.region("step"):
             optimizer.step()
+        return bystanders_of(weights)
 
     sizes = (4, 2, 1)
     for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
         budget = (world_size - 1) / world_size * WHOLE
         for log in results.logs:
             log.all_waited()
-            log.select(region="step").sent_at_most(budget + 200, "(W-1)/W·P")
+            log.select(region="step").sent_at_most(budget + 200, "(W-1)/W·P of what is trained")
+        judge_bystanders(results)
+
+
+@exercise("3.13", "virtual")
+def test_each_dtype_stays(impl, run):
+    """Parameters in float32, bfloat16 and float64: at step() all of a piece is in its own dtype."""
+
+    def body(ctx):
+        return steps_in_three_dtypes(impl.ZeroOptimizer, share=1)
+
+    judge_dtypes(run(body, 2), share=1)
 
 
 @exercise("3.13", "virtual gloo cuda")
@@ -264,14 +291,13 @@ def test_works_in_a_group(impl, run, seed):
 @exercise("3.13", "virtual")
 def test_wrong_calls_are_refused(impl, run, seed):
     """A foreign group, no bucket size, a rank that is not there, the state of another model."""
-    calls = [("bucket_bytes=0", [0]), ("state_dict(to=2)", [2]), ("another model's state", [12, 2])]
+    calls = [*AT_THE_START, ("state_dict(to=2)", [2]), ("another model's state", [12, 2])]
 
     def body(ctx):
-        model, adam = Equal(), torch.optim.Adam
-        optimizer = impl.ZeroOptimizer(model.parameters(), adam)
+        optimizer = impl.ZeroOptimizer(Equal().parameters(), torch.optim.Adam)
         other = torch.optim.Adam([torch.zeros(1), torch.zeros(2)]).state_dict()
         return [
-            refusal(impl.ZeroOptimizer, model.parameters(), adam, bucket_bytes=0),
+            *refused_at_the_start(impl.ZeroOptimizer),
             refusal(optimizer.state_dict, to=2),
             refusal(optimizer.load_state_dict, other),
         ]

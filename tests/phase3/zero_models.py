@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.grading import expect_close
+from distlab.grading import expect_close, expect_equal, fail, refusal
 
 LIMIT = 0.05  # of the gradient's norm, where it is clipped
 BUCKET = 300  # bytes: several buckets, whose borders are inside of parameters
@@ -90,6 +91,108 @@ class Equal(nn.Module):
 
 MATRIX = 4 * 32 * 32
 WHOLE = 12 * MATRIX  # bytes of Equal's parameters
+
+
+def with_bystanders(model: nn.Module) -> list[nn.Parameter]:
+    """The model's parameters, and two that nobody sends: a large frozen one, one without elements.
+
+    ``judge_bystanders`` gets what ``bystanders_of`` finds after a step.
+    """
+    frozen = nn.Parameter(torch.ones(64, 32), requires_grad=False)
+    empty = nn.Parameter(torch.ones(0, 3, dtype=torch.float64))
+    return [empty, *model.parameters(), frozen]
+
+
+def bystanders_of(parameters: list[nn.Parameter]) -> list[Any]:
+    """What of the two may not change."""
+    empty, frozen = parameters[0], parameters[-1]
+    same = torch.equal(frozen, torch.ones(64, 32))
+    return [list(empty.shape), str(empty.dtype), same, frozen.requires_grad, frozen.grad is None]
+
+
+def judge_bystanders(results: Any) -> None:
+    """They are as they were, on every rank."""
+    for rank, got in enumerate(results):
+        expect_equal(
+            got,
+            [[0, 3], "torch.float64", True, False, True],
+            what="shape and dtype of a parameter without elements; of a frozen one: whether it is "
+            "as it was, requires_grad, whether grad is None",
+            rank=rank,
+            cause="moved",
+        )
+
+
+def refused_at_the_start(make: Callable[..., torch.optim.Optimizer]) -> list[str]:
+    """Refusals of a group of another rank, and of ``bucket_bytes=0``; on two ranks."""
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    foreign = groups[1 - dist.get_rank()]
+    weights, sgd = [nn.Parameter(torch.ones(3))], torch.optim.SGD
+    return [refusal(make, weights, sgd, group=foreign), refusal(make, weights, sgd, bucket_bytes=0)]
+
+
+AT_THE_START = [("a group of other ranks", []), ("bucket_bytes=0", [0])]
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.bfloat16, torch.float32)
+
+
+def steps_in_three_dtypes(make: Callable[..., torch.optim.Optimizer], share: int) -> Any:
+    """What two steps on the gradients ``share`` + 0, 1, 2, 0, 1 … make of small integers.
+
+    Returns the values, and the dtypes [of what is stepped, its gradient, its momentum].
+    """
+    seen: set[tuple[str, ...]] = set()
+
+    class Witness(torch.optim.SGD):
+        def step(self, closure: Callable[[], float] | None = None) -> Any:
+            out = super().step(closure)
+            for p in (p for group in self.param_groups for p in group["params"]):
+                if p.grad is not None:
+                    stepped = p, p.grad, self.state[p]["momentum_buffer"]
+                    seen.add(tuple(str(t.dtype).removeprefix("torch.") for t in stepped))
+            return out
+
+    weights = [
+        nn.Parameter(torch.arange(5 + k).remainder(4).to(dtype)) for k, dtype in enumerate(DTYPES)
+    ]
+    optimizer = make(weights, Witness, lr=0.25, momentum=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        terms = [((torch.arange(len(p)) % 3 + share) * p.double()).sum() for p in weights]
+        sum(terms).backward()
+        optimizer.step()
+    return [p.detach() for p in weights], sorted(map(list, seen))
+
+
+def judge_dtypes(results: Any, share: int) -> None:
+    """Exact values in each parameter's own dtype; all of its piece in this dtype too."""
+    want, _ = steps_in_three_dtypes(plain, share)
+    for rank, (got, seen) in enumerate(results):
+        for k, value in enumerate(want):
+            if got[k].dtype != value.dtype:
+                fail(
+                    f"a {value.dtype} parameter is {got[k].dtype} after two steps: one vector "
+                    "holds parameters of one dtype",
+                    cause="wrong-dtype",
+                    rank=rank,
+                )
+            expect_close(got[k], value, what=f"{value.dtype} parameter", rank=rank, rtol=0, atol=0)
+        for stepped, gradient, momentum in seen:
+            if not stepped == gradient == momentum:
+                fail(
+                    f"at step() a piece of {stepped} has a gradient of {gradient} and a momentum "
+                    f"of {momentum}",
+                    cause="wrong-dtype",
+                    rank=rank,
+                )
+    stepped = sorted({dtypes[0] for _, seen in results for dtypes in seen})
+    expect_equal(
+        stepped, ["bfloat16", "float32", "float64"], what="dtypes stepped", cause="wrong-dtype"
+    )
+
+
+def plain(params: Any, kind: Any, **options: Any) -> torch.optim.Optimizer:
+    """One process's optimizer, called as the sharded ones are."""
+    return kind(params, **options)
 
 
 def traced(optimizer_type: Callable[..., torch.optim.Optimizer]) -> Callable[[Any], None]:

@@ -13,7 +13,7 @@ from solutions.phase3_multi_node.fsdp import FlatParameter
 def node_groups(node_size):
     world_size = dist.get_world_size()
     if node_size <= 0 or world_size % node_size != 0:
-        raise ValueError("the world must divide into whole nodes")
+        raise ValueError(f"nodes of {node_size}: {world_size} ranks must fill whole nodes")
     table = torch.arange(world_size).view(-1, node_size)
     found = []
     for rows in (table.T, table):

@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 class ZeroOptimizer(torch.optim.Optimizer):
     def __init__(self, params, optimizer_class, *, group=None, bucket_bytes=25 * 2**20, **defaults):
+        if dist.get_rank(group) < 0:
+            raise ValueError("this rank is not in the group")
         if bucket_bytes <= 0:
             raise ValueError(f"bucket_bytes must be positive, got {bucket_bytes}")
         self.group = group
@@ -111,6 +113,8 @@ class Zero2Optimizer(ZeroOptimizer):
         if not self.running:
             self.running, self.gone, self.came = True, 0, set()
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        if p in self.came:
+            raise RuntimeError(f"second gradient of a parameter {tuple(p.shape)}")
         self.came.add(p)
         while self.gone < len(self.order) and self.order[self.gone] in self.came:
             self.reduce()
@@ -152,9 +156,11 @@ class Zero2Optimizer(ZeroOptimizer):
 
     @torch.no_grad()
     def clip_by_global_norm(self, limit):
-        squares = self.order[0].new_zeros(())
+        double = any(p.dtype == torch.float64 for p in self.order)
+        dtype = torch.float64 if double else torch.float32
+        squares = torch.zeros((), dtype=dtype, device=self.order[0].device)
         for gradient in self.sums.values():
-            squares += gradient.norm() ** 2
+            squares += gradient.to(dtype).norm() ** 2
         dist.all_reduce(squares, group=self.group)
         for gradient in self.sums.values():
             gradient *= (limit / (squares.sqrt() + 1e-6)).clamp(max=1)
