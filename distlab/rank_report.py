@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 BROKEN_LINK = re.compile(r"(?i)connection (closed|reset)|broken pipe|socket (timeout|closed)")
 BLANK = re.compile(r"exercise (\d+\.\d+)")
+# autograd's words for a graph that ends before the tensors whose gradient is asked for
+GRAPH_CUT = re.compile(r"element 0 of tensors does not require|One of the differentiated Tensors")
 
 
 def source_line(place: str) -> str:
@@ -70,8 +72,15 @@ def failure(members: list[Member], options: Options) -> RankFailure:
             reports=reports,
         )
     kind = "error" if error["is_import"] else "exception"
-    message = f"{names(same)} raised {_what(error)}"
-    return RankFailure(message, kind=kind, rank=first.rank, line=line, reports=reports)
+    cut = kind == "exception" and GRAPH_CUT.search(str(error["message"]))
+    return RankFailure(
+        f"{names(same)} raised {_what(error)}",
+        kind=kind,
+        cause="graph-cut" if cut else kind,
+        rank=first.rank,
+        line=line,
+        reports=reports,
+    )
 
 
 def _what(error: dict[str, object]) -> str:

@@ -34,6 +34,10 @@ LIKELY = {
     "too-few-bytes": "the data never crossed the network: a shard was skipped, or each rank used "
     "its own",
     "forbidden-operator": "write it from the primitives that the exercise allows",
+    "graph-cut": "autograd's graph ends on the way back. Collectives and receives of "
+    "torch.distributed record nothing (wrap them in a torch.autograd.Function whose backward is "
+    "their counterpart, or call requires_grad_() on what arrives), nor does what runs under "
+    "no_grad, on detach() or on .data",
     "unchanged": "the result must be written into the caller's tensor (copy_, add_, …), not bound "
     "to a new one",
 }

@@ -38,7 +38,10 @@ class DDP(BucketedDDP):
       other at the end of backward who has which: what nobody has stays None, so that momentum and
       weight decay leave the parameter alone, as in one process. Without ``agree`` it becomes zero,
       and a message is saved.
-    - Buffers: in training mode every forward begins with those of the group's first rank.
+    - Buffers: in training mode every forward begins with those of the group's first rank, never
+      with a mean. BatchNorm normalises by the rank's own samples, and its running statistics are
+      those of the first rank's samples; each forward then changes the rank's own copy, so
+      evaluate and save the first rank's.
     - Several backward passes one after the other: each adds its mean to the gradient.
     - ``no_sync()``: backward inside adds to the local gradient and sends nothing.
     - A rank whose step fails: ``abort()``, which the next forward calls if nobody has.
@@ -122,7 +125,8 @@ class DDP(BucketedDDP):
     def _finish(self) -> None:
         """Backward is done: wait for everything, then learn what the other ranks have.
 
-        Raises StepAborted, on every rank, if one has given up the step and the ranks ``agree``.
+        Raises StepAborted, on every rank, if one has given up the step and the ranks ``agree``;
+        its message names such a rank by its number in the group.
         """
         # --- exercise 3.11: start
         # Step 7: who has a gradient? One from before counts, also if this backward brought none

@@ -57,6 +57,17 @@ def test_exception_names_rank_and_line() -> None:
     assert 'raise ValueError("boom")' in failure.line
 
 
+def test_a_cut_graph_is_a_cause_of_its_own() -> None:
+    def body(ctx: RankContext) -> None:
+        x = torch.ones(2, requires_grad=True)
+        whole = [torch.empty(2) for _ in range(ctx.world_size)]
+        dist.all_gather(whole, x.detach())  # records nothing
+        torch.cat(whole).sum().backward()
+
+    failure = failure_of(body)
+    assert (failure.kind, failure.cause) == ("exception", "graph-cut")
+
+
 def test_death_by_signal_is_named() -> None:
     def body(ctx: RankContext) -> None:
         if ctx.rank == 2:

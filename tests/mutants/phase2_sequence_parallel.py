@@ -28,6 +28,15 @@ REDUCE = "        dist.all_reduce(flat, group=group)\n"
 
 MUTANTS = [
     Mutant(
+        id="sequence-gather-cuts-graph",
+        exercise="2.18",
+        bug="BUGS 32: the collective is called outside of a Function: autograd sees no gather",
+        find="    return _GatherSequence.apply(x_BtD, group)\n",
+        replace="    return start_gather(x_BtD, group)()\n",
+        killed_by=PAIR,
+        cause="graph-cut",
+    ),
+    Mutant(
         id="sequence-gather-takes-own",
         exercise="2.18",
         bug="the gradient of the gathered whole is cut, not summed: fit for replicated use only",

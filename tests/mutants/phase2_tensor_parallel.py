@@ -216,6 +216,19 @@ MUTANTS = [
         cause="only-own",
     ),
     Mutant(
+        id="column-gather-cuts-graph",
+        exercise="2.15",
+        bug="BUGS 32: the output is gathered by a collective of which autograd knows nothing",
+        find=GATHERED,
+        replace="        if not self.gather_output:\n"
+        "            return y_Nf\n"
+        "        blocks = [torch.empty_like(y_Nf) for _ in range(dist.get_world_size(self.group))]\n"
+        "        dist.all_gather(blocks, y_Nf.detach(), group=self.group)\n"
+        "        return torch.cat(blocks, -1)\n",
+        killed_by=BORDERS,
+        cause="graph-cut",
+    ),
+    Mutant(
         id="column-gathers-always",
         exercise="2.15",
         bug="gathers the features between the layers and splits them again: three times the bytes",

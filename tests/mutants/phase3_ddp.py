@@ -13,6 +13,7 @@ FAILED, GIVEN_UP = (
     "test_a_failed_step_is_left_out_on_all_ranks",
     "test_a_rank_gives_up_without_backward",
 )
+SUBGROUP = "test_a_step_fails_in_a_group"
 NAN, LEFT = "test_without_agreement_the_others_find_nan", "test_abort_leaves_no_gradient"
 
 ABORT = "        if self.running:\n            self.abort()\n"
@@ -134,6 +135,45 @@ MUTANTS = [
         replace="",
         killed_by=BUFFERS,
         cause="buffers-differ",
+    ),
+    Mutant(
+        id="ddp-buffers-averaged",
+        exercise="3.11",
+        bug="BUGS 31: running statistics are averaged, as if BatchNorm had seen all ranks' samples",
+        find="            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)\n",
+        replace="            for b in self.module.buffers():\n"
+        "                mean = b.double()\n"
+        "                dist.all_reduce(mean, group=self.group)\n"
+        "                b.copy_(mean.mul_(self.share))\n",
+        killed_by=BUFFERS,
+        cause="buffers-mixed",
+    ),
+    Mutant(
+        id="ddp-buffers-of-the-world",
+        exercise="3.11",
+        bug="the buffers are broadcast in the default group: the ranks outside never come",
+        find="            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)\n",
+        replace="            broadcast_tensors(list(self.module.buffers()), self.limits[0])\n",
+        killed_by=SUBGROUP,
+        cause="hang",
+    ),
+    Mutant(
+        id="ddp-agrees-in-the-world",
+        exercise="3.11",
+        bug="the ranks of a group agree with everybody: the ranks outside never come",
+        find="dist.ReduceOp.MAX, group=self.group, async_op=True)\n",
+        replace="dist.ReduceOp.MAX, async_op=True)\n",
+        killed_by=SUBGROUP,
+        cause="hang",
+    ),
+    Mutant(
+        id="ddp-names-global-rank",
+        exercise="3.11",
+        bug="BUGS 1: the rank that gave up is counted in the world, not in the group",
+        find=QUITTER,
+        replace="        quitter = dist.get_rank() + 1 if self.given_up else 0\n",
+        killed_by=SUBGROUP,
+        cause="failure-not-told",
     ),
     Mutant(
         id="ddp-buffers-after-forward",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail
@@ -55,23 +59,27 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
 
-def trained_alone(seed: int, world_size: int, left_out: set[int]) -> list[torch.Tensor]:
+def trained_alone(seed: int, ranks: Sequence[int], left_out: set[int]) -> list[torch.Tensor]:
     """The weights of one process that leaves out the steps that failed."""
     model = fragile()
     optimizer = optimizer_of(model)
     for step in range(STEPS):
         if step not in left_out:
             optimizer.zero_grad()
-            for rank in range(world_size):
-                (model(inputs(seed, rank, step)).square().mean() / world_size).backward()
+            for rank in ranks:
+                (model(inputs(seed, rank, step)).square().mean() / len(ranks)).backward()
             optimizer.step()
     return [p.detach() for p in model.parameters()]
 
 
-def train(ctx, impl, seed: int, failing: dict[int, set[int]], agree: bool, call_abort: bool):
+def train(
+    ctx, impl, seed: int, failing: dict[int, set[int]], *, agree: bool, call_abort=False, group=None
+):
     """Train; ``failing``: ranks that fail by step. What happened in each step, and the weights."""
     size = WIDTH * WIDTH * 8
-    wrapped = impl.DDP(fragile(), bucket_bytes=size, first_bucket_bytes=size, agree=agree)
+    sizes = {"bucket_bytes": size, "first_bucket_bytes": size}
+    wrapped = impl.DDP(fragile(), group=group, agree=agree, **sizes)
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
     optimizer = optimizer_of(wrapped)
     said = []
     for step in range(STEPS):
@@ -87,9 +95,14 @@ def train(ctx, impl, seed: int, failing: dict[int, set[int]], agree: bool, call_
         except KeyError:
             said.append("broke")
             continue
-        except impl.StepAborted:
+        except impl.StepAborted as error:
             left = [p.grad is not None for p in wrapped.parameters()]
-            said.append("told, gradients left" if any(left) else "told")
+            numbers = [str(members.index(rank)) for rank in failing.get(step, ())]
+            named = not numbers or any(n in re.findall(r"\d+", str(error)) for n in numbers)
+            said.append("told, gradients left" if any(left) else "told" if named else "told nobody")
+            continue
+        if any(p.grad is None for p in wrapped.parameters()):
+            said.append("None")
             continue
         if any(bool(p.grad.isnan().any()) for p in wrapped.parameters()):
             said.append("NaN")  # what a loss scaler would look for
@@ -103,7 +116,9 @@ def train(ctx, impl, seed: int, failing: dict[int, set[int]], agree: bool, call_
 MEANS = {
     "done": "backward returned with gradients",
     "NaN": "backward returned with NaN in the gradients",
-    "told": "backward raised StepAborted, no gradients are left",
+    "None": "backward returned, and there are parameters without a gradient",
+    "told nobody": "backward raised StepAborted, which names no rank (of the group) that gave up",
+    "told": "backward raised StepAborted, which names a rank that gave up; no gradients are left",
     "told, gradients left": "backward raised StepAborted, gradients are left",
     "broke": "backward raised what the layer raised",
     "gave up": "abort() returned",
@@ -111,9 +126,9 @@ MEANS = {
 
 
 def check_steps(results, seed: int, failing: dict[int, set[int]], others: str, own: str) -> None:
-    world_size = len(results)
-    want = trained_alone(seed, world_size, set(failing))
-    for rank, (said, got, flying) in enumerate(results):
+    trained = {rank: each for rank, each in enumerate(results) if each is not None}
+    want = trained_alone(seed, list(trained), set(failing))
+    for rank, (said, got, flying) in trained.items():
         for step in range(STEPS):
             who = failing.get(step, set())
             expected = "done" if not who else own if rank in who else others
@@ -147,9 +162,21 @@ def test_a_failed_step_is_left_out_on_all_ranks(impl, run, seed, cases):
     for failing in cases({0: {1}, 2: {0, 2}, 3: {0, 1, 2}}, {1: {2}, 2: {2}}):
 
         def body(ctx):
-            return train(ctx, impl, seed, failing, agree=True, call_abort=False)
+            return train(ctx, impl, seed, failing, agree=True)
 
         check_steps(run(body, 3), seed, failing, others="told", own="broke")
+
+
+@exercise("3.11", "virtual")
+def test_a_step_fails_in_a_group(impl, run, seed):
+    """Ranks 1 and 2 of three train and agree among themselves; the buffers are rank 1's."""
+    failing = {2: {2}}
+
+    def body(ctx):
+        group = dist.new_group([1, 2])
+        return train(ctx, impl, seed, failing, agree=True, group=group) if ctx.rank else None
+
+    check_steps(run(body, 3), seed, failing, others="told", own="broke")
 
 
 @exercise("3.11", "virtual")
@@ -169,7 +196,7 @@ def test_without_agreement_the_others_find_nan(impl, run, seed):
     failing = {1: {1}, 3: {0, 1, 2}}
 
     def body(ctx):
-        return train(ctx, impl, seed, failing, agree=False, call_abort=False)
+        return train(ctx, impl, seed, failing, agree=False)
 
     check_steps(run(body, 3), seed, failing, others="NaN", own="broke")
 

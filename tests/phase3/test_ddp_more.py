@@ -56,10 +56,13 @@ def test_training_forward_reads_the_first_ranks_buffers(impl, run):
         return trained, model.seen[-1]
 
     results = run(body, 3)
+    alone = [[3.0 * calls, 2.0 * calls] * 6 for calls in (0, 1, 2, 5)]  # what rank 0 has counted
     for rank, (trained, last) in enumerate(results):
-        what = f"buffers that forward finds on rank {rank}"
+        what = "buffers that forward finds"
         expect_equal(trained, results[0][0], what=what, rank=rank, cause="buffers-differ")
         expect_equal(last, results[0][1], what=what, rank=rank, cause="buffers-differ")
+        what = "buffers that forward finds: the first rank's own, not a mean over the ranks"
+        expect_equal([*trained, last], alone, what=what, rank=rank, cause="buffers-mixed")
         log = results.logs[rank]
         if log.select(region="alone").events:
             fail(

@@ -86,6 +86,33 @@ def compare(got: dict, parts: list[dict], rank: int, what: str, times: float = 1
 
 
 # -- values ---------------------------------------------------------------------------------------
+@exercise("3.10", "virtual")
+def test_all_ranks_start_with_the_first_ranks_state(impl, run, seed):
+    """Parameters, frozen ones and buffers are equal before the first forward, in few messages."""
+
+    def body(ctx):
+        model = net(seed + ctx.rank)
+        before = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
+        impl.BucketedDDP(model)
+        after = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
+        named = (*model.named_parameters(), *model.named_buffers())
+        return before == after, {n: t.detach().clone() for n, t in named}
+
+    results = run(body, 3)
+    for rank, (same, state) in enumerate(results):
+        expect_equal(same, True, what="the tensors are the same ones", rank=rank)
+        for name, value in results[0][1].items():
+            if not torch.equal(state[name], value):
+                fail(f"{name} on rank {rank} is not rank 0's", cause="start-differs", rank=rank)
+        if results.logs[rank].messages > 2:
+            fail(
+                f"rank {rank} sent {results.logs[rank].messages} messages for a state of two "
+                "dtypes: two are enough",
+                cause="too-many-messages",
+                rank=rank,
+            )
+
+
 @exercise("3.10", "virtual gloo cuda")
 def test_gradients_are_means_over_the_ranks(impl, run, seed, cases):
     """Tied, frozen and mixed parameters, several steps, both ways of zero_grad, any bucket size."""
@@ -114,33 +141,6 @@ def test_gradients_are_means_over_the_ranks(impl, run, seed, cases):
             for step in range(3):
                 what = f"{world_size} ranks, buckets of {limit} bytes, step {step}"
                 compare(got[step], [r[1][step] for r in results], rank, what)
-
-
-@exercise("3.10", "virtual")
-def test_all_ranks_start_with_the_first_ranks_state(impl, run, seed):
-    """Parameters, frozen ones and buffers are equal before the first forward, in few messages."""
-
-    def body(ctx):
-        model = net(seed + ctx.rank)
-        before = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
-        impl.BucketedDDP(model)
-        after = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
-        named = (*model.named_parameters(), *model.named_buffers())
-        return before == after, {n: t.detach().clone() for n, t in named}
-
-    results = run(body, 3)
-    for rank, (same, state) in enumerate(results):
-        expect_equal(same, True, what="the tensors are the same ones", rank=rank)
-        for name, value in results[0][1].items():
-            if not torch.equal(state[name], value):
-                fail(f"{name} on rank {rank} is not rank 0's", cause="start-differs", rank=rank)
-        if results.logs[rank].messages > 2:
-            fail(
-                f"rank {rank} sent {results.logs[rank].messages} messages for a state of two "
-                "dtypes: two are enough",
-                cause="too-many-messages",
-                rank=rank,
-            )
 
 
 @exercise("3.10", "gloo")

@@ -50,8 +50,9 @@ class Bucket:
             if old.is_sparse:
                 raise ValueError("gradients must be dense, this one is sparse")
             if old.data_ptr() != view.data_ptr():
-                view.copy_(old)
-            view *= share
+                view[...] = old if share == 1 else old * share
+            elif share != 1:
+                view *= share
         p.grad = view
 
 
