@@ -128,6 +128,8 @@ def parameter_server(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
         with HostOnMeta():
             fit(model, [(inputs, targets)] * (plan.steps // plan.calls), **options)
+        if plan.staleness is not None:  # servers that take whoever comes must not meet the next fit
+            dist.barrier()
 
     yield model, step
 

@@ -127,7 +127,7 @@ def test_servers_without_rounds_let_workers_overlap() -> None:
     (free,) = answers_of(staleness=float("inf"), every=4, **common)
     for answer in (bounded, free):
         assert answer.bytes_per_link == pytest.approx(rounds.bytes_per_link, rel=0.01)
-        assert answer.memory == pytest.approx(rounds.memory, rel=0.1)
+        assert answer.memory <= rounds.memory
     assert free.step <= bounded.step < rounds.step
 
 
