@@ -212,8 +212,17 @@ def _add_simulate(commands: Any) -> None:
     simulated.add_argument("--impl", help="solutions, mine or torch")
     simulated.add_argument("--collective", help="backend, ring, tree or hierarchical")
     simulated.add_argument("--bucket-mb", type=float, help="of a bucket (25)")
-    simulated.add_argument("--every", type=int, metavar="H", help="steps in a round of local-sgd")
+    simulated.add_argument("--every", type=int, metavar="H", help="steps in local-sgd's round (8)")
     simulated.add_argument("--servers", type=int, help="of parameter-server (1)")
+    simulated.add_argument(
+        "--staleness", type=float, metavar="S", help="parameter-server without rounds; or inf"
+    )
+    simulated.add_argument(
+        "--two-ranks",
+        action="store_true",
+        default=None,
+        help="run the first and the last GPU only, where all do the same: much faster",
+    )
     simulated.add_argument("--tensor", type=int, help="GPUs that share every layer (1)")
     simulated.add_argument("--pipeline", type=int, help="GPUs that share the layers (1)")
     simulated.add_argument("--sequence-parallel", action="store_true", default=None)
@@ -277,7 +286,7 @@ def simulate(options: argparse.Namespace, out: Console) -> int:
 
     names = ("cluster", "gpus", "model", "strategy", "impl", "collective")
     names += ("bucket_mb", "batch", "dtype", "tensor", "pipeline", "sequence_parallel")
-    names += ("schedule", "chunks", "micro_batches", "every", "servers")
+    names += ("schedule", "chunks", "micro_batches", "every", "servers", "staleness", "two_ranks")
     plan = load_plan(options.config, {name: getattr(options, name) for name in names})
     return run(plan, options.out, out)
 

@@ -55,6 +55,7 @@ class Settings:
     lose: tuple[int, int] | None = None
     survivable: bool = False
     patience: float = math.inf
+    only: tuple[int, ...] = ()
 
 
 @dataclass
@@ -93,7 +94,9 @@ class Child:
         """Run every interleaving; report the first that fails, else one whose results differ."""
         settings = self.settings
         first: list[Any] | None = None
-        lost = settings.lose[0] if settings.lose else None
+        absent = {settings.lose[0]} if settings.lose and settings.survivable else set()
+        if settings.only:
+            absent |= set(range(world_size)) - set(settings.only)
         for number in range(settings.seeds):
             seed = None if settings.seed is None else settings.seed + number
             world = World(
@@ -109,12 +112,13 @@ class Child:
                 slow_ranks=settings.slow_ranks,
                 patience=settings.patience,
                 note=self._note,
+                only=settings.only,
             )
             enter(world)
             world.scheduler.run(lambda rank, w=world: self._body(w, rank), STACK)
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
-            ended = [v for r, v in enumerate(values) if not (settings.survivable and r == lost)]
+            ended = [v for r, v in enumerate(values) if r not in absent]
             if None in ended or values != first or number == settings.seeds - 1:
                 _report(world, self.pipe, seed)
                 break

@@ -66,6 +66,7 @@ class ComputeModel(TorchDispatchMode):
         self.flops = 0.0
         if not _prepared:
             use_fused_functions()
+            skip_initial_values()
             _follow_phases()
 
     @classmethod
@@ -89,6 +90,8 @@ class ComputeModel(TorchDispatchMode):
         if kind == "value":
             return read_value(func, args, kwargs)
         if kind == "view":
+            if args and args[0].is_meta and shadow_of(args[0]) is None:
+                return func(*args, **kwargs)
             return with_shadow(func, args, kwargs, func(*args, **kwargs))
         key = call_key(func, args, kwargs)
         known = self.calls.get(key) if key is not None else None
@@ -99,7 +102,7 @@ class ComputeModel(TorchDispatchMode):
             out = known.out
             known.out = None
         else:
-            out = known.repeat(args)
+            out = known.repeat(args, kwargs)
             self.memory.note(out if known.made else ())
         self.flops += known.flops
         if kind == "unknown":
@@ -111,7 +114,7 @@ class ComputeModel(TorchDispatchMode):
     def _run(self, func: Any, kind: str, args: Any, kwargs: Any) -> Call:
         """Run an operator for the first time with these shapes; what it costs."""
         out = with_shadow(func, args, kwargs, self.memory.watch(func, args, kwargs))
-        call = Call.of(func, args, out)
+        call = Call.of(func, args, kwargs, out)
         if kind != "free":
             tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
             call.seconds = max(sum(map(_nbytes, tensors)) / self.gpu.bandwidth, self.gpu.kernel)
@@ -130,11 +133,12 @@ class Call:
     """One operator on given shapes: seconds, FLOPs, and how to make its results again.
 
     ``made``: shape, stride and dtype of each new tensor, None for a result that is None; ``first``:
-    the result is the first argument, changed in place.
+    the result is the first argument, changed in place; ``given``: it is the argument ``out``.
     """
 
     repeatable: bool
     first: bool = False
+    given: bool = False
     several: type | None = None
     made: list[tuple[Any, Any, torch.dtype] | None] = field(default_factory=list)
     out: Any = None
@@ -142,8 +146,10 @@ class Call:
     flops: float = 0.0
 
     @classmethod
-    def of(cls, func: Any, args: Any, out: Any) -> Call:
+    def of(cls, func: Any, args: Any, kwargs: Any, out: Any) -> Call:
         """The call that gave ``out``; not repeatable if a value or a view might be in it."""
+        if isinstance(out, Tensor) and out is kwargs.get("out"):
+            return cls(repeatable=out.is_meta, given=True, out=out)
         if args and out is args[0] and isinstance(out, Tensor):
             return cls(repeatable=out.is_meta, first=True, out=out)
         outs = [out] if isinstance(out, Tensor) else out
@@ -158,11 +164,12 @@ class Call:
         several = None if isinstance(out, Tensor) else type(out)
         return cls(repeatable=True, several=several, made=made, out=out)
 
-    def repeat(self, args: Any) -> Any:
+    def repeat(self, args: Any, kwargs: Any) -> Any:
         """The results of the same call."""
-        if self.first:
-            set_shadow(args[0], None)
-            return args[0]
+        if self.first or self.given:
+            changed = args[0] if self.first else kwargs["out"]
+            set_shadow(changed, None)
+            return changed
         outs = [m and torch.empty_strided(m[0], m[1], dtype=m[2], device="meta") for m in self.made]
         return outs[0] if self.several is None else self.several(outs)
 
@@ -186,6 +193,20 @@ def _key(value: Any, unknown: list[Any]) -> Any:
     return value if value.__hash__ else repr(value)
 
 
+def skip_initial_values() -> None:
+    """Let the functions of ``torch.nn.init`` leave meta tensors alone. For this process."""
+
+    def skipping(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            return tensor if tensor.is_meta else fill(tensor, *args, **kwargs)
+
+        return call
+
+    for name, fill in list(vars(torch.nn.init).items()):
+        if name.endswith("_") and not name.startswith("_"):
+            setattr(torch.nn.init, name, skipping(fill))
+
+
 def use_fused_functions() -> None:
     """Two functions that on meta tensors don't reach the dispatcher as they would on a GPU.
 
@@ -194,12 +215,19 @@ def use_fused_functions() -> None:
     """
     attention, tensor = torch.nn.functional.scaled_dot_product_attention, torch.tensor
 
-    def fused(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not query.is_meta or args or kwargs.get("attn_mask") is not None:
-            return attention(query, key, value, *args, **kwargs)
-        causal, dropout = kwargs.get("is_causal", False), kwargs.get("dropout_p", 0.0)
+    def fused(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,  # nn.MultiheadAttention gives these three by position
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
+        if not query.is_meta or attn_mask is not None or kwargs.get("enable_gqa"):
+            return attention(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        out: Tensor = flash(query, key, value, dropout, causal)[0]
+        out: Tensor = flash(query, key, value, dropout_p, is_causal)[0]
         return out
 
     def known(data: Any, **kwargs: Any) -> Tensor:

@@ -4,7 +4,8 @@ Tested on the oldest and the newest version of torch that the course supports. W
 
 - ``torch._C._distributed_c10d._set_thread_isolation_mode``: groups are looked up per thread;
 - ``distributed_c10d._world``: the module's table of groups, exchanged when the baton changes hands;
-- ``torch._C._DisableTorchDispatch``: the transport's own copies are no work of the rank.
+- ``torch._C._DisableTorchDispatch``: the transport's own copies are no work of the rank;
+- the prefix of the keys by which ``new_group`` counts the ranks that have come.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class VirtualStore(dist.Store):
         self.data: dict[str, bytes] = {}
         self.waiting: list[tuple[list[str], VirtualRank]] = []
         self.limit = timedelta(minutes=5)
+        self.counting = scheduler.runs[-1]  # for those that don't run as well
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key and wake who waits for it."""
@@ -107,6 +109,8 @@ class VirtualStore(dist.Store):
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; returns its new value."""
+        if key.startswith(c10d.STORE_BASED_BARRIER_PREFIX) and self.scheduler.me is self.counting:
+            amount *= 1 + len(self.scheduler.ranks) - len(self.scheduler.runs)
         value = int(self.data.get(key, b"0")) + amount
         self.set(key, str(value))
         return value

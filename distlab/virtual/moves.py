@@ -1,5 +1,7 @@
 """What the delivery of a transfer does to the values; parts come in the order of the group.
 
+Where not all ranks run, a part stands at several places; what is written is written at its own.
+
 Reductions combine in the order of the ranks, so their result does not depend on who came first.
 """
 
@@ -45,8 +47,18 @@ def _barrier(parts: list[Part]) -> None:
     pass
 
 
+def own_places(parts: list[Part]) -> list[tuple[int, Part]]:
+    """(place in the group, part) of the ranks that run."""
+    return [(n, part) for n, part in enumerate(parts) if part.group[n] == part.rank.index]
+
+
 def _root(parts: list[Part]) -> int:
     return parts[0].group.index(parts[0].peer)  # type: ignore[arg-type]
+
+
+def _own_root(parts: list[Part]) -> list[tuple[int, Part]]:
+    """The root, if it runs."""
+    return [(place, part) for place, part in own_places(parts) if place == _root(parts)]
 
 
 def _combined(tensors: Sequence[Tensor], reduce_op: Any) -> Tensor:
@@ -66,18 +78,19 @@ def _combined(tensors: Sequence[Tensor], reduce_op: Any) -> Tensor:
 def _all_reduce(parts: list[Part]) -> None:
     for place in range(len(parts[0].gives)):
         total = _combined([part.gives[place] for part in parts], parts[0].reduce_op)
-        for part in parts:
+        for _, part in own_places(parts):
             copy(part.gets[place], total)
 
 
 def _reduce(parts: list[Part]) -> None:
     total = _combined([part.gives[0] for part in parts], parts[0].reduce_op)
-    copy(parts[_root(parts)].gets[0], total)
+    for _, root in _own_root(parts):
+        copy(root.gets[0], total)
 
 
 def _broadcast(parts: list[Part]) -> None:
     source = parts[_root(parts)]
-    for part in parts:
+    for _, part in own_places(parts):
         for target, tensor in zip(part.gets, source.gives, strict=True):
             copy(target, tensor)
 
@@ -85,7 +98,7 @@ def _broadcast(parts: list[Part]) -> None:
 def _all_gather(parts: list[Part]) -> None:
     """``gets`` holds, for each tensor given, one output per rank."""
     count = len(parts[0].gives)
-    for part in parts:
+    for _, part in own_places(parts):
         for k in range(count):
             for place, source in enumerate(parts):
                 copy(part.gets[k * len(parts) + place], source.gives[k])
@@ -94,7 +107,7 @@ def _all_gather(parts: list[Part]) -> None:
 def _reduce_scatter(parts: list[Part]) -> None:
     """``gives`` holds, for each tensor got, one input per rank."""
     for k in range(len(parts[0].gets)):
-        for place, part in enumerate(parts):
+        for place, part in own_places(parts):
             at = k * len(parts) + place
             copy(part.gets[k], _combined([p.gives[at] for p in parts], part.reduce_op))
 
@@ -102,7 +115,7 @@ def _reduce_scatter(parts: list[Part]) -> None:
 def _all_to_all(parts: list[Part]) -> None:
     moved = [
         (got, giver.gives[place].detach().clone())
-        for place, part in enumerate(parts)
+        for place, part in own_places(parts)
         for giver, got in zip(parts, part.gets, strict=True)
     ]
     for got, given in moved:
@@ -110,13 +123,15 @@ def _all_to_all(parts: list[Part]) -> None:
 
 
 def _gather(parts: list[Part]) -> None:
-    for target, part in zip(parts[_root(parts)].gets, parts, strict=True):
-        copy(target, part.gives[0])
+    for _, root in _own_root(parts):
+        for target, part in zip(root.gets, parts, strict=True):
+            copy(target, part.gives[0])
 
 
 def _scatter(parts: list[Part]) -> None:
-    for part, source in zip(parts, parts[_root(parts)].gives, strict=True):
-        copy(part.gets[0], source)
+    gives = parts[_root(parts)].gives
+    for place, part in own_places(parts):
+        copy(part.gets[0], gives[place])
 
 
 MOVE: dict[str, Callable[[list[Part]], None]] = {

@@ -77,6 +77,7 @@ def run_virtual(
     survivable: bool = False,
     slow_ranks: dict[int, float] | None = None,
     slow_links: dict[int, float] | None = None,
+    only: tuple[int, ...] = (),
 ) -> VirtualResults:
     """Run ``fn(ctx, *args)`` on ``world_size`` virtual ranks and return what each returned.
 
@@ -90,6 +91,8 @@ def run_virtual(
     at its n-th communication, and messages between it and others raise RuntimeError there, as
     gloo's do; ``survivable``: the run does not fail of it, the lost rank's result is None.
     ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random state.
+    ``only``: run these ranks; every other one is taken to do what one of them does, so that its
+    part of a collective comes with theirs, and its result is None. They must not send messages.
 
     Raises RankFailure as ``run_ranks`` does; deadlocks and mismatches are found without waiting.
     """
@@ -111,6 +114,7 @@ def run_virtual(
         survivable=survivable,
         slow_ranks=slow_ranks,
         slow_links=slow_links,
+        only=only,
     )[0]
 
 

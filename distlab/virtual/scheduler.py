@@ -69,6 +69,7 @@ class Scheduler:
     """Runs W bodies, one at a time; ``deadlocked`` tells how it ended.
 
     ``install(rank)`` is called whenever a rank gets the baton, ``remove(rank)`` when it loses it.
+    ``runs``: the ranks that have a body, if not all have.
     """
 
     def __init__(
@@ -77,8 +78,12 @@ class Scheduler:
         seed: int | None,
         install: Callable[[VirtualRank], None],
         remove: Callable[[VirtualRank], None],
+        runs: tuple[int, ...] = (),
     ) -> None:
         self.ranks = [VirtualRank(index) for index in range(world_size)]
+        self.runs = [self.ranks[index] for index in runs] or self.ranks
+        for rank in self.ranks:
+            rank.finished = rank not in self.runs
         self.seed = seed
         self.random = None if seed is None else random.Random(seed)
         self.install, self.remove = install, remove
@@ -106,7 +111,7 @@ class Scheduler:
         """Run ``body(rank)`` for every rank until all returned or raised, or a deadlock."""
         before = threading.stack_size(stack)
         try:
-            for rank in self.ranks:
+            for rank in self.runs:
                 rank.thread = threading.Thread(
                     target=self._main, args=(rank, body), name=f"rank{rank.index}", daemon=True
                 )

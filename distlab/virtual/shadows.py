@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from .internals import Unseen
 
 READS_VALUES = {"_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero"}
 CONSTANTS = {"zeros", "ones", "full", "arange", "scalar_tensor"}
@@ -112,3 +115,27 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _shadowed(args: Any) -> Any:
     return tree_map(lambda t: shadow(t) if isinstance(t, Tensor) else t, args)
+
+
+class HostOnMeta(TorchFunctionMode):
+    """Numbers that a program keeps in the CPU's memory stay without data here.
+
+    What it makes there of a floating dtype, or moves there, is a meta tensor: simulated hosts share
+    this machine's memory. Integers are real: headers, lengths, clocks.
+    """
+
+    MAKES = (torch.empty, torch.zeros, torch.ones, torch.full)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self.MAKES and kwargs.get("device") is None:
+            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            kwargs |= {"device": "meta"} if dtype.is_floating_point else {}
+        elif func in (Tensor.cpu, Tensor.to) and args[0].is_meta and args[0].is_floating_point():
+            with Unseen():  # as any copy between devices: no work of the GPU's
+                return torch.empty_like(args[0], dtype=_dtype_in((*args, *kwargs.values())))
+        return func(*args, **kwargs)
+
+
+def _dtype_in(values: Any) -> torch.dtype | None:
+    return next((v for v in values if isinstance(v, torch.dtype)), None)

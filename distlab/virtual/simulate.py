@@ -19,25 +19,28 @@ from typing import Any
 import torch
 import torch._dynamo  # torch.optim imports it, and can't inside a dispatch mode
 
-from ..ledger import P2P
+from ..ledger import P2P, Log
 from ..ranks import RankContext
 from ..timeline import Span, covered, spans_of
 from .cluster import Cluster, load_cluster
 from .isolation import entered
 from .models import ModelSpec, model_spec
 from .run import VirtualResults, run_virtual
-from .strategies import OF_TORCH, STRATEGIES, learners, model_parallel
+from .strategies import ALIKE, OF_TORCH, STRATEGIES, learners, model_parallel
 
 IMPLS = ("solutions", "mine", "torch")
 COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
 SHOWN_RANKS = 8  # in the timeline
-HOST_BYTES = 8e9  # that a simulated parameter server may take of this machine's memory
 FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to simulate; ``batch`` per GPU and ``dtype`` are the model's usual ones if 0 and ""."""
+    """What to simulate; ``batch`` per GPU and ``dtype`` are the model's usual ones if 0 and "".
+
+    ``staleness``: of a parameter server without rounds, infinity for none; None for rounds.
+    ``two_ranks``: only the first and the last rank run; the others are taken to do as the last.
+    """
 
     cluster: str = "dgx-h100"
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -50,12 +53,14 @@ class Plan:
     bucket_mb: float = 25.0
     every: int = 8
     servers: int = 1
+    staleness: float | None = None
     tensor: int = 1
     pipeline: int = 1
     chunks: int = 1
     micro_batches: int = 0
     schedule: str = "1f1b"
     sequence_parallel: bool = False
+    two_ranks: bool = False
     timeout: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -79,6 +84,13 @@ class Plan:
         if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
         self._check_layout()
+        if self.two_ranks and (self.strategy not in ALIKE or self.model_ranks > 1):
+            raise ValueError(
+                f"with {self.how} the ranks do not all do the same: every one must run; two ranks "
+                f"are enough for {', '.join(ALIKE)}"
+            )
+        if self.two_ranks and self.strategy == "zero1" and self.impl == "torch":
+            raise ValueError("torch's ZeRO-1 gives each rank other parameters: every one must run")
 
     def _check_servers(self) -> None:
         if self.strategy != "parameter-server":
@@ -88,15 +100,8 @@ class Plan:
                 f"{self.servers} servers need more than {self.servers} GPUs, and at least one is "
                 f"needed; got {min(self.gpus)} GPUs"
             )
-        with torch.device("meta"):
-            size = sum(p.nbytes for p in self.spec.build().parameters())
-        here = 2 * max(self.gpus) * size
-        if here > HOST_BYTES:
-            raise ValueError(
-                f"a parameter server keeps and moves values in the CPU's memory: {self.model} on "
-                f"{max(self.gpus)} GPUs would take {here / 1e9:.0f} GB here; at most "
-                f"{int(HOST_BYTES / 2 / size)} GPUs do"
-            )
+        if self.staleness is not None and not self.staleness >= 0:
+            raise ValueError(f"the staleness must be at least 0, got {self.staleness}")
 
     def _check_layout(self) -> None:
         if min(self.tensor, self.pipeline, self.chunks) < 1 or self.micro_batches < 0:
@@ -118,8 +123,14 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Steps that are timed: a whole round."""
-        return self.every if self.strategy == "local-sgd" else 1
+        """Steps that are timed: a whole round; ``every`` where servers know no rounds."""
+        no_rounds = self.strategy == "parameter-server" and self.staleness is not None
+        return self.every if no_rounds or self.strategy == "local-sgd" else 1
+
+    @property
+    def calls(self) -> int:
+        """Calls of the strategy's step that are timed; a parameter server does all in one."""
+        return 1 if self.strategy == "parameter-server" else self.steps
 
     @property
     def spec(self) -> ModelSpec:
@@ -131,10 +142,13 @@ class Plan:
         """The GPUs that share one copy of the model."""
         return self.tensor * self.pipeline
 
-    @property
-    def workers(self) -> slice:
+    def only(self, gpus: int) -> tuple[int, ...]:
+        """The ranks that run, if not all do."""
+        return tuple(sorted({0, gpus - 1})) if self.two_ranks else ()
+
+    def workers(self, gpus: int) -> range:
         """The ranks that train."""
-        return slice(self.servers if self.strategy == "parameter-server" else 0, None)
+        return range(self.servers if self.strategy == "parameter-server" else 0, gpus)
 
     @property
     def how(self) -> str:
@@ -143,6 +157,8 @@ class Plan:
         if self.pipeline > 1:
             words += [f"pp{self.pipeline}", self.schedule]
             words += [f"x{self.chunks}"] * (self.chunks > 1)
+        if self.strategy == "parameter-server" and self.staleness is not None:
+            return f"{self.strategy} staleness {self.staleness:g}"
         return " ".join(words) if self.model_ranks > 1 else self.strategy
 
     @property
@@ -197,7 +213,7 @@ def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
         del model
         optimizer = spec.optimizer([p for p in trained.parameters() if p.requires_grad])
         if plan.model_ranks == 1:  # DDP makes its buckets after the first step
-            for _ in range(plan.steps):
+            for _ in range(plan.calls):
                 train_step(trained, optimizer, inputs, targets)
         else:  # one step is long; all it would leave is the optimizer's state
             _make_state(optimizer)
@@ -205,7 +221,7 @@ def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
         model_of_rank = entered().mine.model
         model_of_rank.memory.peak = model_of_rank.memory.current  # building it may have taken more
         begin, flops = time.perf_counter(), model_of_rank.flops
-        for _ in range(plan.steps):
+        for _ in range(plan.calls):
             train_step(trained, optimizer, inputs, targets)
         return begin, time.perf_counter(), model_of_rank.flops - flops
 
@@ -236,6 +252,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
             algorithm=plan.collective,
             timeout=plan.timeout,
             learner_files=tuple(files),
+            only=plan.only(gpus),
         )
         answer = _answer(plan, cluster, gpus, results)
         alone = alone or answer.rate / answer.gpus  # relative to the smallest that was asked for
@@ -244,8 +261,9 @@ def simulate(plan: Plan) -> Iterator[Answer]:
 
 
 def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
-    workers = range(gpus)[plan.workers]
-    slowest = max(workers, key=lambda rank: results[rank][1] - results[rank][0])
+    workers = plan.workers(gpus)
+    ran = [rank for rank in workers if results[rank] is not None]
+    slowest = max(ran, key=lambda rank: results[rank][1] - results[rank][0])
     begin, end, flops = results[slowest]
     count = plan.steps
     step = (end - begin) / count
@@ -280,10 +298,16 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
     )
 
 
+def _steps(results: VirtualResults) -> list[tuple[float, float, Log]]:
+    """(begin, end, log) of the step of each rank that ran."""
+    ran = [(r, log) for r, log in zip(results, results.logs, strict=True) if r is not None]
+    return [(begin, end, log) for (begin, end, _), log in ran]
+
+
 def _bubble(results: VirtualResults) -> float:
     """The share of all ranks' steps in which a rank has nothing to do but wait for a stage."""
     shares = []
-    for (begin, end, _), log in zip(results, results.logs, strict=True):
+    for begin, end, log in _steps(results):
         rest = [Span(log.rank, "compute", n, a, b) for n, a, b in log.spans if a >= begin]
         messages = []
         for event in log.events:
@@ -297,10 +321,13 @@ def _bubble(results: VirtualResults) -> float:
 def _bytes_per_link(cluster: Cluster, results: VirtualResults) -> dict[str, int]:
     """Bytes that all ranks together sent in the step: inside the nodes, and between them."""
     sent = {"inside": 0, "between": 0}
-    for (begin, _, _), log in zip(results, results.logs, strict=True):
+    steps = _steps(results)
+    absent = len(results) - len(steps)  # each of which does what the last does
+    for begin, _, log in steps:
+        times = 1 + absent if log is steps[-1][2] else 1
         for event in log.events:
             if event.start >= begin:
                 members = event.group if event.peer is None else (log.rank, event.peer)
                 near = len({cluster.node(rank) for rank in members}) == 1
-                sent["inside" if near else "between"] += event.sent
+                sent["inside" if near else "between"] += event.sent * times
     return sent

@@ -23,6 +23,7 @@ from ..course import load_course
 from ..grading.implementation import Implementation, Source, find_source
 from .cluster import load_cluster
 from .models import blocks_of
+from .shadows import HostOnMeta
 
 if TYPE_CHECKING:
     from .simulate import Plan
@@ -100,17 +101,35 @@ def reduced_by(plan: Plan, model: nn.Module, name: str) -> Iterator[Trained]:
     wrapped = module_of(plan, 3, "ddp").DDP(
         model, bucket_bytes=size, first_bucket_bytes=min(size, 2**20)
     )
-    wrapped.register_comm_hook(module_of(plan, 3, "comm_hooks").blocking(reduce))
-    yield model, step_of(wrapped)
+    train, warm = step_of(wrapped), False
+
+    def sum_up(bucket: Tensor) -> None:
+        (reduce if warm else dist.all_reduce)(bucket)
+
+    def step(*given: Any) -> None:
+        nonlocal warm
+        train(*given)
+        warm = True  # the first step makes state and buckets: thousands of messages less
+
+    wrapped.register_comm_hook(module_of(plan, 3, "comm_hooks").blocking(sum_up))
+    yield model, step
 
 
 @contextlib.contextmanager
 def parameter_server(plan: Plan, model: nn.Module) -> Iterator[Trained]:
-    """Exercise 3.22: one synchronous round with the first ``plan.servers`` ranks as servers."""
+    """Exercises 3.22 to 3.24 with the first ``plan.servers`` ranks as servers.
+
+    One synchronous round; without rounds, ``plan.every`` steps of each worker, so that the workers
+    are no longer where they begin, all at once.
+    """
     fit = module_of(plan, 3, "parameter_server").fit
+    options: dict[str, Any] = {"servers": plan.servers, "lr": 0.1, "staleness": plan.staleness}
 
     def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
-        fit(model, [(inputs, targets)], servers=plan.servers, lr=0.1)
+        with HostOnMeta():
+            fit(model, [(inputs, targets)] * (plan.steps // plan.calls), **options)
+        if plan.staleness is not None:  # servers that take whoever comes must not meet the next fit
+            dist.barrier()
 
     yield model, step
 
@@ -217,4 +236,5 @@ STRATEGIES = {
     "local-sgd": local_sgd,
     "parameter-server": parameter_server,
 }
+ALIKE = ("ddp", "bucketed", "zero1", "zero2", "fsdp", "hybrid", "local-sgd")  # every rank's steps
 OF_TORCH = ("ddp", "bucketed", "zero1")  # that --impl torch can take the place of

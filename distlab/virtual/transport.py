@@ -15,12 +15,14 @@ from typing import Any
 
 from torch import Tensor
 
+from ..failure import CheckFailed
 from ..ledger import P2P, Event, signature, traffic
 from ..operators import Sending
 from .cluster import Network
 from .internals import Unseen
-from .moves import MOVE, copy
+from .moves import MOVE, copy, own_places
 from .scheduler import Scheduler, VirtualRank
+from .shadows import shadow
 
 
 @dataclass(eq=False, slots=True)
@@ -138,23 +140,40 @@ class Transfer:
                     copy(receive.gets[0], send.gives[0])
             else:
                 copy(receive.gets[0], send.gives[0])
-        else:
-            place = {rank: number for number, rank in enumerate(parts[0].group)}
-            parts = sorted(parts, key=lambda part: place[part.rank.index])
+        elif not self.exchange.modelled or any(map(_known, parts)):
             with Unseen():
-                MOVE[parts[0].op](parts)
+                MOVE[parts[0].op](_of_all(parts))
         for part in parts:
             part.done, part.transfer = True, None  # no cycle is left behind
         self.parts = []  # the scheduler may still list this transfer: it keeps no buffer alive
         self.exchange.scheduler.wake(self)
 
 
+def _known(part: Part) -> bool:
+    """Whether a part has values to move: others than unknown ones of meta tensors."""
+    return any(shadow(t) is not None for t in (*part.gives, *part.gets))
+
+
+def _of_all(parts: list[Part]) -> list[Part]:
+    """The parts in the order of the group; a rank that does not run has that of one which does."""
+    of_rank = {part.rank.index: part for part in parts}
+    one = of_rank[max(of_rank)]
+    found = []
+    for rank in one.group:
+        one = of_rank.get(rank, one)
+        found.append(one)
+    return found
+
+
 class Exchange:
     """All open transfers of one run."""
 
-    def __init__(self, scheduler: Scheduler, network: Network, modelled: bool) -> None:
+    def __init__(
+        self, scheduler: Scheduler, network: Network, modelled: bool, runs: tuple[int, ...]
+    ) -> None:
         self.scheduler, self.network = scheduler, network
-        self.modelled = modelled
+        self.modelled, self.runs = modelled, frozenset(runs)
+        self.all_run = len(runs) == len(scheduler.ranks)
         self.sends: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, from, to, tag)
         self.receives: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, to, tag)
         self.issued: Counter[Any] = Counter()
@@ -163,6 +182,13 @@ class Exchange:
 
     def post(self, part: Part, channel: Any) -> Part:
         """Issue a part on the group ``channel`` and match it. Raises Mismatched."""
+        if not self.all_run and part.op in P2P:
+            raise CheckFailed(
+                f"rank {part.rank.index} exchanges a message with rank {part.peer}, but only ranks "
+                f"{sorted(self.runs)} run: messages need all",
+                cause="absent-rank",
+                rank=part.rank.index,
+            )
         if part.op in P2P and part.peer in self.lost:
             self._break(part)
         elif part.op == "send":
@@ -241,13 +267,16 @@ class Exchange:
         place = self.issued[channel, part.rank.index]
         self.issued[channel, part.rank.index] += 1
         key = channel, place
-        transfer = self.open.setdefault(key, Transfer(self, len(part.group)))
+        transfer = self.open.get(key)
+        if transfer is None:
+            needed = len(part.group) if self.all_run else len(self.runs.intersection(part.group))
+            transfer = self.open[key] = Transfer(self, needed)
         if transfer.parts:
             self._compare(transfer.parts[0], part)
         if len(transfer.parts) + 1 == transfer.needed:
             del self.open[key]
             if part.op == "all_to_all":
-                _check_splits([*transfer.parts, part])
+                _check_splits(_of_all([*transfer.parts, part]))
         transfer.join(part)
 
     def _compare(self, first: Part, part: Part) -> None:
@@ -265,8 +294,7 @@ class Exchange:
 
 def _check_splits(parts: list[Part]) -> None:
     """What each rank gives another must be what that one expects."""
-    parts = sorted(parts, key=lambda part: part.group.index(part.rank.index))
-    for place, part in enumerate(parts):
+    for place, part in own_places(parts):
         for giver, got in zip(parts, part.gets, strict=True):
             given = giver.gives[place]
             if given.numel() != got.numel():

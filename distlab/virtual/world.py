@@ -94,7 +94,8 @@ class World:
     ``record``: keep an event for every operator. ``measured``: a rank's real CPU time goes into its
     clock; ``modelled``: the time of a compute model does. ``lose``: (rank, n): that rank disappears
     at its n-th communication. ``slow_ranks``: factors on compute time. ``patience``: a rank that
-    sleeps beyond this virtual time ends the run. ``note``: told who runs.
+    sleeps beyond this virtual time ends the run. ``note``: told who runs. ``only``: the ranks that
+    run; the others do what these do.
     """
 
     def __init__(
@@ -112,9 +113,11 @@ class World:
         slow_ranks: dict[int, float] | None = None,
         patience: float = math.inf,
         note: Callable[[int], None] = lambda rank: None,
+        only: tuple[int, ...] = (),
     ) -> None:
-        self.scheduler = Scheduler(world_size, seed, self.install, self.remove)
-        self.exchange = Exchange(self.scheduler, network, modelled)
+        runs = tuple(sorted(only)) or tuple(range(world_size))
+        self.scheduler = Scheduler(world_size, seed, self.install, self.remove, runs)
+        self.exchange = Exchange(self.scheduler, network, modelled, runs)
         self.network = network
         self.channels: dict[Any, Channel] = {}
         self.named: dict[tuple[int, str], tuple[int, ...]] = {}  # ranks of the groups made so far

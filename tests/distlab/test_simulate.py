@@ -17,6 +17,7 @@ from distlab.ranks import RankFailure
 from distlab.virtual import show
 from distlab.virtual.models import MODELS
 from distlab.virtual.simulate import IMPLS, Answer, Plan, simulate
+from distlab.virtual.strategies import ALIKE
 
 
 def answers_of(**fields) -> list[Answer]:
@@ -126,6 +127,38 @@ def test_parameter_server_sends_everything_twice_per_worker() -> None:
     assert sum(two.bytes_per_link.values()) == pytest.approx(2 * 2 * 17_226 * 4, rel=0.01)
     assert one.rate == pytest.approx(3 * 64 / one.step)
     assert two.step < one.step  # each server has half of the bytes to send
+
+
+def test_servers_without_rounds_let_workers_overlap() -> None:
+    """Rounds make all workers wait for the server at once; alone, each waits for its own turn."""
+    common = {"model": "mlp", "gpus": (5,), "strategy": "parameter-server"}
+    (rounds,) = answers_of(**common)
+    (bounded,) = answers_of(staleness=1, every=4, **common)
+    (free,) = answers_of(staleness=float("inf"), every=4, **common)
+    for answer in (bounded, free):
+        assert answer.bytes_per_link == pytest.approx(rounds.bytes_per_link, rel=0.01)
+        assert answer.memory <= rounds.memory
+    assert free.step <= bounded.step < rounds.step
+
+
+def test_parameter_servers_of_any_size_need_no_memory_here() -> None:
+    (answer,) = answers_of(model="gpt-1b", gpus=(3,), strategy="parameter-server", batch=1)
+    assert answer.bytes_per_link["inside"] == pytest.approx(2 * 2 * 2 * 1.31e9, rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", ALIKE)
+def test_two_ranks_tell_what_all_of_them_do(strategy: str) -> None:
+    common = {"model": "mlp", "gpus": (16,), "strategy": strategy}
+    (whole,), (two,) = answers_of(**common), answers_of(two_ranks=True, **common)
+    assert two.row() == whole.row()
+
+
+def test_vision_transformers_attention_is_fused_as_a_gpus_is() -> None:
+    """nn.MultiheadAttention gives mask and dropout by position: still no matrix of scores."""
+    (answer,) = answers_of(model="vit_b16", gpus=(1,), batch=8)
+    scores = 12 * 12 * 8 * 197**2 * 2  # layers, heads, images: one matrix each, in 16 bits
+    state = 4 * 2 * 86.6e6
+    assert answer.memory < state + 740e6 < state + 740e6 + scores
 
 
 def test_slower_networks_and_algorithms_tell() -> None:
@@ -256,7 +289,9 @@ def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
         (["--strategy", "local-sgd", "--impl", "torch"], "with solutions or mine"),
         (["--strategy", "ring", "--impl", "torch"], "with solutions or mine"),
         (["--strategy", "parameter-server", "--gpus", "1"], "1 servers need more than 1 GPUs"),
-        (["--strategy", "parameter-server", "--model", "gpt-7b", "--gpus", "8"], "would take"),
+        (["--strategy", "parameter-server", "--staleness", "-1", "--gpus", "2"], "at least 0"),
+        (["--strategy", "ring", "--two-ranks"], "every one must run"),
+        (["--strategy", "zero1", "--impl", "torch", "--two-ranks"], "every one must run"),
         (["--every", "0"], "must be positive"),
         (["--dtype", "float12"], "dtype must be one of"),
         (["--config", "missing.yaml"], "missing.yaml"),

@@ -1,0 +1,148 @@
+"""1 to 256 GPUs: the tables of ``docs/scaling.md``, from the virtual cluster, and exercise 3.21.
+
+``python -m benchmarks.scaling`` runs every cell that is not recorded yet (``--model``, ``--gpus``:
+some of them), writes them to ``docs/scaling/<model>.json``, and makes the page and its pictures
+from what is recorded. Virtual time is exact: a cell comes out the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlab.virtual.simulate import Plan, simulate
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "scaling"
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CLUSTERS = {
+    "resnet50": ("dgx-h100", "ethernet-v100"),
+    "gpt-1b": ("dgx-h100",),
+    "gpt-7b": ("dgx-h100",),
+}
+LARGE_BUCKET = {"resnet50": 25.0, "gpt-1b": 250.0, "gpt-7b": 1000.0}  # MiB, where messages are run
+LIMIT = 1800.0  # real seconds of a cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the tables; ``most`` GPUs are simulated, by two ranks or by all."""
+
+    name: str
+    strategy: str
+    most: int = 256
+    least: int = 1
+    two_ranks: bool = False
+    servers: int = 0  # 1 in so many GPUs; 0: one in all
+    asynchronous: bool = False
+
+    def plan(self, cluster: str, model: str, gpus: int) -> Plan:
+        """How a cell is simulated."""
+        options: dict[str, Any] = {}
+        if self.strategy in MESSAGES:
+            options["bucket_mb"] = LARGE_BUCKET[model]
+        if self.servers:
+            options["servers"] = max(1, gpus // self.servers)
+        if self.asynchronous:
+            options |= {"staleness": float("inf"), "every": 4}
+        return Plan(
+            cluster=cluster,
+            model=model,
+            gpus=(gpus,),
+            strategy=self.strategy,
+            two_ranks=self.two_ranks,
+            timeout=LIMIT,
+            **options,
+        )
+
+
+MESSAGES = ("ring", "tree", "halving-doubling", "hierarchical")
+ROWS = (
+    Row(name="all-reduce, nothing hidden", strategy="ddp", two_ranks=True),
+    Row(name="DDP in buckets", strategy="bucketed", two_ranks=True),
+    Row(name="ZeRO-1", strategy="zero1", two_ranks=True),
+    Row(name="ZeRO-2", strategy="zero2", two_ranks=True),
+    Row(name="FSDP with prefetch", strategy="fsdp", two_ranks=True),
+    Row(name="hybrid FSDP", strategy="hybrid", two_ranks=True),
+    Row(name="local SGD, 8 steps", strategy="local-sgd", two_ranks=True),
+    Row(name="DDP, own ring", strategy="ring", most=64, least=2),
+    Row(name="DDP, own tree", strategy="tree", most=64, least=2),
+    Row(name="DDP, own halving-doubling", strategy="halving-doubling", most=64, least=2),
+    Row(name="DDP, own hierarchical", strategy="hierarchical", most=64, least=2),
+    Row(name="parameter server, 1", strategy="parameter-server", most=64, least=2),
+    Row(
+        name="parameter servers, 1 in 4", strategy="parameter-server", most=64, least=4, servers=4
+    ),
+    Row(
+        name="asynchronous, servers 1 in 4",
+        strategy="parameter-server",
+        most=32,
+        least=4,
+        servers=4,
+        asynchronous=True,
+    ),
+)
+
+
+def cells(model: str) -> Iterator[tuple[str, Row, int]]:
+    """(cluster, row, GPUs) of a model's tables, the cheap ones first."""
+    found = [
+        (cluster, row, gpus)
+        for cluster in CLUSTERS[model]
+        for row in ROWS
+        for gpus in COUNTS
+        if row.least <= gpus <= row.most
+    ]
+    cost = {True: lambda gpus: gpus / 64, False: lambda gpus: gpus}
+    yield from sorted(found, key=lambda cell: cost[cell[1].two_ranks](cell[2]))
+
+
+def key_of(cluster: str, row: Row, gpus: int) -> str:
+    """What a cell is recorded by."""
+    return f"{cluster} | {row.name} | {gpus}"
+
+
+def load(model: str) -> dict[str, dict[str, Any]]:
+    """The recorded cells of a model."""
+    path = FOLDER / f"{model}.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def record(model: str, most_gpus: int, until: float) -> None:
+    """Simulate what is not recorded yet, until a time; each cell is kept as it is done."""
+    torch.set_num_threads(1)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    known = load(model)
+    for cluster, row, gpus in cells(model):
+        key = key_of(cluster, row, gpus)
+        if key in known or gpus > most_gpus or time.time() > until:
+            continue
+        begun = time.perf_counter()
+        (answer,) = simulate(row.plan(cluster, model, gpus))
+        known[key] = answer.row()
+        order = {key_of(*cell): n for n, cell in enumerate(cells(model))}
+        kept = dict(sorted(known.items(), key=lambda item: order.get(item[0], len(order))))
+        (FOLDER / f"{model}.json").write_text(json.dumps(kept, indent=1) + "\n")
+        print(f"{model} {key}: {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Record, then write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", nargs="*", default=list(CLUSTERS), help="none: only the page")
+    parser.add_argument("--gpus", type=int, default=256, help="at most so many")
+    parser.add_argument("--minutes", type=float, default=600.0, help="begin no cell after these")
+    options = parser.parse_args()
+    until = time.time() + 60 * options.minutes
+    for model in options.model:
+        record(model, options.gpus, until)
+
+
+if __name__ == "__main__":
+    main()
