@@ -35,6 +35,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .agreement import expect_alike, rank_in
+
 Group = dist.ProcessGroup | None
 PULL, PUSH, LEAVE, LOST = range(4)  # LOST is never sent: the connection broke
 FIELDS = 3  # kind, clock, samples; one 0 or 1 per key follows
@@ -45,15 +47,19 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
 
     The fullest and the emptiest server differ by one key at most: by no more elements than the
     largest key has. No server is without a key. The same on every rank. Raises ValueError if
-    ``servers`` < 1 or there are more servers than keys.
+    ``servers`` < 1, if there are more servers than keys, or for keys of different dtypes: a message
+    has one.
     """
     # --- exercise 3.22: start
-    # Step 1: refuse what leaves a server without work
+    # Step 1: refuse what leaves a server without work, and what does not fit into one message
     # Step 2: the largest keys first, each to the server that has least so far
     if servers < 1:
         raise ValueError(f"there must be at least 1 server, got {servers}")
     if servers > len(parameters):
         raise ValueError(f"{servers} servers for {len(parameters)} keys: some would be empty")
+    dtypes = sorted({str(p.dtype) for p in parameters.values()})
+    if len(dtypes) > 1:
+        raise ValueError(f"all keys must have one dtype, these have {' and '.join(dtypes)}")
     loads = [(0, 0, server) for server in range(servers)]  # elements, keys, server
     place = {}
     for key in sorted(parameters, key=lambda key: -parameters[key].numel()):
@@ -65,9 +71,13 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
 
 
 def check_roles(servers: int, group: Group = None) -> int:
-    """The number of workers. Raises ValueError if servers are all that ``group`` has."""
+    """The number of workers of ``group``, without communication.
+
+    Raises ValueError if servers are all that it has, and on a rank that is no member.
+    """
     # --- exercise 3.22: start
-    # Step 3: no communication: every rank knows the size of the group
+    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`)
+    rank_in(group)
     world_size = dist.get_world_size(group)
     if servers >= world_size:
         raise ValueError(f"{servers} servers among {world_size} ranks leave no worker")
@@ -377,16 +387,19 @@ def fit(
     ``staleness``: None for synchronous rounds, infinity for asynchronous, else the bound. Begins
     with the servers' models; a server's batches are not read. Returns the final values of this
     server's keys, on a worker nothing. Raises ValueError, on every rank and before any
-    communication, for a negative staleness and as ``place_keys`` and ``check_roles`` do.
+    communication, for a negative staleness and as ``place_keys`` and ``check_roles`` do; on every
+    rank, after one all-reduce of 48 bytes, if the ranks' models differ in shapes or dtypes.
     """
     # --- exercise 3.24: start
-    # Step 5: settings are checked everywhere: a worker would wait for a server that has refused
+    # Step 5: settings are checked everywhere, and models (`expect_alike`): a worker would wait for
+    #         a server that has refused, and a server end with a message of another length
     # Step 6: this rank's role decides; trainable parameters are the keys
     if staleness is not None and not staleness >= 0:
         raise ValueError(f"the staleness bound must be at least 0, got {staleness}")
     keys = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place_keys(keys, servers)
     check_roles(servers, group)
+    expect_alike([*keys.values()], group)
     if dist.get_rank(group) >= servers:
         train(Client(keys, servers=servers, group=group), model, batches)
         return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from bad_input import check_non_members
 from torch import nn
 
 from distlab.grading import (
@@ -150,11 +151,7 @@ def test_take_moves_and_scales_the_gradient(impl, run, seed):
             whose.append([p.grad.untyped_storage().data_ptr() == at for p in parameters])
         whole = bucket.buffer.clone()
         parameters[2].grad = torch.sparse_coo_tensor([[1]], [2.0], (4,), dtype=F64)
-        try:
-            bucket.take(2, 0.5)
-            refused = False
-        except ValueError:
-            refused = True
+        refused = refusal(bucket.take, 2, 0.5)
         flat = torch.cat([g.flatten() for g in (*first, torch.zeros(4, dtype=F64))])
         return flat, held, whose, whole, refused
 
@@ -168,7 +165,7 @@ def test_take_moves_and_scales_the_gradient(impl, run, seed):
         expect_close(got, flat * share, what=what, before=flat, rtol=1e-12, atol=1e-12)
     expect_equal(whose, [[True] * 3] * 3, what="p.grad lies in the buffer", cause="not-a-view")
     expect_close(whole, flat * 0.125, what="the buffer", rtol=1e-12, atol=1e-12)
-    expect_equal(refused, True, what="ValueError for a sparse gradient", cause="accepted")
+    expect_refusals([refused], [("a sparse gradient", ())])
 
 
 @exercise("3.9", "virtual")
@@ -314,6 +311,16 @@ def test_broadcast_needs_few_messages(impl, run):
             )
         log.sent_at_most(40_000, "the bytes of the state, by the first rank")
     results.logs[0].sent_at_least(40_000, "the bytes of the state")
+
+
+@exercise("3.9", "virtual")
+def test_who_is_no_member_is_refused(impl, run):
+    """A rank outside the group gets a ValueError; torch's broadcast would do nothing there."""
+    calls = {
+        "order_of_first_rank": lambda group: impl.order_of_first_rank([1, 0], "cpu", group),
+        "broadcast_tensors": lambda group: impl.broadcast_tensors([torch.zeros(2)], 99, group),
+    }
+    check_non_members(run, calls)
 
 
 @trace("3.9")

@@ -5,9 +5,18 @@ from __future__ import annotations
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
+from bad_input import check_models_that_differ, check_non_members
 from rounds import OUTER, Net, batches, compare, gradient_step, sgd, simulated, tensors
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.workloads import build_model, digits
 
 MARGIN = 0.04  # of accuracy on the 360 test digits that fewer rounds may cost
@@ -119,22 +128,29 @@ def test_bad_settings_are_refused(impl, run, seed):
     ]
 
     def body(ctx):
-        said = []
-        for name, settings in wrong:
-            try:
-                getattr(impl, name)(Net(seed), **settings)
-                said.append("accepted")
-            except ValueError as error:
-                said.append(str(error))
+        said = [refusal(getattr(impl, name), Net(seed), **more) for name, more in wrong]
+        said.append(refusal(impl.mean_over_ranks, [torch.ones(2), torch.ones(2).int()]))
         return said
 
-    results = run(body, 2)
-    for rank, (said, log) in enumerate(zip(results, results.logs, strict=True)):
-        for (name, settings), text in zip(wrong, said, strict=True):
-            if text == "accepted" or not text:
-                problem = f"{name}({settings}) must be refused with a ValueError that says why"
-                fail(problem, cause="accepted", rank=rank)
-        expect_equal(log.messages, 0, what="messages before the refusal", rank=rank)
+    calls = [(f"{name}({settings})", ()) for name, settings in wrong]
+    expect_refused(run(body, 2), [*calls, ("a mean of integers", ())])
+
+
+@exercise("3.25", "virtual")
+def test_who_is_no_member_is_refused(impl, run, seed):
+    """A rank outside the group gets a ValueError, not a model of its own that nobody shares."""
+    calls = {
+        "LocalSGD": lambda group: impl.LocalSGD(Net(seed), every=2, group=group),
+        "DiLoCo": lambda group: impl.DiLoCo(Net(seed), every=2, group=group),
+        "mean_over_ranks": lambda group: impl.mean_over_ranks([torch.ones(2)], group),
+    }
+    check_non_members(run, calls)
+
+
+@exercise("3.25", "virtual")
+def test_models_that_differ_are_refused(impl, run):
+    """One rank has another model: a ValueError on every rank, before any parameter is sent."""
+    check_models_that_differ(run, lambda model: impl.LocalSGD(model, every=2))
 
 
 @exercise("3.25", "virtual gloo cuda")

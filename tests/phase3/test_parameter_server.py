@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
+from bad_input import check_non_members
 from serving import LR, SIZES, batches, gathered, in_rounds, network, parameters, served, zeros
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.workloads import build_model, digits
 
 
@@ -44,39 +51,33 @@ def test_keys_are_placed_by_size(impl, run, seed):
 
 @exercise("3.22", "virtual")
 def test_impossible_roles_are_refused(impl, run):
-    """More servers than keys, no server, no worker: ValueError on every rank, nothing sent."""
-    wrong = [("more servers than keys", 6), ("no server", 0), ("a negative number", -1)]
-    wrong.append(("no worker", 3))
+    """More servers than keys, none, no worker, two dtypes: ValueError everywhere, nothing sent."""
+    wrong = (6, 0, -1)  # more than keys, none, a negative number
 
     def body(ctx):
-        said = []
-        for _, servers in wrong:
-            for make in (
-                lambda s: impl.Client(zeros(), servers=s),
-                lambda s: impl.Shard(zeros(), servers=s, lr=LR),
-            ):
-                try:
-                    make(servers)
-                    said.append("")
-                except ValueError as error:
-                    said.append(str(error))
-        for _, servers in wrong[:3]:
-            try:
-                impl.place_keys(zeros(), servers)
-                said.append("")
-            except ValueError as error:
-                said.append(str(error))
-        return said
+        ends = {
+            "Client": lambda servers: impl.Client(zeros(), servers=servers),
+            "Shard": lambda servers: impl.Shard(zeros(), servers=servers, lr=LR),
+            "place_keys": lambda servers: impl.place_keys(zeros(), servers),
+        }
+        said = [refusal(ends[end], servers) for end, servers in calls]
+        mixed = {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}
+        return [*said, refusal(impl.place_keys, mixed, 1)]
 
-    results = run(body, 3)
-    asked = [*itertools.product(wrong, ("Client", "Shard"))]
-    asked += [(each, "place_keys") for each in wrong[:3]]
-    for rank, (said, log) in enumerate(zip(results, results.logs, strict=True)):
-        for ((why, servers), end), text in zip(asked, said, strict=True):
-            if not text:
-                problem = f"{end} accepts servers={servers} of 3 ranks with 5 keys: {why}"
-                fail(problem, cause="accepted", rank=rank)
-        expect_equal(len(log.events), 0, what="messages before the refusal", rank=rank)
+    calls = [(end, n) for end in ("Client", "Shard", "place_keys") for n in wrong]
+    calls += [("Client", 3), ("Shard", 3)]
+    asked = [(f"{end} with {servers} servers of 3 ranks and 5 keys", ()) for end, servers in calls]
+    expect_refused(run(body, 3), [*asked, ("keys of two dtypes", ("float32", "float64"))])
+
+
+@exercise("3.22", "virtual")
+def test_who_is_no_member_is_refused(impl, run):
+    """A rank outside the group can neither serve nor work: a ValueError that says so."""
+    calls = {
+        "Client": lambda group: impl.Client(zeros(), servers=1, group=group),
+        "Shard": lambda group: impl.Shard(zeros(), servers=1, lr=LR, group=group),
+    }
+    check_non_members(run, calls)
 
 
 @exercise("3.22", "virtual gloo")

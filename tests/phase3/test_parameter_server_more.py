@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
+from bad_input import check_models_that_differ
 from serving import SIZES, batches, gathered, network, served, zeros
 
-from distlab.grading import exercise, expect_close, expect_equal, fail
+from distlab.grading import exercise, expect_close, expect_equal, expect_refused, fail, refusal
 
 INFINITY = float("inf")
 
@@ -229,27 +230,19 @@ def test_fit_refuses_on_every_rank(impl, run, seed):
     def body(ctx):
         said = []
         for settings in wrong:
-            try:
-                own = batches(seed, ctx.rank, 1)
-                impl.fit(network(seed), own, **{"servers": 1, "lr": 0.1, **settings})
-                said.append("")
-            except ValueError as error:
-                said.append(str(error))
-        if ctx.rank == 0:
-            shard = impl.Shard(zeros(), servers=1, lr=0.1)
-            try:
-                impl.serve_bounded(shard, -1)
-                said[0] = ""
-            except ValueError:
-                pass
-        return said
+            options = {"servers": 1, "lr": 0.1, **settings}
+            said.append(refusal(impl.fit, network(seed), batches(seed, ctx.rank, 1), **options))
+        shard = impl.Shard(zeros(), servers=1, lr=0.1)
+        return [*said, refusal(impl.serve_bounded, shard, -1)]
 
-    results = run(body, 3)
-    for rank, (said, log) in enumerate(zip(results, results.logs, strict=True)):
-        for settings, text in zip(wrong, said, strict=True):
-            if not text:
-                fail(f"{settings} must be refused on 3 ranks", cause="accepted", rank=rank)
-        expect_equal(len(log.events), 0, what="messages before the refusal", rank=rank)
+    calls = [(f"fit({settings}) on 3 ranks", ()) for settings in wrong]
+    expect_refused(run(body, 3), [*calls, ("serve_bounded with a staleness of -1", ())])
+
+
+@exercise("3.24", "virtual")
+def test_models_that_differ_are_refused(impl, run):
+    """One rank has another model: fit() raises ValueError on every rank, servers and workers."""
+    check_models_that_differ(run, lambda model: impl.fit(model, [], servers=1, lr=0.1))
 
 
 @exercise("3.24", "virtual")
