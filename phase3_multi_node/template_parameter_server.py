@@ -29,7 +29,7 @@ sections 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -66,6 +66,12 @@ def check_roles(servers: int, group: Group = None) -> int:
     raise NotImplementedError("exercise 3.22")
 
 
+def cut(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of ``vector`` (n,) by key, in the order and the shapes of ``like``."""
+    parts = vector.split([tensor.numel() for tensor in like.values()])
+    return {k: part.view(like[k].shape) for k, part in zip(like, parts, strict=True)}
+
+
 class Client:
     """A worker's end: ``pull``, ``push`` and ``leave``.
 
@@ -86,6 +92,10 @@ class Client:
         chosen = set(keys)
         flags = [int(key in chosen) for key in self.parameters]
         return torch.tensor([kind, self.clock, samples, *flags])
+
+    def _on(self, server: int, keys: Collection[str]) -> list[str]:
+        """Those of ``keys`` that live on ``server``, in the order of the parameters."""
+        return [k for k in self.parameters if k in keys and self.place[k] == server]
 
     def pull(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """The current values of ``keys``, on the CPU; only they travel, in one message per server.

@@ -27,7 +27,7 @@ sections 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -66,7 +66,7 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
         elements, keys, server = min(loads)
         place[key] = server
         loads[server] = elements + parameters[key].numel(), keys + 1, server
-    return {key: place[key] for key in parameters}
+    return place
     # --- exercise 3.22: end
 
 
@@ -83,6 +83,12 @@ def check_roles(servers: int, group: Group = None) -> int:
         raise ValueError(f"{servers} servers among {world_size} ranks leave no worker")
     return world_size - servers
     # --- exercise 3.22: end
+
+
+def cut(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of ``vector`` (n,) by key, in the order and the shapes of ``like``."""
+    parts = vector.split([tensor.numel() for tensor in like.values()])
+    return {k: part.view(like[k].shape) for k, part in zip(like, parts, strict=True)}
 
 
 class Client:
@@ -106,6 +112,10 @@ class Client:
         flags = [int(key in chosen) for key in self.parameters]
         return torch.tensor([kind, self.clock, samples, *flags])
 
+    def _on(self, server: int, keys: Collection[str]) -> list[str]:
+        """Those of ``keys`` that live on ``server``, in the order of the parameters."""
+        return [k for k in self.parameters if k in keys and self.place[k] == server]
+
     def pull(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """The current values of ``keys``, on the CPU; only they travel, in one message per server.
 
@@ -117,28 +127,23 @@ class Client:
         # Step 5: cut each server's vector into its keys, in the order of the parameters
         keys = set(keys)
         header = self._header(PULL, keys)
-        chosen = [
-            [k for k in self.parameters if k in keys and self.place[k] == server]
-            for server in range(self.servers)
-        ]
-        sizes = [sum(self.parameters[k].numel() for k in part) for part in chosen]
         dtype = next(iter(self.parameters.values())).dtype
-        vectors = [torch.empty(size, dtype=dtype) for size in sizes]
-        versions = [torch.empty(1, dtype=torch.int64) for _ in range(self.servers)]
-        handles = []
+        answers, handles = [], []
         for server in range(self.servers):
+            like = {k: self.parameters[k] for k in self._on(server, keys)}
+            version = torch.empty(1, dtype=torch.int64)
+            vector = torch.empty(sum(p.numel() for p in like.values()), dtype=dtype)
             handles.append(dist.isend(header, group=self.group, group_dst=server))
-            handles.append(dist.irecv(versions[server], group=self.group, group_src=server))
-            if sizes[server]:
-                handles.append(dist.irecv(vectors[server], group=self.group, group_src=server))
+            handles.append(dist.irecv(version, group=self.group, group_src=server))
+            if like:
+                handles.append(dist.irecv(vector, group=self.group, group_src=server))
+            answers.append((like, version, vector))
         for handle in handles:
             handle.wait()  # type: ignore[union-attr]
-        self.versions = [int(version) for version in versions]
+        self.versions = [int(version) for _, version, _ in answers]
         values = {}
-        for part, vector in zip(chosen, vectors, strict=True):
-            pieces = vector.split([self.parameters[k].numel() for k in part])
-            for key, piece in zip(part, pieces, strict=True):
-                values[key] = piece.view(self.parameters[key].shape)
+        for like, _, vector in answers:
+            values |= cut(vector, like)
         return values
         # --- exercise 3.22: end
 
@@ -153,7 +158,7 @@ class Client:
         handles = []
         for server in range(self.servers):
             handles.append(dist.isend(header, group=self.group, group_dst=server))
-            mine = [k for k in self.parameters if k in gradients and self.place[k] == server]
+            mine = self._on(server, gradients)
             if mine:
                 vector = torch.cat([gradients[k].detach().cpu().flatten() for k in mine])
                 handles.append(dist.isend(vector, group=self.group, group_dst=server))
@@ -227,11 +232,10 @@ class Shard:
             keys = [k for k in chosen if k in self.values]
             request = Request(worker, kind, clock, samples, keys)
             if kind == PUSH and keys:
-                sizes = [self.values[k].numel() for k in keys]
-                vector = torch.empty(sum(sizes), dtype=self.values[keys[0]].dtype)
+                like = {k: self.values[k] for k in keys}
+                vector = self.values[keys[0]].new_empty(sum(v.numel() for v in like.values()))
                 dist.recv(vector, group=self.group, group_src=worker)
-                pieces = zip(keys, vector.split(sizes), strict=True)
-                request.gradients = {k: part.view_as(self.values[k]) for k, part in pieces}
+                request.gradients = cut(vector, like)
         except RuntimeError as error:
             if worker is None:
                 raise
