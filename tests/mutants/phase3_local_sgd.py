@@ -249,4 +249,22 @@ MUTANTS = [
         killed_by=OUTER,
         cause="outer-state",
     ),
+    Mutant(
+        id="local-sgd-models-differ",
+        exercise="3.25",
+        bug="the ranks' models are not compared before they are sent",
+        find="        expect_alike(state, group)\n",
+        replace="",
+        killed_by="test_models_that_differ_are_refused",
+        cause="mismatch",
+    ),
+    Mutant(
+        id="local-sgd-stranger",
+        exercise="3.25",
+        bug="on a rank outside the group the size is -1: the mean is the negative of its own",
+        find="    rank_in(group)\n    for t in tensors:\n",
+        replace="    for t in tensors:\n",
+        killed_by="test_who_is_no_member_is_refused",
+        cause="accepted",
+    ),
 ]

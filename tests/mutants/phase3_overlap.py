@@ -432,4 +432,13 @@ MUTANTS = [
         killed_by=BAD,
         cause="accepted",
     ),
+    Mutant(
+        id="overlap-modules-differ",
+        exercise="3.10",
+        bug="the ranks' modules are not compared before they are sent",
+        find="        expect_alike(state, group)\n",
+        replace="",
+        killed_by="test_modules_that_differ_are_refused",
+        cause="mismatch",
+    ),
 ]

@@ -514,4 +514,22 @@ MUTANTS = [
         killed_by=FORMULA,
         cause="formula-hierarchical",
     ),
+    Mutant(
+        id="groups-of-others",
+        exercise="3.7",
+        bug="a topology without some rank: those that it has wait for it in new_group",
+        find="    if sorted(sum(topology.nodes, ())) != everyone:\n",
+        replace="    if not everyone:\n",
+        killed_by="test_groups_of_other_ranks_are_refused",
+        cause="accepted",
+    ),
+    Mutant(
+        id="hierarchical-check-ignored",
+        exercise="3.8",
+        bug="tensors are not compared, although it is asked for",
+        find="    if check:\n        expect_alike([tensor])\n",
+        replace="",
+        killed_by="test_tensors_that_differ_are_refused_on_every_rank",
+        cause="mismatch",
+    ),
 ]
