@@ -490,9 +490,8 @@ MUTANTS = [
         id="hierarchical-late-check",
         exercise="3.8",
         bug="the operator is looked at after the first stage",
-        find="    check_op(tensor, op)\n    if not tensor.numel():\n",
-        replace="    dist.barrier(group=groups.node)\n    check_op(tensor, op)\n"
-        "    if not tensor.numel():\n",
+        find="    check_op(tensor, op)\n    if check:\n",
+        replace="    dist.barrier(group=groups.node)\n    check_op(tensor, op)\n    if check:\n",
         killed_by=BAD,
         cause="late-check",
     ),
