@@ -44,6 +44,6 @@ def expect_alike(tensors: Sequence[Tensor], group: Group = None) -> None:
     most, least = known[:3].tolist(), (-known[3:]).tolist()
     if most != least:
         raise ValueError(
-            f"the ranks pass different tensors: {least[0]} to {most[0]} of them, {least[1]} to "
-            f"{most[1]} elements together; or their shapes, dtypes or requires_grad differ"
+            "the ranks pass tensors that differ in number, shape, dtype or requires_grad: "
+            f"{least[0]} to {most[0]} tensors of together {least[1]} to {most[1]} elements"
         )

@@ -193,7 +193,7 @@ MUTANTS = [
         find="        if not lr > 0:\n",
         replace="        super().__init__(model, every=every, group=group)\n        if not lr > 0:\n",
         killed_by=REFUSED,
-        cause="wrong",
+        cause="late-check",
     ),
     Mutant(
         id="diloco-classic-momentum",
