@@ -27,6 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from solutions.phase3_multi_node.agreement import rank_in
+
 Group = dist.ProcessGroup | None
 
 
@@ -91,9 +93,11 @@ def order_of_first_rank(
 ) -> list[int]:
     """``arrived`` of the group's first rank, on every rank; all have equally many numbers.
 
-    One broadcast of 8 bytes per number, on ``device``.
+    One broadcast of 8 bytes per number, on ``device``. Raises ValueError on a rank that is no
+    member of ``group``.
     """
-    # Step 7: as int64 from the first rank of the *group*, whatever its global rank is
+    # Step 7: refuse a rank that is no member (`rank_in`): torch would only warn and do nothing
+    # Step 8: as int64 from the first rank of the *group*, whatever its global rank is
     raise NotImplementedError("exercise 3.9")
 
 
@@ -101,7 +105,9 @@ def broadcast_tensors(tensors: Sequence[Tensor], limit: int, group: Group = None
     """Give every rank the values that the group's first rank has, in place, in few messages.
 
     Any dtypes, any strides, empty tensors too; no gradient is recorded. One broadcast per list of
-    ``partition``: a copy of at most ``limit`` bytes is alive (of a single tensor, if larger).
+    ``partition``: a copy of at most ``limit`` bytes is alive (of a single tensor, if larger). All
+    ranks pass the same shapes and dtypes. Raises ValueError on a rank that is no member.
     """
-    # Step 8: join the tensors of a list, broadcast once, and write the parts back into the tensors
+    # Step 9: refuse a rank that is no member; then join the tensors of a list, broadcast once, and
+    #         write the parts back into the tensors
     raise NotImplementedError("exercise 3.9")

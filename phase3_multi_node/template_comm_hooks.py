@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from solutions.phase3_multi_node.agreement import rank_in
 from .template_buckets import Bucket
 
 Group = dist.ProcessGroup | None
@@ -55,7 +56,11 @@ class Then:
 
 
 def all_reduce(bucket: Bucket, group: Group = None) -> Handle | None:
-    """The hook that is used if there is no other: begins one all-reduce of the buffer, in place."""
+    """The hook that is used if there is no other: begins one all-reduce of the buffer, in place.
+
+    Raises ValueError on a rank that is no member of ``group``.
+    """
+    rank_in(group)
     return dist.all_reduce(bucket.buffer, group=group, async_op=True)
 
 
@@ -74,9 +79,10 @@ def bf16_compress(bucket: Bucket, group: Group = None) -> Handle | None:
     """A hook that sends bfloat16: half of float32's bytes, 8 bits of precision, its whole range.
 
     The sum is taken in bfloat16 as well. Holds a copy in bfloat16 until it has arrived. Raises
-    ValueError for a bucket of complex numbers.
+    ValueError for a bucket of complex numbers, and on a rank that is no member of ``group``.
     """
-    # Step 2: begin to reduce a bfloat16 copy, and write it back once it has arrived (`Then`)
+    # Step 2: refuse complex numbers, and who is no member (`rank_in`); begin to reduce a bfloat16
+    #         copy, and write it back once it has arrived (`Then`)
     raise NotImplementedError("exercise 3.12")
 
 

@@ -30,17 +30,21 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from solutions.phase3_multi_node.agreement import expect_alike, rank_in
+
 Group = dist.ProcessGroup | None
 
 
 def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tensor]:
     """New tensors with the mean of every tensor over the ranks of ``group``; inputs are kept.
 
-    All ranks pass the same shapes and floating dtypes. Cost: one all-reduce for each dtype, of all
-    tensors of that dtype together; none without tensors.
+    All ranks pass the same shapes and dtypes. Cost: one all-reduce for each dtype, of all tensors
+    of that dtype together; none without tensors. Raises ValueError, before any communication, for
+    integers, and on a rank that is no member of ``group``.
     """
-    # Step 1: join the tensors of a dtype, so that a message does not cost its latency per tensor
-    # Step 2: sum over the ranks, divide by their number, cut apart; answer in the order asked for
+    # Step 1: refuse integers, and a rank that is no member (`rank_in`): torch would only warn there
+    # Step 2: join the tensors of a dtype, so that a message does not cost its latency per tensor
+    # Step 3: sum over the ranks, divide by their number, cut apart; answer in the order asked for
     raise NotImplementedError("exercise 3.25")
 
 
@@ -52,18 +56,20 @@ class LocalSGD:
 
     A new object gives all ranks the model of the group's rank 0: parameters (also frozen ones) and
     buffers. Tensors are written in place, so the inner optimizer goes on with the right ones, and
-    keeps its own state. Raises ValueError, before any communication, if ``every`` < 1.
+    keeps its own state. Raises ValueError, before any communication, if ``every`` < 1, and on a
+    rank that is no member of ``group``; on every rank, after one all-reduce of 48 bytes, if the
+    ranks' models differ in shapes, dtypes, or in what is frozen.
     """
 
     def __init__(self, model: nn.Module, *, every: int, group: Group = None) -> None:
-        # Step 3: refuse a round without steps, then start from one model on all ranks; a buffer
-        #         that a broadcast writes into must be contiguous
-        # Step 4: remember what a round has to send: trainable parameters, and buffers by kind
+        # Step 4: refuse a round without steps, and models that differ (`expect_alike`); then start
+        #         from one model on all ranks
+        # Step 5: remember what a round has to send: trainable parameters, and buffers by kind
         raise NotImplementedError("exercise 3.25")
 
     def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Give every rank the values of the group's rank 0; one broadcast per tensor."""
-        # Step 5: send a contiguous copy of each and write it back in place
+        # Step 6: send a contiguous copy of each and write it back in place
         raise NotImplementedError("exercise 3.25")
 
     def step(self) -> bool:
@@ -72,7 +78,7 @@ class LocalSGD:
         Ending a round costs one all-reduce of the trainable parameters (for each dtype), and one of
         the floating-point buffers; other steps communicate nothing.
         """
-        # Step 6: count; the last step of a round makes the ranks agree
+        # Step 7: count; the last step of a round makes the ranks agree
         raise NotImplementedError("exercise 3.25")
 
     def finish(self) -> bool:
@@ -81,13 +87,13 @@ class LocalSGD:
         Afterwards all ranks have the same parameters, floating-point buffers (their mean) and other
         buffers (those of the group's rank 0). Without a step since the last round: no message.
         """
-        # Step 7: nothing has happened since the last round: there is nothing to agree on
-        # Step 8: parameters, then running statistics, then counters, and begin a new round
+        # Step 8: nothing has happened since the last round: there is nothing to agree on
+        # Step 9: parameters, then running statistics, then counters, and begin a new round
         raise NotImplementedError("exercise 3.25")
 
     def _agree(self) -> None:
         """Make the trainable parameters of all ranks their mean, in place."""
-        # Step 9: the parameters themselves travel, not their gradients
+        # Step 10: the parameters themselves travel, not their gradients
         raise NotImplementedError("exercise 3.25")
 
 
@@ -109,13 +115,13 @@ class DiLoCo(LocalSGD):
         momentum: float = 0.9,
         group: Group = None,
     ) -> None:
-        # Step 10: θ is a copy (the inner optimizer writes into the parameters), v begins with zeros
+        # Step 11: θ is a copy (the inner optimizer writes into the parameters), v begins with zeros
         raise NotImplementedError("exercise 3.25")
 
     def _agree(self) -> None:
         """Average the differences to the common parameters and take the outer step from there."""
-        # Step 11: what each rank wants to subtract from θ; its mean is the outer gradient Δ
-        # Step 12: the same outer step on every rank, from θ: the local parameters are given up
+        # Step 12: what each rank wants to subtract from θ; its mean is the outer gradient Δ
+        # Step 13: the same outer step on every rank, from θ: the local parameters are given up
         raise NotImplementedError("exercise 3.25")
 
 
@@ -133,6 +139,6 @@ def train(
 
     Cost per rank: that of the rounds, and one all-reduce of two numbers at the end.
     """
-    # Step 13: steps of the rank's own; every batch counts for the round, also an empty one
-    # Step 14: end the last round, then add up losses and samples over the ranks
+    # Step 14: steps of the rank's own; every batch counts for the round, also an empty one
+    # Step 15: end the last round, then add up losses and samples over the ranks
     raise NotImplementedError("exercise 3.25")

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from solutions.phase3_multi_node.agreement import expect_alike, rank_in
 from .template_buckets import broadcast_tensors, make_buckets, order_of_first_rank
 from .template_comm_hooks import Handle, Hook, all_reduce
 
@@ -49,7 +50,9 @@ class BucketedDDP(nn.Module):
 
     Raises ValueError on a rank that is not in ``group``, for a module without trainable
     parameters or with some on several devices, for embeddings with sparse gradients, and for
-    bucket sizes that are not positive; before any communication.
+    bucket sizes that are not positive; before any communication. Raises ValueError on every rank,
+    after one all-reduce of 48 bytes, if the ranks' modules differ in shapes, dtypes, or in what is
+    frozen.
     """
 
     def __init__(
@@ -68,7 +71,8 @@ class BucketedDDP(nn.Module):
         self.hook: Hook = functools.partial(all_reduce, group=group)
         self.order_known = False  # the order in which gradients come has been seen
         # Step 1: buckets for the reverse of the order of registration (`_use_order`)
-        # Step 2: equal parameters and buffers on all ranks
+        # Step 2: parameters and buffers alike on all ranks, or all raise (`expect_alike`): then
+        #         they become equal
         # Step 3: let autograd call `_ready(index, p)` whenever a gradient is complete
         raise NotImplementedError("exercise 3.10")
 
@@ -136,8 +140,7 @@ class BucketedDDP(nn.Module):
 
 def trainable_parameters(module: nn.Module, group: Group) -> list[nn.Parameter]:
     """What is to be reduced, each once; ValueError if DDP can't serve ``module`` or this rank."""
-    if dist.get_rank(group) < 0:
-        raise ValueError(f"global rank {dist.get_rank()} is not a member of the group")
+    rank_in(group)
     found = [p for p in module.parameters() if p.requires_grad]
     if not found:
         raise ValueError(f"{type(module).__name__} has no trainable parameter: nothing to reduce")

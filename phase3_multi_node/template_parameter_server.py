@@ -29,13 +29,15 @@ sections 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from solutions.phase3_multi_node.agreement import expect_alike, rank_in
 
 Group = dist.ProcessGroup | None
 PULL, PUSH, LEAVE, LOST = range(4)  # LOST is never sent: the connection broke
@@ -47,17 +49,27 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
 
     The fullest and the emptiest server differ by one key at most: by no more elements than the
     largest key has. No server is without a key. The same on every rank. Raises ValueError if
-    ``servers`` < 1 or there are more servers than keys.
+    ``servers`` < 1, if there are more servers than keys, or for keys of different dtypes: a message
+    has one.
     """
-    # Step 1: refuse what leaves a server without work
+    # Step 1: refuse what leaves a server without work, and what does not fit into one message
     # Step 2: the largest keys first, each to the server that has least so far
     raise NotImplementedError("exercise 3.22")
 
 
 def check_roles(servers: int, group: Group = None) -> int:
-    """The number of workers. Raises ValueError if servers are all that ``group`` has."""
-    # Step 3: no communication: every rank knows the size of the group
+    """The number of workers of ``group``, without communication.
+
+    Raises ValueError if servers are all that it has, and on a rank that is no member.
+    """
+    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`)
     raise NotImplementedError("exercise 3.22")
+
+
+def cut(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of ``vector`` (n,) by key, in the order and the shapes of ``like``."""
+    parts = vector.split([tensor.numel() for tensor in like.values()])
+    return {k: part.view(like[k].shape) for k, part in zip(like, parts, strict=True)}
 
 
 class Client:
@@ -80,6 +92,10 @@ class Client:
         chosen = set(keys)
         flags = [int(key in chosen) for key in self.parameters]
         return torch.tensor([kind, self.clock, samples, *flags])
+
+    def _on(self, server: int, keys: Collection[str]) -> list[str]:
+        """Those of ``keys`` that live on ``server``, in the order of the parameters."""
+        return [k for k in self.parameters if k in keys and self.place[k] == server]
 
     def pull(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """The current values of ``keys``, on the CPU; only they travel, in one message per server.
@@ -230,8 +246,10 @@ def fit(
     ``staleness``: None for synchronous rounds, infinity for asynchronous, else the bound. Begins
     with the servers' models; a server's batches are not read. Returns the final values of this
     server's keys, on a worker nothing. Raises ValueError, on every rank and before any
-    communication, for a negative staleness and as ``place_keys`` and ``check_roles`` do.
+    communication, for a negative staleness and as ``place_keys`` and ``check_roles`` do; on every
+    rank, after one all-reduce of 48 bytes, if the ranks' models differ in shapes or dtypes.
     """
-    # Step 5: settings are checked everywhere: a worker would wait for a server that has refused
+    # Step 5: settings are checked everywhere, and models (`expect_alike`): a worker would wait for
+    #         a server that has refused, and a server end with a message of another length
     # Step 6: this rank's role decides; trainable parameters are the keys
     raise NotImplementedError("exercise 3.24")

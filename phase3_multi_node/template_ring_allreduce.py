@@ -17,6 +17,8 @@ only once and hides the additions: 2(W-1)/W·N·β + α as long as a segment tak
 Invariants: after step s of the reduce-scatter the chunk that a rank received holds the parts of s+2
 ranks. Every chunk is summed on one way only, so all ranks end with the same bits. Nobody sends
 before its neighbour can receive: both directions are started together, then waited for.
+All ranks bring the same length and dtype. If not, gloo ends the process or a rank waits for ever;
+``agree``, called before any function of this and the next file, makes that one error on all ranks.
 Sources: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", sections 3 and 4; Thakur, Rabenseifner & Gropp 2005, section 4 (cost model); Hensgen,
 Finkel & Manber 1988 (dissemination, here the agreement).
@@ -33,6 +35,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from solutions.phase3_multi_node.agreement import rank_in
 
 Op = Literal["sum", "mean", "max"]
 Group = dist.ProcessGroup | None
@@ -57,10 +61,7 @@ def check_arguments(tensor: Tensor, op: str, group: Group) -> tuple[int, int]:
         raise ValueError(f"op must be one of {', '.join(COMBINE)}, not {op!r}")
     if op == "mean" and not tensor.is_floating_point():
         raise ValueError(f"the mean of {tensor.dtype} is not an integer: convert the tensor first")
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(f"global rank {dist.get_rank()} is no member of the group")
-    return rank, dist.get_world_size(group)
+    return rank_in(group), dist.get_world_size(group)
 
 
 @contextmanager

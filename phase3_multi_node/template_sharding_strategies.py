@@ -36,6 +36,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from solutions.phase3_multi_node.agreement import rank_in
 from solutions.phase3_multi_node.step_profile import Profile
 
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")  # the simplest first
@@ -223,6 +224,10 @@ def choose_strategy(
 def smallest_budget(
     own_bytes: int, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
 ) -> int:
-    """The least of all ranks' bytes, on every rank of ``group``: one all-reduce of 8 bytes."""
-    # Step 14: ranks may have different memory free, but must not come to different choices
+    """The least of all ranks' bytes, on every rank of ``group``: one all-reduce of 8 bytes.
+
+    Raises ValueError on a rank that is no member of ``group``.
+    """
+    # Step 14: ranks may have different memory free, but must not come to different choices; who is
+    #          no member must not go on with its own (`rank_in`)
     raise NotImplementedError("exercise 3.21")

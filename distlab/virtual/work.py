@@ -93,8 +93,8 @@ class VirtualWork(dist.Work):
         return list(self.outputs)
 
     def source_rank(self) -> int:
-        """The global rank that a message came from."""
-        return self.part.peer if self.part.peer is not None else -1
+        """The rank in the group that a message came from."""
+        return -1 if self.part.peer is None else self.part.group.index(self.part.peer)
 
     _source_rank = source_rank
 

@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .agreement import rank_in
+
 Group = dist.ProcessGroup | None
 
 
@@ -128,10 +130,13 @@ def order_of_first_rank(
 ) -> list[int]:
     """``arrived`` of the group's first rank, on every rank; all have equally many numbers.
 
-    One broadcast of 8 bytes per number, on ``device``.
+    One broadcast of 8 bytes per number, on ``device``. Raises ValueError on a rank that is no
+    member of ``group``.
     """
     # --- exercise 3.9: start
-    # Step 7: as int64 from the first rank of the *group*, whatever its global rank is
+    # Step 7: refuse a rank that is no member (`rank_in`): torch would only warn and do nothing
+    # Step 8: as int64 from the first rank of the *group*, whatever its global rank is
+    rank_in(group)
     order = torch.tensor(arrived, dtype=torch.int64, device=device)
     dist.broadcast(order, group=group, group_src=0)
     return order.tolist()
@@ -142,16 +147,19 @@ def broadcast_tensors(tensors: Sequence[Tensor], limit: int, group: Group = None
     """Give every rank the values that the group's first rank has, in place, in few messages.
 
     Any dtypes, any strides, empty tensors too; no gradient is recorded. One broadcast per list of
-    ``partition``: a copy of at most ``limit`` bytes is alive (of a single tensor, if larger).
+    ``partition``: a copy of at most ``limit`` bytes is alive (of a single tensor, if larger). All
+    ranks pass the same shapes and dtypes. Raises ValueError on a rank that is no member.
     """
     # --- exercise 3.9: start
-    # Step 8: join the tensors of a list, broadcast once, and write the parts back into the tensors
+    # Step 9: refuse a rank that is no member; then join the tensors of a list, broadcast once, and
+    #         write the parts back into the tensors
+    rank = rank_in(group)
     with torch.no_grad():
         for places in partition(tensors, limit, limit):
             chosen = [tensors[i] for i in places]
             flat = torch.cat([t.flatten() for t in chosen])
             dist.broadcast(flat, group=group, group_src=0)
-            if dist.get_rank(group):
+            if rank:
                 parts = flat.split([t.numel() for t in chosen])
                 for tensor, part in zip(chosen, parts, strict=True):
                     tensor.copy_(part.view(tensor.shape))

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .agreement import rank_in
 from .buckets import Bucket
 
 Group = dist.ProcessGroup | None
@@ -53,7 +54,11 @@ class Then:
 
 
 def all_reduce(bucket: Bucket, group: Group = None) -> Handle | None:
-    """The hook that is used if there is no other: begins one all-reduce of the buffer, in place."""
+    """The hook that is used if there is no other: begins one all-reduce of the buffer, in place.
+
+    Raises ValueError on a rank that is no member of ``group``.
+    """
+    rank_in(group)
     return dist.all_reduce(bucket.buffer, group=group, async_op=True)
 
 
@@ -77,12 +82,14 @@ def bf16_compress(bucket: Bucket, group: Group = None) -> Handle | None:
     """A hook that sends bfloat16: half of float32's bytes, 8 bits of precision, its whole range.
 
     The sum is taken in bfloat16 as well. Holds a copy in bfloat16 until it has arrived. Raises
-    ValueError for a bucket of complex numbers.
+    ValueError for a bucket of complex numbers, and on a rank that is no member of ``group``.
     """
     # --- exercise 3.12: start
-    # Step 2: begin to reduce a bfloat16 copy, and write it back once it has arrived (`Then`)
+    # Step 2: refuse complex numbers, and who is no member (`rank_in`); begin to reduce a bfloat16
+    #         copy, and write it back once it has arrived (`Then`)
     if bucket.buffer.is_complex():
         raise ValueError(f"bfloat16 has no imaginary part: bucket of {bucket.buffer.dtype}")
+    rank_in(group)
     half = bucket.buffer.to(torch.bfloat16)
     work = dist.all_reduce(half, group=group, async_op=True)
     return Then(work, lambda: bucket.buffer.copy_(half))

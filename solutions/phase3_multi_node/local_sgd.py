@@ -28,18 +28,26 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .agreement import expect_alike, rank_in
+
 Group = dist.ProcessGroup | None
 
 
 def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tensor]:
     """New tensors with the mean of every tensor over the ranks of ``group``; inputs are kept.
 
-    All ranks pass the same shapes and floating dtypes. Cost: one all-reduce for each dtype, of all
-    tensors of that dtype together; none without tensors.
+    All ranks pass the same shapes and dtypes. Cost: one all-reduce for each dtype, of all tensors
+    of that dtype together; none without tensors. Raises ValueError, before any communication, for
+    integers, and on a rank that is no member of ``group``.
     """
     # --- exercise 3.25: start
-    # Step 1: join the tensors of a dtype, so that a message does not cost its latency per tensor
-    # Step 2: sum over the ranks, divide by their number, cut apart; answer in the order asked for
+    # Step 1: refuse integers, and a rank that is no member (`rank_in`): torch would only warn there
+    # Step 2: join the tensors of a dtype, so that a message does not cost its latency per tensor
+    # Step 3: sum over the ranks, divide by their number, cut apart; answer in the order asked for
+    rank_in(group)
+    for t in tensors:
+        if not (t.is_floating_point() or t.is_complex()):
+            raise ValueError(f"the mean of {t.dtype} is not an integer: convert the tensor first")
     world_size = dist.get_world_size(group)
     means: list[Tensor] = [t.detach() for t in tensors]
     for dtype in dict.fromkeys(t.dtype for t in tensors):
@@ -61,18 +69,22 @@ class LocalSGD:
 
     A new object gives all ranks the model of the group's rank 0: parameters (also frozen ones) and
     buffers. Tensors are written in place, so the inner optimizer goes on with the right ones, and
-    keeps its own state. Raises ValueError, before any communication, if ``every`` < 1.
+    keeps its own state. Raises ValueError, before any communication, if ``every`` < 1, and on a
+    rank that is no member of ``group``; on every rank, after one all-reduce of 48 bytes, if the
+    ranks' models differ in shapes, dtypes, or in what is frozen.
     """
 
     def __init__(self, model: nn.Module, *, every: int, group: Group = None) -> None:
         # --- exercise 3.25: start
-        # Step 3: refuse a round without steps, then start from one model on all ranks; a buffer
-        #         that a broadcast writes into must be contiguous
-        # Step 4: remember what a round has to send: trainable parameters, and buffers by kind
+        # Step 4: refuse a round without steps, and models that differ (`expect_alike`); then start
+        #         from one model on all ranks
+        # Step 5: remember what a round has to send: trainable parameters, and buffers by kind
         if every < 1:
             raise ValueError(f"a round needs at least 1 step, got every={every}")
         self.every, self.group, self.since = every, group, 0
-        self._take_from_first([*model.parameters(), *model.buffers()])
+        state = [*model.parameters(), *model.buffers()]
+        expect_alike(state, group)
+        self._take_from_first(state)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         self.counters = [b for b in model.buffers() if not b.is_floating_point()]
@@ -81,7 +93,7 @@ class LocalSGD:
     def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Give every rank the values of the group's rank 0; one broadcast per tensor."""
         # --- exercise 3.25: start
-        # Step 5: send a contiguous copy of each and write it back in place
+        # Step 6: send a contiguous copy of each and write it back in place
         with torch.no_grad():
             for tensor in tensors:
                 values = tensor.detach().contiguous()
@@ -96,7 +108,7 @@ class LocalSGD:
         the floating-point buffers; other steps communicate nothing.
         """
         # --- exercise 3.25: start
-        # Step 6: count; the last step of a round makes the ranks agree
+        # Step 7: count; the last step of a round makes the ranks agree
         self.since += 1
         if self.since < self.every:
             return False
@@ -110,8 +122,8 @@ class LocalSGD:
         buffers (those of the group's rank 0). Without a step since the last round: no message.
         """
         # --- exercise 3.25: start
-        # Step 7: nothing has happened since the last round: there is nothing to agree on
-        # Step 8: parameters, then running statistics, then counters, and begin a new round
+        # Step 8: nothing has happened since the last round: there is nothing to agree on
+        # Step 9: parameters, then running statistics, then counters, and begin a new round
         if self.since == 0:
             return False
         self.since = 0
@@ -127,7 +139,7 @@ class LocalSGD:
     def _agree(self) -> None:
         """Make the trainable parameters of all ranks their mean, in place."""
         # --- exercise 3.25: start
-        # Step 9: the parameters themselves travel, not their gradients
+        # Step 10: the parameters themselves travel, not their gradients
         means = mean_over_ranks(self.parameters, self.group)
         for p, mean in zip(self.parameters, means, strict=True):
             p.copy_(mean)
@@ -153,7 +165,7 @@ class DiLoCo(LocalSGD):
         group: Group = None,
     ) -> None:
         # --- exercise 3.25: start
-        # Step 10: θ is a copy (the inner optimizer writes into the parameters), v begins with zeros
+        # Step 11: θ is a copy (the inner optimizer writes into the parameters), v begins with zeros
         if not lr > 0:
             raise ValueError(f"the outer learning rate must be positive, got {lr}")
         if not 0 <= momentum < 1:
@@ -167,8 +179,8 @@ class DiLoCo(LocalSGD):
     def _agree(self) -> None:
         """Average the differences to the common parameters and take the outer step from there."""
         # --- exercise 3.25: start
-        # Step 11: what each rank wants to subtract from θ; its mean is the outer gradient Δ
-        # Step 12: the same outer step on every rank, from θ: the local parameters are given up
+        # Step 12: what each rank wants to subtract from θ; its mean is the outer gradient Δ
+        # Step 13: the same outer step on every rank, from θ: the local parameters are given up
         differences = [c - p for c, p in zip(self.common, self.parameters, strict=True)]
         deltas = mean_over_ranks(differences, self.group)
         for p, common, velocity, delta in zip(
@@ -195,8 +207,8 @@ def train(
     Cost per rank: that of the rounds, and one all-reduce of two numbers at the end.
     """
     # --- exercise 3.25: start
-    # Step 13: steps of the rank's own; every batch counts for the round, also an empty one
-    # Step 14: end the last round, then add up losses and samples over the ranks
+    # Step 14: steps of the rank's own; every batch counts for the round, also an empty one
+    # Step 15: end the last round, then add up losses and samples over the ranks
     device = next(model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # losses, samples
     for inputs, targets in batches:

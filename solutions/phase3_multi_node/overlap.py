@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .agreement import expect_alike, rank_in
 from .buckets import broadcast_tensors, make_buckets, order_of_first_rank
 from .comm_hooks import Handle, Hook, all_reduce
 
@@ -47,7 +48,9 @@ class BucketedDDP(nn.Module):
 
     Raises ValueError on a rank that is not in ``group``, for a module without trainable
     parameters or with some on several devices, for embeddings with sparse gradients, and for
-    bucket sizes that are not positive; before any communication.
+    bucket sizes that are not positive; before any communication. Raises ValueError on every rank,
+    after one all-reduce of 48 bytes, if the ranks' modules differ in shapes, dtypes, or in what is
+    frozen.
     """
 
     def __init__(
@@ -67,10 +70,12 @@ class BucketedDDP(nn.Module):
         self.order_known = False  # the order in which gradients come has been seen
         # --- exercise 3.10: start
         # Step 1: buckets for the reverse of the order of registration (`_use_order`)
-        # Step 2: equal parameters and buffers on all ranks
+        # Step 2: parameters and buffers alike on all ranks, or all raise (`expect_alike`): then
+        #         they become equal
         # Step 3: let autograd call `_ready(index, p)` whenever a gradient is complete
         self._use_order(reversed(range(len(self.trainable))))
         state = [*module.parameters(), *module.buffers()]
+        expect_alike(state, group)
         broadcast_tensors(state, bucket_bytes, group)
         for index, p in enumerate(self.trainable):
             p.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
@@ -174,8 +179,7 @@ class BucketedDDP(nn.Module):
 
 def trainable_parameters(module: nn.Module, group: Group) -> list[nn.Parameter]:
     """What is to be reduced, each once; ValueError if DDP can't serve ``module`` or this rank."""
-    if dist.get_rank(group) < 0:
-        raise ValueError(f"global rank {dist.get_rank()} is not a member of the group")
+    rank_in(group)
     found = [p for p in module.parameters() if p.requires_grad]
     if not found:
         raise ValueError(f"{type(module).__name__} has no trainable parameter: nothing to reduce")

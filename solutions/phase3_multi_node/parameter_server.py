@@ -27,13 +27,15 @@ sections 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .agreement import expect_alike, rank_in
 
 Group = dist.ProcessGroup | None
 PULL, PUSH, LEAVE, LOST = range(4)  # LOST is never sent: the connection broke
@@ -45,34 +47,48 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
 
     The fullest and the emptiest server differ by one key at most: by no more elements than the
     largest key has. No server is without a key. The same on every rank. Raises ValueError if
-    ``servers`` < 1 or there are more servers than keys.
+    ``servers`` < 1, if there are more servers than keys, or for keys of different dtypes: a message
+    has one.
     """
     # --- exercise 3.22: start
-    # Step 1: refuse what leaves a server without work
+    # Step 1: refuse what leaves a server without work, and what does not fit into one message
     # Step 2: the largest keys first, each to the server that has least so far
     if servers < 1:
         raise ValueError(f"there must be at least 1 server, got {servers}")
     if servers > len(parameters):
         raise ValueError(f"{servers} servers for {len(parameters)} keys: some would be empty")
+    dtypes = sorted({str(p.dtype) for p in parameters.values()})
+    if len(dtypes) > 1:
+        raise ValueError(f"all keys must have one dtype, these have {' and '.join(dtypes)}")
     loads = [(0, 0, server) for server in range(servers)]  # elements, keys, server
     place = {}
     for key in sorted(parameters, key=lambda key: -parameters[key].numel()):
         elements, keys, server = min(loads)
         place[key] = server
         loads[server] = elements + parameters[key].numel(), keys + 1, server
-    return {key: place[key] for key in parameters}
+    return place
     # --- exercise 3.22: end
 
 
 def check_roles(servers: int, group: Group = None) -> int:
-    """The number of workers. Raises ValueError if servers are all that ``group`` has."""
+    """The number of workers of ``group``, without communication.
+
+    Raises ValueError if servers are all that it has, and on a rank that is no member.
+    """
     # --- exercise 3.22: start
-    # Step 3: no communication: every rank knows the size of the group
+    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`)
+    rank_in(group)
     world_size = dist.get_world_size(group)
     if servers >= world_size:
         raise ValueError(f"{servers} servers among {world_size} ranks leave no worker")
     return world_size - servers
     # --- exercise 3.22: end
+
+
+def cut(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of ``vector`` (n,) by key, in the order and the shapes of ``like``."""
+    parts = vector.split([tensor.numel() for tensor in like.values()])
+    return {k: part.view(like[k].shape) for k, part in zip(like, parts, strict=True)}
 
 
 class Client:
@@ -96,6 +112,10 @@ class Client:
         flags = [int(key in chosen) for key in self.parameters]
         return torch.tensor([kind, self.clock, samples, *flags])
 
+    def _on(self, server: int, keys: Collection[str]) -> list[str]:
+        """Those of ``keys`` that live on ``server``, in the order of the parameters."""
+        return [k for k in self.parameters if k in keys and self.place[k] == server]
+
     def pull(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """The current values of ``keys``, on the CPU; only they travel, in one message per server.
 
@@ -107,28 +127,23 @@ class Client:
         # Step 5: cut each server's vector into its keys, in the order of the parameters
         keys = set(keys)
         header = self._header(PULL, keys)
-        chosen = [
-            [k for k in self.parameters if k in keys and self.place[k] == server]
-            for server in range(self.servers)
-        ]
-        sizes = [sum(self.parameters[k].numel() for k in part) for part in chosen]
         dtype = next(iter(self.parameters.values())).dtype
-        vectors = [torch.empty(size, dtype=dtype) for size in sizes]
-        versions = [torch.empty(1, dtype=torch.int64) for _ in range(self.servers)]
-        handles = []
+        answers, handles = [], []
         for server in range(self.servers):
+            like = {k: self.parameters[k] for k in self._on(server, keys)}
+            version = torch.empty(1, dtype=torch.int64)
+            vector = torch.empty(sum(p.numel() for p in like.values()), dtype=dtype)
             handles.append(dist.isend(header, group=self.group, group_dst=server))
-            handles.append(dist.irecv(versions[server], group=self.group, group_src=server))
-            if sizes[server]:
-                handles.append(dist.irecv(vectors[server], group=self.group, group_src=server))
+            handles.append(dist.irecv(version, group=self.group, group_src=server))
+            if like:
+                handles.append(dist.irecv(vector, group=self.group, group_src=server))
+            answers.append((like, version, vector))
         for handle in handles:
             handle.wait()  # type: ignore[union-attr]
-        self.versions = [int(version) for version in versions]
+        self.versions = [int(version) for _, version, _ in answers]
         values = {}
-        for part, vector in zip(chosen, vectors, strict=True):
-            pieces = vector.split([self.parameters[k].numel() for k in part])
-            for key, piece in zip(part, pieces, strict=True):
-                values[key] = piece.view(self.parameters[key].shape)
+        for like, _, vector in answers:
+            values |= cut(vector, like)
         return values
         # --- exercise 3.22: end
 
@@ -143,7 +158,7 @@ class Client:
         handles = []
         for server in range(self.servers):
             handles.append(dist.isend(header, group=self.group, group_dst=server))
-            mine = [k for k in self.parameters if k in gradients and self.place[k] == server]
+            mine = self._on(server, gradients)
             if mine:
                 vector = torch.cat([gradients[k].detach().cpu().flatten() for k in mine])
                 handles.append(dist.isend(vector, group=self.group, group_dst=server))
@@ -217,11 +232,10 @@ class Shard:
             keys = [k for k in chosen if k in self.values]
             request = Request(worker, kind, clock, samples, keys)
             if kind == PUSH and keys:
-                sizes = [self.values[k].numel() for k in keys]
-                vector = torch.empty(sum(sizes), dtype=self.values[keys[0]].dtype)
+                like = {k: self.values[k] for k in keys}
+                vector = self.values[keys[0]].new_empty(sum(v.numel() for v in like.values()))
                 dist.recv(vector, group=self.group, group_src=worker)
-                pieces = zip(keys, vector.split(sizes), strict=True)
-                request.gradients = {k: part.view_as(self.values[k]) for k, part in pieces}
+                request.gradients = cut(vector, like)
         except RuntimeError as error:
             if worker is None:
                 raise
@@ -377,16 +391,19 @@ def fit(
     ``staleness``: None for synchronous rounds, infinity for asynchronous, else the bound. Begins
     with the servers' models; a server's batches are not read. Returns the final values of this
     server's keys, on a worker nothing. Raises ValueError, on every rank and before any
-    communication, for a negative staleness and as ``place_keys`` and ``check_roles`` do.
+    communication, for a negative staleness and as ``place_keys`` and ``check_roles`` do; on every
+    rank, after one all-reduce of 48 bytes, if the ranks' models differ in shapes or dtypes.
     """
     # --- exercise 3.24: start
-    # Step 5: settings are checked everywhere: a worker would wait for a server that has refused
+    # Step 5: settings are checked everywhere, and models (`expect_alike`): a worker would wait for
+    #         a server that has refused, and a server end with a message of another length
     # Step 6: this rank's role decides; trainable parameters are the keys
     if staleness is not None and not staleness >= 0:
         raise ValueError(f"the staleness bound must be at least 0, got {staleness}")
     keys = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place_keys(keys, servers)
     check_roles(servers, group)
+    expect_alike([*keys.values()], group)
     if dist.get_rank(group) >= servers:
         train(Client(keys, servers=servers, group=group), model, batches)
         return {}

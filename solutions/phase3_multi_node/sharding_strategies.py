@@ -34,6 +34,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from .agreement import rank_in
 from .step_profile import Profile
 
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")  # the simplest first
@@ -332,9 +333,14 @@ def choose_strategy(
 def smallest_budget(
     own_bytes: int, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
 ) -> int:
-    """The least of all ranks' bytes, on every rank of ``group``: one all-reduce of 8 bytes."""
+    """The least of all ranks' bytes, on every rank of ``group``: one all-reduce of 8 bytes.
+
+    Raises ValueError on a rank that is no member of ``group``.
+    """
     # --- exercise 3.21: start
-    # Step 14: ranks may have different memory free, but must not come to different choices
+    # Step 14: ranks may have different memory free, but must not come to different choices; who is
+    #          no member must not go on with its own (`rank_in`)
+    rank_in(group)
     least = torch.tensor(own_bytes, dtype=torch.int64, device=device)
     dist.all_reduce(least, dist.ReduceOp.MIN, group=group)
     return int(least)

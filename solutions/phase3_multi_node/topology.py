@@ -39,6 +39,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .agreement import expect_alike
+
 Op = Literal["sum", "mean", "max"]
 REDUCE = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -180,10 +182,15 @@ def make_groups(topology: Topology) -> NodeGroups:
     On nodes of different size a local rank's group has the nodes that are large enough. All ranks
     of the world call it, with the same topology. N + L groups are made (L: ranks of the largest
     node), by all ranks in one order: a group that a rank is not in must be made there as well.
+    Raises ValueError, on every rank, unless ``topology`` has each rank of the world once.
     """
     # --- exercise 3.7: start
-    # Step 7: list the ranks of all groups first: that list is the same on every rank
-    # Step 8: make every one of them on every rank, and keep the two with this rank in it
+    # Step 7: refuse a topology of other ranks: the ones that are left out would wait for nobody
+    # Step 8: list the ranks of all groups first: that list is the same on every rank
+    # Step 9: make every one of them on every rank, and keep the two with this rank in it
+    everyone = [*range(dist.get_world_size())]
+    if sorted(sum(topology.nodes, ())) != everyone:
+        raise ValueError(f"nodes {topology.nodes} must have each of {len(everyone)} ranks once")
     node, local_rank = topology.locate(dist.get_rank())
     largest = max(map(len, topology.nodes))
     columns = [[r[k] for r in topology.nodes if k < len(r)] for k in range(largest)]
@@ -201,20 +208,26 @@ def check_op(tensor: Tensor, op: str) -> None:
         raise ValueError(f"the mean of {tensor.dtype} is not an integer: convert the tensor first")
 
 
-def all_reduce_hierarchical(tensor: Tensor, groups: NodeGroups, op: Op = "sum") -> None:
+def all_reduce_hierarchical(
+    tensor: Tensor, groups: NodeGroups, op: Op = "sum", *, check: bool = False
+) -> None:
     """Combine ``tensor`` over all ranks of the topology, in place on every rank.
 
     ``tensor`` may be empty or non-contiguous, of the same shape and dtype on all ranks. On nodes of
     equal size each rank sends 2(L-1)/L·n bytes inside its node and 2(N-1)/N·n/L between nodes (n
     rounded up to L elements); else only the leaders send between nodes, 2(N-1)/N·n each. All ranks
     end with the same bits. Raises ValueError on every rank, before anything is sent, for an unknown
-    ``op`` or the mean of integers.
+    ``op`` or the mean of integers; with ``check``, which costs an all-reduce of 48 bytes, also for
+    tensors that differ. Without it such ranks end or hang.
     """
     # --- exercise 3.8: start
-    # Step 1: refuse bad arguments, alike on all ranks; nothing to do for an empty tensor
+    # Step 1: refuse bad arguments, alike on all ranks, and if asked to tensors that differ
+    #         (`expect_alike`); nothing to do for an empty tensor
     # Step 2: by shards if all nodes have equally many ranks, else through the leaders
     # Step 3: write the result into the caller's tensor, also when it is a strided view
     check_op(tensor, op)
+    if check:
+        expect_alike([tensor])
     if not tensor.numel():
         return
     flat = tensor.detach().reshape(-1)

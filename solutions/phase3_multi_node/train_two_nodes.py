@@ -50,7 +50,7 @@ COMPARED = [
     ("hierarchical, bf16", "hierarchical DDP"),
     ("hybrid sharding", "FSDP"),
 ]
-TEST_SAMPLES = {"digits": 360, "text": 100}
+SCORES = {"digits": ("test accuracy", "{:.1%}", 360), "text": ("validation loss", "{:.3f}", 100)}
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -120,9 +120,8 @@ def live_bytes() -> int:
 @torch.no_grad()
 def score_of(model: nn.Module, chosen: Workload) -> float:
     """Share of right answers on the digits, loss per character on the text, of the test data."""
-    inputs, targets = (
-        tensor[: TEST_SAMPLES[chosen.data]] for tensor in DATA[chosen.data](False).tensors
-    )
+    *_, count = SCORES[chosen.data]
+    inputs, targets = DATA[chosen.data](False)[:count]
     logits, targets = model.eval()(inputs), targets.flatten()
     if chosen.data == "digits":
         return (logits.argmax(1) == targets).float().mean().item()
@@ -222,27 +221,11 @@ def overlap(count: int = 2) -> tuple[float, float]:
 HEAD = f"{'strategy':20}{'ms/step':>9}{'kB/step over the link':>24}{'kB of state':>13}"
 
 
-def line_of(row: Row, chosen: Workload) -> str:
+def line_of(row: Row, score: str) -> str:
     """A row of the table."""
     link = f"{row.sent / 1e3:.0f} (formula {row.formula / 1e3:.0f})"
-    score = f"{row.score:.1%}" if chosen.data == "digits" else f"{row.score:.3f}"
     cost = f"{row.seconds * 1e3:9.1f}{link:>24}{row.state / 1e3:13.0f}"
     return f"{row.strategy:20}{cost}{score:>17}"
-
-
-def comparison(rows: list[Row], better: str, flat: str) -> str:
-    """What knowing the nodes saves."""
-    named = {row.strategy: row for row in rows}
-    a, b = named[better], named[flat]
-    return (
-        f"{better}: {a.sent / b.sent:.0%} of the bytes and {a.seconds / b.seconds:.0%} of the time "
-        f"of {flat}"
-    )
-
-
-def score_name(chosen: Workload) -> str:
-    """What the last column shows."""
-    return "test accuracy" if chosen.data == "digits" else "validation loss"
 
 
 def train_all(
@@ -255,14 +238,17 @@ def train_all(
         f"\n{chosen.name}: {parameters:,} parameters, {chosen.optimizer}, {count} steps of {batch} "
         f"samples; DiLoCo agrees every {options.every} steps"
     )
-    show(f"{HEAD}{score_name(chosen):>17}")
-    rows = []
+    label, form, _ = SCORES[chosen.data]
+    show(f"{HEAD}{label:>17}")
+    rows = {}
     for name in STRATEGIES:
-        rows.append(measure(name, chosen, groups, options))
-        show(line_of(rows[-1], chosen))
+        rows[name] = measure(name, chosen, groups, options)
+        show(line_of(rows[name], form.format(rows[name].score)))
     for better, flat in COMPARED:
-        show(comparison(rows, better, flat))
-    return rows
+        sent = rows[better].sent / rows[flat].sent
+        seconds = rows[better].seconds / rows[flat].seconds
+        show(f"{better}: {sent:.0%} of the bytes and {seconds:.0%} of the time of {flat}")
+    return [*rows.values()]
 
 
 def plot(tables: dict[str, list[Row]], title: str, path: Path) -> None:
@@ -278,28 +264,26 @@ def plot(tables: dict[str, list[Row]], title: str, path: Path) -> None:
     figure.suptitle(title)
     colours = ["#888888", "#0072B2", "#56B4E9", "#888888", "#009E73", "#E69F00", "#CC79A7"]
     for line, (name, rows) in zip(axes, tables.items(), strict=True):
-        chosen = workload(name)
+        label, form, _ = SCORES[workload(name).data]
         columns = {
             "ms per step": [row.seconds * 1e3 for row in rows],
             "kB over the slow link per step": [row.sent / 1e3 for row in rows],
             "kB of state on the fullest rank": [row.state / 1e3 for row in rows],
         }
         names = [row.strategy for row in rows]
-        for axis, (label, values) in zip(line, columns.items(), strict=True):
+        for axis, (column, values) in zip(line, columns.items(), strict=True):
             bars = axis.barh(names, values, color=colours)
             axis.bar_label(bars, [f"{v:.3g}" if v < 100 else f"{v:.0f}" for v in values], padding=4)
-            axis.set(xlabel=label, xlim=(0, 1.18 * max(values)))
+            axis.set(xlabel=column, xlim=(0, 1.18 * max(values)))
             axis.invert_yaxis()
             axis.spines[["top", "right"]].set_visible(False)
-        for place, row in enumerate(rows):
-            ends = [place - 0.4, place + 0.4]
-            formula_line = line[1].plot([row.formula / 1e3] * 2, ends, color="k", lw=2)
-        line[1].legend(formula_line, ["formula"], loc="lower right")
+        formulas = [row.formula / 1e3 for row in rows]
+        line[1].scatter(formulas, names, s=300, c="k", marker="|", zorder=3, label="formula")
+        line[1].legend(loc="lower right")
         line[0].set_title(name, loc="left", weight="bold")
-        scores = [line_of(row, chosen).split()[-1] for row in rows]
-        line[2].set_yticks(range(len(rows)), scores)
-        line[2].set_ylabel(score_name(chosen))
         line[1].set_yticks([])
+        line[2].set_yticks(range(len(rows)), [form.format(row.score) for row in rows])
+        line[2].set_ylabel(label)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)

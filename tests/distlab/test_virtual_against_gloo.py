@@ -187,3 +187,15 @@ def test_the_programs_use_every_operator() -> None:
             used.add(shared.choice(OPERATORS))
             shared.randrange(2**30)
     assert used == set(OPERATORS)
+
+
+def test_a_message_from_anybody_names_its_sender() -> None:
+    """In a group whose ranks are not numbered as the world's: recv returns the global rank."""
+
+    def body(ctx: RankContext) -> int | None:
+        group = dist.new_group([1, 2])
+        if ctx.rank == 2:
+            dist.send(torch.ones(2), group=group, group_dst=0)
+        return dist.recv(torch.zeros(2), group=group) if ctx.rank == 1 else None
+
+    assert list(run_virtual(body, WORLD)) == list(run_ranks(body, WORLD)) == [None, 2, None]

@@ -275,4 +275,13 @@ MUTANTS = [
         killed_by=FEW,
         cause="beyond-limit",
     ),
+    Mutant(
+        id="order-of-a-stranger",
+        exercise="3.9",
+        bug="on a rank outside the group the broadcast does nothing, and its own order is taken",
+        find="    rank_in(group)\n    order",
+        replace="    order",
+        killed_by="test_who_is_no_member_is_refused",
+        cause="accepted",
+    ),
 ]

@@ -204,4 +204,13 @@ MUTANTS = [
         killed_by=BEGIN,
         cause="hook-waits",
     ),
+    Mutant(
+        id="bf16-of-a-stranger",
+        exercise="3.12",
+        bug="on a rank outside the group there is no handle to wait for",
+        find="    rank_in(group)\n    half",
+        replace="    half",
+        killed_by="test_who_is_no_member_is_refused",
+        cause="accepted",
+    ),
 ]

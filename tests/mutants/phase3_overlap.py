@@ -22,6 +22,7 @@ MEMORY = "test_gradients_and_buckets_are_one_copy"
 SHARE = "        self.share = 1 / dist.get_world_size(group)\n"
 MODULE = "        self.module, self.group = module, group\n"
 STATE = """        state = [*module.parameters(), *module.buffers()]
+        expect_alike(state, group)
         broadcast_tensors(state, bucket_bytes, group)
 """
 FIRST_ORDER = "        self._use_order(reversed(range(len(self.trainable))))\n"
@@ -431,5 +432,14 @@ MUTANTS = [
         replace="        if isinstance(layer, nn.EmbeddingBag) and layer.sparse:\n",
         killed_by=BAD,
         cause="accepted",
+    ),
+    Mutant(
+        id="overlap-modules-differ",
+        exercise="3.10",
+        bug="the ranks' modules are not compared before they are sent",
+        find="        expect_alike(state, group)\n",
+        replace="",
+        killed_by="test_modules_that_differ_are_refused",
+        cause="mismatch",
     ),
 ]

@@ -12,7 +12,6 @@ LEFT, GONE = "test_who_has_left_holds_nobody_back", "test_a_dead_worker_holds_no
 REFUSE, RELEASE = "test_fit_refuses_on_every_rank", "test_leaving_releases_who_waits"
 
 LEAST = "        elements, keys, server = min(loads)\n"
-CHOSEN = "            [k for k in self.parameters if k in keys and self.place[k] == server]\n"
 SGD = """                value.sub_(push.gradients[key], alpha=self.lr * push.samples / total)
 """
 HAVING = "            having = [p for p in pushes if key in p.gradients]\n"
@@ -177,11 +176,10 @@ MUTANTS = [
         cause="too-many-bytes",
         patches=[
             (
-                "        vectors = [torch.empty(size, dtype=dtype) for size in sizes]\n",
-                "        whole = [[k for k in self.parameters if self.place[k] == s] for s in range(self.servers)]\n"
-                "        chosen = [w if c else [] for w, c in zip(whole, chosen)]\n"
-                "        sizes = [sum(self.parameters[k].numel() for k in part) for part in chosen]\n"
-                "        vectors = [torch.empty(size, dtype=dtype) for size in sizes]\n",
+                "            version = torch.empty(1, dtype=torch.int64)\n",
+                "            if like:\n"
+                "                like = {k: self.parameters[k] for k in self._on(server, self.parameters)}\n"
+                "            version = torch.empty(1, dtype=torch.int64)\n",
             )
         ],
     ),
@@ -189,8 +187,8 @@ MUTANTS = [
         id="server-header-only-where-keys",
         exercise="3.22",
         bug="a server without a chosen key hears nothing, and waits for that worker",
-        find="            mine = [k for k in self.parameters if k in gradients and self.place[k] == server]\n            if mine:\n",
-        replace="            mine = [k for k in self.parameters if k in gradients and self.place[k] == server]\n"
+        find="            mine = self._on(server, gradients)\n            if mine:\n",
+        replace="            mine = self._on(server, gradients)\n"
         "            if not mine:\n                handles.pop().wait() if gradients else handles.clear()\n            if mine:\n",
         killed_by=USED,
         cause="never-waited",
@@ -372,6 +370,51 @@ MUTANTS = [
         find="    if staleness is not None and not staleness >= 0:\n",
         replace="    if dist.get_rank(group) < servers and staleness is not None and staleness < 0:\n",
         killed_by=REFUSE,
+        cause="hang",
+    ),
+    Mutant(
+        id="server-empty-key-not-received",
+        exercise="3.22",
+        bug="the worker expects no message where the server sends an empty one",
+        find="            if like:\n",
+        replace="            if vector.numel():\n",
+        killed_by="test_keys_without_elements",
+        cause="hang",
+    ),
+    Mutant(
+        id="server-global-ranks",
+        exercise="3.22",
+        bug="servers are numbered in the world, not in the group",
+        find="            handles.append(dist.isend(header, group=self.group, group_dst=server))\n            handles.append(dist.irecv(version",
+        replace="            handles.append(dist.isend(header, server))\n            handles.append(dist.irecv(version",
+        killed_by="test_a_group_keeps_to_itself",
+        cause="hang",
+    ),
+    Mutant(
+        id="server-two-dtypes-accepted",
+        exercise="3.22",
+        bug="keys of two dtypes are joined into one message: it has other bytes than expected",
+        find="    if len(dtypes) > 1:\n",
+        replace="    if not dtypes:\n",
+        killed_by="test_impossible_roles_are_refused",
+        cause="accepted",
+    ),
+    Mutant(
+        id="fit-models-differ",
+        exercise="3.24",
+        bug="the ranks' models are not compared: a message has another length",
+        find="    expect_alike([*keys.values()], group)\n",
+        replace="",
+        killed_by="test_models_that_differ_are_refused",
+        cause="mismatch",
+    ),
+    Mutant(
+        id="fit-always-synchronous",
+        exercise="3.24",
+        bug="every kind of fit() waits for all workers",
+        find="    if staleness is None:\n",
+        replace="    if servers:\n",
+        killed_by="test_fit_lets_nobody_wait_or_all",
         cause="hang",
     ),
 ]

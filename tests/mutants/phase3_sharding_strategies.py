@@ -166,4 +166,12 @@ MUTANTS = [
         BUDGET,
         "wrong-group",
     ),
+    mutant(
+        "stranger",
+        "on a rank outside the group the all-reduce does nothing: its own memory is the budget",
+        "    rank_in(group)\n",
+        "",
+        "test_who_is_no_member_is_refused",
+        "accepted",
+    ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,28 +44,36 @@ def batches(seed: int, worker: int, count: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def in_rounds(seed: int, counts: list[int]) -> dict[str, Tensor]:
-    """One process: in each round a step on the batches of all workers that have one left."""
+def in_rounds(seed: int, counts: list[int]) -> tuple[dict[str, Tensor], list[float]]:
+    """One process: in each round a step on the batches of all workers that have one left.
+
+    Returns the values at the end and each worker's last loss, 0 without a batch.
+    """
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     data = [batches(seed, worker, count) for worker, count in enumerate(counts)]
+    last = [0.0] * len(counts)
     for given in zip_longest(*data):
+        for worker, batch in enumerate(given):
+            if batch is not None:
+                last[worker] = F.cross_entropy(model(batch[0]), batch[1]).item()
         parts = [batch for batch in given if batch is not None]
         optimizer.zero_grad()
         inputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
-    return {name: p.detach() for name, p in model.named_parameters()}
+    return {name: p.detach() for name, p in model.named_parameters()}, last
 
 
-def served(impl, ctx, values, servers: int, serve, worker, lr: float = LR):
+def served(impl, ctx, values, servers: int, serve, worker, lr: float = LR, group=None):
     """One rank's body: a server returns [values, version, lost]; a worker what ``worker`` does."""
-    if ctx.rank < servers:
-        shard = impl.Shard(values, servers=servers, lr=lr)
+    rank = dist.get_rank(group)
+    if rank < servers:
+        shard = impl.Shard(values, servers=servers, lr=lr, group=group)
         serve(shard)
         return [dict(shard.values), int(shard.version), sorted(shard.lost)]
-    return worker(impl.Client(values, servers=servers), ctx.rank - servers)
+    return worker(impl.Client(values, servers=servers, group=group), rank - servers)
 
 
 def gathered(results, servers: int) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from bad_input import check_non_members
 from torch import nn
 
 from distlab.grading import (
@@ -324,6 +325,16 @@ def test_broadcast_needs_few_messages(impl, run):
             )
         log.sent_at_most(40_000, "the bytes of the state, by the first rank")
     results.logs[0].sent_at_least(40_000, "the bytes of the state")
+
+
+@exercise("3.9", "virtual")
+def test_who_is_no_member_is_refused(impl, run):
+    """A rank outside the group gets a ValueError; torch's broadcast would do nothing there."""
+    calls = {
+        "order_of_first_rank": lambda group: impl.order_of_first_rank([1, 0], "cpu", group),
+        "broadcast_tensors": lambda group: impl.broadcast_tensors([torch.zeros(2)], 99, group),
+    }
+    check_non_members(run, calls)
 
 
 @trace("3.9")

@@ -9,9 +9,18 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
+from bad_input import check_non_members
 from torch import Tensor, nn
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refusals,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.workloads import digits
 
 WIDTH, LAYERS = 6, 4
@@ -38,7 +47,9 @@ def flat_gradients(model: nn.Module) -> Tensor:
 def reduced(ctx, impl, hook, seed: int, dtype: torch.dtype = torch.float64):
     """Per step the gradients by DDP with ``hook``, and the rank's own."""
     model = model_of(seed, dtype).to(ctx.device)
-    wrapped = impl.module("overlap").BucketedDDP(model, bucket_bytes=400, first_bucket_bytes=200)
+    make = impl.module("overlap").BucketedDDP
+    with ctx.region("start"):
+        wrapped = make(model, bucket_bytes=400, first_bucket_bytes=200)
     wrapped.register_comm_hook(hook)
     got, own = [], []
     for step in range(3):
@@ -119,7 +130,7 @@ def test_blocking_reductions_are_hooks(impl, run, seed, cases):
         results = run(body, world_size)
         check_means(results, f"{name} on {world_size} ranks", rtol=1e-10, atol=1e-12)
         for log in results.logs:
-            log.forbid("all_reduce", why=f"the {name} was given")
+            log.select(region="training").forbid("all_reduce", why=f"the {name} was given")
             log.all_waited()
 
 
@@ -170,17 +181,12 @@ def test_bf16_loses_precision_and_not_more(impl, run, seed):
         bucket.buffer.copy_(torch.rand(100, generator=torch.Generator().manual_seed(seed)))
         exact = bucket.buffer * ctx.world_size
         impl.bf16_compress(bucket).wait()
-        complex_ = impl.module("buckets").Bucket(
-            0, [nn.Parameter(torch.zeros(2, dtype=torch.complex64))]
-        )
-        try:
-            impl.bf16_compress(complex_).wait()
-            refused = False
-        except ValueError:
-            refused = True
-        return float(((bucket.buffer - exact) / exact).abs().max()), refused
+        imaginary = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        bad = impl.module("buckets").Bucket(0, [imaginary])
+        said = refusal(lambda: impl.bf16_compress(bad).wait())
+        return float(((bucket.buffer - exact) / exact).abs().max()), said
 
-    for rank, (error, refused) in enumerate(run(body, 2)):
+    for rank, (error, said) in enumerate(run(body, 2)):
         if error == 0:
             fail(
                 "the sum is exact to float32: nothing was rounded to bfloat16",
@@ -193,9 +199,18 @@ def test_bf16_loses_precision_and_not_more(impl, run, seed):
                 cause="too-lossy",
                 rank=rank,
             )
-        expect_equal(
-            refused, True, what="ValueError for complex numbers", rank=rank, cause="accepted"
-        )
+        expect_refusals([said], [("complex numbers", ())], rank=rank)
+
+
+@exercise("3.12", "virtual")
+def test_who_is_no_member_is_refused(impl, run):
+    """A hook whose group this rank is not in raises ValueError; torch would do nothing."""
+
+    def call(group):
+        bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(4))])
+        impl.bf16_compress(bucket, group=group)
+
+    check_non_members(run, {"bf16_compress": call})
 
 
 NODES = {3: [[0, 1], [2]], 5: [[0, 2, 4], [1, 3]], 2: [[0], [1]]}

@@ -5,12 +5,24 @@ from __future__ import annotations
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
+import torch.nn.functional as F
+from bad_input import check_models_that_differ, check_non_members
 from rounds import OUTER, Net, batches, compare, gradient_step, sgd, simulated, tensors
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.workloads import build_model, digits
 
-MARGIN = 0.04  # of accuracy on the 360 test digits that fewer rounds may cost
+# Accuracy on the test digits that fewer rounds may cost, mean of two models. With one model, in
+# 24 runs, local SGD was 0.3 points better than H=1, DiLoCo 0.6; standard deviations 1.0 and 1.7.
+MARGIN = 0.04
 
 
 @exercise("3.25", "virtual")
@@ -119,22 +131,29 @@ def test_bad_settings_are_refused(impl, run, seed):
     ]
 
     def body(ctx):
-        said = []
-        for name, settings in wrong:
-            try:
-                getattr(impl, name)(Net(seed), **settings)
-                said.append("accepted")
-            except ValueError as error:
-                said.append(str(error))
+        said = [refusal(getattr(impl, name), Net(seed), **more) for name, more in wrong]
+        said.append(refusal(impl.mean_over_ranks, [torch.ones(2), torch.ones(2).int()]))
         return said
 
-    results = run(body, 2)
-    for rank, (said, log) in enumerate(zip(results, results.logs, strict=True)):
-        for (name, settings), text in zip(wrong, said, strict=True):
-            if text == "accepted" or not text:
-                problem = f"{name}({settings}) must be refused with a ValueError that says why"
-                fail(problem, cause="accepted", rank=rank)
-        expect_equal(log.messages, 0, what="messages before the refusal", rank=rank)
+    calls = [(f"{name}({settings})", ()) for name, settings in wrong]
+    expect_refused(run(body, 2), [*calls, ("a mean of integers", ())])
+
+
+@exercise("3.25", "virtual")
+def test_who_is_no_member_is_refused(impl, run, seed):
+    """A rank outside the group gets a ValueError, not a model of its own that nobody shares."""
+    calls = {
+        "LocalSGD": lambda group: impl.LocalSGD(Net(seed), every=2, group=group),
+        "DiLoCo": lambda group: impl.DiLoCo(Net(seed), every=2, group=group),
+        "mean_over_ranks": lambda group: impl.mean_over_ranks([torch.ones(2)], group),
+    }
+    check_non_members(run, calls)
+
+
+@exercise("3.25", "virtual")
+def test_models_that_differ_are_refused(impl, run):
+    """One rank has another model: a ValueError on every rank, before any parameter is sent."""
+    check_models_that_differ(run, lambda model: impl.LocalSGD(model, every=2))
 
 
 @exercise("3.25", "virtual gloo cuda")
@@ -180,36 +199,53 @@ def accuracy(model) -> float:
         return float((model(images).argmax(1) == labels).float().mean())
 
 
+def parts(start: int, ranks: int) -> list[list]:
+    """For each rank 44 batches of 16 training images."""
+    order = torch.randperm(1437, generator=torch.Generator().manual_seed(start))
+    chosen = [digits()[order[rank::ranks][:704]] for rank in range(ranks)]
+    return [[*zip(x.split(16), y.split(16), strict=True)] for x, y in chosen]
+
+
+def inner(model) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
 @exercise("3.25", "gloo")
 def test_as_accurate_on_the_digits(impl, run, seed):
-    """Rounds of 8 steps cost at most 4 points of test accuracy against rounds of one."""
+    """Rounds of 8 steps cost at most 4 points of test accuracy against agreeing in every step."""
     digits()
     digits(train=False)
+    seeds, epochs = (seed, seed + 1), 4
 
     def body(ctx):
-        order = torch.randperm(1437, generator=torch.Generator().manual_seed(seed))
-        mine = order[ctx.rank :: ctx.world_size][:704]  # 44 batches of 16
-        images, labels = digits()[mine]
-        own = list(zip(images.split(16), labels.split(16), strict=True))
+        few = {"lr": 0.7, "momentum": 0.5}  # 22 rounds: the paper's 0.9 would overshoot
         found = []
-        few = {"lr": 0.5, "momentum": 0.5}  # 22 rounds: more momentum would overshoot
-        for kind, every, more in (
-            (impl.LocalSGD, 1, {}),
-            (impl.LocalSGD, 8, {}),
-            (impl.DiLoCo, 8, few),
-        ):
-            model = build_model("mlp", seed)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-            impl.train(model, optimizer, own * 4, kind(model, every=every, **more))
-            found.append(accuracy(model))
+        for kind, more in ((impl.LocalSGD, {}), (impl.DiLoCo, few)):
+            right = []
+            for start in seeds:
+                model = build_model("mlp", start)
+                own = parts(start, ctx.world_size)[ctx.rank] * epochs
+                impl.train(model, inner(model), own, kind(model, every=8, **more))
+                right.append(accuracy(model))
+            found.append(sum(right) / len(seeds))
         return found
 
-    for rank, (every_step, local, diloco) in enumerate(run(body, 2, ledger=False)):
-        for kind, got in (("local SGD", local), ("DiLoCo", diloco)):
+    every_step = 0.0
+    for start in seeds:  # what data parallelism does, in one process
+        model = build_model("mlp", start)
+        optimizer = inner(model)
+        for batch in [*zip(*parts(start, 2), strict=True)] * epochs:
+            x, y = (torch.cat(part) for part in zip(*batch, strict=True))
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        every_step += accuracy(model) / len(seeds)
+    for rank, found in enumerate(run(body, 2, ledger=False, timeout=25)):
+        for kind, got in zip(("local SGD", "DiLoCo"), found, strict=True):
             if got < every_step - MARGIN:
                 fail(
-                    f"{kind} with H=8 is right on {got:.1%} of the test digits, "
-                    f"H=1 on {every_step:.1%}: fewer rounds may cost {MARGIN:.0%}",
+                    f"{kind} with H=8 is right on {got:.1%} of the test digits, H=1 on "
+                    f"{every_step:.1%}: fewer rounds may cost {MARGIN:.0%}",
                     cause="less-accurate",
                     rank=rank,
                 )

@@ -6,6 +6,7 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
+from bad_input import check_models_that_differ
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_refusals, fail, refusal
@@ -104,10 +105,10 @@ def test_all_ranks_start_with_the_first_ranks_state(impl, run, seed):
         for name, value in results[0][1].items():
             if not torch.equal(state[name], value):
                 fail(f"{name} on rank {rank} is not rank 0's", cause="start-differs", rank=rank)
-        if results.logs[rank].messages > 2:
+        if results.logs[rank].messages > 3:
             fail(
                 f"rank {rank} sent {results.logs[rank].messages} messages for a state of two "
-                "dtypes: two are enough",
+                "dtypes: two are enough, and one before them to compare",
                 cause="too-many-messages",
                 rank=rank,
             )
@@ -316,3 +317,9 @@ def test_bad_input_is_refused_before_any_message(impl, run):
                 cause="too-late",
                 rank=rank,
             )
+
+
+@exercise("3.10", "virtual")
+def test_modules_that_differ_are_refused(impl, run):
+    """One rank has another module: a ValueError on every rank, before any parameter is sent."""
+    check_models_that_differ(run, lambda model: impl.BucketedDDP(model))

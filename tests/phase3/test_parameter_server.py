@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
+from bad_input import check_non_members
 from serving import LR, SIZES, batches, gathered, in_rounds, network, parameters, served, zeros
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.workloads import build_model, digits
 
 
@@ -44,45 +51,39 @@ def test_keys_are_placed_by_size(impl, run, seed):
 
 @exercise("3.22", "virtual")
 def test_impossible_roles_are_refused(impl, run):
-    """More servers than keys, no server, no worker: ValueError on every rank, nothing sent."""
-    wrong = [("more servers than keys", 6), ("no server", 0), ("a negative number", -1)]
-    wrong.append(("no worker", 3))
+    """More servers than keys, none, no worker, two dtypes: ValueError everywhere, nothing sent."""
+    wrong = (6, 0, -1)  # more than keys, none, a negative number
 
     def body(ctx):
-        said = []
-        for _, servers in wrong:
-            for make in (
-                lambda s: impl.Client(zeros(), servers=s),
-                lambda s: impl.Shard(zeros(), servers=s, lr=LR),
-            ):
-                try:
-                    make(servers)
-                    said.append("")
-                except ValueError as error:
-                    said.append(str(error))
-        for _, servers in wrong[:3]:
-            try:
-                impl.place_keys(zeros(), servers)
-                said.append("")
-            except ValueError as error:
-                said.append(str(error))
-        return said
+        ends = {
+            "Client": lambda servers: impl.Client(zeros(), servers=servers),
+            "Shard": lambda servers: impl.Shard(zeros(), servers=servers, lr=LR),
+            "place_keys": lambda servers: impl.place_keys(zeros(), servers),
+        }
+        said = [refusal(ends[end], servers) for end, servers in calls]
+        mixed = {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}
+        return [*said, refusal(impl.place_keys, mixed, 1)]
 
-    results = run(body, 3)
-    asked = [*itertools.product(wrong, ("Client", "Shard"))]
-    asked += [(each, "place_keys") for each in wrong[:3]]
-    for rank, (said, log) in enumerate(zip(results, results.logs, strict=True)):
-        for ((why, servers), end), text in zip(asked, said, strict=True):
-            if not text:
-                problem = f"{end} accepts servers={servers} of 3 ranks with 5 keys: {why}"
-                fail(problem, cause="accepted", rank=rank)
-        expect_equal(len(log.events), 0, what="messages before the refusal", rank=rank)
+    calls = [(end, n) for end in ("Client", "Shard", "place_keys") for n in wrong]
+    calls += [("Client", 3), ("Shard", 3)]
+    asked = [(f"{end} with {servers} servers of 3 ranks and 5 keys", ()) for end, servers in calls]
+    expect_refused(run(body, 3), [*asked, ("keys of two dtypes", ("float32", "float64"))])
+
+
+@exercise("3.22", "virtual")
+def test_who_is_no_member_is_refused(impl, run):
+    """A rank outside the group can neither serve nor work: a ValueError that says so."""
+    calls = {
+        "Client": lambda group: impl.Client(zeros(), servers=1, group=group),
+        "Shard": lambda group: impl.Shard(zeros(), servers=1, lr=LR, group=group),
+    }
+    check_non_members(run, calls)
 
 
 @exercise("3.22", "virtual gloo")
 def test_rounds_equal_one_process(impl, run, seed, cases):
     """Synchronous training with uneven workers equals one process on all their batches."""
-    for servers, counts in cases((2, [3, 2]), (1, [2, 4, 3]), (3, [2]), (1, [3, 3, 3, 3])):
+    for servers, counts in cases((2, [3, 2]), (1, [2, 4, 0]), (3, [2]), (1, [3, 3, 3, 3])):
         check_rounds(run, impl, seed, servers, counts)
 
 
@@ -98,7 +99,7 @@ def check_rounds(run, impl, seed, servers, counts) -> None:
         return served(impl, ctx, values, servers, impl.serve_synchronous, worker)
 
     results = run(body, servers + len(counts))
-    got, want = gathered(results, servers), in_rounds(seed, counts)
+    got, (want, losses) = gathered(results, servers), in_rounds(seed, counts)
     what = f"{servers} servers, workers with {counts} batches"
     expect_equal(sorted(got), sorted(want), what=f"{what}: keys on the servers", cause="keys")
     for rank in range(servers):
@@ -109,6 +110,31 @@ def check_rounds(run, impl, seed, servers, counts) -> None:
         expect_close(
             got[name], value, what=f"{what}: {name}", before=before, rtol=1e-4, atol=1e-5
         )
+    for rank, loss in enumerate(losses, servers):
+        if not abs(results[rank] - loss) < 1e-3:
+            message = f"{what}: the last loss on rank {rank} is {loss:.4f}, got {results[rank]:.4f}"
+            fail(message, cause="loss-value", rank=rank)
+
+
+@exercise("3.22", "virtual gloo")
+def test_a_group_keeps_to_itself(impl, run, seed):
+    """Servers and workers are numbered in the group: here it is global ranks 1, 2 and 3."""
+
+    def body(ctx):
+        group = dist.new_group([1, 2, 3])
+        if ctx.rank == 0:
+            return None
+
+        def worker(client, number):
+            return float(impl.train(client, network(seed), batches(seed, number, 2)))
+
+        values = dict(network(seed).named_parameters())
+        return served(impl, ctx, values, 1, impl.serve_synchronous, worker, group=group)
+
+    got = gathered(run(body, 4)[1:], 1)
+    for name, value in in_rounds(seed, [2, 2])[0].items():
+        what = f"{name}, trained by the ranks 1, 2 and 3"
+        expect_close(got[name], value, what=what, rtol=1e-4, atol=1e-5)
 
 
 @exercise("3.22", "virtual gloo")
@@ -168,22 +194,55 @@ def test_no_byte_for_other_keys(impl, run, seed):
         values = {"small": torch.ones(4), "large": torch.ones(20_000)}
 
         def worker(client, number):
+            read = []
             for _ in range(2):
                 client.pull(["small"])
+                read.append(list(client.versions))
                 client.push({"small": torch.ones(4)})
             client.leave()
+            return read
 
         return served(impl, ctx, values, 1, impl.serve_synchronous, worker)
 
-    for log in run(body, 3).logs:
+    results = run(body, 3)
+    for rank in (1, 2):
+        what = "client.versions after the first and the second pull"
+        expect_equal(results[rank], [[0], [1]], what=what, rank=rank, cause="versions")
+    for log in results.logs:
         log.sent_at_most(4000, "four small values or gradients for each of 2 workers, and headers")
+
+
+@exercise("3.22", "virtual gloo")
+def test_keys_without_elements(impl, run, seed, cases):
+    """Empty parameters are keys like others: spread over servers, pulled and pushed, no hang."""
+
+    def body(ctx, servers):
+        values = {"a": torch.zeros(0), "b": torch.zeros(3), "c": torch.zeros(0, 4)}
+
+        def worker(client, number):
+            for _ in range(2):
+                got = client.pull(values)
+                client.push({k: torch.ones_like(v) for k, v in got.items()})
+            client.leave()
+            return {k: tuple(v.shape) for k, v in got.items()}
+
+        return served(impl, ctx, values, servers, impl.serve_synchronous, worker, lr=1.0)
+
+    for servers in cases(3, 2):
+        results = run(body, servers + 1, servers)
+        what = f"{servers} servers, keys of 0, 3 and 0 elements"
+        empty = [rank for rank in range(servers) if not results[rank][0]]
+        expect_equal(empty, [], what=f"{what}: servers without a key", cause="unbalanced")
+        got, shapes = gathered(results, servers), {"a": (0,), "b": (3,), "c": (0, 4)}
+        expect_equal(results[servers], shapes, what=f"{what}: shapes of a pull", rank=servers)
+        expect_close(got["b"], torch.full((3,), -2.0), what=f"{what}: b after 2 rounds of 1")
 
 
 @exercise("3.22", "virtual")
 def test_a_dead_worker_stops_nobody(impl, run, seed):
     """A worker dies at some message: the rounds go on, and its last push counts whole or not."""
     counts = [3, 3, 3]
-    sums = [in_rounds(seed, [3, 3, done]) for done in range(4)]
+    sums = [in_rounds(seed, [3, 3, done])[0] for done in range(4)]
     for when in (1, 4, 7, 12):
         check_death(run, impl, seed, counts, sums, when)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
-from serving import SIZES, batches, gathered, network, served, zeros
+from bad_input import check_models_that_differ
+from serving import LR, SIZES, batches, gathered, in_rounds, network, served, zeros
+from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_equal, fail
+from distlab.grading import exercise, expect_close, expect_equal, expect_refused, fail, refusal
 
 INFINITY = float("inf")
 
@@ -229,40 +233,37 @@ def test_fit_refuses_on_every_rank(impl, run, seed):
     def body(ctx):
         said = []
         for settings in wrong:
-            try:
-                own = batches(seed, ctx.rank, 1)
-                impl.fit(network(seed), own, **{"servers": 1, "lr": 0.1, **settings})
-                said.append("")
-            except ValueError as error:
-                said.append(str(error))
-        if ctx.rank == 0:
-            shard = impl.Shard(zeros(), servers=1, lr=0.1)
-            try:
-                impl.serve_bounded(shard, -1)
-                said[0] = ""
-            except ValueError:
-                pass
-        return said
+            options = {"servers": 1, "lr": 0.1, **settings}
+            said.append(refusal(impl.fit, network(seed), batches(seed, ctx.rank, 1), **options))
+        said.append(refusal(impl.fit, nn.Linear(5, 3, bias=False), [], servers=2, lr=0.1))
+        shard = impl.Shard(zeros(), servers=1, lr=0.1)
+        return [*said, refusal(impl.serve_bounded, shard, -1)]
 
-    results = run(body, 3)
-    for rank, (said, log) in enumerate(zip(results, results.logs, strict=True)):
-        for settings, text in zip(wrong, said, strict=True):
-            if not text:
-                fail(f"{settings} must be refused on 3 ranks", cause="accepted", rank=rank)
-        expect_equal(len(log.events), 0, what="messages before the refusal", rank=rank)
+    calls = [(f"fit({settings}) on 3 ranks", ()) for settings in wrong]
+    calls.append(("fit() with 2 servers for 1 key on 3 ranks", ()))
+    expect_refused(run(body, 3), [*calls, ("serve_bounded with a staleness of -1", ())])
+
+
+@exercise("3.24", "virtual")
+def test_models_that_differ_are_refused(impl, run):
+    """One rank has another model: fit() raises ValueError on every rank, servers and workers."""
+    check_models_that_differ(run, lambda model: impl.fit(model, [], servers=1, lr=0.1))
 
 
 @exercise("3.24", "virtual")
 def test_fit_trains_in_all_three_ways(impl, run, seed):
-    """fit() with each kind of server: every worker's batches count, the loss goes down."""
+    """fit() with each kind of server, in a group: every batch counts, the loss goes down."""
 
     def body(ctx, staleness):
+        group = dist.new_group([1, 2, 3, 4])
+        if ctx.rank == 0:
+            return [{}]
         own = batches(seed, ctx.rank % 2, 4)
-        found = impl.fit(network(seed), own, servers=2, lr=0.05, staleness=staleness)
-        return [found]
+        options = {"servers": 2, "lr": LR, "staleness": staleness, "group": group}
+        return [impl.fit(network(seed), own, **options)]
 
     for staleness in (None, INFINITY, 1):
-        got = gathered(run(body, 4, staleness), 2)
+        got = gathered(run(body, 5, staleness)[1:], 2)
         expect_equal(len(got), 6, what=f"keys that fit(staleness={staleness}) returns on servers")
         model = network(seed)
         data = [batch for worker in (0, 1) for batch in batches(seed, worker, 4)]
@@ -275,3 +276,42 @@ def test_fit_trains_in_all_three_ways(impl, run, seed):
         if not losses[1] < losses[0]:
             problem = f"fit(staleness={staleness}): loss {losses[0]:.4f} before, {losses[1]:.4f}"
             fail(problem, cause="not-learning")
+        for name, value in in_rounds(seed, [4, 4])[0].items() if staleness is None else ():
+            what = f"{name} after fit(staleness=None): 4 rounds of 2 workers"
+            expect_close(got[name], value, what=what, rtol=1e-4, atol=1e-5)
+
+
+@exercise("3.24", "virtual gloo")
+def test_fit_lets_nobody_wait_or_all(impl, run, seed, cases):
+    """fit(): with an infinite staleness the fast worker ends alone, with 1 it waits for the slow.
+
+    The slow worker's samples alone have a third feature: only its pushes change those weights.
+    """
+    for staleness in cases(INFINITY, 1):
+
+        def body(ctx, staleness=staleness):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = nn.Linear(3, 2)
+            before, seen = model.weight[:, 2].detach().clone(), []
+
+            def own():
+                for step in range(4):
+                    if ctx.rank == 2:
+                        if staleness == INFINITY and step == 0:
+                            token(receive_from=1)
+                        time.sleep(0.05)
+                    x = torch.ones(1, 3)
+                    x[0, 2] = float(ctx.rank == 2)
+                    yield x, torch.zeros(1, dtype=torch.int64)
+                    seen.append(bool(torch.equal(model.weight[:, 2].detach(), before)))
+                if ctx.rank == 1 and staleness == INFINITY:
+                    token(send_to=2)
+
+            impl.fit(model, own(), servers=1, lr=0.5, staleness=staleness)
+            return seen
+
+        fast = run(body, 3)[1]
+        want = [True] * 4 if staleness == INFINITY else [True, True, False, False]
+        what = f"fit(staleness={staleness}): which of 4 pulls come before any push of the slow one"
+        expect_equal(fast[2:], want[2:], what=what, rank=1, cause="wrong-server")

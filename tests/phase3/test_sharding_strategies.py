@@ -9,6 +9,7 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
+from bad_input import check_non_members
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes as unfollowed
 
@@ -310,6 +311,13 @@ def test_ranks_agree_on_the_budget(impl, run, seed, cases):
         expect_equal(half, min(mine), what="a group's budget", rank=rank, cause="wrong-group")
     for log in results.logs:
         log.select(region="agree").sent_at_most(16, "all-reduce of 8 bytes")
+
+
+@exercise("3.21", "virtual")
+def test_who_is_no_member_is_refused(impl, run):
+    """A rank outside the group gets a ValueError, not its own memory as everybody's budget."""
+    calls = {"smallest_budget": lambda group: impl.smallest_budget(7, group=group)}
+    check_non_members(run, calls)
 
 
 @trace("3.21")

@@ -10,7 +10,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-from distlab.grading import exercise, expect_equal, fail, trace
+from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
 
 # name: the node of each rank, in rank order
 PLACEMENTS = {
@@ -210,6 +210,17 @@ def test_groups_join_nodes_and_local_ranks(impl, run, cases):
 
     for name, results in zip(names, run.worlds(body, list(by_size)), strict=True):
         compare_groups(results, name, PLACEMENTS[name])
+
+
+@exercise("3.7", "virtual")
+def test_groups_of_other_ranks_are_refused(impl, run):
+    """A topology without some rank, with one too many, or with one twice: ValueError everywhere."""
+    wrong = [((0, 1),), ((0, 1), (2, 3)), ((0, 1), (1, 2))]
+
+    def body(ctx):
+        return [refusal(impl.make_groups, impl.Topology(nodes)) for nodes in wrong]
+
+    expect_refused(run(body, 3), [(f"make_groups for nodes {n} of 3 ranks", ()) for n in wrong])
 
 
 def compare_groups(results, name: str, placement: tuple[int, ...]) -> None:

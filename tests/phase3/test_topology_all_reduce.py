@@ -8,7 +8,16 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refusals,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.ledger import readable
 from distlab.netcluster import bytes_sent
 from distlab.virtual import load_cluster
@@ -218,23 +227,40 @@ def test_bad_arguments_are_refused(impl, run):
     """Unknown operators and integer means raise on every rank before anything is sent."""
 
     def body(ctx):
-        groups, out = groups_of(impl, EVEN[0]), []
-        for tensor, op in ((torch.ones(3, dtype=torch.int64), "mean"), (torch.ones(3), "median")):
-            try:
-                with ctx.region("refused"):
-                    impl.all_reduce_hierarchical(tensor, groups, op)
-                out.append(f"accepted {op} of {tensor.dtype}")
-            except ValueError:
-                out.append("")
-        return out
+        groups, reduce = groups_of(impl, EVEN[0]), impl.all_reduce_hierarchical
+        with ctx.region("refused"):
+            return [
+                refusal(reduce, torch.ones(3, dtype=torch.int64), groups, "mean"),
+                refusal(reduce, torch.ones(3), groups, "median"),
+            ]
 
     results = run(body, 4)
-    for rank, said in enumerate(results):
-        for text in filter(None, said):
-            message = f"expected a ValueError on every rank, but it {text}"
-            fail(message, cause="accepted", rank=rank)
-        if results.logs[rank].select(region="refused").events:
-            fail("something was sent before the arguments were checked", cause="late-check")
+    results.logs = [log.select(region="refused") for log in results.logs]
+    expect_refused(results, [("the mean of integers", ()), ("the operator median", ())])
+
+
+@exercise("3.8", "virtual gloo")
+def test_tensors_that_differ_are_refused_on_every_rank(impl, run, cases):
+    """With check=True other lengths or dtypes on rank 1 are a ValueError everywhere; no hang."""
+    other = {
+        "4 elements instead of 3": torch.ones(4),
+        "no element instead of 3": torch.ones(0),
+        "int32 instead of float32": torch.ones(3, dtype=torch.int32),
+    }
+
+    def body(ctx, placement):
+        groups, out = groups_of(impl, placement), []
+        for tensor in other.values():
+            mine = tensor if ctx.rank == 1 else torch.ones(3)
+            out.append(refusal(impl.all_reduce_hierarchical, mine, groups, check=True))
+        alike = torch.ones(3)
+        impl.all_reduce_hierarchical(alike, groups, check=True)
+        return out, alike
+
+    for placement in cases(EVEN[0], UNEVEN[0]):
+        for rank, (refusals, alike) in enumerate(run(body, 4, placement)):
+            expect_refusals(refusals, [(f"on rank 1 {what}", ()) for what in other], rank=rank)
+            expect_close(alike, torch.full((3,), 4.0), what="tensors that agree", rank=rank)
 
 
 def flat_ring(tensor: torch.Tensor) -> None:

@@ -10,6 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from solutions.phase3_multi_node.agreement import expect_alike
+
 
 def by_dtype(tensors):
     kinds = {}
@@ -19,6 +21,10 @@ def by_dtype(tensors):
 
 
 def mean_over_ranks(tensors, group=None):
+    if dist.get_rank(group) == -1:
+        raise ValueError("this rank is not in the group")
+    if not all(t.dtype.is_floating_point for t in tensors):
+        raise ValueError("integers have no mean")
     vectors = [parameters_to_vector(kind) for kind in by_dtype(tensors)]
     for vector in vectors:
         average(vector, group)
@@ -43,6 +49,7 @@ class LocalSGD:
         if not every > 0:
             raise ValueError(f"H must be positive, not {every}")
         self.model, self.group, self.done, self.every = model, group, 0, every
+        expect_alike([*model.state_dict().values()], group)
         for tensor in model.state_dict().values():
             self.from_first(tensor)
         self.kinds = by_dtype([p for p in model.parameters() if p.requires_grad])

@@ -31,6 +31,8 @@ class blocking:
 def bf16_compress(bucket, group=None):
     if bucket.buffer.dtype.is_complex:
         raise ValueError("real gradients only")
+    if dist.get_rank(group) == -1:
+        raise ValueError("this rank is not in the group")
     small = bucket.buffer.bfloat16()
     future = dist.all_reduce(small, group=group, async_op=True).get_future()
     return future.then(lambda _: bucket.buffer.copy_(small))

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from solutions.phase3_multi_node.agreement import expect_alike
+
 from .buckets import Bucket, broadcast_tensors, order_of_first_rank, partition
 
 MIB = 1 << 20
@@ -27,6 +29,7 @@ class BucketedDDP(nn.Module):
         self.sizes = (bucket_bytes, first_bucket_bytes)
         self.arrange(self.params[::-1])
         everything = list(module.parameters()) + list(module.buffers())
+        expect_alike(everything, group)
         broadcast_tensors(everything, max(bucket_bytes, 1 << 16), group)
         self.hook = lambda b: dist.all_reduce(b.buffer, group=group, async_op=True)
         self.seen, self.open, self.observed, self.learned = [], False, None, False

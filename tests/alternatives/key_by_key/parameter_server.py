@@ -15,6 +15,9 @@ WANT, GIVE, BYE = 10, 20, 30
 def place_keys(parameters, servers):
     if not 1 <= servers <= len(parameters):
         raise ValueError(f"{servers} servers, {len(parameters)} keys")
+    kinds = {p.dtype for p in parameters.values()}
+    if len(kinds) != 1:
+        raise ValueError(f"keys of several dtypes: {kinds}")
     names = sorted(parameters, key=lambda name: parameters[name].numel(), reverse=True)
     heap = [(parameters[name].numel(), s) for s, name in enumerate(names[:servers])]
     place = {name: s for s, name in enumerate(names[:servers])}
@@ -153,6 +156,18 @@ class Shard:
             self.version += 1
 
 
+def compare(keys, group):
+    """Every rank tells every other what it has: first how long that is, then the text."""
+    text = repr([(k, tuple(p.shape), p.dtype) for k, p in keys.items()]).encode()
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(text)]), group=group)
+    length = max(int(size) for size in sizes)
+    texts = [torch.zeros(length, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(texts, torch.tensor([*text.ljust(length)], dtype=torch.uint8), group=group)
+    if any(not torch.equal(texts[0], other) for other in texts):
+        raise ValueError("the ranks have different keys")
+
+
 def serve_synchronous(shard):
     while shard.live:
         for worker in tuple(shard.live):
@@ -213,6 +228,7 @@ def fit(model, batches, *, servers, lr, staleness=None, group=None):
         raise ValueError(f"a bound of {staleness}")
     keys = {k: p for k, p in model.named_parameters() if p.requires_grad}
     roles(keys, servers, group)
+    compare(keys, group)
     if dist.get_rank(group) < servers:
         shard = Shard(keys, servers=servers, lr=lr, group=group)
         if staleness is None:

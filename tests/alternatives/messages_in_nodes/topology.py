@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 COMBINE = {"sum": torch.add, "mean": torch.add, "max": torch.maximum}
 
 
@@ -86,6 +87,9 @@ def device_of(topology, rank, gpus):
 
 def make_groups(topology):
     rank, found = dist.get_rank(), {}
+    listed = [member for members in topology.nodes for member in members]
+    if len(listed) != len(set(listed)) or set(listed) != set(range(dist.get_world_size())):
+        raise ValueError(f"ranks {listed} are not those of the world")
     columns = {}
     for members in topology.nodes:
         for local, member in enumerate(members):
@@ -124,11 +128,17 @@ def all_reduce_by_messages(buffer, op, group):
              {r: parts[r] for r in others if len(parts[r])}, group)  # fmt: skip
 
 
-def all_reduce_hierarchical(tensor, groups, op="sum"):
+def all_reduce_hierarchical(tensor, groups, op="sum", *, check=False):
     if op not in COMBINE:
         raise ValueError(f"no operator {op!r}")
     if op == "mean" and not tensor.dtype.is_floating_point:
         raise ValueError(f"no mean of {tensor.dtype}")
+    if check:
+        own = torch.tensor([tensor.numel(), DTYPES.index(tensor.dtype)])
+        every = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, own)
+        if any(not torch.equal(own, other) for other in every):
+            raise ValueError(f"length and number of dtype by rank: {every}")
     buffer = tensor.detach().contiguous().clone().view(-1)
     if groups.topology.even:
         for own in all_reduce_by_messages(buffer, op, groups.node):

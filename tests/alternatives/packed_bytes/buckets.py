@@ -70,7 +70,13 @@ def make_buckets(parameters, limit, first_limit):
     return buckets
 
 
+def refuse_strangers(group):
+    if dist.get_rank(group) == -1:
+        raise ValueError("this rank is not in the group")
+
+
 def order_of_first_rank(arrived, device, group=None):
+    refuse_strangers(group)
     order = torch.zeros(len(arrived), dtype=torch.int32, device=device)
     if dist.get_rank(group) == 0:
         order += torch.tensor(arrived, dtype=torch.int32, device=device)
@@ -80,6 +86,7 @@ def order_of_first_rank(arrived, device, group=None):
 
 
 def broadcast_tensors(tensors, limit, group=None):
+    refuse_strangers(group)
     raw = [t.detach().contiguous().flatten().view(torch.uint8) for t in tensors]
     message, size = [], 0
     for k, part in enumerate(raw):

@@ -171,6 +171,8 @@ def choose_strategy(
 
 
 def smallest_budget(own_bytes, device="cpu", group=None):
+    if dist.get_rank(group) == -1:
+        raise ValueError("this rank is not in the group")
     own = torch.tensor([-own_bytes], dtype=torch.int64, device=device)
     dist.all_reduce(own, dist.ReduceOp.MAX, group=group)
     return -own.item()

@@ -1,0 +1,49 @@
+"""What must be clear before ranks communicate: who takes part, and that all bring the same.
+
+A rank that raises because of what it alone has leaves the others waiting for it. So an error is
+either one that every rank finds by itself, from arguments that are equal everywhere, or the ranks
+tell each other first and then raise together.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup | None
+
+
+def rank_in(group: Group) -> int:
+    """This rank's number in ``group``. Raises ValueError if it is no member.
+
+    torch's own collectives only warn there and do nothing: the rank would go on with what it has.
+    """
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"global rank {dist.get_rank()} is no member of the group")
+    return rank
+
+
+def expect_alike(tensors: Sequence[Tensor], group: Group = None) -> None:
+    """Raise the same ValueError on every rank unless all pass tensors alike, in the same order.
+
+    Alike: of one shape and dtype, and trainable on all ranks or on none. One all-reduce of 48
+    bytes, for the most and the least of three numbers: tensors, elements, and a checksum of the
+    rest. Raises ValueError, and sends nothing, on a rank that is no member of ``group``.
+    """
+    rank_in(group)
+    kinds = [(tuple(t.shape), str(t.dtype), t.requires_grad) for t in tensors]
+    facts = [len(tensors), sum(t.numel() for t in tensors), zlib.crc32(str(kinds).encode())]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    known = torch.tensor([*facts, *(-fact for fact in facts)], device=device)
+    dist.all_reduce(known, dist.ReduceOp.MAX, group=group)
+    most, least = known[:3].tolist(), (-known[3:]).tolist()
+    if most != least:
+        raise ValueError(
+            "the ranks pass tensors that differ in number, shape, dtype or requires_grad: "
+            f"{least[0]} to {most[0]} tensors of together {least[1]} to {most[1]} elements"
+        )
