@@ -47,16 +47,16 @@ from torch.nn import functional
 from solutions.phase4_production.safe_format import (
     Tree,
     flush_folder,
+    hash_of_file,
     read_tree,
     write_bytes,
-    write_tree,
+    write_trees,
 )
 
 Group = dist.ProcessGroup | None
 T = TypeVar("T")
 
 SHARED, MANIFEST, MARKER = "shared.safetensors", "manifest.json", "COMPLETE"
-CHUNK = 1 << 20  # bytes that are read and hashed at once
 ASIDE = ".partial"  # the suffix of what is being written, or deleted
 UNFINISHED = f"not finished, there is no {MARKER}"
 NAME = re.compile(r"(\d{6})-step-(\d{8})")  # how often was saved before, and the step
@@ -234,12 +234,3 @@ class CheckpointStore:
         except (OSError, ValueError):
             return -math.inf
         return -math.inf if score is None or math.isnan(score) else score
-
-
-def hash_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()

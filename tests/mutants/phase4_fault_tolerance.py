@@ -22,9 +22,7 @@ BEGIN = "        name = self._agree(lambda: self._begin(step) if rank == 0 else 
 TREES = (
     "            trees = {own_file(rank): own or {}} | ({SHARED: shared} if rank == 0 else {})\n"
 )
-WRITE = (
-    "            return {file: write_tree(aside / file, tree) for file, tree in trees.items()}\n"
-)
+WRITE = "            return write_trees(aside, trees)\n"
 WRITTEN = "            written = self._agree(write)\n"
 FINISH = "            self._agree(lambda: self._finish(aside, folder, manifest) if rank == 0 else None)\n"
 PRUNE = "        self._agree(lambda: self._prune() if rank == 0 else None)\n"
@@ -35,7 +33,7 @@ MARK = """        marker = folder / (MARKER + ASIDE)
         os.rename(marker, folder / MARKER)
 """
 NUMBER = "        number = 1 + max((int(name[:6]) for name in self._names()), default=0)\n"
-HASHED = '                if hash_of(self.folder / name / file) != entry["sha256"]:\n'
+HASHED = '                if hash_of_file(self.folder / name / file) != entry["sha256"]:\n'
 CAUGHT = """        except Exception as error:
             problem = f"{type(error).__name__}: {error}"
 """
@@ -85,7 +83,7 @@ MUTANTS = [
         "BUGS 88: rank 0 writes its own state for everybody",
         WRITE,
         """            trees |= {own_file(r): own or {} for r in range(dist.get_world_size(self.group))}
-            return {f: write_tree(aside / f, t) for f, t in trees.items()} if rank == 0 else {}
+            return write_trees(aside, trees) if rank == 0 else {}
 """,
         LOADED,
         "own-state",
