@@ -171,7 +171,8 @@ class CheckpointStore:
         ``shared`` comes with its tensors on ``map_location``, wherever they were when saved. A
         checkpoint that was not finished, or in which a size or hash is wrong, is passed over and
         named in ``skipped``. None if none was ever finished. Raises CheckpointError if there are
-        finished ones and all are damaged, ValueError if there is none of ``step``.
+        finished ones and all are damaged, or if the folder can't be read; ValueError if there is
+        none of ``step``.
         """
         # Step 5: rank 0 says which ones there are: others might see a newer one meanwhile
         # Step 6: from the newest on: each rank hashes its share of the files, all hear the result
@@ -191,9 +192,12 @@ class CheckpointStore:
         raise NotImplementedError("exercise 4.1")
 
     def _names(self) -> list[str]:
-        """The folders that have a checkpoint's final name, oldest first."""
-        folder = self.folder
-        return sorted(p.name for p in folder.glob("*") if NAME.fullmatch(p.name))
+        """The folders that have a checkpoint's final name, oldest first.
+
+        OSError if the folder is there and can't be read: that is not the same as an empty one.
+        """
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        return sorted(filter(NAME.fullmatch, names))
 
     def _manifest(self, name: str) -> dict[str, Any]:
         """The manifest, if the marker vouches for it; else ValueError or OSError."""

@@ -194,7 +194,8 @@ class CheckpointStore:
         ``shared`` comes with its tensors on ``map_location``, wherever they were when saved. A
         checkpoint that was not finished, or in which a size or hash is wrong, is passed over and
         named in ``skipped``. None if none was ever finished. Raises CheckpointError if there are
-        finished ones and all are damaged, ValueError if there is none of ``step``.
+        finished ones and all are damaged, or if the folder can't be read; ValueError if there is
+        none of ``step``.
         """
         # --- exercise 4.1: start
         # Step 5: rank 0 says which ones there are: others might see a newer one meanwhile
@@ -247,9 +248,12 @@ class CheckpointStore:
         # --- exercise 4.1: end
 
     def _names(self) -> list[str]:
-        """The folders that have a checkpoint's final name, oldest first."""
-        folder = self.folder
-        return sorted(p.name for p in folder.glob("*") if NAME.fullmatch(p.name))
+        """The folders that have a checkpoint's final name, oldest first.
+
+        OSError if the folder is there and can't be read: that is not the same as an empty one.
+        """
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        return sorted(filter(NAME.fullmatch, names))
 
     def _manifest(self, name: str) -> dict[str, Any]:
         """The manifest, if the marker vouches for it; else ValueError or OSError."""
