@@ -47,16 +47,16 @@ from torch.nn import functional
 from solutions.phase4_production.safe_format import (
     Tree,
     flush_folder,
+    hash_of_file,
     read_tree,
     write_bytes,
-    write_tree,
+    write_trees,
 )
 
 Group = dist.ProcessGroup | None
 T = TypeVar("T")
 
 SHARED, MANIFEST, MARKER = "shared.safetensors", "manifest.json", "COMPLETE"
-CHUNK = 1 << 20  # bytes that are read and hashed at once
 ASIDE = ".partial"  # the suffix of what is being written, or deleted
 UNFINISHED = f"not finished, there is no {MARKER}"
 NAME = re.compile(r"(\d{6})-step-(\d{8})")  # how often was saved before, and the step
@@ -171,7 +171,8 @@ class CheckpointStore:
         ``shared`` comes with its tensors on ``map_location``, wherever they were when saved. A
         checkpoint that was not finished, or in which a size or hash is wrong, is passed over and
         named in ``skipped``. None if none was ever finished. Raises CheckpointError if there are
-        finished ones and all are damaged, ValueError if there is none of ``step``.
+        finished ones and all are damaged, or if the folder can't be read; ValueError if there is
+        none of ``step``.
         """
         # Step 5: rank 0 says which ones there are: others might see a newer one meanwhile
         # Step 6: from the newest on: each rank hashes its share of the files, all hear the result
@@ -191,9 +192,12 @@ class CheckpointStore:
         raise NotImplementedError("exercise 4.1")
 
     def _names(self) -> list[str]:
-        """The folders that have a checkpoint's final name, oldest first."""
-        folder = self.folder
-        return sorted(p.name for p in folder.glob("*") if NAME.fullmatch(p.name))
+        """The folders that have a checkpoint's final name, oldest first.
+
+        OSError if the folder is there and can't be read: that is not the same as an empty one.
+        """
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        return sorted(filter(NAME.fullmatch, names))
 
     def _manifest(self, name: str) -> dict[str, Any]:
         """The manifest, if the marker vouches for it; else ValueError or OSError."""
@@ -234,12 +238,3 @@ class CheckpointStore:
         except (OSError, ValueError):
             return -math.inf
         return -math.inf if score is None or math.isnan(score) else score
-
-
-def hash_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()

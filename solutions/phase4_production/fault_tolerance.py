@@ -45,16 +45,16 @@ from torch.nn import functional
 from .safe_format import (
     Tree,
     flush_folder,
+    hash_of_file,
     read_tree,
     write_bytes,
-    write_tree,
+    write_trees,
 )
 
 Group = dist.ProcessGroup | None
 T = TypeVar("T")
 
 SHARED, MANIFEST, MARKER = "shared.safetensors", "manifest.json", "COMPLETE"
-CHUNK = 1 << 20  # bytes that are read and hashed at once
 ASIDE = ".partial"  # the suffix of what is being written, or deleted
 UNFINISHED = f"not finished, there is no {MARKER}"
 NAME = re.compile(r"(\d{6})-step-(\d{8})")  # how often was saved before, and the step
@@ -158,7 +158,7 @@ class CheckpointStore:
 
         def write() -> dict[str, Any]:
             trees = {own_file(rank): own or {}} | ({SHARED: shared} if rank == 0 else {})
-            return {file: write_tree(aside / file, tree) for file, tree in trees.items()}
+            return write_trees(aside, trees)
 
         try:
             written = self._agree(write)
@@ -194,7 +194,8 @@ class CheckpointStore:
         ``shared`` comes with its tensors on ``map_location``, wherever they were when saved. A
         checkpoint that was not finished, or in which a size or hash is wrong, is passed over and
         named in ``skipped``. None if none was ever finished. Raises CheckpointError if there are
-        finished ones and all are damaged, ValueError if there is none of ``step``.
+        finished ones and all are damaged, or if the folder can't be read; ValueError if there is
+        none of ``step``.
         """
         # --- exercise 4.1: start
         # Step 5: rank 0 says which ones there are: others might see a newer one meanwhile
@@ -247,9 +248,12 @@ class CheckpointStore:
         # --- exercise 4.1: end
 
     def _names(self) -> list[str]:
-        """The folders that have a checkpoint's final name, oldest first."""
-        folder = self.folder
-        return sorted(p.name for p in folder.glob("*") if NAME.fullmatch(p.name))
+        """The folders that have a checkpoint's final name, oldest first.
+
+        OSError if the folder is there and can't be read: that is not the same as an empty one.
+        """
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        return sorted(filter(NAME.fullmatch, names))
 
     def _manifest(self, name: str) -> dict[str, Any]:
         """The manifest, if the marker vouches for it; else ValueError or OSError."""
@@ -277,7 +281,7 @@ class CheckpointStore:
                     return f"{file} has {size:,} bytes, not {entry['bytes']:,}"
             world_size = dist.get_world_size(self.group) if dist.is_initialized() else 1
             for file, entry in files[share::world_size] if share is not None else ():
-                if hash_of(self.folder / name / file) != entry["sha256"]:
+                if hash_of_file(self.folder / name / file) != entry["sha256"]:
                     return f"{file} is not what was written: its hash differs"
         except (OSError, ValueError, KeyError) as error:
             return str(error)
@@ -343,12 +347,3 @@ class CheckpointStore:
         except (OSError, ValueError):
             return -math.inf
         return -math.inf if score is None or math.isnan(score) else score
-
-
-def hash_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()

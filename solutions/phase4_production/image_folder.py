@@ -14,6 +14,7 @@ left out of its batch, named once, and the mean loss is over those that could be
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import struct
 from collections.abc import Iterator, Sequence
@@ -272,6 +273,13 @@ def leave_signals_to_the_rank(worker: int) -> None:
     for number in PREEMPTION:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTION)
+
+
+def end_decoders() -> None:
+    """End what a failed run has left of its loaders' processes: they ignore the signal by which
+    Python ends them when it exits itself, and it would wait for them for ever."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 class Steady(DataLoader[Batch]):

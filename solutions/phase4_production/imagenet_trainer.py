@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from .fault_tolerance import CheckpointError
+from .image_folder import end_decoders
 from .image_models import build_model, checkpoint_activations
 from .recovery import EXIT_PREEMPTED, join
 from .trainer_config import Config, ConfigError, describe_fields, parse
@@ -77,11 +78,12 @@ def train(config: Config) -> int:
         trainer = Trainer(config, device)
         complete = trainer.run(attempt)
     except (CheckpointError, ValueError, OSError) as error:
-        # all ranks raise these alike, or the watchdogs end the others
-        if rank == 0 or not isinstance(error, ValueError):
+        # all ranks raise these alike; or an OSError is one rank's, and watchdogs end the others
+        if rank == 0 or isinstance(error, OSError):
             print(f"imagenet_trainer: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
+        end_decoders()
         dist.destroy_process_group()
     if rank == 0 and complete:
         print(trainer.summary(), flush=True)

@@ -15,9 +15,9 @@ disk when the function returns. Format: github.com/huggingface/safetensors.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +27,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 Tree = dict[str, Any]  # nested dicts, lists and tuples of tensors, numbers, strings, bools, None
+CHUNK = 1 << 20  # bytes that are read and hashed at once
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -93,11 +94,26 @@ def unpack(data: Any, tensors: dict[str, Tensor]) -> Any:
     return {key: unpack(item, tensors) for key, item in data["dict"]}
 
 
-def write_tree(path: Path, tree: Tree) -> dict[str, Any]:
-    """Write ``tree`` to a new file, as safetensors, and flush it to the disk.
+def write_trees(folder: Path, trees: dict[str, Tree]) -> dict[str, dict[str, Any]]:
+    """Write each tree to a new file in ``folder``, as safetensors, and flush it to the disk.
 
-    Returns its size and hash, ``{"bytes": n, "sha256": hex}``, of what was meant to be written.
+    ``trees``: by the file's name. Returns each file's size and hash, ``{"bytes": n, "sha256":
+    hex}``, of what was meant to be written.
     """
+    files = {name: encode(tree) for name, tree in trees.items()}
+    with ThreadPoolExecutor(len(files)) as hashers:
+        # what takes longest has a thread per file, beside this one, which writes and waits
+        hashes = {name: hashers.submit(hash_of, blocks(*file)) for name, file in files.items()}
+        for name, file in files.items():
+            with open(folder / name, "xb") as opened:
+                opened.writelines(blocks(*file))
+                flush(opened)
+    sizes = {name: len(front) + sum(t.nbytes for t in ts) for name, (front, ts) in files.items()}
+    return {name: {"bytes": sizes[name], "sha256": hashes[name].result()} for name in files}
+
+
+def encode(tree: Tree) -> tuple[bytes, list[Tensor]]:
+    """What a file of ``tree`` begins with, and the tensors that follow, in their order."""
     data, tensors = pack(tree)
     # widest first, behind a header of 8·k bytes: each begins at a multiple of its element size
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
@@ -110,15 +126,21 @@ def write_tree(path: Path, tree: Tree) -> dict[str, Any]:
         header[name] = entry | {"data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, [tensors[name] for name in order]
+
+
+def blocks(front: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
+    """A file's content; of tensors that must be copied for it, one copy at a time is alive."""
+    yield front
+    yield from map(bytes_of, tensors)
+
+
+def hash_of(content: Iterable[bytes | memoryview]) -> str:
+    """The SHA-256 of blocks that follow each other, in hexadecimal."""
     digest = hashlib.sha256()
-    front = len(text).to_bytes(8, "little") + text
-    with open(path, "xb") as file, ThreadPoolExecutor(1) as hasher:
-        for block in itertools.chain([front], (bytes_of(tensors[name]) for name in order)):
-            hashing = hasher.submit(digest.update, block)  # beside the write: both take long
-            file.write(block)
-            hashing.result()
-        flush(file)
-    return {"bytes": len(front) + end, "sha256": digest.hexdigest()}
+    for block in content:
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -126,8 +148,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
+def hash_of_file(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hash_of(iter(lambda: file.read(CHUNK), b""))
+
+
 def read_tree(path: Path, device: torch.device | str = "cpu") -> Tree:
-    """What ``write_tree`` wrote, with the tensors on ``device``.
+    """What ``write_trees`` wrote, with the tensors on ``device``.
 
     On the CPU the file is mapped into memory: what nobody looks at is not read.
     """

@@ -16,15 +16,14 @@ NOTHING, FULL, KEPT = (
     "test_full_disk",
     "test_which_are_kept",
 )
+CLOSED = "test_a_closed_folder_is_not_an_empty_one"
 KILLED, POWER = "test_killed_at_every_operation", "test_power_fails_at_every_operation"
 
 BEGIN = "        name = self._agree(lambda: self._begin(step) if rank == 0 else None)[0]\n"
 TREES = (
     "            trees = {own_file(rank): own or {}} | ({SHARED: shared} if rank == 0 else {})\n"
 )
-WRITE = (
-    "            return {file: write_tree(aside / file, tree) for file, tree in trees.items()}\n"
-)
+WRITE = "            return write_trees(aside, trees)\n"
 WRITTEN = "            written = self._agree(write)\n"
 FINISH = "            self._agree(lambda: self._finish(aside, folder, manifest) if rank == 0 else None)\n"
 PRUNE = "        self._agree(lambda: self._prune() if rank == 0 else None)\n"
@@ -35,7 +34,7 @@ MARK = """        marker = folder / (MARKER + ASIDE)
         os.rename(marker, folder / MARKER)
 """
 NUMBER = "        number = 1 + max((int(name[:6]) for name in self._names()), default=0)\n"
-HASHED = '                if hash_of(self.folder / name / file) != entry["sha256"]:\n'
+HASHED = '                if hash_of_file(self.folder / name / file) != entry["sha256"]:\n'
 CAUGHT = """        except Exception as error:
             problem = f"{type(error).__name__}: {error}"
 """
@@ -85,7 +84,7 @@ MUTANTS = [
         "BUGS 88: rank 0 writes its own state for everybody",
         WRITE,
         """            trees |= {own_file(r): own or {} for r in range(dist.get_world_size(self.group))}
-            return {f: write_tree(aside / f, t) for f, t in trees.items()} if rank == 0 else {}
+            return write_trees(aside, trees) if rank == 0 else {}
 """,
         LOADED,
         "own-state",
@@ -215,10 +214,42 @@ MUTANTS = [
     mutant(
         "newest-by-step",
         "the highest step counts as the newest: after going back, the old branch is loaded",
-        '        return sorted(p.name for p in folder.glob("*") if NAME.fullmatch(p.name))\n',
-        '        names = [p.name for p in folder.glob("*") if NAME.fullmatch(p.name)]\n        return sorted(names, key=lambda name: (name[-8:], name))\n',
+        "        return sorted(filter(NAME.fullmatch, names))\n",
+        "        names = filter(NAME.fullmatch, names)\n        return sorted(names, key=lambda name: (name[-8:], name))\n",
         KEPT,
         "kept",
+    ),
+    mutant(
+        "best-without-score",
+        "a checkpoint without a score counts as one of the best",
+        "if self._score(name) > -math.inf]\n",
+        "]\n",
+        KEPT,
+        "kept",
+    ),
+    mutant(
+        "every-rank-prunes",
+        "BUGS 87: every rank deletes the old ones",
+        PRUNE,
+        "        self._agree(lambda: self._prune())\n",
+        EARLY,
+        "not-saved",
+    ),
+    mutant(
+        "files-not-flushed",
+        "the names of the files are not forced to the disk before the marker is",
+        "        flush_folder(aside)\n",
+        "",
+        POWER,
+        "unloadable",
+    ),
+    mutant(
+        "closed-is-empty",
+        "a folder that can't be read counts as an empty one: training begins anew",
+        "        names = os.listdir(self.folder) if self.folder.is_dir() else []\n",
+        '        names = [path.name for path in self.folder.glob("*")]\n',
+        CLOSED,
+        "silent-restart",
     ),
     mutant(
         "lowest-is-best",

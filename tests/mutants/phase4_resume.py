@@ -7,6 +7,7 @@ WORKERS = "test_loader_workers_go_on_with_the_same_samples"
 SAMPLE = "test_each_sample_has_its_own_numbers"
 OWN = "test_what_is_shared_and_what_is_own"
 FITS = "test_what_does_not_fit_is_refused"
+ALONE = "test_a_single_process_needs_no_process_group"
 WRAPPED = "test_wrapped_and_plain_models_exchange_checkpoints"
 
 COUNT = """            position.step += 1
@@ -232,6 +233,14 @@ MUTANTS = [
         "        if False:\n",
         FITS,
         "accepted",
+    ),
+    mutant(
+        "group-needed",
+        "a single process has to make a process group to resume",
+        "        if dist.is_initialized():\n",
+        "        if True:\n",
+        ALONE,
+        "group-needed",
     ),
     mutant(
         "all-shared",

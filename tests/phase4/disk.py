@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-CHANGING = ("mkdir", "rename", "replace", "unlink", "remove", "rmdir", "truncate", "link")
+MOVING = ("rename", "replace", "link")
+CHANGING = ("mkdir", *MOVING, "unlink", "remove", "rmdir", "truncate")
 WRITING = os.O_WRONLY | os.O_RDWR
 
 
@@ -24,13 +25,15 @@ class Disk:
     ``die_at=k``: the process is killed (SIGKILL) at the k-th operation; a write is half done then.
     ``power``: "on", or "off": when the process dies the disk loses, in addition, whatever was not
     flushed: files are cut in half, and names that were made or changed in a folder since its last
-    ``fsync`` are as before. ``operations`` counts. Nothing really waits for the disk.
+    ``fsync`` are as before; or "torn": so they are, but for the last one in each folder, which the
+    disk had written first. ``operations`` counts. Nothing really waits for the disk.
     """
 
     def __init__(self, root: Path, die_at: int = 0, power: str = "on") -> None:
         self.root, self.die_at, self.power, self.operations = root, die_at, power, 0
         self.flushed: dict[int, tuple[int, int]] = {}  # inode -> size and time when flushed
         self.names: dict[int, dict[str, int]] = {}  # a folder's inode -> its entries when flushed
+        self.latest: dict[str, str] = {}  # folder -> the entry that was made last
         for where, _, _ in os.walk(root):  # what is there before is on the disk
             self._note(where)
             for entry in os.scandir(where):
@@ -62,7 +65,7 @@ class Disk:
 
     def end(self) -> NoReturn:
         """The process is killed now."""
-        if self.power == "off":
+        if self.power != "on" and self.root.exists():
             self.die_at = 0
             self._lose(str(self.root))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -71,9 +74,12 @@ class Disk:
     def _lose(self, where: str) -> None:
         known = self.names.get(os.stat(where).st_ino, {})
         now = {e.name: e.inode() for e in os.scandir(where)}
+        new = [name for name in now if name not in known]
+        if self.power == "torn" and self.latest.get(where) in new:
+            new.remove(self.latest[where])
         for name, inode in now.items():
             path = os.path.join(where, name)
-            if name not in known:
+            if name in new:
                 before = [n for n, i in known.items() if i == inode and n not in now]
                 if before:
                     path = os.path.join(where, before[0])
@@ -94,11 +100,20 @@ class Disk:
     def _counted(self, real: Callable[..., Any], applies: Callable[..., Any] = lambda *_: True):
         @functools.wraps(real)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if applies(*args):
-                self.operation()
-            return real(*args, **kwargs)
+            if not applies(*args):
+                return real(*args, **kwargs)
+            self.operation()
+            result = real(*args, **kwargs)
+            self._made(args[1] if real.__name__ in MOVING else args[0])
+            if real.__name__ == "mkdir":  # its inode may have been that of a deleted folder
+                self.names.pop(os.stat(args[0]).st_ino, None)
+            return result
 
         return call
+
+    def _made(self, path: Any) -> None:
+        where, name = os.path.split(os.fspath(path))
+        self.latest[where] = name
 
     def _torn(self, real: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
         def write(file: int, data: Any) -> int:
@@ -114,6 +129,7 @@ class Disk:
             return self._open(file, mode, *args, **kwargs)
         self.operation()
         raw = _Raw(self, file, plain)
+        self._made(file)
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8")
 
@@ -146,13 +162,12 @@ def full_for(concerned: Callable[[], bool]) -> None:
     os.fsync = os.fdatasync = fsync
 
 
-def slow_for(concerned: Callable[[], bool], seconds: float) -> None:
-    """From now on what changes the disk takes whoever is concerned so long."""
+def slow(seconds: Callable[[], float]) -> None:
+    """From now on whatever changes the disk takes so many seconds more."""
 
     def slowed(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if concerned():
-                time.sleep(seconds)
+            time.sleep(seconds())
             return real(*args, **kwargs)
 
         return call

@@ -43,6 +43,11 @@ def config_of(data: Path, out: Path, *arguments: str) -> Config:
     return make_config(None, [*fixed, *small, *recipe, "--device=cpu", *arguments])
 
 
+def fields_of(config: Config) -> list[str]:
+    """The whole configuration as a command line."""
+    return [f"--{name}={'null' if v is None else v}" for name, v in vars(config).items()]
+
+
 def train(
     config: Config, world_size: int = 2, *, report: bool = False, timeout: float = 120.0
 ) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from checkpoints import fresh, loaded, save
-from disk import full_for, without_waiting
+from disk import full_for, in_child, without_waiting
 
 from distlab.grading import exercise, expect_equal, fail
 
@@ -87,6 +87,35 @@ def test_nothing_and_nothing_intact_are_different(impl, run, seed, folder):
         if damaged is None or damaged[0] != "CheckpointError" or name not in damaged[1]:
             message = f"all checkpoints are damaged: expected CheckpointError with {name}, got "
             fail(message + f"{damaged}", cause="silent-restart", rank=rank)
+
+
+@exercise("4.1", "gloo")
+def test_a_closed_folder_is_not_an_empty_one(impl, run, seed, folder):
+    """No permission to read: an error that says so, and no silent restart."""
+
+    def body(ctx):
+        store = impl.CheckpointStore(folder / "closed")
+        problem = save(store, 1, ctx.rank)
+        os.chmod(folder, 0o755)
+        os.chmod(store.folder, 0)
+        answer, told = os.pipe()
+
+        def as_nobody() -> None:
+            if os.geteuid() == 0:
+                os.setuid(65534)  # no permission hinders root
+            os.write(told, repr(loaded(store)).encode())
+
+        in_child(as_nobody)
+        os.close(told)
+        os.chmod(store.folder, 0o700)
+        return problem, os.read(answer, 1 << 12).decode(), loaded(store)
+
+    [[problem, closed, opened]] = run(body, 1, process_group=False)
+    expect_equal(problem, "", what="save")
+    expect_equal(opened, [1, 1, [1], []], what="load, with permission again")
+    if "CheckpointError" not in closed or "ermission" not in closed:
+        message = "load of a folder that may not be read: expected a CheckpointError that says so, "
+        fail(f"{message}got {closed}", cause="silent-restart", rank=0)
 
 
 # -- a full disk ----------------------------------------------------------------------------------

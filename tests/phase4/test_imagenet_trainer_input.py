@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from image_runs import STEPS, config_of, few_digits, losses, records, train
+from image_runs import STEPS, config_of, few_digits, fields_of, losses, records, train
 
 from distlab.course import root
 from distlab.ranks import RankFailure
@@ -243,6 +243,17 @@ def test_a_full_disk_ends_the_run_with_the_checkpoint_before_intact(
     found = train(config_of(data, tmp_path))
     assert "resumed after step 1" in found["output"]
     assert len(records(config_of(data, tmp_path))) == STEPS
+
+
+def test_a_run_that_fails_ends_with_one_line(data: Path, tmp_path: Path) -> None:
+    """No file may have more than 200 kB: the save fails, and the processes that decode end too."""
+    config = config_of(data, tmp_path, "--save-every=1", "--workers=1")
+    limited = ["bash", "-c", 'ulimit -f 200 && exec "$0" "$@"', "./launch_training.sh"]
+    done = run([*limited, *fields_of(config)], NPROC_PER_NODE="2", MAX_RESTARTS="0")
+    said = [line for line in done.stderr.splitlines() if line.startswith("imagenet_trainer")]
+    assert done.returncode != 0
+    assert len(said) == 1, done.stderr
+    assert "rank 0: OSError: [Errno 27] File too large" in said[0]
 
 
 def test_yaml_files_use_plain_values_only() -> None:

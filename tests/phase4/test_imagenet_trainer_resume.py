@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from image_runs import config_of, few_digits, loss_curve, losses, records, train
+from image_runs import config_of, few_digits, fields_of, loss_curve, losses, records, train
 
 from distlab.course import root
 from solutions.phase4_production.recovery import EXIT_PREEMPTED
@@ -75,11 +75,6 @@ def test_compressors_hand_on_what_is_owed_to_fewer_ranks(data: Path, tmp_path: P
 
 # -- real processes -------------------------------------------------------------------------------
 KILLED = ["--epochs=8", "--save-every=8", "--workers=1", "--mixup=0.2", "--ema-decay=0.9"]
-
-
-def fields_of(config: Config) -> list[str]:
-    """The whole configuration as a command line."""
-    return [f"--{name}={'null' if v is None else v}" for name, v in vars(config).items()]
 
 
 @contextlib.contextmanager

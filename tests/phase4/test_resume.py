@@ -249,6 +249,26 @@ def test_what_does_not_fit_is_refused(impl, run, seed, folder):
 
 
 @exercise("4.2", "gloo")
+def test_a_single_process_needs_no_process_group(impl, run, seed, folder):
+    """Captured and restored where nobody has called init_process_group."""
+
+    def body(ctx):
+        sampler = Training(impl, ctx, seed).loader.batch_sampler
+        source, target = network(), network()
+        captured = impl.TrainingState(sampler=sampler, model=source).capture(impl.Position(5, 0, 5))
+        store = CheckpointStore(folder)
+        store.save(5, *captured)
+        state = impl.TrainingState(sampler=sampler, model=target)
+        problem = refusal(state.restore, store.load())
+        return problem, torch.equal(source[0].weight, target[0].weight)
+
+    [[problem, same]] = run(body, 1, process_group=False)
+    if problem != "!it was accepted":
+        fail(f"restore without a process group: {problem.lstrip('!')}", cause="group-needed")
+    expect_equal(same, True, what="weights taken over", cause="weights")
+
+
+@exercise("4.2", "gloo")
 def test_wrapped_and_plain_models_exchange_checkpoints(impl, run, seed, folder):
     """Saved from a wrapped model, restored into a plain one, and the other way round."""
 

@@ -136,7 +136,10 @@ class CheckpointStore:
         return dist.get_rank(self.group) if dist.is_initialized() else 0
 
     def _folders(self) -> list[Path]:
-        return sorted(self.folder.glob("save*step*"), key=lambda p: int(p.name[4:10]))
+        if not self.folder.exists():
+            return []
+        found = (path for path in self.folder.iterdir() if path.name.startswith("save"))
+        return sorted(found, key=lambda p: int(p.name[4:10]))
 
     def _index(self, folder: Path) -> dict:
         text, _, digest = (folder / INDEX).read_text().rpartition("\n")
