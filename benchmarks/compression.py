@@ -31,12 +31,12 @@ WARM_UP = 4  # rounds: buckets are made anew, and torch's PowerSGD begins in its
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-def ours(hook: Callable[[], Hook], megabytes: int = 25) -> Wrap:
-    """Phase 3's DDP with a new hook, and buckets of so many MB."""
+def ours(hook: Callable[[nn.Module], Hook], megabytes: int = 25) -> Wrap:
+    """Phase 3's DDP with a new hook for the module, and buckets of so many MB."""
 
     def wrap(module: nn.Module) -> nn.Module:
         net = DDP(module, bucket_bytes=megabytes * MIB, first_bucket_bytes=megabytes * MIB)
-        net.register_comm_hook(hook())
+        net.register_comm_hook(hook(module))
         return net
 
     return wrap
@@ -62,11 +62,11 @@ def power_state() -> powerSGD_hook.PowerSGDState:
 
 PAIRS: dict[str, tuple[Wrap, Wrap]] = {
     "bfloat16": (
-        ours(lambda: bf16_compress),
+        ours(lambda module: bf16_compress),
         torchs(default_hooks.bf16_compress_hook, lambda: None),
     ),
     f"PowerSGD, rank {RANK}": (
-        ours(lambda: PowerSGD(RANK), ONE_BUCKET),
+        ours(lambda module: PowerSGD(module.parameters(), RANK), ONE_BUCKET),
         torchs(powerSGD_hook.powerSGD_hook, power_state, ONE_BUCKET),
     ),
 }
