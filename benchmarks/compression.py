@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.ranks import RankContext, run_ranks
-from solutions.phase3_multi_node.comm_hooks import Hook, bf16_compress
+from solutions.phase3_multi_node.comm_hooks import Hook, bf16_compress, fp16_compress
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase3_multi_node.overlap import MIB
 from solutions.phase4_production.powersgd import PowerSGD
@@ -31,12 +31,12 @@ WARM_UP = 4  # rounds: buckets are made anew, and torch's PowerSGD begins in its
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-def ours(hook: Callable[[], Hook], megabytes: int = 25) -> Wrap:
-    """Phase 3's DDP with a new hook, and buckets of so many MB."""
+def ours(hook: Callable[[nn.Module], Hook], megabytes: int = 25) -> Wrap:
+    """Phase 3's DDP with a new hook for the module, and buckets of so many MB."""
 
     def wrap(module: nn.Module) -> nn.Module:
         net = DDP(module, bucket_bytes=megabytes * MIB, first_bucket_bytes=megabytes * MIB)
-        net.register_comm_hook(hook())
+        net.register_comm_hook(hook(module))
         return net
 
     return wrap
@@ -62,11 +62,15 @@ def power_state() -> powerSGD_hook.PowerSGDState:
 
 PAIRS: dict[str, tuple[Wrap, Wrap]] = {
     "bfloat16": (
-        ours(lambda: bf16_compress),
+        ours(lambda module: bf16_compress),
         torchs(default_hooks.bf16_compress_hook, lambda: None),
     ),
+    "float16": (
+        ours(lambda module: fp16_compress),
+        torchs(default_hooks.fp16_compress_hook, lambda: None),
+    ),
     f"PowerSGD, rank {RANK}": (
-        ours(lambda: PowerSGD(RANK), ONE_BUCKET),
+        ours(lambda module: PowerSGD(module.parameters(), RANK), ONE_BUCKET),
         torchs(powerSGD_hook.powerSGD_hook, power_state, ONE_BUCKET),
     ),
 }
@@ -106,9 +110,9 @@ def measure(repeats: int = 7) -> Table:
         ["model", "ranks", "", "solution", "torch's hook", "ratio"],
         rows,
         f"SGD; median (least … most) of {repeats} rounds taken in turn in the same ranks. Phase "
-        "3's DDP with the solutions' hooks; torch's with bf16_compress_hook and powerSGD_hook "
-        "(the same matrices compressed, warm start and error feedback in both), which is given one "
-        "bucket, as is the solution then: over gloo it fails with several.",
+        "3's DDP with the solutions' hooks; torch's with bf16_compress_hook, fp16_compress_hook "
+        "and powerSGD_hook (the same matrices compressed, warm start and error feedback in both), "
+        "which is given one bucket, as is the solution then: over gloo it fails with several.",
     )
 
 

@@ -34,21 +34,23 @@ WARM_UP = 5  # steps that are not timed
 
 @dataclass(frozen=True)
 class Compressor:
-    """A hook, and the momentum that is left to the optimizer."""
+    """A hook for a model, and the momentum that is left to the optimizer."""
 
-    hook: Callable[[], Hook]
+    hook: Callable[[nn.Module], Hook]
     momentum: float = 0.9
     lr: float = LR
 
 
 COMPRESSORS = {
-    "none": Compressor(lambda: all_reduce),
-    "bfloat16": Compressor(lambda: bf16_compress),
-    "int8": Compressor(Int8),
-    "one bit": Compressor(OneBit),
-    "random-K, 5 %": Compressor(lambda: RandomK(0.05), momentum=0.0),
-    "Top-K, 1 %": Compressor(lambda: TopK(0.01, momentum=0.9), momentum=0.0),
-    "PowerSGD, rank 2": Compressor(lambda: PowerSGD(2)),
+    "none": Compressor(lambda model: all_reduce),
+    "bfloat16": Compressor(lambda model: bf16_compress),
+    "int8": Compressor(lambda model: Int8()),
+    "one bit": Compressor(lambda model: OneBit(model.parameters())),
+    "random-K, 5 %": Compressor(lambda model: RandomK(model.parameters(), 0.05), momentum=0.0),
+    "Top-K, 1 %": Compressor(
+        lambda model: TopK(model.parameters(), 0.01, momentum=0.9), momentum=0.0
+    ),
+    "PowerSGD, rank 2": Compressor(lambda model: PowerSGD(model.parameters(), 2)),
 }
 
 
@@ -76,7 +78,7 @@ def train(chosen: Compressor, rate: str | None = None, seed: int = 0, epochs: in
     def body(ctx: RankContext) -> tuple[float, int, list[float]]:
         model = build(seed)
         net = DDP(model)
-        net.register_comm_hook(chosen.hook())
+        net.register_comm_hook(chosen.hook(model))
         optimizer = torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)
         steps = len(images) // BATCH
         taken = []

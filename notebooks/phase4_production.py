@@ -88,7 +88,7 @@ def training(ctx, name, killed=None):
     """Train to the end from the newest checkpoint of this run; losses go to a file as they come."""
     torch.manual_seed(0)
     model = build_model("mlp")
-    wrapped, hook = DDP(model), compression.TopK(0.02, momentum=0.9)
+    wrapped, hook = DDP(model), compression.TopK(model.parameters(), 0.02, momentum=0.9)
     wrapped.register_comm_hook(hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     data = digits()
@@ -151,14 +151,14 @@ if ranks(lambda ctx: training(ctx, "whole"), 2):
 
 # %%
 power, quantisation = module("powersgd"), module("quantisation")
-WAYS = {  # hook, momentum of the optimizer
-    "all-reduce": (lambda: all_reduce, 0.9),
-    "bfloat16": (lambda: bf16_compress, 0.9),
-    "int8": (lambda: quantisation.Int8(), 0.9),
-    "one bit": (lambda: quantisation.OneBit(), 0.9),
-    "random-K, 5 %": (lambda: compression.RandomK(0.05), 0.0),
-    "Top-K, 1 %": (lambda: compression.TopK(0.01, momentum=0.9), 0.0),
-    "PowerSGD, rank 2": (lambda: power.PowerSGD(2), 0.9),
+WAYS = {  # hook for a model, momentum of the optimizer
+    "all-reduce": (lambda model: all_reduce, 0.9),
+    "bfloat16": (lambda model: bf16_compress, 0.9),
+    "int8": (lambda model: quantisation.Int8(), 0.9),
+    "one bit": (lambda model: quantisation.OneBit(model.parameters()), 0.9),
+    "random-K, 5 %": (lambda model: compression.RandomK(model.parameters(), 0.05), 0.0),
+    "Top-K, 1 %": (lambda model: compression.TopK(model.parameters(), 0.01, momentum=0.9), 0.0),
+    "PowerSGD, rank 2": (lambda model: power.PowerSGD(model.parameters(), 2), 0.9),
 }
 LR, STEPS = 0.1, 6 * 22
 
@@ -168,7 +168,7 @@ def compressed(ctx, make, momentum):
     first, second = nn.Linear(64, 512), nn.Linear(512, 512)
     model = nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), nn.Linear(512, 10))
     wrapped = DDP(model)
-    wrapped.register_comm_hook(make())
+    wrapped.register_comm_hook(make(model))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     data = digits()

@@ -9,7 +9,7 @@ The hook begins and does not wait, so that backward goes on beside it. Whatever 
 a ring, a tree, a sum in the nodes first and between them after, a sum of fewer bits. The mean costs
 no pass of its own: the division happened when the gradients were copied into the bucket.
 
-Bytes per rank for a bucket of N: all-reduce 2(W-1)/W·N; in bfloat16 half of that (from float32); in
+Bytes per rank for a bucket of N: all-reduce 2(W-1)/W·N; in 16 bits half of that (from float32); in
 two levels between nodes 2(M-1)/M·N for the first rank of each of M nodes, nothing for the others.
 Invariant: all ranks end with the same bits, whatever precision was lost on the way.
 Sources: Li et al. 2020 (arXiv 2006.15704), section 6.2.3; Kalamkar et al. 2019 (arXiv 1905.12322)
@@ -76,13 +76,26 @@ def blocking(reduce: Callable[[Tensor], object]) -> Hook:
 
 
 def bf16_compress(bucket: Bucket, group: Group = None) -> Handle | None:
-    """A hook that sends bfloat16: half of float32's bytes, 8 bits of precision, its whole range.
+    """A hook that sends bfloat16: half of float32's bytes, 8 bits of precision, its whole range."""
+    return compress_to(torch.bfloat16, bucket, group)
 
-    The sum is taken in bfloat16 as well. Holds a copy in bfloat16 until it has arrived. Raises
-    ValueError for a bucket of complex numbers, and on a rank that is no member of ``group``.
+
+def fp16_compress(bucket: Bucket, group: Group = None) -> Handle | None:
+    """A hook that sends float16: 11 bits of precision, but a range from 6e-8 to 65504.
+
+    Smaller numbers become 0, larger sums infinite.
     """
-    # Step 2: refuse complex numbers, and who is no member (`rank_in`); begin to reduce a bfloat16
-    #         copy, and write it back once it has arrived (`Then`)
+    return compress_to(torch.float16, bucket, group)
+
+
+def compress_to(dtype: torch.dtype, bucket: Bucket, group: Group = None) -> Handle | None:
+    """Begin to sum the bucket in ``dtype``, of fewer bits than its own.
+
+    Holds a copy in ``dtype`` until it has arrived. Raises ValueError for a bucket of complex
+    numbers, and on a rank that is no member of ``group``.
+    """
+    # Step 2: refuse complex numbers, and who is no member (`rank_in`); begin to reduce a copy in
+    #         `dtype`, and write it back once it has arrived (`Then`)
     raise NotImplementedError("exercise 3.12")
 
 

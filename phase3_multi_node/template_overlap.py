@@ -23,7 +23,7 @@ Source: Li et al. 2020 (arXiv 2006.15704), sections 3.2.3, 4.2 and 6.2.1.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -86,7 +86,8 @@ class BucketedDDP(nn.Module):
         It is called once per bucket and backward, in the order of ``bucket.index``, the same on all
         ranks; see ``comm_hooks`` for what it must do. ``wait`` of its handle is called in the same
         order before backward returns, and may communicate as well. State of a hook goes by
-        ``bucket`` object: all are made anew once, after the first backward.
+        ``bucket`` object: all are made anew once, after the first backward, and by
+        ``set_bucket_order``.
 
         Raises TypeError if ``hook`` can't be called, RuntimeError while backward is running.
         """
@@ -95,6 +96,32 @@ class BucketedDDP(nn.Module):
         if self.running:
             raise RuntimeError("a communication hook can't change while backward is running")
         self.hook = hook
+
+    def bucket_order(self) -> list[int] | None:
+        """Indices into ``trainable`` in the order of the buckets; None before the first backward.
+
+        It belongs into a checkpoint: what is added up in other buckets has other last bits, and
+        what is compressed in other buckets is compressed otherwise.
+        """
+        if not self.order_known:
+            return None
+        indices = {p: index for index, p in enumerate(self.trainable)}
+        return [indices[p] for bucket in self.buckets for p in bucket.parameters]
+
+    def set_bucket_order(self, order: Sequence[int] | None) -> None:
+        """Go on with the buckets of an earlier run: what its ``bucket_order`` gave, on all ranks.
+
+        For a new wrapper. Raises ValueError for an order of other parameters.
+        """
+        if order is None:
+            return
+        if sorted(order) != [*range(len(self.trainable))]:
+            raise ValueError(
+                f"an order of {len(order)} parameters, but {len(self.trainable)} are trained: "
+                f"{list(order)}"
+            )
+        self._use_order(order)
+        self.order_known = True
 
     def _use_order(self, order: Iterable[int]) -> None:
         """Put the gradients into new buckets; ``order``: indices into ``trainable``."""

@@ -26,7 +26,7 @@ Sources: Stich et al. 2018 (arXiv 1809.07599), algorithm 1 for error feedback; L
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,34 +43,32 @@ class PerParameter:
     """One tensor for every parameter, zeros at first, that lies like the buckets do.
 
     Buckets are made anew after DDP's first backward, and again in a job that resumes. So what is
-    remembered belongs to the parameters. In ``state_dict`` they are numbered in the order in which
-    they first came: the same in every run, if the hook is there from the first backward on.
+    remembered belongs to the parameters, and is numbered as they were given, like an optimizer's
+    state. Frozen parameters have none.
     """
 
-    def __init__(self) -> None:
-        self.parts: dict[nn.Parameter, Tensor] = {}  # (numel,), views of what `beside` returns
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parts = {p: p.detach().new_zeros(p.numel()) for p in parameters if p.requires_grad}
         self.flat: weakref.WeakKeyDictionary[Bucket, Tensor] = weakref.WeakKeyDictionary()
-        self.loaded: list[Tensor] = []  # for parameters that have not come yet
 
     def beside(self, bucket: Bucket) -> Tensor:
         """(n,) like ``bucket.buffer``: what is remembered for its parameters; to be written to.
 
-        Raises ValueError if what was loaded is of another size.
+        Raises ValueError for a parameter that is not one of those given.
         """
         # Step 1: a bucket that was seen before has its tensor
-        # Step 2: for a new one make zeros, and move in what is known of each of its parameters:
-        #         from the bucket where it was before, or else from what was loaded
+        # Step 2: for a new one join what is remembered of each of its parameters; from now on that
+        #         is the place where it is remembered
         raise NotImplementedError("exercise 4.6")
 
     def state_dict(self) -> list[Tensor]:
-        """A copy of each parameter's tensor (numel,), in the order in which they first came."""
-        # Step 3: copies, because training goes on; what was loaded and not asked for yet counts too
+        """A copy of each parameter's tensor (numel,), in the order in which they were given."""
+        # Step 3: copies, because training goes on
         raise NotImplementedError("exercise 4.6")
 
     def load_state_dict(self, state: Sequence[Tensor]) -> None:
-        """Go on from ``state``, before the first bucket or later; ValueError if it can't fit."""
-        # Step 4: compare everything first, then write: into the parts that are there; the rest
-        #         waits for its parameters
+        """Go on from ``state``; ValueError, and nothing has changed, if it is of other sizes."""
+        # Step 4: compare everything first, then write into the parts
         raise NotImplementedError("exercise 4.6")
 
 
@@ -95,6 +93,7 @@ def check_ratio(ratio: float) -> None:
 class TopK:
     """A hook that sends of each bucket the k entries with the largest absolute value.
 
+    ``parameters``: those of the model, where they are going to stay, as for an optimizer.
     k = max(1, round(ratio·n)) of a bucket of n entries; each rank chooses by its own residual.
 
     ``momentum`` m > 0 is momentum correction. A late entry must not miss the momentum that it would
@@ -110,12 +109,20 @@ class TopK:
     outside (0, 1], or a momentum outside [0, 1).
     """
 
-    def __init__(self, ratio: float = 0.01, momentum: float = 0.0, group: Group = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        ratio: float = 0.01,
+        momentum: float = 0.0,
+        group: Group = None,
+    ) -> None:
         check_ratio(ratio)
         if not 0 <= momentum < 1:
             raise ValueError(f"the momentum must be in [0, 1), got {momentum}")
         self.ratio, self.momentum, self.group = ratio, momentum, group
-        self.residual, self.velocity = PerParameter(), PerParameter()
+        parameters = [*parameters]
+        self.residual = PerParameter(parameters)
+        self.velocity = PerParameter(parameters if momentum else [])
 
     def __call__(self, bucket: Bucket) -> Handle | None:
         """Begin to send; once ``wait`` is done the buffer holds Σ of what all ranks have sent."""
@@ -139,6 +146,7 @@ class TopK:
 class RandomK:
     """A hook that sends k random entries of each bucket: the same places on all ranks.
 
+    ``parameters``: those of the model, where they are going to stay, as for an optimizer.
     k = max(1, round(ratio·n)) distinct places, each as likely as any other, drawn from ``seed``,
     which is the same on all ranks. So values are summed by an all-reduce and places cost nothing:
     2(W-1)/W·k·itemsize bytes per bucket and rank. What is not drawn stays in the residual; it is
@@ -146,11 +154,17 @@ class RandomK:
     outside (0, 1].
     """
 
-    def __init__(self, ratio: float = 0.01, seed: int = 0, group: Group = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        ratio: float = 0.01,
+        seed: int = 0,
+        group: Group = None,
+    ) -> None:
         check_ratio(ratio)
         self.ratio, self.group = ratio, group
         self.generator = torch.Generator().manual_seed(seed)
-        self.residual = PerParameter()
+        self.residual = PerParameter(parameters)
 
     def __call__(self, bucket: Bucket) -> Handle | None:
         """Begin to send; once ``wait`` is done the buffer holds the sum at the places drawn."""

@@ -23,7 +23,7 @@ Source: Vogels, Karimireddy & Jaggi 2019 (arXiv 1905.13727), algorithms 1 and 2,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -53,19 +53,20 @@ def matrix_shape(p: Tensor) -> tuple[int, int]:
 class PowerSGD:
     """A hook that sends matrices as products of rank ``rank``, and all else as it is.
 
+    ``parameters``: those of the model, where they are going to stay, as for an optimizer.
     A parameter of two or more dimensions is the matrix (m, n) of ``matrix_shape``. It is compressed
     with r = min(rank, m, n), if that is worth it: r(m + n) < m·n. Memory: one copy of the gradients
     and the Qs. Raises ValueError if the rank is not positive.
     """
 
-    def __init__(self, rank: int = 2, group: Group = None) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], rank: int = 2, group: Group = None
+    ) -> None:
         if rank < 1:
             raise ValueError(f"the rank of the approximation must be positive, got {rank}")
         self.rank, self.group = rank, group
-        self.generator = torch.Generator().manual_seed(SEED)
-        self.residual = PerParameter()
-        self.q: dict[nn.Parameter, Tensor] = {}  # (n, r) of every matrix, in the order they came
-        self.loaded: list[Tensor] = []  # for matrices that have not come yet
+        self.residual = PerParameter(parameters)
+        self.q = self._first_qs()  # (n, r) of every parameter that is compressed
 
     def width(self, p: Tensor) -> int:
         """r: the columns of P and Q for ``p``; 0 if it is sent as it is."""
@@ -93,31 +94,32 @@ class PowerSGD:
         for p, (part, out) in zip(bucket.parameters, parts, strict=True):
             if self.width(p):
                 shape = matrix_shape(p)
-                matrices.append((part.view(shape), out.view(shape), self._q_of(p)))
+                matrices.append((part.view(shape), out.view(shape), self.q[p]))
             else:
                 rest.append((part, out))
         return matrices, rest
 
-    def _q_of(self, p: nn.Parameter) -> Tensor:
-        """(n, r) that this step begins with, the same on all ranks; to be written to."""
-        # Step 6: the last step's, or a loaded one, or a random one from a seed that all ranks share
+    def _first_qs(self) -> dict[nn.Parameter, Tensor]:
+        """(n, r) that the first step begins with, the same on all ranks, in their order."""
+        # Step 6: random numbers from a seed that all ranks share
         raise NotImplementedError("exercise 4.8")
 
     def state_dict(self) -> State:
         """The residual, which is this rank's own, and the Qs, which all ranks share."""
-        # Step 7: copies, as in `PerParameter`, of what has come and of what is waited for
+        # Step 7: copies, as in `PerParameter`
         raise NotImplementedError("exercise 4.8")
 
     def load_state_dict(self, state: State) -> None:
         """Go on from what ``state_dict`` gave on this rank; ValueError if it can't fit."""
-        # Step 8: compare, then write into the Qs that are there; the rest waits for its matrices
+        # Step 8: compare everything first, then write into what is there
         raise NotImplementedError("exercise 4.8")
 
 
-def check_shape(saved: Tensor, wanted: Sequence[int]) -> None:
-    """ValueError unless a Q that was saved has the shape that is wanted."""
-    if tuple(saved.shape) != tuple(wanted):
-        raise ValueError(f"saved was a Q of {tuple(saved.shape)}, wanted is {tuple(wanted)}")
+def check_shapes(saved: Sequence[Tensor], here: Sequence[Tensor]) -> None:
+    """ValueError unless the Qs that were saved have the shapes of those that are there."""
+    shapes, wanted = ([tuple(q.shape) for q in qs] for qs in (saved, here))
+    if shapes != wanted:
+        raise ValueError(f"saved were Qs of {shapes}, but there are {wanted}")
 
 
 def side_by_side(

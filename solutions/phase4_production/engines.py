@@ -121,8 +121,6 @@ class Replicated(Engine):
     ) -> None:
         self.module = module
         self.net = self.ddp = DDP(module)
-        # buckets stay as they are: a resumed run must add up the gradients in the same order
-        self.ddp.order_known = True
         self.ddp.register_comm_hook(hook)
         self.compressor = compressor if hasattr(compressor, "state_dict") else None
         if sharded_optimizer:
@@ -139,8 +137,14 @@ class Replicated(Engine):
 
     def state(self) -> tuple[State, State]:
         if isinstance(self.optimizer, ZeroOptimizer):
-            return {**self.weights()[0], "optimizer": self.optimizer.state_dict(to=0)}, {}
-        return super().state()
+            shared = {**self.weights()[0], "optimizer": self.optimizer.state_dict(to=0)}
+        else:
+            shared, _ = super().state()
+        return {**shared, "bucket_order": self.ddp.bucket_order()}, {}
+
+    def load(self, shared: State, owns: Iterable[State]) -> None:
+        super().load(shared, owns)
+        self.ddp.set_bucket_order(shared.get("bucket_order"))  # PyTorch's engines have none
 
 
 class Zero2(Engine):

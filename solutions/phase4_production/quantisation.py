@@ -24,9 +24,11 @@ for what signs alone do.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from solutions.phase3_multi_node.buckets import Bucket
 from solutions.phase3_multi_node.comm_hooks import Group, Handle, Then
@@ -96,11 +98,12 @@ class OneBit:
     v ← residual + gradient; what is sent is s·sign(v) with s = mean |v| and sign(0) = 1; what is
     missing stays in the residual. s is each rank's own, and as a float32 part of its message:
     (W-1)(⌈n/8⌉ + 4) bytes per bucket and rank. Memory: a copy of the gradients.
+    ``parameters``: those of the model, where they are going to stay, as for an optimizer.
     """
 
-    def __init__(self, group: Group = None) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], group: Group = None) -> None:
         self.group = group
-        self.residual = PerParameter()
+        self.residual = PerParameter(parameters)
 
     def __call__(self, bucket: Bucket) -> Handle | None:
         """Begin to send; once ``wait`` is done the buffer holds Σ s·sign(v) over the ranks."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 
 import torch.distributed as dist
+from torch import nn
 
 from solutions.phase3_multi_node.comm_hooks import Hook, all_reduce, bf16_compress, blocking
 from solutions.phase3_multi_node.ring_allreduce import ring_all_reduce
@@ -34,8 +36,8 @@ PATTERNS = {
 }
 
 
-def make_hook(config: Config) -> Hook:
-    """The hook that the configuration asks for. A collective call.
+def make_hook(config: Config, parameters: Iterable[nn.Parameter]) -> Hook:
+    """The hook that the configuration asks for, for a model's ``parameters``. A collective call.
 
     Patterns of the course run inside backward and stop it: right, and nothing is hidden.
     """
@@ -48,11 +50,11 @@ def make_hook(config: Config) -> Hook:
     makers = {
         "none": lambda: all_reduce,
         "bf16": lambda: bf16_compress,
-        "topk": lambda: TopK(config.compression_ratio, momentum),
-        "randomk": lambda: RandomK(config.compression_ratio, config.seed),
-        "powersgd": lambda: PowerSGD(config.compression_rank),
+        "topk": lambda: TopK(parameters, config.compression_ratio, momentum),
+        "randomk": lambda: RandomK(parameters, config.compression_ratio, config.seed),
+        "powersgd": lambda: PowerSGD(parameters, config.compression_rank),
         "int8": lambda: Int8(seed=config.seed),
-        "onebit": lambda: OneBit(),
+        "onebit": lambda: OneBit(parameters),
     }
     return makers[config.compression]()
 

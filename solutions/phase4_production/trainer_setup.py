@@ -76,7 +76,7 @@ def wrap(config: Config, plan: Plan, model: nn.Module, monitor: StepMonitor) -> 
             compression_rank=config.compression_rank,
             **common,
         )
-    hook = make_hook(config)
+    hook = make_hook(config, model.parameters())
     return make_engine(
         model,
         plan.strategy,

@@ -8,7 +8,7 @@ LEVELS = "test_two_levels_send_little_between_nodes"
 BEGIN, GROUP = "test_hooks_begin_and_dont_wait", "test_hooks_work_in_a_group"
 
 REDUCE = "        reduce(bucket.buffer)\n"
-HALF = "    half = bucket.buffer.to(torch.bfloat16)\n"
+HALF = "    half = bucket.buffer.to(dtype)\n"
 WORK = "    work = dist.all_reduce(half, group=group, async_op=True)\n"
 BACK = "    return Then(work, lambda: bucket.buffer.copy_(half))\n"
 LEAD = """            if dist.get_rank(leaders) >= 0:
@@ -107,6 +107,15 @@ MUTANTS = [
         replace="    half = bucket.buffer\n",
         killed_by=LOSES,
         cause="not-compressed",
+    ),
+    Mutant(
+        id="fp16-is-bf16",
+        exercise="3.12",
+        bug="bfloat16, whatever was asked for",
+        find=HALF,
+        replace="    half = bucket.buffer.to(torch.bfloat16)\n",
+        killed_by="test_fp16_has_more_digits_and_less_range",
+        cause="too-lossy",
     ),
     Mutant(
         id="bf16-own-part-exact",

@@ -31,8 +31,8 @@ GATHER_PLACES = (
 ADD = """            for places, part in parts:  # no place twice in one part, so that no order is left open
                 bucket.buffer.index_add_(0, places, part)
 """
-KNOWN = "            known = self.parts.get(p)\n"
-COPIES = "        return [part.clone() for part in (*self.parts.values(), *waiting)]\n"
+JOINED = "        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n"
+COPIES = "        return [part.clone() for part in self.parts.values()]\n"
 SAVED = '        return {"residual": self.residual.state_dict(), "velocity": self.velocity.state_dict()}\n'
 LOADED = (
     '        self.residual.load_state_dict(state["residual"])\n'
@@ -192,8 +192,8 @@ MUTANTS = [
     mutant(
         "residual-by-bucket",
         "the residual belongs to the bucket: it is lost when buckets are made anew",
-        KNOWN,
-        "            known = None\n",
+        JOINED,
+        "        flat = torch.zeros_like(bucket.buffer)\n",
         ANEW,
         "wrong",
     ),
@@ -227,7 +227,7 @@ MUTANTS = [
         "state-is-no-copy",
         "BUGS 94: the state holds the tensors themselves, which training goes on to change",
         COPIES,
-        "        return [*self.parts.values(), *waiting]\n",
+        "        return [*self.parts.values()]\n",
         STATE,
         "resume-differs",
     ),
@@ -240,10 +240,10 @@ MUTANTS = [
         "not-a-tree",
     ),
     mutant(
-        "waiting-state-forgotten",
-        "saved again before the first step, the loaded state is gone",
-        "        waiting = self.loaded[len(self.parts) :]\n",
-        "        waiting = []\n",
+        "numbered-as-they-come",
+        "the state is in the order of the buckets, which is another one after a resume",
+        JOINED,
+        "        flat = torch.cat([self.parts.pop(p) for p in bucket.parameters])\n",
         STATE,
         "resume-differs",
     ),

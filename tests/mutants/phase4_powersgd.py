@@ -20,11 +20,13 @@ OUT = "                torch.mm(p, q.copy_(new_q).T, out=out)\n"
 OWED = "            residual.sub_(bucket.buffer, alpha=1 / dist.get_world_size(self.group))\n"
 FORGET = "                part.zero_()\n"
 WIDTH = "        return r if p.dim() > 1 and r * (m + n) < m * n else 0\n"
-RANDOM = "                known = torch.randn(shape, generator=self.generator)\n"
-SAVED = '        return {"residual": self.residual.state_dict(), "q": [q.clone() for q in qs]}\n'
+COPIES = "        qs = [q.clone() for q in self.q.values()]\n"
+SAVED = '        return {"residual": self.residual.state_dict(), "q": qs}\n'
 LOAD_RESIDUAL = '        self.residual.load_state_dict(state["residual"])\n'
-PAIRS = '        pairs = list(zip(self.q.values(), state["q"], strict=False))\n'
-LOAD_Q = '        self.loaded = [q.clone() for q in state["q"]]\n'
+LOAD_Q = """        for q, saved in zip(self.q.values(), state["q"], strict=True):
+            q.copy_(saved)
+"""
+COMPARED = '        check_shapes(state["q"], [*self.q.values()])\n'
 QR = "    return torch.linalg.qr(wide).Q.to(p.dtype)\n"
 
 mutant = mutants_of("4.8", "powersgd")
@@ -66,8 +68,8 @@ MUTANTS = [
     mutant(
         "unshared-q",
         "every rank begins with a Q of its own",
-        "        self.generator = torch.Generator().manual_seed(SEED)\n",
-        "        self.generator = torch.Generator().manual_seed(SEED + dist.get_rank(group))\n",
+        "        generator = torch.Generator().manual_seed(SEED)\n",
+        "        generator = torch.Generator().manual_seed(SEED + dist.get_rank(self.group))\n",
         EXACT,
         "wrong",
     ),
@@ -100,7 +102,9 @@ MUTANTS = [
         "every step begins with a new random Q",
         OUT,
         "                torch.mm(p, new_q.T, out=out)\n"
-        "                q.copy_(torch.randn(q.shape, generator=self.generator))\n",
+        "                self.draws = getattr(self, 'draws', 0) + 1\n"
+        "                again = torch.Generator().manual_seed(self.draws)\n"
+        "                q.copy_(torch.randn(q.shape, generator=again))\n",
         WARM,
         "no-warm-start",
     ),
@@ -185,7 +189,7 @@ MUTANTS = [
         "residual-not-saved",
         "the residual is not saved",
         SAVED,
-        '        return {"q": [q.clone() for q in qs]}\n',
+        '        return {"q": qs}\n',
         STATE,
         "resume-differs",
         (LOAD_RESIDUAL, ""),
@@ -197,14 +201,14 @@ MUTANTS = [
         '        return {"residual": self.residual.state_dict()}\n',
         STATE,
         "resume-differs",
-        (PAIRS, "        pairs = []\n"),
+        (COMPARED, ""),
         (LOAD_Q, ""),
     ),
     mutant(
         "q-is-no-copy",
         "BUGS 94: the state holds Q itself, which training goes on to change",
-        SAVED,
-        '        return {"residual": self.residual.state_dict(), "q": qs}\n',
+        COPIES,
+        "        qs = [*self.q.values()]\n",
         STATE,
         "resume-differs",
     ),

@@ -306,6 +306,37 @@ def test_hooks_work_in_a_group(impl, run, seed):
             expect_equal(got, [3.0] * 4, what="the sum over ranks 1 and 2", rank=rank)
 
 
+@exercise("3.12", "virtual gloo cuda")
+def test_fp16_has_more_digits_and_less_range(impl, run, cases):
+    """float16: a sum to 2^-10, half of the bytes; small numbers become 0, large sums infinite."""
+    numbers = [1 / 3, -2 / 3, 1.001, 3e-5, 1e-9, 5e4]
+
+    def body(ctx):
+        parameter = nn.Parameter(torch.zeros(len(numbers), device=ctx.device))
+        bucket = impl.module("buckets").Bucket(0, [parameter])
+        bucket.buffer.copy_(torch.tensor(numbers))
+        with ctx.region("bucket"):
+            impl.fp16_compress(bucket).wait()
+        return bucket.buffer.cpu()
+
+    for world_size in cases(2):
+        results = run(body, world_size)
+        for rank, got in enumerate(results):
+            for number, value in zip(numbers[:4], got.tolist(), strict=False):
+                if abs(value / (world_size * number) - 1) > 2**-10:
+                    fail(
+                        f"the sum of {world_size} times {number:.6g} is {value:.6g}: float16 has "
+                        "11 bits of precision, bfloat16 has 8",
+                        cause="too-lossy",
+                        rank=rank,
+                    )
+            ends = [0.0, float("inf")]
+            what = "the sums of 1e-9 and of 5e4, which float16 can't hold"
+            expect_equal(got[4:].tolist(), ends, what=what, rank=rank, cause="not-compressed")
+            log = results.logs[rank].select(region="bucket")
+            log.sent_at_most(len(numbers) * 2 + 8, "2(W-1)/W of 2 bytes per number")
+
+
 @trace("3.12")
 def trace_bf16(impl):
     """A step with all-reduce and one in bfloat16."""

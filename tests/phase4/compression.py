@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from distlab.diagnose import Case, Diagnosis
 from distlab.grading import expect_close, expect_equal, fail
 from distlab.ledger import Log
 from distlab.netcluster import bytes_sent
-from distlab.ranks import RankContext
+from distlab.ranks import RankContext, RankResults
 from solutions.phase3_multi_node.buckets import Bucket
 from solutions.phase3_multi_node.comm_hooks import all_reduce
 
-Make = Callable[[], Any]  # a new hook
+Make = Callable[[Sequence[nn.Parameter]], Any]  # a new hook for these parameters
+Run = Callable[..., RankResults]  # the fixture `run`
 Variants = dict[str, tuple[str, list[Tensor]]]  # cause -> what it means, what each step then gives
 
 
@@ -47,6 +48,14 @@ def reduced(hook: Any, bucket: Bucket, values: Tensor) -> Tensor:
     if handle is not None:
         handle.wait()
     return bucket.buffer.detach().clone()
+
+
+def several_steps(
+    make: Make, bucket: Bucket, own: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(what a new hook makes of each step's ``own`` gradients, those gradients), on the CPU."""
+    hook = make(bucket.parameters)
+    return [reduced(hook, bucket, g).cpu() for g in own], [g.cpu() for g in own]
 
 
 def also(step: int, variants: Variants) -> list[Callable[[Case], Diagnosis | None]]:
@@ -109,46 +118,26 @@ def is_tree(state: object) -> bool:
     return state is None or isinstance(state, (Tensor, int, float, str, bool))
 
 
-SHAPES = (((5, 4), (4,)), ((3,), (4, 6)))  # of two buckets
-BEFORE, AFTER = 3, 3  # steps before and after the save
-NEW, AGAIN, BACK = SAVED_WAYS = (
+SHAPES = ((5, 4), (4,), (5, 4), (4,), (5, 4))  # of five parameters
+LAYOUTS = (((4, 3), (2, 1, 0)), ((2, 3, 0), (1, 4)))  # which are in which bucket, first and later
+STEPS, SAVES = 6, (1, 3)  # all steps, and how many were done when the state was saved
+SAVED_WAYS = (
     "a new hook",
     "a hook whose state was loaded and saved again",
     "the same hook, set back",
 )
 
 
-def resumed(make: Make, seed: int, rank: int) -> dict[str, Any]:
-    """What the last steps give, uninterrupted and from a saved state in three ways."""
+def check_resumed(run: Run, make: Make, seed: int) -> None:
+    """Saved and loaded, the steps after it are the same to the bit, as under DDP.
 
-    def steps(hook: Any, buckets: Sequence[Bucket], first: int, count: int) -> list[Tensor]:
-        return [
-            torch.cat([reduced(hook, b, gradient(b, seed + b.index, rank, step)) for b in buckets])
-            for step in range(first, first + count)
-        ]
+    Buckets are made anew after the first step; a resumed run has the later ones from the start.
+    """
 
-    def new() -> list[Bucket]:
-        return [bucket_of(*shapes, index=i) for i, shapes in enumerate(SHAPES)]
+    def body(ctx: RankContext) -> dict[str, Any]:
+        return _resumed(make, seed, ctx.rank)
 
-    hook, buckets = make(), new()
-    steps(hook, buckets, 0, BEFORE)
-    state = hook.state_dict()
-    found = {"tree": is_tree(state), "right": steps(hook, buckets, BEFORE, AFTER)}
-    if not found["tree"]:
-        return found
-    fresh, twice = make(), make()
-    fresh.load_state_dict(state)
-    twice.load_state_dict(fresh.state_dict())  # saved again before the first step
-    found[NEW] = steps(fresh, new(), BEFORE, AFTER)
-    found[AGAIN] = steps(twice, new(), BEFORE, AFTER)
-    hook.load_state_dict(state)
-    found[BACK] = steps(hook, buckets, BEFORE, AFTER)
-    return found
-
-
-def check_resumed(results: Sequence[dict[str, Any]]) -> None:
-    """``resumed`` gave the same bits every time."""
-    for rank, found in enumerate(results):
+    for rank, found in enumerate(run(body, 2)):
         expect_equal(
             found["tree"],
             True,
@@ -156,38 +145,78 @@ def check_resumed(results: Sequence[dict[str, Any]]) -> None:
             rank=rank,
             cause="not-a-tree",
         )
-        for name in SAVED_WAYS:
-            _expect_resumed(found, name, rank)
+        for saved in SAVES:
+            for name in SAVED_WAYS:
+                _expect_resumed(found[f"{name} {saved}"], found["right"], name, saved, rank)
 
 
-def _expect_resumed(found: dict[str, Any], name: str, rank: int) -> None:
-    for step, (got, right) in enumerate(zip(found[name], found["right"], strict=True)):
-        if not torch.equal(got, right):
-            off = float((got - right).abs().max())
+def _resumed(make: Make, seed: int, rank: int) -> dict[str, Any]:
+    """What the steps give, uninterrupted and from states saved, in three ways."""
+
+    def new() -> tuple[Any, list[list[Bucket]]]:
+        parameters = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in SHAPES]
+        layouts = [
+            [Bucket(index, [parameters[k] for k in places]) for index, places in enumerate(layout)]
+            for layout in LAYOUTS
+        ]
+        return make(parameters), layouts
+
+    def steps(hook: Any, layouts: list[list[Bucket]], first: int) -> Iterator[Tensor]:
+        for step in range(first, STEPS):
+            buckets = layouts[min(step, 1)]
+            parts = [reduced(hook, b, gradient(b, seed + b.index, rank, step)) for b in buckets]
+            yield torch.cat(parts)
+
+    hook, layouts = new()
+    states, right = {}, []
+    for done, values in enumerate(steps(hook, layouts, 0), 1):
+        right.append(values)
+        if done in SAVES:
+            states[done] = hook.state_dict()
+    found: dict[str, Any] = {"tree": all(map(is_tree, states.values())), "right": right}
+    if found["tree"]:
+        for saved, state in states.items():
+            (fresh, its_own), (twice, anothers) = new(), new()
+            fresh.load_state_dict(state)
+            twice.load_state_dict(fresh.state_dict())  # saved again before the first step
+            hook.load_state_dict(state)
+            ways = (fresh, its_own), (twice, anothers), (hook, layouts)
+            for name, way in zip(SAVED_WAYS, ways, strict=True):
+                found[f"{name} {saved}"] = [*steps(*way, saved)]
+    return found
+
+
+def _expect_resumed(
+    steps: list[Tensor], right: list[Tensor], name: str, saved: int, rank: int
+) -> None:
+    for step, got in enumerate(steps, saved):
+        if not torch.equal(got, right[step]):
+            off = float((got - right[step]).abs().max())
             fail(
-                f"{name}, with the state saved after step {BEFORE - 1}: step {BEFORE + step} "
-                f"differs from the uninterrupted run by up to {off:.3g}: something that later "
-                "steps depend on is not in state_dict(), or was not copied",
+                f"{name}, with the state saved after step {saved - 1}: step {step} differs from "
+                f"the uninterrupted run by up to {off:.3g}: something that later steps depend on "
+                "is not in state_dict(), was not copied, or went to another parameter (buckets "
+                "are made anew after the first step; a resumed run has the new ones at once)",
                 cause="resume-differs",
                 rank=rank,
             )
 
 
-def begin_times(make: Make, numel: int = 100_000) -> list[float]:
-    """[seconds until the hook returns, until wait() is done] in virtual time."""
-    hook, bucket = make(), bucket_of((numel,), dtype=torch.float32)
-    bucket.buffer.fill_(1.0)
-    dist.barrier()
-    begun = time.perf_counter()
-    handle = hook(bucket)
-    returned = time.perf_counter()
-    handle.wait()
-    return [returned - begun, time.perf_counter() - begun]
+def check_begins(run: Run, make: Make) -> None:
+    """The hook returns while its message is on the way, in virtual time."""
 
+    def body(ctx: RankContext) -> list[float]:
+        bucket = bucket_of((100_000,), dtype=torch.float32)
+        hook = make(bucket.parameters)
+        bucket.buffer.fill_(1.0)
+        dist.barrier()
+        begun = time.perf_counter()
+        handle = hook(bucket)
+        returned = time.perf_counter()
+        handle.wait()
+        return [returned - begun, time.perf_counter() - begun]
 
-def check_begins(results: Sequence[list[float]]) -> None:
-    """The hook returned while its message was on the way."""
-    for rank, (returned, waited) in enumerate(results):
+    for rank, (returned, waited) in enumerate(run(body, 2)):
         if returned > 0.1 * waited:
             fail(
                 f"the hook returns after {returned * 1e6:.1f} of {waited * 1e6:.1f} µs: it waits, "
@@ -197,41 +226,37 @@ def check_begins(results: Sequence[list[float]]) -> None:
             )
 
 
-def in_a_group(impl_make: Callable[[Any], Any], rank: int) -> list[float] | None:
-    """The sum over ranks 1 and 2 of three, of a bucket with one entry; None on rank 0."""
-    group = dist.new_group([1, 2])
-    if rank == 0:
-        return None
-    bucket = bucket_of((1,))
-    return reduced(impl_make(group), bucket, torch.full((1,), float(rank)).double()).tolist()
+def check_in_a_group(run: Run, make: Callable[[Sequence[nn.Parameter], Any], Any]) -> None:
+    """Ranks 1 and 2 of three compress a bucket with one entry among themselves."""
 
+    def body(ctx: RankContext) -> Tensor | None:
+        group = dist.new_group([1, 2])
+        if ctx.rank == 0:
+            return None
+        bucket = bucket_of((1,))
+        own = torch.full((1,), float(ctx.rank)).double()
+        return reduced(make(bucket.parameters, group), bucket, own)
 
-def check_in_a_group(results: Sequence[list[float] | None]) -> None:
-    """``in_a_group`` gave 1 + 2."""
-    for rank, got in enumerate(results):
+    for rank, got in enumerate(run(body, 3)):
         if rank:
-            expect_close(
-                torch.tensor(got),
-                torch.tensor([3.0]),
-                what="the sum over ranks 1 and 2",
-                rank=rank,
-                rtol=1e-2,
-            )
+            want = torch.tensor([3.0], dtype=torch.float64)
+            expect_close(got, want, what="the sum over ranks 1 and 2", rank=rank, rtol=1e-2)
 
 
-def edges(make: Make, seed: int, rank: int) -> list[list[Tensor]]:
-    """An empty bucket, buckets of one and of two entries, and zeros, twice each."""
-    hook = make()
-    found = []
-    for numel in (0, 1, 2, 9):
-        bucket = bucket_of((numel,))
-        values = gradient(bucket, seed, rank, numel) * (numel < 9)
-        found.append([reduced(hook, bucket, values) for _ in range(2)])
-    return found
+def check_edges(run: Run, make: Make, seed: int) -> None:
+    """Buckets of no, one and two entries, and of zeros, twice each: nothing is nan or lost."""
 
+    def body(ctx: RankContext) -> list[list[Tensor]]:
+        buckets = [bucket_of((numel,)) for numel in (0, 1, 2, 9)]
+        hook = make([p for bucket in buckets for p in bucket.parameters])
+        found = []
+        for bucket in buckets:
+            numel = bucket.buffer.numel()
+            values = gradient(bucket, seed, ctx.rank, numel) * (numel < 9)
+            found.append([reduced(hook, bucket, values) for _ in range(2)])
+        return found
 
-def check_edges(results: Sequence[list[list[Tensor]]]) -> None:
-    """``edges`` gave what they must: a single entry is exact, zeros stay zeros."""
+    results = run(body, 2)
     for rank, (empty, one, two, zeros) in enumerate(results):
         expect_equal(len(empty[0]), 0, what="entries of an empty bucket", rank=rank)
         for steps in (one, two, zeros):
@@ -244,9 +269,10 @@ def check_edges(results: Sequence[list[list[Tensor]]]) -> None:
         )
 
 
-def over_the_link(hook: Any, numel: int) -> tuple[int, float]:
+def _over_the_link(make: Make, numel: int) -> tuple[int, float]:
     """(bytes that the node has sent, seconds) of one bucket in float32."""
     small, bucket = (bucket_of((rows, 500), dtype=torch.float32) for rows in (4, numel // 500))
+    hook = make([*small.parameters, *bucket.parameters])
     reduced(hook, small, gradient(small, 1, dist.get_rank(), 0))  # opens the connections
     values = gradient(bucket, 1, dist.get_rank(), 0)
     dist.barrier()
@@ -257,8 +283,14 @@ def over_the_link(hook: Any, numel: int) -> tuple[int, float]:
     return bytes_sent() - before, took
 
 
-def check_time_gained(results: Sequence[Any], fewer: float) -> None:
-    """Each rank returned ``over_the_link`` of all-reduce and of the hook."""
+def check_time_gained(run: Run, nodes: Any, make: Make, fewer: float) -> None:
+    """Two nodes with a link of 8 Mbit/s: 1 MB takes a second, and compressed far less."""
+
+    def body(ctx: RankContext) -> list[tuple[int, float]]:
+        return [_over_the_link(each, 250_000) for each in (lambda _: all_reduce, make)]
+
+    with nodes(2, rate="8mbit") as net:
+        results = run(body, 2, enter=net.placement((0, 1)))
     for rank, ((plain, slow), (sent, fast)) in enumerate(results):
         if sent * fewer > plain:
             fail(
@@ -282,7 +314,7 @@ def beside_all_reduce(make: Make) -> Callable[[RankContext], None]:
     def body(ctx: RankContext) -> None:
         bucket = bucket_of((1000, 1000), dtype=torch.float32)
         values = gradient(bucket, 1, ctx.rank, 0)
-        for name, hook in (("all-reduce", all_reduce), ("compressed", make())):
+        for name, hook in (("all-reduce", all_reduce), ("compressed", make(bucket.parameters))):
             dist.barrier()
             if name == "all-reduce":
                 ctx.start_picture()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -13,12 +14,14 @@ import torch._subclasses.fake_tensor  # the plan of a run profiles a step with i
 import torch.utils.tensorboard  # a sink imports it
 
 from distlab.ranks import RankContext, run_ranks
-from solutions.phase4_production import trainer_loop
+from solutions.phase3_multi_node.ddp import DDP
+from solutions.phase4_production import engines, trainer_loop
 from solutions.phase4_production.digits_folder import write_digits
 from solutions.phase4_production.trainer_config import Config, make_config
 from solutions.phase4_production.trainer_loop import Trainer
 
 FEW = {"train": 9, "val": 3}  # images of each class
+BUCKET = 1 << 14  # bytes
 STEPS = 6  # of one epoch of 90 images: five batches of 16 and one of 10
 
 
@@ -53,10 +56,12 @@ def train(
 ) -> dict[str, Any]:
     """What a run comes to on rank 0, what all could not read, and what they printed.
 
-    Without ``report`` no pictures are drawn, which takes longer than such a run.
+    Without ``report`` no pictures are drawn, which takes longer than such a run. DDP makes several
+    buckets, as of a larger model.
     """
 
     def body(ctx: RankContext) -> dict[str, Any]:
+        engines.DDP = functools.partial(DDP, bucket_bytes=BUCKET, first_bucket_bytes=BUCKET // 4)
         if not report:
             trainer_loop.write_report = lambda logs: None
         trainer = Trainer(config, torch.device("cpu"))

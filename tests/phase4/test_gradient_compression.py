@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from compression import (
     Variants,
-    begin_times,
     beside_all_reduce,
     bucket_of,
     check_begins,
@@ -13,20 +12,16 @@ from compression import (
     check_in_a_group,
     check_resumed,
     check_time_gained,
-    edges,
     expect_bytes,
     expect_steps,
     gradient,
-    in_a_group,
-    over_the_link,
     reduced,
-    resumed,
+    several_steps,
 )
 from torch import Tensor, nn
 
 from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
 from solutions.phase3_multi_node.buckets import Bucket
-from solutions.phase3_multi_node.comm_hooks import all_reduce
 
 STEPS = 4
 SHAPES = ((7, 5), (5,), (1,))  # 41 entries
@@ -109,10 +104,9 @@ def check_topk(impl, run, seed, sizes, ratio: float, momentum: float) -> None:
     for world_size, dtype in sizes:
 
         def body(ctx):
-            hook = impl.TopK(ratio, momentum)
             bucket = bucket_of(*SHAPES, dtype=dtype, device=ctx.device)
             own = [gradient(bucket, seed, ctx.rank, step) for step in range(STEPS)]
-            return [reduced(hook, bucket, g).cpu() for g in own], [g.cpu() for g in own]
+            return several_steps(lambda ps: impl.TopK(ps, ratio, momentum), bucket, own)
 
         results = run(body, world_size)
         own = [r[1] for r in results]
@@ -144,8 +138,8 @@ def test_nothing_is_lost_when_buckets_are_made_anew(impl, run, seed):
     """What is owed moves with its parameters: after some empty steps everything has arrived."""
 
     def body(ctx):
-        hook = impl.TopK(0.25)
         p, q = (nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (8, 5))
+        hook = impl.TopK([p, q], 0.25)
         total, arrived = {p: 0, q: 0}, {p: 0, q: 0}
         layouts = [[[p, q]], [[p, q]], [[q], [p]], *[[[q, p]]] * 5]
         buckets = {}
@@ -188,8 +182,8 @@ def test_bytes_are_those_of_k_values_and_indices(impl, run, seed, cases):
         numel = 3_000
 
         def body(ctx):
-            hook = impl.TopK(ratio, 0.5)
             bucket = bucket_of((numel - 100,), (100,), dtype=dtype)
+            hook = impl.TopK(bucket.parameters, ratio, 0.5)
             values = [gradient(bucket, seed, ctx.rank, step) for step in range(2)]
             with ctx.region("steps"):
                 return [int(reduced(hook, bucket, g).count_nonzero()) for g in values]
@@ -220,9 +214,9 @@ def test_ratio_one_is_an_exact_sum(impl, run, seed):
     """With ratio 1 everything is sent, and nothing is owed."""
 
     def body(ctx):
-        hook, bucket = impl.TopK(1.0), bucket_of(*SHAPES)
+        bucket = bucket_of(*SHAPES)
         own = [gradient(bucket, seed, ctx.rank, step) for step in range(2)]
-        return [reduced(hook, bucket, g) for g in own], own
+        return several_steps(lambda ps: impl.TopK(ps, 1.0), bucket, own)
 
     results = run(body, 3)
     want = [sum(r[1][step] for r in results) for step in range(2)]
@@ -232,91 +226,64 @@ def test_ratio_one_is_an_exact_sum(impl, run, seed):
 @exercise("4.6", "virtual")
 def test_state_goes_on_to_the_bit(impl, run, seed):
     """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
-
-    def body(ctx):
-        return resumed(lambda: impl.TopK(0.2, 0.5), seed, ctx.rank)
-
-    check_resumed(run(body, 2))
+    check_resumed(run, lambda ps: impl.TopK(ps, 0.2, 0.5), seed)
 
 
 @exercise("4.6", "virtual gloo")
 def test_empty_and_tiny_buckets(impl, run, seed):
     """Buckets of no, one and two entries, and of zeros only."""
-
-    def body(ctx):
-        return edges(lambda: impl.TopK(0.01, 0.5), seed, ctx.rank)
-
-    check_edges(run(body, 2))
+    check_edges(run, lambda ps: impl.TopK(ps, 0.01, 0.5), seed)
 
 
 @exercise("4.6", "virtual")
 def test_works_in_a_group(impl, run):
     """Ranks 1 and 2 of three compress among themselves."""
-
-    def body(ctx):
-        return in_a_group(lambda group: impl.TopK(0.5, group=group), ctx.rank)
-
-    check_in_a_group(run(body, 3))
+    check_in_a_group(run, lambda ps, group: impl.TopK(ps, 0.5, group=group))
 
 
 @exercise("4.6", "virtual")
 def test_hook_begins_and_does_not_wait(impl, run):
     """The hook returns while values and indices are on the way."""
-
-    def body(ctx):
-        return begin_times(lambda: impl.TopK(0.9))
-
-    check_begins(run(body, 2))
+    check_begins(run, lambda ps: impl.TopK(ps, 0.9))
 
 
 @exercise("4.6", "virtual")
 def test_bad_input_is_refused(impl, run):
-    """Ratios outside (0, 1], momentum outside [0, 1), a state of other parameters."""
+    """Ratios outside (0, 1], momentum outside [0, 1), other parameters' state, their bucket."""
     calls = [
         ("ratio 0", ["0"]),
         ("ratio 1.5", ["1.5"]),
         ("momentum 1", ["1"]),
         ("momentum -0.5", ["-0.5"]),
         ("a state of other parameters", ["8", "41"]),
-        ("the same, loaded before the first bucket", ["8", "41"]),
+        ("a state of fewer parameters", []),
+        ("a bucket of other parameters", ["8"]),
     ]
 
     def body(ctx):
-        other = impl.TopK(0.5)
-        if ctx.world_size == 1:
-            reduced(other, bucket_of((8,)), torch.ones(8).double())
-        used, waiting = impl.TopK(0.5), impl.TopK(0.5)
-        reduced(used, bucket_of((41,)), torch.ones(41).double())
-        waiting.load_state_dict(other.state_dict())
+        bucket, other = bucket_of((41,), (3,)), bucket_of((8,), (3,))
+        hook = impl.TopK(bucket.parameters, 0.5)
+        fewer = impl.TopK(bucket.parameters[:1], 0.5)
         return [
-            refusal(impl.TopK, 0.0),
-            refusal(impl.TopK, 1.5),
-            refusal(impl.TopK, 0.1, 1.0),
-            refusal(impl.TopK, 0.1, -0.5),
-            refusal(used.load_state_dict, other.state_dict()),
-            refusal(waiting, bucket_of((41,))),
+            refusal(impl.TopK, bucket.parameters, 0.0),
+            refusal(impl.TopK, bucket.parameters, 1.5),
+            refusal(impl.TopK, bucket.parameters, 0.1, 1.0),
+            refusal(impl.TopK, bucket.parameters, 0.1, -0.5),
+            refusal(hook.load_state_dict, impl.TopK(other.parameters, 0.5).state_dict()),
+            refusal(hook.load_state_dict, fewer.state_dict()),
+            refusal(hook, other),
         ]
 
-    results = run(body, 1)
-    for log in results.logs:
-        log.events.clear()  # of the buckets that went before
-    expect_refused(results, calls)
+    expect_refused(run(body, 2), calls)
 
 
 @exercise("4.6", "gloo")
 def test_time_is_gained_between_nodes(impl, run, nodes):
     """Two nodes with a link of 8 Mbit/s: 1 MB takes a second, and compressed far less."""
-
-    def body(ctx):
-        numel = 250_000
-        return over_the_link(all_reduce, numel), over_the_link(impl.TopK(0.01), numel)
-
-    with nodes(2, rate="8mbit") as net:
-        results = run(body, 2, enter=net.placement((0, 1)))
-    check_time_gained(results, 30)
+    check_time_gained(run, nodes, lambda ps: impl.TopK(ps, 0.01), 30)
 
 
 @trace("4.6")
 def trace_topk(impl):
     """A bucket with all-reduce, then with Top-K."""
-    return beside_all_reduce(lambda: impl.TopK(0.01))
+    return beside_all_reduce(lambda ps: impl.TopK(ps, 0.01))

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import torch
 from compression import (
-    begin_times,
     beside_all_reduce,
     bucket_of,
     check_begins,
     check_edges,
     check_in_a_group,
     check_resumed,
-    edges,
     expect_bytes,
     expect_same_bits,
     expect_steps,
     gradient,
-    in_a_group,
     reduced,
-    resumed,
+    several_steps,
 )
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
@@ -33,10 +30,9 @@ def test_sums_at_shared_places_and_owes_the_rest(impl, run, seed, cases):
     for world_size, dtype in cases((3, torch.float64), (2, torch.float32), (1, torch.float64)):
 
         def body(ctx):
-            hook = impl.RandomK(0.3, seed)
             bucket = bucket_of(*SHAPES, dtype=dtype, device=ctx.device)
             own = [gradient(bucket, seed, ctx.rank, step) for step in range(STEPS)]
-            return [reduced(hook, bucket, g).cpu() for g in own], [g.cpu() for g in own]
+            return several_steps(lambda ps: impl.RandomK(ps, 0.3, seed), bucket, own)
 
         results = run(body, world_size)
         what = f"14 of 47 entries of {world_size} ranks"
@@ -85,8 +81,9 @@ def test_every_place_is_as_likely(impl, run, seed):
 
     def body(ctx):
         drawn = []
-        for hook in (impl.RandomK(0.25, seed), impl.RandomK(0.25, seed + 1)):
+        for own_seed in (seed, seed + 1):
             bucket = bucket_of((numel,))
+            hook = impl.RandomK(bucket.parameters, 0.25, own_seed)
             outs = [reduced(hook, bucket, torch.ones(numel)) != 0 for _ in range(calls)]
             drawn.append(torch.stack(outs))
         return drawn
@@ -111,7 +108,8 @@ def test_bytes_are_those_of_k_values(impl, run, seed, cases):
     for world_size, dtype in cases((3, torch.float32), (2, torch.bfloat16), (1, torch.float32)):
 
         def body(ctx):
-            hook, bucket = impl.RandomK(0.1, seed), bucket_of((30, 90), (300,), dtype=dtype)
+            bucket = bucket_of((30, 90), (300,), dtype=dtype)
+            hook = impl.RandomK(bucket.parameters, 0.1, seed)
             with ctx.region("steps"):
                 for step in range(2):
                     reduced(hook, bucket, gradient(bucket, seed, ctx.rank, step))
@@ -125,41 +123,25 @@ def test_bytes_are_those_of_k_values(impl, run, seed, cases):
 @exercise("4.7", "virtual")
 def test_random_state_goes_on_to_the_bit(impl, run, seed):
     """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
-
-    def body(ctx):
-        return resumed(lambda: impl.RandomK(0.3, seed), seed, ctx.rank)
-
-    check_resumed(run(body, 2))
+    check_resumed(run, lambda ps: impl.RandomK(ps, 0.3, seed), seed)
 
 
 @exercise("4.7", "virtual gloo")
 def test_random_empty_and_tiny_buckets(impl, run, seed):
     """Buckets of no, one and two entries, and of zeros only."""
-
-    def body(ctx):
-        return edges(lambda: impl.RandomK(0.01), seed, ctx.rank)
-
-    check_edges(run(body, 2))
+    check_edges(run, lambda ps: impl.RandomK(ps, 0.01), seed)
 
 
 @exercise("4.7", "virtual")
 def test_random_works_in_a_group(impl, run):
     """Ranks 1 and 2 of three compress among themselves."""
-
-    def body(ctx):
-        return in_a_group(lambda group: impl.RandomK(0.5, group=group), ctx.rank)
-
-    check_in_a_group(run(body, 3))
+    check_in_a_group(run, lambda ps, group: impl.RandomK(ps, 0.5, group=group))
 
 
 @exercise("4.7", "virtual")
 def test_random_hook_begins_and_does_not_wait(impl, run):
     """The hook returns while the values are on the way."""
-
-    def body(ctx):
-        return begin_times(lambda: impl.RandomK(0.9))
-
-    check_begins(run(body, 2))
+    check_begins(run, lambda ps: impl.RandomK(ps, 0.9))
 
 
 @exercise("4.7", "virtual")
@@ -167,7 +149,7 @@ def test_random_bad_ratios_are_refused(impl, run):
     """Ratios outside (0, 1]."""
 
     def body(ctx):
-        return [refusal(impl.RandomK, 0.0), refusal(impl.RandomK, 1.25)]
+        return [refusal(impl.RandomK, [], ratio) for ratio in (0.0, 1.25)]
 
     expect_refused(run(body, 2), [("ratio 0", ["0"]), ("ratio 1.25", ["1.25"])])
 
@@ -175,4 +157,4 @@ def test_random_bad_ratios_are_refused(impl, run):
 @trace("4.7")
 def trace_random(impl):
     """A bucket with all-reduce, then with random-K."""
-    return beside_all_reduce(lambda: impl.RandomK(0.01))
+    return beside_all_reduce(lambda ps: impl.RandomK(ps, 0.01))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from compression import (
-    begin_times,
     beside_all_reduce,
     bucket_of,
     check_begins,
@@ -12,21 +11,17 @@ from compression import (
     check_in_a_group,
     check_resumed,
     check_time_gained,
-    edges,
     expect_bytes,
     expect_same_bits,
     gradient,
-    in_a_group,
-    over_the_link,
     reduced,
-    resumed,
+    several_steps,
 )
 from torch import Tensor, nn
 
 from distlab.diagnose import Case, Diagnosis
 from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
 from solutions.phase3_multi_node.buckets import Bucket
-from solutions.phase3_multi_node.comm_hooks import all_reduce
 
 SHAPES = ((12, 9), (9,), (2, 2), (10, 3, 2, 2))  # what is compressed with rank 2: first and last
 TINY = {"rtol": 1e-8, "atol": 1e-9}
@@ -75,7 +70,8 @@ def test_a_sum_of_low_rank_is_exact(impl, run, seed, cases):
         matrices = {0: low_rank(12, 9, 2, seed), 3: low_rank(10, 12, 2, seed + 1)}
 
         def body(ctx):
-            hook, bucket = impl.PowerSGD(2), bucket_of(*SHAPES, device=ctx.device)
+            bucket = bucket_of(*SHAPES, device=ctx.device)
+            hook = impl.PowerSGD(bucket.parameters, 2)
             total = gradient(bucket, seed, 0, 0)
             for place, matrix in matrices.items():
                 bucket.buffer.copy_(total)
@@ -104,7 +100,8 @@ def test_what_is_left_out_comes_next(impl, run, seed):
     """Error feedback: the next step approximates its gradient plus what the last one left out."""
 
     def body(ctx):
-        hook, bucket = impl.PowerSGD(2), bucket_of((12, 9), (4,))
+        bucket = bucket_of((12, 9), (4,))
+        hook = impl.PowerSGD(bucket.parameters, 2)
         first = gradient(bucket, seed, ctx.rank, 0)
         out = reduced(hook, bucket, first)
         target = torch.cat([low_rank(12, 9, 2, seed).flatten(), torch.ones(4)])
@@ -139,7 +136,8 @@ def test_warm_start_finds_the_best_approximation(impl, run, seed):
         generator = torch.Generator().manual_seed(seed)
         u, v = (torch.linalg.qr(torch.randn(n, 9, generator=generator).double()).Q for n in (12, 9))
         matrix, best = (u * s @ v.T for s in (sizes, sizes * (sizes > 2)))
-        hook, bucket = impl.PowerSGD(2), bucket_of((12, 9))
+        bucket = bucket_of((12, 9))
+        hook = impl.PowerSGD(bucket.parameters, 2)
         put, got = matrix.flatten(), []
         for _ in range(25):
             got.append(reduced(hook, bucket, put / ctx.world_size))
@@ -167,7 +165,8 @@ def test_bytes_are_those_of_two_thin_matrices(impl, run, seed, cases):
     ):
 
         def body(ctx):
-            hook, bucket = impl.PowerSGD(rank_), bucket_of(*shapes, dtype=dtype)
+            bucket = bucket_of(*shapes, dtype=dtype)
+            hook = impl.PowerSGD(bucket.parameters, rank_)
             with ctx.region("steps"):
                 for step in range(2):
                     reduced(hook, bucket, gradient(bucket, seed, ctx.rank, step))
@@ -194,16 +193,16 @@ def test_vectors_and_small_matrices_are_exact(impl, run, seed):
     shapes = ((5,), (2, 3), (1, 7), ())
 
     def body(ctx):
-        hook, bucket = impl.PowerSGD(2), bucket_of((9, 9), *shapes)
+        bucket = bucket_of((9, 9), *shapes)
         own = [gradient(bucket, seed, ctx.rank, step) for step in range(3)]
-        return [reduced(hook, bucket, g)[81:] for g in own], [g[81:] for g in own]
+        return several_steps(lambda ps: impl.PowerSGD(ps, 2), bucket, own)
 
     results = run(body, 2)
     for rank, (steps, _) in enumerate(results):
         for step, got in enumerate(steps):
-            parts = [r[1][step] for r in results]
+            parts = [r[1][step][81:] for r in results]
             expect_close(
-                got,
+                got[81:],
                 sum(parts),
                 what=f"what is sent as it is, step {step}",
                 rank=rank,
@@ -220,7 +219,7 @@ def test_layouts_and_zeros(impl, run, seed):
         flat = nn.Parameter(torch.zeros(9, 12).double().T)
         images = torch.zeros(10, 3, 2, 2).double().to(memory_format=torch.channels_last)
         bucket = Bucket(0, [flat, nn.Parameter(images)])
-        hook = impl.PowerSGD(2)
+        hook = impl.PowerSGD(bucket.parameters, 2)
         total = torch.cat([low_rank(*size, 2, seed).flatten() for size in ((9, 12), (10, 12))])
         found = []
         for values in (total * 0, total, total * 0, total * 0):
@@ -245,41 +244,25 @@ def test_layouts_and_zeros(impl, run, seed):
 @exercise("4.8", "virtual")
 def test_power_state_goes_on_to_the_bit(impl, run, seed):
     """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
-
-    def body(ctx):
-        return resumed(lambda: impl.PowerSGD(1), seed, ctx.rank)
-
-    check_resumed(run(body, 2))
+    check_resumed(run, lambda ps: impl.PowerSGD(ps, 1), seed)
 
 
 @exercise("4.8", "virtual gloo")
 def test_power_empty_and_tiny_buckets(impl, run, seed):
     """Buckets of no, one and two entries, and of zeros only."""
-
-    def body(ctx):
-        return edges(lambda: impl.PowerSGD(2), seed, ctx.rank)
-
-    check_edges(run(body, 2))
+    check_edges(run, lambda ps: impl.PowerSGD(ps, 2), seed)
 
 
 @exercise("4.8", "virtual")
 def test_power_works_in_a_group(impl, run):
     """Ranks 1 and 2 of three compress among themselves."""
-
-    def body(ctx):
-        return in_a_group(lambda group: impl.PowerSGD(group=group), ctx.rank)
-
-    check_in_a_group(run(body, 3))
+    check_in_a_group(run, lambda ps, group: impl.PowerSGD(ps, group=group))
 
 
 @exercise("4.8", "virtual")
 def test_power_hook_begins_and_does_not_wait(impl, run):
     """The hook returns while P is on the way."""
-
-    def body(ctx):
-        return begin_times(impl.PowerSGD)
-
-    check_begins(run(body, 2))
+    check_begins(run, lambda ps: impl.PowerSGD(ps))
 
 
 @exercise("4.8", "virtual")
@@ -287,36 +270,26 @@ def test_power_bad_input_is_refused(impl, run):
     """A rank of 0 or less; a state of another model, or of another rank."""
 
     def body(ctx):
-        used, other, wider = impl.PowerSGD(1), impl.PowerSGD(1), impl.PowerSGD(2)
-        reduced(used, bucket_of((6, 5)), torch.ones(30).double())
-        reduced(wider, bucket_of((6, 5)), torch.ones(30).double())
-        reduced(other, bucket_of((7, 4)), torch.ones(28).double())
+        mine, others = (bucket_of(shape).parameters for shape in ((6, 5), (5, 6)))
+        hook = impl.PowerSGD(mine, 1)
         return [
-            refusal(impl.PowerSGD, 0),
-            refusal(impl.PowerSGD, -3),
-            refusal(used.load_state_dict, other.state_dict()),
-            refusal(used.load_state_dict, wider.state_dict()),
+            refusal(impl.PowerSGD, mine, 0),
+            refusal(impl.PowerSGD, mine, -3),
+            refusal(hook.load_state_dict, impl.PowerSGD(others, 1).state_dict()),
+            refusal(hook.load_state_dict, impl.PowerSGD(mine, 2).state_dict()),
         ]
 
-    results = run(body, 1)
-    results.logs[0].events.clear()  # of the buckets that went before
     calls = [("rank 0", [0]), ("rank -3", [-3]), ("another model", []), ("another rank", [])]
-    expect_refused(results, calls)
+    expect_refused(run(body, 2), calls)
 
 
 @exercise("4.8", "gloo")
 def test_power_gains_time_between_nodes(impl, run, nodes):
     """Two nodes with a link of 8 Mbit/s: 1 MB takes a second, and compressed far less."""
-
-    def body(ctx):
-        return over_the_link(all_reduce, 250_000), over_the_link(impl.PowerSGD(2), 250_000)
-
-    with nodes(2, rate="8mbit") as net:
-        results = run(body, 2, enter=net.placement((0, 1)))
-    check_time_gained(results, 30)
+    check_time_gained(run, nodes, lambda ps: impl.PowerSGD(ps, 2), 30)
 
 
 @trace("4.8")
 def trace_powersgd(impl):
     """A bucket with all-reduce, then with PowerSGD."""
-    return beside_all_reduce(lambda: impl.PowerSGD(2))
+    return beside_all_reduce(lambda ps: impl.PowerSGD(ps, 2))

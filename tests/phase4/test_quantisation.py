@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import torch
 from compression import (
-    begin_times,
     beside_all_reduce,
     bucket_of,
     check_begins,
     check_edges,
     check_in_a_group,
     check_resumed,
-    edges,
     expect_bytes,
     expect_same_bits,
     expect_steps,
     gradient,
-    in_a_group,
     reduced,
-    resumed,
+    several_steps,
 )
 from torch import Tensor
 
@@ -35,10 +32,9 @@ def test_int8_is_the_sum_within_its_steps(impl, run, seed, cases):
     for world_size, numel, dtype in cases(*sizes, (4, 3, torch.float32)):
 
         def body(ctx):
-            hook = impl.Int8(seed=seed)
             bucket = bucket_of((numel,), dtype=dtype, device=ctx.device)
             own = [gradient(bucket, seed, ctx.rank, step) * 10.0**ctx.rank for step in range(STEPS)]
-            return [reduced(hook, bucket, g).cpu() for g in own], [g.cpu() for g in own]
+            return several_steps(lambda _: impl.Int8(seed=seed), bucket, own)
 
         results = run(body, world_size)
         what = f"{numel} numbers of {world_size} ranks, the next rank's ten times larger"
@@ -170,10 +166,10 @@ def test_one_bit_sends_signs_and_owes_the_rest(impl, run, seed, cases):
     for world_size, numel in cases((3, 41), (2, 8), (1, 7), (4, 17)):
 
         def body(ctx):
-            hook, bucket = impl.OneBit(), bucket_of((numel - 2,), (2,), device=ctx.device)
+            bucket = bucket_of((numel - 2,), (2,), device=ctx.device)
             own = [gradient(bucket, seed, ctx.rank, step) * 3.0**ctx.rank for step in range(STEPS)]
             own[0][0] = 0.0  # its sign is 1
-            return [reduced(hook, bucket, g).cpu() for g in own], [g.cpu() for g in own]
+            return several_steps(lambda ps: impl.OneBit(ps), bucket, own)
 
         results = run(body, world_size)
         own = [r[1] for r in results]
@@ -204,7 +200,8 @@ def test_one_bit_bytes(impl, run, seed, cases):
     for world_size, numel in cases((3, 1001), (2, 64), (1, 64)):
 
         def body(ctx):
-            hook, bucket = impl.OneBit(), bucket_of((numel,), dtype=torch.float32)
+            bucket = bucket_of((numel,), dtype=torch.float32)
+            hook = impl.OneBit(bucket.parameters)
             with ctx.region("step"):
                 reduced(hook, bucket, gradient(bucket, seed, ctx.rank, 0))
 
@@ -239,55 +236,32 @@ def test_signs_fill_bytes(impl, run, seed):
 @exercise("4.9", "virtual")
 def test_quantised_state_goes_on_to_the_bit(impl, run, seed):
     """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
-
-    def body(ctx):
-        makes = (impl.OneBit, lambda: impl.Int8(seed=seed))
-        return [resumed(make, seed, ctx.rank) for make in makes]
-
-    results = run(body, 2)
-    for place in range(2):
-        check_resumed([r[place] for r in results])
+    check_resumed(run, lambda ps: impl.OneBit(ps), seed)
+    check_resumed(run, lambda _: impl.Int8(seed=seed), seed)
 
 
 @exercise("4.9", "virtual gloo")
 def test_quantised_empty_and_tiny_buckets(impl, run, seed):
     """Buckets of no, one and two entries, and of zeros only."""
-
-    def body(ctx):
-        makes = (impl.OneBit, lambda: impl.Int8(seed=seed))
-        return [edges(make, seed, ctx.rank) for make in makes]
-
-    results = run(body, 2)
-    for place in range(2):
-        check_edges([r[place] for r in results])
+    check_edges(run, lambda ps: impl.OneBit(ps), seed)
+    check_edges(run, lambda _: impl.Int8(seed=seed), seed)
 
 
 @exercise("4.9", "virtual")
 def test_quantised_works_in_a_group(impl, run):
     """Ranks 1 and 2 of three compress among themselves."""
-
-    def body(ctx):
-        makes = (lambda group: impl.OneBit(group=group), lambda group: impl.Int8(group=group))
-        return [in_a_group(make, ctx.rank) for make in makes]
-
-    results = run(body, 3)
-    for place in range(2):
-        check_in_a_group([r[place] for r in results])
+    check_in_a_group(run, lambda ps, group: impl.OneBit(ps, group=group))
+    check_in_a_group(run, lambda _, group: impl.Int8(group=group))
 
 
 @exercise("4.9", "virtual")
 def test_quantised_hooks_begin_and_do_not_wait(impl, run):
     """The hooks return while their messages are on the way."""
-
-    def body(ctx):
-        return [begin_times(make) for make in (impl.OneBit, impl.Int8)]
-
-    results = run(body, 2)
-    for place in range(2):
-        check_begins([r[place] for r in results])
+    check_begins(run, lambda ps: impl.OneBit(ps))
+    check_begins(run, lambda _: impl.Int8())
 
 
 @trace("4.9")
 def trace_quantised(impl):
     """A bucket with all-reduce, then with int8."""
-    return beside_all_reduce(lambda: impl.Int8())
+    return beside_all_reduce(lambda _: impl.Int8())

@@ -38,6 +38,12 @@ def bf16_compress(bucket, group=None):
     return future.then(lambda _: bucket.buffer.copy_(small))
 
 
+def fp16_compress(bucket, group=None):
+    small = bucket.buffer.half()
+    future = dist.all_reduce(small, group=group, async_op=True).get_future()
+    return future.then(lambda _: bucket.buffer.copy_(small))
+
+
 class two_level:
     def __init__(self, node, leaders):
         self.node, self.leaders = node, leaders

@@ -8,46 +8,44 @@ import torch.distributed as dist
 
 
 class Memory:
-    """name -> list of tensors, one per parameter, in order of arrival."""
+    """(name, number of the parameter) -> tensor."""
 
-    def __init__(self, *names):
-        self.names, self.order, self.tensors, self.waiting = names, {}, {}, None
+    def __init__(self, parameters, *names):
+        self.names, self.parameters = names, [*parameters]
+        self.numbers = {p: number for number, p in enumerate(self.parameters)}
+        self.tensors = {}
 
     def read(self, bucket, name):
+        strangers = [p.numel() for p in bucket.parameters if p not in self.numbers]
+        if strangers:
+            raise ValueError(f"{strangers} entries belong to nobody")
         parts = []
         for p in bucket.parameters:
-            place = self.order.setdefault(p, len(self.order))
-            if (name, place) not in self.tensors:
-                new = torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
-                if self.waiting is not None and place < len(self.waiting[name]):
-                    saved = self.waiting[name][place]
-                    if len(saved) != len(new):
-                        raise ValueError(f"{len(saved)} entries were saved for {len(new)}")
-                    new = saved.clone()
-                self.tensors[name, place] = new
-            parts.append(self.tensors[name, place])
+            none = torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
+            parts.append(self.tensors.get((name, self.numbers[p]), none))
         return torch.cat(parts)
 
     def write(self, bucket, name, flat):
         for p, part in zip(
             bucket.parameters, flat.split([p.numel() for p in bucket.parameters]), strict=True
         ):
-            self.tensors[name, self.order[p]] = part.clone()
+            self.tensors[name, self.numbers[p]] = part.clone()
 
     def state_dict(self):
-        found = {}
-        for name in self.names:
-            waiting = {} if self.waiting is None else dict(enumerate(self.waiting[name]))
-            here = {place: t for (n, place), t in self.tensors.items() if n == name}
-            found[name] = [t.clone() for _, t in sorted((waiting | here).items())]
-        return found
+        found = {name: {} for name in self.names}
+        for (name, number), tensor in self.tensors.items():
+            found[name][str(number)] = tensor.clone()
+        return {**found, "sizes": [p.numel() for p in self.parameters]}
 
     def load_state_dict(self, state):
-        for (name, place), t in self.tensors.items():
-            if place < len(state[name]) and len(state[name][place]) != len(t):
-                raise ValueError(f"{len(state[name][place])} entries were saved for {len(t)}")
-        self.waiting = {name: [t.clone() for t in state[name]] for name in self.names}
-        self.tensors = {}
+        sizes = [p.numel() for p in self.parameters]
+        if state["sizes"] != sizes:
+            raise ValueError(f"{state['sizes']} entries were saved for {sizes}")
+        self.tensors = {
+            (name, int(number)): tensor.clone()
+            for name in self.names
+            for number, tensor in state[name].items()
+        }
 
 
 PerParameter = Memory
@@ -67,13 +65,13 @@ def number(ratio, numel):
 
 
 class TopK:
-    def __init__(self, ratio=0.01, momentum=0.0, group=None):
+    def __init__(self, parameters, ratio=0.01, momentum=0.0, group=None):
         if ratio <= 0 or ratio > 1:
             raise ValueError(f"ratio {ratio}")
         if momentum < 0 or momentum >= 1:
             raise ValueError(f"momentum {momentum}")
         self.ratio, self.momentum, self.group = ratio, momentum, group
-        self.memory = Memory("v", "u")
+        self.memory = Memory(parameters, "v", "u")
 
     def __call__(self, bucket):
         n = bucket.buffer.numel()
@@ -110,11 +108,11 @@ class TopK:
 
 
 class RandomK:
-    def __init__(self, ratio=0.01, seed=0, group=None):
+    def __init__(self, parameters, ratio=0.01, seed=0, group=None):
         if ratio <= 0 or ratio > 1:
             raise ValueError(f"ratio {ratio}")
         self.ratio, self.seed, self.group, self.calls = ratio, seed, group, 0
-        self.memory = Memory("v")
+        self.memory = Memory(parameters, "v")
 
     def __call__(self, bucket):
         n = bucket.buffer.numel()

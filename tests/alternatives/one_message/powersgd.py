@@ -18,10 +18,18 @@ def as_matrix(p):
 
 
 class PowerSGD:
-    def __init__(self, rank=2, group=None):
+    def __init__(self, parameters, rank=2, group=None):
         if rank <= 0:
             raise ValueError(f"rank {rank} is not positive")
-        self.rank, self.group, self.owed, self.q, self.saved = rank, group, {}, {}, None
+        self.rank, self.group, self.owed, self.q = rank, group, {}, {}
+        for place, p in enumerate(parameters):
+            self.owed[p] = torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
+            self.q[p] = torch.zeros(0, dtype=p.dtype, device=p.device)
+            if self.compressed(p):
+                n = as_matrix(p)[1]
+                generator = torch.Generator().manual_seed(17 + place)
+                q = torch.rand(n, min(self.rank, *as_matrix(p)), generator=generator) - 0.5
+                self.q[p] = q.to(p.dtype).to(p.device)
 
     def compressed(self, p):
         shape = as_matrix(p)
@@ -30,27 +38,9 @@ class PowerSGD:
         r = min(self.rank, *shape)
         return r * sum(shape) < shape[0] * shape[1]
 
-    def meet(self, p, place):
-        if self.saved is not None and place < len(self.saved["owed"]):
-            if self.saved["owed"][place].numel() != p.numel():
-                raise ValueError(f"saved for {self.saved['owed'][place].numel()}, not {p.numel()}")
-            self.owed[p] = self.saved["owed"][place].clone()
-            self.q[p] = self.saved["q"][place].clone()
-            return
-        self.owed[p] = torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
-        self.q[p] = torch.zeros(0, dtype=p.dtype, device=p.device)
-        if self.compressed(p):
-            n = as_matrix(p)[1]
-            generator = torch.Generator().manual_seed(17 + place)
-            q = torch.rand(n, min(self.rank, *as_matrix(p)), generator=generator) - 0.5
-            self.q[p] = q.to(p.dtype).to(p.device)
-
     def __call__(self, bucket):
         if bucket.buffer.numel() == 0:
             return None
-        for p in bucket.parameters:
-            if p not in self.owed:
-                self.meet(p, len(self.owed))
         sizes = [p.numel() for p in bucket.parameters]
         cut = dict(zip(bucket.parameters, bucket.buffer.split(sizes), strict=True))
         thin, first = {}, []
@@ -85,21 +75,19 @@ class PowerSGD:
         return Last(future, second)
 
     def state_dict(self):
-        count = len(self.owed)
-        late = {"owed": [], "q": []} if self.saved is None else self.saved
         return {
-            "owed": [t.clone() for t in (*self.owed.values(), *late["owed"][count:])],
-            "q": [t.clone() for t in (*self.q.values(), *late["q"][count:])],
+            "owed": [t.clone() for t in self.owed.values()],
+            "q": [t.clone() for t in self.q.values()],
         }
 
     def load_state_dict(self, state):
-        for place, p in enumerate(self.owed):
-            if state["owed"][place].numel() != p.numel():
-                raise ValueError(f"saved for {state['owed'][place].numel()}, not {p.numel()}")
-            if state["q"][place].shape != self.q[p].shape:
-                raise ValueError(f"saved was a Q of {state['q'][place].shape}")
-        self.saved = {name: [t.clone() for t in state[name]] for name in ("owed", "q")}
-        self.owed, self.q = {}, {}
+        if [t.numel() for t in state["owed"]] != [p.numel() for p in self.owed]:
+            raise ValueError("saved for other parameters")
+        for p, q in zip(self.owed, state["q"], strict=True):
+            if q.shape != self.q[p].shape:
+                raise ValueError(f"saved was a Q of {q.shape}")
+        for p, owed, q in zip([*self.owed], state["owed"], state["q"], strict=True):
+            self.owed[p], self.q[p] = owed.clone(), q.clone()
 
 
 class Last:

@@ -71,28 +71,24 @@ class Int8:
 
 
 class OneBit:
-    def __init__(self, group=None):
-        self.group, self.owed, self.later = group, [], []
+    def __init__(self, parameters, group=None):
+        self.group, self.parameters = group, list(parameters)
+        self.owed = [torch.zeros_like(p.detach()) for p in self.parameters]
 
     def place(self, p):
-        for place, (known, _) in enumerate(self.owed):
-            if known is p:
-                return place
-        late = self.later[len(self.owed) : len(self.owed) + 1]
-        new = late[0].clone() if late else torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
-        self.owed.append((p, new))
-        return len(self.owed) - 1
+        (found,) = [place for place, known in enumerate(self.parameters) if known is p]
+        return found
 
     def __call__(self, bucket):
         n = bucket.buffer.numel()
         if n == 0:
             return None
         places = [self.place(p) for p in bucket.parameters]
-        v = torch.cat([self.owed[k][1] for k in places]) + bucket.buffer
+        v = torch.cat([self.owed[k].flatten() for k in places]) + bucket.buffer
         size, bits = v.abs().mean().view(1).float(), pack_signs(v)
         left = v - unpack_signs(bits, n, v.dtype) * size.to(v.dtype)
         for k, part in zip(places, left.split([p.numel() for p in bucket.parameters]), strict=True):
-            self.owed[k] = (self.owed[k][0], part.clone())
+            self.owed[k] = part.clone().view(self.owed[k].shape)
         message = torch.cat([bits, bytes_of(size)])
         everyone = [torch.empty_like(message) for _ in range(dist.get_world_size(self.group))]
         work = dist.all_gather(everyone, message, group=self.group, async_op=True)
@@ -105,12 +101,10 @@ class OneBit:
         return Wait(work, then)
 
     def state_dict(self):
-        parts = [part for _, part in self.owed] + self.later[len(self.owed) :]
-        return {"owed": [part.clone() for part in parts]}
+        return {str(place): owed.tolist() for place, owed in enumerate(self.owed)}
 
     def load_state_dict(self, state):
-        self.later = [part.clone() for part in state["owed"]]
-        self.owed = [(p, self.later[k].clone()) for k, (p, _) in enumerate(self.owed)]
+        self.owed = [owed.new_tensor(state[str(place)]) for place, owed in enumerate(self.owed)]
 
 
 def pack_signs(v):
