@@ -96,7 +96,8 @@ class TensorBoard:
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Add a scalar for each number that is known."""
-        # Step 5: a curve per name, at this step; None has no place on a curve
+        # Step 5: a curve per name, at this step; None has no place on a curve. One event holds them
+        #         all (`add_scalar` writes an event for each)
         raise NotImplementedError("exercise 4.12")
 
     def close(self) -> None:

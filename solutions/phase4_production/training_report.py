@@ -56,22 +56,25 @@ def text(records: Sequence[dict[str, Any]], found: Bottleneck, plots: Sequence[P
         known = [r[name] for r in records[1:] or records if r.get(name) is not None]
         return statistics.median(known) if known else None
 
+    step, hidden = median("step_seconds"), median("hidden_communication_seconds")
     rows = [
         ("steps", f"{records[0]['step'] + 1} to {last['step'] + 1}, on {last['ranks']} ranks"),
         ("loss", f"{_number(records[0]['loss'], '.4f')} to {_number(last['loss'], '.4f')}"),
+        *[(f"{name} of the last evaluation", f"{top:.2%}") for name, top in evaluated(records)],
         ("samples per second", _number(median("samples_per_second"), ",.1f")),
         ("tokens per second", _number(median("tokens_per_second") or None, ",.1f")),
-        ("step", _number(median("step_seconds"), ".4f", " s")),
+        ("step", f"{1e3 * step:,.1f} ms"),
+        ("hidden communication of a step", f"{1e3 * hidden:,.1f} ms"),
         ("model-FLOPs utilisation", _number(median("mfu"), ".1%")),
         ("GPU utilisation", _number(median("gpu_utilisation"), ".0%")),
-        ("hidden communication", _number(median("hidden_communication_seconds"), ".4f", " s")),
         ("memory used of what there is", _number(median("memory_share"), ".1%")),
     ]
     lines = ["# Training report", "", f"**Bottleneck: {found.kind}.** {evidence(records, found)}"]
-    lines += ["", ADVICE[found.kind], "", "| share of a step | |", "| --- | ---: |"]
+    lines += ["", ADVICE[found.kind], "", "| a step's time | share | ms |", "| --- | ---: | ---: |"]
     times = {kind: share for kind, share in found.shares.items() if kind != "memory"}
-    lines += [f"| {kind} | {share:.1%} |" for kind, share in times.items()]
-    lines += ["", "| median over the run | |", "| --- | --- |"]
+    times["the rest"] = max(0.0, 1.0 - sum(times.values()))
+    lines += [f"| {kind} | {s:.1%} | {1e3 * s * step:,.1f} |" for kind, s in times.items()]
+    lines += ["", "| the run (rates, times and shares: medians) | |", "| --- | ---: |"]
     lines += [f"| {name} | {value} |" for name, value in rows]
     for plot in plots:
         lines += ["", f"![{plot.stem.replace('_', ' ')}]({plot.name})"]
@@ -104,8 +107,14 @@ def evidence(records: Sequence[dict[str, Any]], found: Bottleneck) -> str:
     }[found.kind]
 
 
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "n/a" if value is None else format(value, form) + unit
+def evaluated(records: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Accuracies of the newest record that has any."""
+    newest = next((r for r in reversed(records) if r.get("top1") is not None), {})
+    return [(f"top-{k} accuracy", newest[f"top{k}"]) for k in (1, 5) if f"top{k}" in newest]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
 
 
 def draw(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
@@ -132,7 +141,7 @@ def draw(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
     axes.plot(steps, curve("samples_per_second"), marker=mark, markersize=3)
     axes.set_ylim(bottom=0)
 
-    figures["where_a_step_goes"], axes = plot("where_a_step_goes", "milliseconds, mean of ranks")
+    figures["where_a_step_goes"], axes = plot("where_a_step_goes", "ms per step, mean of ranks")
     names = [*PHASES, "exposed_communication"]
     parts = [[1e3 * v for v in curve(f"{name}_seconds")] for name in names]
     whole = [1e3 * v for v in curve("step_seconds")]
@@ -141,12 +150,16 @@ def draw(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
     axes.stackplot(steps, parts, labels=labels, colors=COLOURS)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
 
-    figures["own_time_of_each_rank"], axes = plot("own_time_of_each_rank", "ms, not waiting")
+    figures["own_time_of_each_rank"], axes = plot(
+        "own_time_of_each_rank", "ms per step, not waiting"
+    )
     for rank in range(records[-1]["ranks"]):
         own = [1e3 * v for v in curve(f"own_seconds_rank{rank}")]
-        slow = any(f"slow_rank{rank}" in r for r in records)
-        style = {"color": COLOURS[4], "linewidth": 2.5} if slow else {"alpha": 0.6}
-        axes.plot(steps, own, label=f"rank {rank}{' (slow)' * slow}", **style)
+        (line,) = axes.plot(steps, own, label=f"rank {rank}", alpha=0.6)
+        slow = [k for k, record in enumerate(records) if f"slow_rank{rank}" in record]
+        if slow:
+            line.set(alpha=1.0, linewidth=2.5, label=f"rank {rank}, slow at ●")
+            axes.plot([steps[k] for k in slow], [own[k] for k in slow], "o", color=line.get_color())
     axes.set_ylim(bottom=0)
     if records[-1]["ranks"] <= 16:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))

@@ -59,7 +59,8 @@ SENTENCES = {
 def test_report_names_the_bottleneck(kind: str, tmp_path: Path) -> None:
     sink = JsonLines(tmp_path / "metrics.jsonl")
     for step in range(9, 59, 10):
-        sink.write(step, metrics(step, kind).as_dict())
+        evaluation = {"top1": 0.975} if step == 29 else {}
+        sink.write(step, metrics(step, kind).as_dict() | evaluation)
     sink.file.write('{"step": 69, "lo')  # killed
     sink.close()
     page = write_report(tmp_path)
@@ -68,6 +69,8 @@ def test_report_names_the_bottleneck(kind: str, tmp_path: Path) -> None:
     assert SENTENCES[kind] in text
     assert "10 to 50, on 4 ranks" in text
     assert "| GPU utilisation | n/a |" in text
+    assert f"| data | {1.0 / 2.1 if kind == 'data' else 0.1 / 2.1:.1%} |" in text
+    assert "top-1 accuracy of the last evaluation | 97.50% |" in text
     plots = sorted(tmp_path.glob("*.png"))
     assert len(plots) == 4
     for plot in plots:

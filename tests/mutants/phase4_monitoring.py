@@ -7,6 +7,7 @@ NO_TRACE, PHASE_TIMES = "test_counting_leaves_no_trace", "test_phases_add_up"
 DATA, WIRE = "test_data_wait_is_what_the_loader_takes", "test_exposed_and_hidden_communication"
 AT_ONCE, HOOKS = "test_communication_at_once_counts_once", "test_hooks_and_blocking_communication"
 PLAIN, GPU = "test_messages_can_be_tracked", "test_slow_kernels_show_where_they_run"
+PROFILE = "test_phases_show_in_a_profile"
 RATES, BAD = "test_rates_and_utilisation", "test_bad_settings_are_refused"
 
 MARK = """        event = torch.cuda.Event(enable_timing=True)
@@ -15,7 +16,7 @@ MARK = """        event = torch.cuda.Event(enable_timing=True)
 """
 ELAPSED = "        return float(begin.elapsed_time(end)) / 1e3\n"
 SETTLE = "        torch.cuda.synchronize(self.device)\n"
-BEGIN = "            begin = self.clock.mark()\n            yield\n"
+TRACED = "        with record_function(name) if torch.autograd._profiler_enabled() else NO_TRACE:\n"
 HIDDEN = "hidden=covered(since_begin(self.flights) + waits) - exposed,"
 NOTE = "            handle.get_future().add_done_callback(self._note)\n"
 
@@ -117,12 +118,18 @@ MUTANTS = [
     mutant(
         "step-begins-at-first-phase",
         "what happens between two steps belongs to none",
-        "        with record_function(name):\n",
-        "        if not any(self.spans.values()):\n"
-        "            self.began = self.clock.mark()\n"
-        "        with record_function(name):\n",
+        TRACED,
+        "        if not any(self.spans.values()):\n            self.began = self.clock.mark()\n" + TRACED,
         PHASE_TIMES,
         "step-time",
+    ),
+    mutant(
+        "not-in-the-profile",
+        "a profiler's trace does not say which kernels belong to which phase",
+        TRACED,
+        "        with NO_TRACE:\n",
+        PROFILE,
+        "profile",
     ),
     mutant(
         "data-is-the-loop",

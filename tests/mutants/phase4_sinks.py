@@ -12,6 +12,7 @@ CURVES, SCRAPED = (
     "test_prometheus_scrapes_the_last_values",
 )
 PORT = "test_endpoint_is_on_loopback_and_its_port_is_given_back"
+LONG = "test_long_sentences_arrive"
 ONE_RANK, BUSY = "test_one_rank_writes", "test_busy_port_is_refused_by_all_ranks"
 WINDOW = "test_profile_is_of_its_window"
 NAMED, OF_RUN = "test_bottleneck_is_named_with_its_share", "test_bottleneck_is_that_of_the_run"
@@ -110,18 +111,17 @@ MUTANTS = [
     mutant(
         "zero-for-unknown",
         "what is not known is drawn as 0",
-        "            if value is not None:\n                self.writer.add_scalar(name, value, step)\n",
-        "            self.writer.add_scalar(name, value or 0.0, step)\n",
+        "[Summary.Value(tag=n, simple_value=v) for n, v in metrics.items() if v is not None]",
+        "[Summary.Value(tag=n, simple_value=v or 0.0) for n, v in metrics.items()]",
         CURVES,
         "curves",
     ),
     mutant(
         "own-step-count",
         "curves are counted from 0 in the process, not by the run's steps",
-        "                self.writer.add_scalar(name, value, step)\n",
-        "                self.seen = {**getattr(self, 'seen', {})}\n"
-        "                self.seen[name] = self.seen.get(name, -1) + 1\n"
-        "                self.writer.add_scalar(name, value, self.seen[name])\n",
+        "        self.writer.file_writer.add_summary(Summary(value=known), step)\n",
+        "        self.seen = getattr(self, 'seen', -1) + 1\n"
+        "        self.writer.file_writer.add_summary(Summary(value=known), self.seen)\n",
         CURVES,
         "curves",
     ),
@@ -203,6 +203,22 @@ MUTANTS = [
         "    if problem and dist.get_rank(group) == 0:\n",
         BUSY,
         "not-agreed",
+    ),
+    mutant(
+        "cut-letter",
+        "a sentence that was cut within a letter can't be decoded",
+        '.decode(errors="ignore")',
+        ".decode()",
+        LONG,
+        "not-agreed",
+    ),
+    mutant(
+        "eight-bytes-a-letter",
+        "the sentence travels as int64, 8 bytes for each",
+        "torch.tensor(list(text), dtype=torch.uint8, device=device)",
+        "torch.tensor(list(text), device=device)",
+        LONG,
+        "too-many-bytes",
     ),
     mutant(
         "window-one-short",

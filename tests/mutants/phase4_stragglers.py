@@ -178,6 +178,22 @@ MUTANTS = [
         "false-alarm",
     ),
     mutant(
+        "patience-is-two",
+        "two slow reports in a row are enough, whatever patience was asked for",
+        "            if reports + 1 < self.patience:\n",
+        "            if reports + 1 < min(2, self.patience):\n",
+        WHICH,
+        "false-alarm",
+    ),
+    mutant(
+        "memory-at-the-end",
+        "the memory of the window's last step, not the most",
+        "        memory_share=max(m.memory / m.memory_capacity for m in window),\n",
+        "        memory_share=window[-1].memory / window[-1].memory_capacity,\n",
+        REPORT,
+        "memory",
+    ),
+    mutant(
         "any-difference",
         "whoever is above the median is slow",
         STANDS,

@@ -26,6 +26,7 @@ from torch.multiprocessing import ProcessContext
 SIZE, BATCH, EPOCHS, SAVE_EVERY = 22, 4, 2, 4
 STEPS = EPOCHS * 6  # the last batch of an epoch has 2 samples
 FOREVER, PATIENCE, SLOW = 600.0, 4.0, 1.5  # seconds: a hang, watchdogs' timeout, a slow step
+STILL = 3 * PATIENCE  # seconds: a job that does nothing for that long hangs, its watchdogs as well
 SEED = 5
 
 
@@ -195,6 +196,41 @@ def agent(
     os._exit(0)
 
 
+def states(process: int) -> set[str]:
+    """What the threads of a process and of its descendants do, in the letters of /proc."""
+    found = set()
+    for thread in Path(f"/proc/{process}/task").glob("*"):
+        try:
+            found.add((thread / "stat").read_text().rpartition(") ")[2][0])
+            for child in (thread / "children").read_text().split():
+                found |= states(int(child))
+        except OSError:
+            found.add("gone")  # just now; or this kernel tells of no children
+    return found
+
+
+class Stillness:
+    """For how long a job has done nothing, by its log and its processes.
+
+    Only seconds count in which all threads sleep or are stopped: a job that waits for a core or a
+    disk of a busy machine is slow, it does not hang. Without /proc no second counts.
+    """
+
+    def __init__(self, agent: int, folder: Path) -> None:
+        self.agent, self.log = agent, folder / "log"
+        self.seconds, self.at, self.size = 0.0, time.monotonic(), 0
+
+    def look(self) -> float:
+        """The seconds so far; to be called often."""
+        before, self.at = self.at, time.monotonic()
+        size = self.log.stat().st_size if self.log.exists() else 0
+        if size > self.size:
+            self.size, self.seconds = size, 0.0
+        elif {"S"} <= states(self.agent) <= {"S", "T", "Z"}:
+            self.seconds += min(self.at - before, 0.2)
+        return self.seconds
+
+
 def job(
     impl,
     faults: dict[tuple[int, int], str],
@@ -204,21 +240,22 @@ def job(
     restarts: int = 2,
     limit: float = 50.0,
 ) -> dict:
-    """What a job did, and left: plain data. ``ended``: well, badly, or not within ``limit``."""
+    """What a job did, and left: plain data. ``ended``: well, badly, or not: it was still for
+    STILL seconds, or went on for ``limit``."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pid = os.fork()
         if not pid:
             os.setsid()
             agent(impl, folder, ranks, faults, timeout, restarts)
-        end = time.monotonic() + limit
+        end, stillness = time.monotonic() + limit, Stillness(pid, folder)
         ended = "not"
-        while time.monotonic() < end:
+        while time.monotonic() < end and stillness.look() < STILL:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 ended = "badly" if status else "well"
                 break
-            time.sleep(0.02)
+            time.sleep(0.05)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if ended == "not":

@@ -160,6 +160,24 @@ def test_phases_add_up(impl, run):
     expect_seconds(sum(m[1] for m in metrics), whole, "all steps together", "step-time")
 
 
+@exercise("4.10", "gloo")
+def test_phases_show_in_a_profile(impl, run):
+    """A profiler's trace says which operators belong to which phase, also to one of your own."""
+
+    def body(ctx):
+        monitor = impl.StepMonitor()
+        with torch.profiler.profile() as profile:
+            for name in ("forward", "evaluation"):
+                with monitor.phase(name):
+                    torch.ones(2).sum()
+        return sorted(event.key for event in profile.key_averages())
+
+    (keys,) = run(body, 1, process_group=False)
+    for name in ("forward", "evaluation"):
+        if name not in keys:
+            fail(f"the profile has no {name!r}, only {', '.join(keys)}", cause="profile")
+
+
 @exercise("4.10", "virtual")
 def test_data_wait_is_what_the_loader_takes(impl, run):
     """Only the time in the loader counts, not what is done with its batches; they all arrive."""

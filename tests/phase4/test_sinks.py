@@ -11,7 +11,8 @@ import urllib.request
 from pathlib import Path
 
 import torch
-import torch.utils.tensorboard  # takes a second: once here, not per rank
+import torch._dynamo  # a profiler imports most of it: once here, not per rank
+import torch.utils.tensorboard  # takes a second, too
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from distlab.grading import exercise, expect_equal, fail, trace
@@ -270,6 +271,36 @@ def test_busy_port_is_refused_by_all_ranks(impl, run):
             )
 
 
+@exercise("4.12", "gloo")
+def test_long_sentences_arrive(impl, run):
+    """The reason may be longer than the message, and cut within a letter of several bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / ("x" * odd + "ü" * 120) for odd in (0, 1)]  # no folders
+        for file in files:
+            file.touch()
+
+        def body(ctx):
+            return [refusal(impl.open_sinks, file, total_steps=3) for file in files]
+
+        results = run(body, 2)
+    for rank, texts in enumerate(results):
+        for text in texts:
+            if text.startswith("!") or "ü" not in text or texts != results[0]:
+                fail(
+                    f"the folder is a file of a long name: expected the same ValueError on all "
+                    f"ranks, its beginning at least; rank {rank} got {text or 'none'}",
+                    cause="not-agreed",
+                    rank=rank,
+                )
+        sizes = [event.payload for event in results.logs[rank].events]
+        if len(sizes) != 2 or max(sizes) > 256:
+            fail(
+                f"messages of {sizes} bytes for two calls, expected one of 256 each",
+                cause="too-many-bytes",
+                rank=rank,
+            )
+
+
 # -- the profiler's window -------------------------------------------------------------------------
 @exercise("4.12", "gloo")
 def test_profile_is_of_its_window(impl, run):
@@ -277,7 +308,7 @@ def test_profile_is_of_its_window(impl, run):
 
     def body(folder):
         def profiled(steps, first, last):
-            path = folder / f"{steps}-{first}-{last}" / "trace.json"
+            path = folder / "traces" / f"{steps}-{first}-{last}" / "trace.json"
             window = impl.ProfileWindow(path, first, last)
             for step in steps:
                 window.step(step)

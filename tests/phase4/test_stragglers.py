@@ -19,6 +19,7 @@ from distlab.grading import (
 )
 
 K = 5  # steps of a report
+COMMUNICATION = {"exposed_communication": 0.2, "hidden_communication": 0.1}  # of own time
 
 
 def expect_near(got: float, want: float, what: str, cause: str, rank: int, **wrong: float) -> None:
@@ -39,11 +40,11 @@ def test_report_is_of_all_ranks(impl, run, cases):
 
         def body(ctx):
             r = ctx.rank
+            amounts = {"samples": 2 + 3 * r, "tokens": 10 * (2 + 3 * r)}
+            amounts |= {"exposed": 0.2 * (1 + r), "hidden": 0.1 * (1 + r)}
             window = [
-                step_metrics(
-                    step, 1.0 + r, loss=float(r + step), samples=2 + 3 * r, tokens=10 * (2 + 3 * r)
-                )
-                for step in (4, 5)
+                step_metrics(step, 1.0 + r, loss=float(r + step), memory=memory, **amounts)
+                for step, memory in ((4, 15 + 10 * r), (5, 10))
             ]
             report = impl.aggregate(window, device=ctx.device)
             return report.as_dict() | {"step": report.step, "steps": report.steps}
@@ -78,8 +79,13 @@ def test_report_is_of_all_ranks(impl, run, cases):
             mfu = 4e9 / slowest / 1e10
             expect_near(got["mfu"], mfu, "MFU of all ranks", "throughput", rank)
             expect_near(got["step_seconds"], slowest, "seconds of a step", "times", rank)
-            mean = 0.3 * sum(1.0 + r for r in ranks) / world_size
-            expect_near(got["forward_seconds"], mean, "mean seconds of forward", "times", rank)
+            mean = sum(1.0 + r for r in ranks) / world_size
+            for name, share in (("forward", 0.3), *COMMUNICATION.items()):
+                what = f"mean seconds of {name.replace('_', ' ')}"
+                expect_near(got[f"{name}_seconds"], share * mean, what, "times", rank)
+            most = (5 + 10 * world_size) / 100
+            what = "share of the memory, of all ranks and steps the most"
+            expect_near(got["memory_share"], most, what, "memory", rank)
             for r in ranks:
                 expect_near(got[f"own_seconds_rank{r}"], 1.0 + r, f"rank {r}'s own", "times", rank)
             where = (got["step"], got["steps"], got["ranks"])
@@ -205,10 +211,15 @@ def test_which_rank_by_how_much_and_since_when(impl, run, cases):
             [{}, {2: 0}, {}, {}, {2: 15}, {}],
         ),
         "alone": ([[3.0]] * 2, [{}, {}]),
+        "a patience of 3 reports": (
+            [late, late, EVEN, *[late] * 4],
+            [{}, {}, {}, {}, {}, {2: 15}, {2: 15}],
+        ),
     }
     for what in cases(*scenes):
         own_times, want = scenes[what]
-        results = run(watch(impl, own_times), len(own_times[0]))
+        options = {"patience": 3} if "patience" in what else {}
+        results = run(watch(impl, own_times, options), len(own_times[0]))
         expect_found(results, own_times, want, what)
 
 

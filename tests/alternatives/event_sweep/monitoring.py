@@ -78,12 +78,15 @@ class Times:
 class Span:
     def __init__(self, monitor, kind):
         self.monitor, self.kind = monitor, kind
+        self.label = torch.profiler.record_function(kind)
 
     def __enter__(self):
+        self.label.__enter__()
         self.begin = self.monitor.times.now()
 
-    def __exit__(self, *_):
+    def __exit__(self, *error):
         self.monitor.notes.append((self.kind, self.begin, self.monitor.times.now()))
+        self.label.__exit__(*error)
 
 
 class Waiting:
