@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +34,11 @@ NO_LIMIT = 1 << 62
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(config: Config, device: torch.device) -> torch.autocast:
-    """The context in which the model runs."""
-    dtype = DTYPES[config.precision]
-    return torch.autocast(device.type, dtype=dtype, enabled=config.precision != "fp32")
+def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which the model runs; may be entered again and again."""
+    if config.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=DTYPES[config.precision])
 
 
 def budget_of(config: Config, device: torch.device) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +46,21 @@ def config_of(data: Path, out: Path, *arguments: str) -> Config:
 
 
 def train(
-    config: Config, world_size: int = 2, *, report: bool = False, timeout: float = 120.0
+    config: Config,
+    world_size: int = 2,
+    *,
+    report: bool = False,
+    timeout: float = 120.0,
+    environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What a run comes to on rank 0, what all could not read, and what they printed.
 
-    Without ``report`` no pictures are drawn, which takes longer than such a run.
+    Without ``report`` no pictures are drawn, which takes longer than such a run. ``environ``: what
+    the ranks find in their environment beside the rest.
     """
 
     def body(ctx: RankContext) -> dict[str, Any]:
+        os.environ.update(environ or {})
         if not report:
             trainer_loop.write_report = lambda logs: None
         trainer = Trainer(config, torch.device("cpu"))
