@@ -46,7 +46,10 @@ def check_data(config: Config) -> None:
     for split in ("train", "val"):
         folder = Path(config.data) / split
         if not folder.is_dir():
-            raise ConfigError(f"there is no data folder {folder}: CLASS/IMAGE.png go in there")
+            hint = "CLASS/IMAGE.png go in there"
+            if config.data == Config.data:
+                hint = "make it with: python -m solutions.phase4_production.digits_folder"
+            raise ConfigError(f"there is no data folder {folder}: {hint}")
 
 
 def check_folders(config: Config) -> None:

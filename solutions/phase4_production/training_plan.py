@@ -157,6 +157,8 @@ class Plan:
         flags = ("compile", "channels_last", "activation_checkpointing")
         extras = [n for n in flags if getattr(config, n)] + ["offload"] * self.offload
         often = f"every {config.save_every} steps" if config.save_every else "at the end"
+        limit = config.max_steps or self.steps
+        stop = f", stops after {limit:,}" if limit < self.steps else ""
         peak = max(learning_rate(s, config, self.steps_per_epoch) for s in range(self.steps))
         average = ", without the average of the weights" if config.ema_decay else ""
         rows = {
@@ -169,7 +171,7 @@ class Plan:
             f"compression {config.compression}",
             "batch": f"{config.global_batch} = {self.own_batch} per rank, in "
             f"{math.ceil(self.own_batch / self.micro_batch)} micro-batches of {self.micro_batch}",
-            "steps": f"{self.steps:,} = {config.epochs} epochs of {self.steps_per_epoch:,}",
+            "steps": f"{self.steps:,} = {config.epochs} epochs of {self.steps_per_epoch:,}{stop}",
             "rate": f"{peak:.3g} at most, {config.warmup_epochs:g} epochs of warm-up",
             "memory": f"{readable(chosen.peak)} per rank at the peak, of which activations "
             f"{readable(chosen.activations)}{average}; "

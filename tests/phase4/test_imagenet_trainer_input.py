@@ -146,6 +146,12 @@ def test_folders_that_can_not_be_written_are_refused_before_training(tmp_path: P
             check(arguments, {})
 
 
+def test_missing_digits_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"no data folder .*: make it with: .* {PACKAGE}.digits_"):
+        check([], {})
+
+
 def test_ranks_that_refuse_end_the_run_with_one_line(data: Path, tmp_path: Path) -> None:
     """No second attempt, no report of the agent's, whichever rank is faster."""
     config = config_of(data, tmp_path, "--memory-gb=0.0005")
@@ -174,13 +180,14 @@ def test_a_port_in_use_is_one_line(data: Path, which: str) -> None:
 
 
 def test_a_dry_run_prints_the_plan(data: Path) -> None:
-    found = launch("4", "auto", "32", "--data", str(data), "--ema-decay=0.9", "--dry-run")
+    options = "--data", str(data), "--ema-decay=0.9", "--max-steps=9", "--dry-run"
+    found = launch("4", "auto", "32", *options)
     assert found.returncode == 0, found.stderr
     rows, table = found.stdout.split("\n\n")
     lines = dict(line.split(None, 1) for line in rows.splitlines())
     assert lines["world"] == "1 nodes x 4 ranks on cpu" or "cuda" in lines["world"]
     assert lines["batch"] == "32 = 8 per rank, in 1 micro-batches of 8"
-    assert lines["steps"] == "54 = 18 epochs of 3"
+    assert lines["steps"] == "54 = 18 epochs of 3, stops after 9"
     assert lines["strategy"].startswith("ddp, the course's")
     assert "per rank at the peak" in lines["memory"]
     assert lines["memory"].endswith("without the average of the weights; no limit")
