@@ -14,17 +14,27 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 python=python
 if [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
-if [ $# -eq 0 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
-    sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' launch_training.sh
-    exit $(($# == 0))
+usage() { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' launch_training.sh; }
+if [ $# -eq 0 ]; then
+    usage >&2
+    exit 2
 fi
+for word in "$@"; do
+    case $word in
+    -h | --help)
+        usage
+        echo "Fields: $python -m solutions.phase4_production.imagenet_trainer --help"
+        exit 0
+        ;;
+    esac
+done
 
 if [[ "$1" =~ ^[0-9]+$ ]]; then
     if [ $# -lt 3 ]; then
         echo "launch_training: usage: ./launch_training.sh NPROC STRATEGY BATCH" >&2
         exit 2
     fi
-    NPROC_PER_NODE=$1
+    export NPROC_PER_NODE=$1
     set -- --config "${CONFIG:-configs/digits.yaml}" --strategy "$2" --global-batch "$3" "${@:4}"
 fi
 
@@ -34,6 +44,7 @@ nnodes=${NNODES:-1}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 trainer=solutions.phase4_production.imagenet_trainer
 
+"$python" -m solutions.phase4_production.preflight "$@"
 for word in "$@"; do
     if [ "$word" = --dry-run ]; then
         export WORLD_SIZE=$((${nnodes#*:} * nproc)) LOCAL_WORLD_SIZE=$nproc
@@ -41,7 +52,6 @@ for word in "$@"; do
     fi
 done
 
-"$python" -m solutions.phase4_production.preflight "$@"
 if [ "$nnodes" = 1 ] && [ -z "${MASTER_PORT:-}" ]; then
     rendezvous=(--standalone)
 else
@@ -51,5 +61,5 @@ else
         rendezvous+=(--rdzv-conf "is_host=$([ "$NODE_RANK" = 0 ] && echo true || echo false)")
     fi
 fi
-exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node "$nproc" \
+exec "$python" -m solutions.phase4_production.agent "${rendezvous[@]}" --nproc-per-node "$nproc" \
     --max-restarts "${MAX_RESTARTS:-3}" -m -- "$trainer" "$@" # --: its options are not torchrun's

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
 
+from .agent import give_up
 from .fault_tolerance import CheckpointError
 from .image_folder import end_decoders
 from .image_models import build_model, checkpoint_activations
@@ -27,6 +29,7 @@ from .trainer_loop import Trainer
 from .trainer_setup import open_data
 from .training_plan import World, make_plan
 
+PATIENCE = 60.0  # seconds that the other ranks of a node leave to its first one, to speak for all
 USAGE = """usage: imagenet_trainer [--config FILE] [--dry-run] [--field value …]
 
 The configuration is the defaults, what FILE says instead, and what the command line says instead of
@@ -72,22 +75,36 @@ def set_up(config: Config) -> tuple[torch.device, str]:
 
 def train(config: Config) -> int:
     """Train under torchrun; the exit status."""
-    device, attempt = set_up(config)
-    rank = dist.get_rank()
     try:
+        device, attempt = set_up(config)
         trainer = Trainer(config, device)
         complete = trainer.run(attempt)
-    except (CheckpointError, ValueError, OSError) as error:
-        # all ranks raise these alike; or an OSError is one rank's, and watchdogs end the others
-        if rank == 0 or isinstance(error, OSError):
-            print(f"imagenet_trainer: {error}", file=sys.stderr, flush=True)
+    except (CheckpointError, ValueError) as error:
+        refuse(str(error))
         return 1
+    except OSError as error:  # may be another one the next time
+        print(f"imagenet_trainer: {error}", file=sys.stderr, flush=True)
+        return 1
+    else:
+        if complete and dist.get_rank() == 0:
+            print(trainer.summary(), flush=True)
     finally:
         end_decoders()
-        dist.destroy_process_group()
-    if rank == 0 and complete:
-        print(trainer.summary(), flush=True)
+        if dist.is_initialized():
+            dist.destroy_process_group()
     return 0 if complete else EXIT_PREEMPTED
+
+
+def refuse(reason: str) -> None:
+    """Say why there can be no run, once per node, and end it on all ranks.
+
+    Ranks refuse alike, so the first one of a node speaks, and the agent ends the others. Should
+    it have nothing to say, the others don't wait for ever.
+    """
+    if int(os.environ["LOCAL_RANK"]):
+        time.sleep(PATIENCE)
+    print(f"imagenet_trainer: {reason}", file=sys.stderr, flush=True)
+    give_up()
 
 
 def main() -> None:
@@ -102,7 +119,7 @@ def main() -> None:
             return
     except ValueError as error:
         sys.exit(f"imagenet_trainer: {error}")
-    if "RANK" not in os.environ:
+    if "RANK" not in os.environ or "LOCAL_RANK" not in os.environ:
         sys.exit("imagenet_trainer: start it with ./launch_training.sh, or add --dry-run")
     sys.exit(train(config))
 

@@ -1,4 +1,4 @@
-"""What can be found wrong before any rank is started, in one line: configuration, data, ports.
+"""What can be found wrong before any rank is started, in one line: settings, data, ports.
 
     python -m solutions.phase4_production.preflight --config FILE --field value …
 
@@ -8,12 +8,35 @@ Reads the environment of ``launch_training.sh``. Imports no torch: it takes a te
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .trainer_config import Config, ConfigError, parse
+
+# what launch_training.sh reads: the least and the most
+NUMBERS = {
+    "NPROC_PER_NODE": (1, 1024),
+    "NODE_RANK": (0, 65535),
+    "MAX_RESTARTS": (0, 1_000_000),
+    "MASTER_PORT": (1, 65535),
+}
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """ConfigError if the launcher's own settings are no numbers, or none that can be."""
+    for name, (least, most) in NUMBERS.items():
+        text = environ.get(name) or str(least)
+        if not (text.isdecimal() and least <= int(text) <= most):
+            raise ConfigError(f"{name} must be a number from {least} to {most}, not {text!r}")
+    nodes = environ.get("NNODES") or "1"
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", nodes):
+        raise ConfigError(f"NNODES must be a number of nodes, or LEAST:MOST, not {nodes!r}")
+    least, _, most = nodes.partition(":")
+    if int(most or least) < int(least):
+        raise ConfigError(f"NNODES {nodes}: at least {least}, but at most {most}")
 
 
 def check_data(config: Config) -> None:
@@ -23,7 +46,25 @@ def check_data(config: Config) -> None:
     for split in ("train", "val"):
         folder = Path(config.data) / split
         if not folder.is_dir():
-            raise ConfigError(f"there is no data folder {folder}: CLASS/IMAGE.png go in there")
+            hint = "CLASS/IMAGE.png go in there"
+            if config.data == Config.data:
+                hint = "make it with: python -m solutions.phase4_production.digits_folder"
+            raise ConfigError(f"there is no data folder {folder}: {hint}")
+
+
+def check_folders(config: Config) -> None:
+    """ConfigError if checkpoints or logs could not be written: not after the first thousand steps.
+
+    Makes the folders.
+    """
+    for name in ("checkpoints", "logs"):
+        folder = Path(getattr(config, name))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{name} {folder} can't be made: {error.strerror}") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"{name} {folder} can't be written to")
 
 
 def check_port(port: int, host: str, what: str) -> None:
@@ -38,8 +79,12 @@ def check_port(port: int, host: str, what: str) -> None:
 
 def check(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     """All of it; ConfigError says what is wrong."""
-    config, _ = parse(arguments)
+    check_environment(environ)
+    config, dry_run = parse(arguments)
     check_data(config)
+    if dry_run:
+        return
+    check_folders(config)
     first_node = environ.get("NODE_RANK", "0") == "0"
     if first_node and config.metrics_port:
         check_port(config.metrics_port, config.metrics_host, "metrics_port")

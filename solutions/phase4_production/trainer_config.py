@@ -115,6 +115,8 @@ class Config:
         for name in ("label_smoothing", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
+        if self.metrics_port is not None and self.metrics_port > 65535:
+            raise ConfigError(f"metrics_port must be at most 65535, got {self.metrics_port}")
         if self.compression_ratio > 1:
             raise ConfigError(f"compression_ratio must be at most 1, got {self.compression_ratio}")
 
@@ -188,11 +190,12 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def check_names(names: Sequence[str], where: str) -> None:
-    """ConfigError for the first name that is no field."""
+def check_names(names: Sequence[str], where: str, others: Sequence[str] = ()) -> None:
+    """ConfigError for the first name that is no field; ``others`` could have been meant as well."""
     for name in names:
         if name not in FIELDS:
-            raise ConfigError(f"{where}: there is no field {name!r}{nearest(name, [*FIELDS])}")
+            hint = nearest(name, [*FIELDS, *others])
+            raise ConfigError(f"{where}: there is no field {name!r}{hint}")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -203,7 +206,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration {path}") from None
-    except yaml.YAMLError as error:
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
@@ -225,10 +230,13 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"expected --field value, got {word!r}")
         name, equals, text = word[2:].partition("=")
         name = name.replace("-", "_")
-        check_names([name], "command line")
+        check_names([name], "command line", ("config", "dry-run"))
         if not equals:
             text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        value = yaml.safe_load(text)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text  # which is what the field's type is compared with
         kind = typing.get_type_hints(Config)[name]
         found[name] = text if kind is str else value
     return found

@@ -1,9 +1,10 @@
 """The training loop of the production trainer.
 
-A step of one rank: the number of readable images of all ranks (4 bytes), forward and backward of
-its micro-batches, the exchange of gradients, the optimizer, a word on whether to leave (4 bytes).
-Whatever else there is, is in other modules: ``engines`` hides the strategy, ``trainer_state`` knows
-what a checkpoint holds, ``training_plan`` what a run needs, ``recipe`` what makes it learn.
+A step of one rank: a message of 8 bytes (readable images, and whether to leave), which travels
+beside the first forward; forward and backward of its micro-batches, the exchange of gradients, the
+optimizer. Whatever else there is, is in other modules: ``engines`` hides the strategy,
+``trainer_state`` knows what a checkpoint holds, ``training_plan`` what a run needs, ``recipe`` what
+makes it learn.
 
 Invariant: the loss curve depends neither on the strategy, nor on the number of ranks, nor on
 interruptions, up to rounding (batch norm, mixup and compressors: not on interruptions).
@@ -91,6 +92,8 @@ class Trainer:
         )
         self.checkpoints = AsyncCheckpointer(self.store) if config.async_save else self.store
         self.detector = StragglerDetector()
+        self.guard = PreemptionGuard(device=device)
+        self.leaving = False  # a rank has been told to end, and all know it
         self.recent: list[StepMetrics] = []  # since the last record
         self.unreadable: set[str] = set()  # paths
         self.evaluation: Evaluation | None = None  # the last one
@@ -110,14 +113,17 @@ class Trainer:
 
     # -- training ---------------------------------------------------------------------------------
     def train_step(self, step: int, window: Sequence[Batch]) -> StepMetrics:
-        """One optimizer step from this rank's micro-batches, one at least."""
+        """One optimizer step from this rank's micro-batches, one at least.
+
+        Sets ``leaving`` on all ranks if any of them had been told to end when the step began.
+        """
         config, engine, monitor = self.config, self.engine, self.monitor
         for group in engine.optimizer.param_groups:
             group["lr"] = learning_rate(step, config, self.plan.steps_per_epoch)
         engine.zero_grad()
         own = sum(int((batch.targets != IGNORED).sum()) for batch in window)
-        total = torch.tensor(float(own), device=self.device)
-        counted = monitor.track(dist.all_reduce(total, async_op=True))  # travels beside forward
+        facts = torch.tensor([float(own), self.guard.requested], device=self.device)
+        told = dist.all_reduce(facts, async_op=True)  # travels beside forward
         scale = self.world_size * (self.scaler.scale if self.scaler else 1.0)
         loss_sum = torch.zeros((), device=self.device)
         for number, batch in enumerate(window):
@@ -130,13 +136,17 @@ class Trainer:
                         logits = engine.net(images)
                     loss = summed_loss(logits, targets, partners, share, config.label_smoothing)
                 if number == 0:
-                    counted.wait()
+                    with monitor.communication():
+                        told.wait()
+                    weight = scale / facts[0].clamp(min=1)
                 with monitor.phase("backward"):
-                    (loss * (scale / total.clamp(min=1))).backward()
+                    loss.backward(weight)
             loss_sum += loss.detach()
         with monitor.phase("optimizer"):
             self.update(step)
-        return monitor.step(samples=own, loss=loss_sum / max(own, 1))
+        metrics = monitor.step(samples=own, loss=loss_sum / max(own, 1))
+        self.leaving = bool(facts[1])  # after the monitor has waited for the device
+        return metrics
 
     def update(self, step: int) -> None:
         """Unscale, clip, step; on all ranks or, after an overflow, on none."""
@@ -192,17 +202,16 @@ class Trainer:
         where = {"port": config.metrics_port, "host": config.metrics_host, "device": self.device}
         self.sinks = open_sinks(logs, total_steps=plan.steps, first_step=first_step, **where)
         heartbeat = Heartbeat(logs / "heartbeat", self.rank, self.world_size, attempt)
-        guard = PreemptionGuard(device=self.device)
         first = -PROFILED if config.profile_at is None else config.profile_at
         last = first + PROFILED - 1
         profiler = ProfileWindow(logs / f"trace-rank{self.rank}.json", first, last)
-        leaving, failure = False, None
+        failure = None
         patience = config.watchdog_seconds
         watchdog = Watchdog(heartbeat, patience, interval=min(1.0, patience / 8))
         try:
-            with guard, watchdog:
+            with self.guard, watchdog:
                 try:
-                    leaving = self.loop(first_step, steps, heartbeat, guard, profiler)
+                    self.loop(first_step, steps, heartbeat, profiler)
                 except (CheckpointError, DataError) as error:
                     failure = error  # the same on all ranks: nobody has to be told
         finally:
@@ -212,29 +221,21 @@ class Trainer:
             raise failure
         if self.rank == 0:
             write_report(logs)
-        return not leaving
+        return not self.leaving
 
     def loop(
-        self,
-        first_step: int,
-        steps: int,
-        heartbeat: Heartbeat,
-        guard: PreemptionGuard,
-        profiler: ProfileWindow,
-    ) -> bool:
-        """All steps from ``first_step`` on; whether the ranks left before the end."""
-        leaving = False
+        self, first_step: int, steps: int, heartbeat: Heartbeat, profiler: ProfileWindow
+    ) -> None:
+        """All steps from ``first_step`` on, or until the ranks are ``leaving``."""
         self.begin_step(first_step)
         for step, window in self.windows(first_step, steps):
             heartbeat.beat(step, "step")
             profiler.step(step)
             self.recent.append(self.train_step(step, window))
-            leaving = guard.agreed()
-            self.after_step(step + 1, leaving or step + 1 == steps, heartbeat)
-            if leaving:
+            self.after_step(step + 1, self.leaving or step + 1 == steps, heartbeat)
+            if self.leaving:
                 break
         self.checkpoints.wait()
-        return leaving
 
     def after_step(self, done: int, last: bool, heartbeat: Heartbeat) -> None:
         """What is due after ``done`` steps: evaluation, records, a checkpoint."""
@@ -287,7 +288,7 @@ class Trainer:
 
     def summary(self) -> str:
         """What came of the run, in a line, and where to read more."""
-        parts = [f"{self.plan.steps} steps on {self.world_size} ranks, {self.plan.strategy}"]
+        parts = [f"{self.monitor.steps} steps on {self.world_size} ranks, {self.plan.strategy}"]
         if self.evaluation is not None:
             e = self.evaluation
             parts.append(f"top-1 {e.top1:.2%}, top-5 {e.top5:.2%} of {e.images} images")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from dataclasses import replace
 
 import torch
@@ -15,7 +17,7 @@ from .image_folder import Decoded, ImageFolder, SyntheticImages, check_classes, 
 from .image_models import build_model, checkpoint_activations
 from .monitoring import StepMonitor, count_flops, matmul_peak
 from .recipe import make_optimizer_class
-from .trainer_config import Config
+from .trainer_config import Config, ConfigError
 from .trainer_hooks import make_hook
 from .training_plan import DTYPES, Plan, World, make_plan, search_micro_batch
 
@@ -40,6 +42,8 @@ def set_up_model(
 
     Raises ConfigError on every rank if ranks, batch and memory can't go together.
     """
+    if config.compile:
+        check_compiler(device)
     world_size = dist.get_world_size()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     world = World(nodes=world_size // local, ranks_per_node=local, device=device)
@@ -58,6 +62,23 @@ def set_up_model(
     if config.compile:
         model.compile()
     return plan, wrap(config, plan, model, monitor), monitor
+
+
+def check_compiler(device: torch.device) -> None:
+    """ConfigError if ``torch.compile`` could not turn what it writes into code for ``device``.
+
+    It would find out in the first step, with pages of its own frames.
+    """
+    if device.type == "cuda":
+        name, choices = "CC", ["gcc", "clang", "cc"]  # Triton's
+    else:
+        name, choices = "CXX", ["clang++" if sys.platform == "darwin" else "g++"]
+    wanted = [os.environ[name]] if os.environ.get(name) else choices
+    if not any(map(shutil.which, wanted)):
+        raise ConfigError(
+            f"compile: torch.compile needs a compiler, and there is no {' or '.join(wanted)} here: "
+            f"install one (Debian: apt install g++), name one in {name}, or use --compile false"
+        )
 
 
 def wrap(config: Config, plan: Plan, model: nn.Module, monitor: StepMonitor) -> Engine:

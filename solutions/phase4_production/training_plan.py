@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +34,11 @@ NO_LIMIT = 1 << 62
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(config: Config, device: torch.device) -> torch.autocast:
-    """The context in which the model runs."""
-    dtype = DTYPES[config.precision]
-    return torch.autocast(device.type, dtype=dtype, enabled=config.precision != "fp32")
+def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which the model runs; may be entered again and again."""
+    if config.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=DTYPES[config.precision])
 
 
 def budget_of(config: Config, device: torch.device) -> int:
@@ -155,6 +157,8 @@ class Plan:
         flags = ("compile", "channels_last", "activation_checkpointing")
         extras = [n for n in flags if getattr(config, n)] + ["offload"] * self.offload
         often = f"every {config.save_every} steps" if config.save_every else "at the end"
+        limit = config.max_steps or self.steps
+        stop = f", stops after {limit:,}" if limit < self.steps else ""
         peak = max(learning_rate(s, config, self.steps_per_epoch) for s in range(self.steps))
         average = ", without the average of the weights" if config.ema_decay else ""
         rows = {
@@ -167,7 +171,7 @@ class Plan:
             f"compression {config.compression}",
             "batch": f"{config.global_batch} = {self.own_batch} per rank, in "
             f"{math.ceil(self.own_batch / self.micro_batch)} micro-batches of {self.micro_batch}",
-            "steps": f"{self.steps:,} = {config.epochs} epochs of {self.steps_per_epoch:,}",
+            "steps": f"{self.steps:,} = {config.epochs} epochs of {self.steps_per_epoch:,}{stop}",
             "rate": f"{peak:.3g} at most, {config.warmup_epochs:g} epochs of warm-up",
             "memory": f"{readable(chosen.peak)} per rank at the peak, of which activations "
             f"{readable(chosen.activations)}{average}; "

@@ -264,3 +264,16 @@ def test_kubeflow_trains_as_kubernetes_does(
     }
     check_storage(template["spec"], trainer["args"], claims)
     check_hardened(template["spec"])
+
+
+def test_kubeflow_pods_are_in_the_policy_and_the_service(
+    kubeflow: list[Document], manifests: list[Document]
+) -> None:
+    """JobSet gives pods names in a Service of the run's name: the one that is there already."""
+    runtime, run = kubeflow
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    labels = replicated["template"]["spec"]["template"]["metadata"]["labels"]
+    policy, service = one(manifests, "NetworkPolicy"), one(manifests, "Service")
+    assert service["metadata"]["name"] == run["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()

@@ -139,7 +139,8 @@ def test_preempted_job_saves_is_requeued_and_goes_on_to_its_end(own: Cluster) ->
 @needs_slurm
 @pytest.mark.skipif("DISTLAB_SLOW" not in os.environ, reason="a minute: DISTLAB_SLOW=1 runs it")
 def test_job_of_a_dead_node_goes_on_elsewhere(own: Cluster) -> None:
-    number = own.submit("--epochs", "100000", "--log-every", "1", "--save-every", "20")
+    endless = "--epochs", "100000", "--max-steps", "null"
+    number = own.submit(*endless, "--log-every", "1", "--save-every", "20")
     own.wait_for_step(number)
     own.wait(number, "a checkpoint", lambda: any((own.work / "checkpoints").glob("*")))
     first, second = own.call("scontrol", "show", "hostnames", own.job(number)["NodeList"]).split()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +54,23 @@ def fields_of(config: Config) -> list[str]:
 
 
 def train(
-    config: Config, world_size: int = 2, *, report: bool = False, timeout: float = 120.0
+    config: Config,
+    world_size: int = 2,
+    *,
+    report: bool = False,
+    timeout: float = 120.0,
+    environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What a run comes to on rank 0, what all could not read, and what they printed.
 
-    Without ``report`` no pictures are drawn, which takes longer than such a run. DDP makes several
-    buckets, as of a larger model.
+    Without ``report`` no pictures are drawn, which takes longer than such a run. ``environ``: what
+    the ranks find in their environment beside the rest. DDP makes several buckets, as of a larger
+    model.
     """
 
     def body(ctx: RankContext) -> dict[str, Any]:
         engines.DDP = functools.partial(DDP, bucket_bytes=BUCKET, first_bucket_bytes=BUCKET // 4)
+        os.environ.update(environ or {})
         if not report:
             trainer_loop.write_report = lambda logs: None
         trainer = Trainer(config, torch.device("cpu"))

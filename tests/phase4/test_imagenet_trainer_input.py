@@ -15,6 +15,7 @@ from image_runs import STEPS, config_of, few_digits, fields_of, losses, records,
 
 from distlab.course import root
 from distlab.ranks import RankFailure
+from solutions.phase4_production.preflight import check
 from solutions.phase4_production.trainer_config import (
     Config,
     ConfigError,
@@ -36,7 +37,7 @@ def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "PATH": path, **environ}
     return subprocess.run(
-        command, cwd=root(), capture_output=True, text=True, env=variables, timeout=120
+        command, cwd=root(), capture_output=True, text=True, env=variables, timeout=300
     )
 
 
@@ -63,6 +64,8 @@ def test_the_digits_are_the_default() -> None:
         (["--strategy=fsdpp"], "strategy must be auto .* not 'fsdpp'; did you mean fsdp?"),
         (["--epochs", "many"], "epochs must be a whole number, not 'many'"),
         (["--epochs=0"], "epochs must be at least 1, got 0"),
+        (["--epochs=[3"], r"epochs must be a whole number, not '\[3'"),
+        (["--metrics-port=70000"], "metrics_port must be at most 65535"),
         (["--base-lr=0"], "base_lr must be positive"),
         (["--max-norm=.nan"], "max_norm must be positive, got nan"),
         (["--label-smoothing=1"], "label_smoothing must be from 0 to below 1"),
@@ -78,6 +81,8 @@ def test_the_digits_are_the_default() -> None:
         (["digits"], "expected --field value, got 'digits'"),
         (["--config"], "--config needs the name of a file"),
         (["--config", "nowhere.yaml"], "there is no configuration nowhere.yaml"),
+        (["--config", "/"], "/ can't be read: Is a directory"),
+        (["--conf", "my.yaml"], "no field 'conf'; did you mean config?"),
     ],
 )
 def test_a_wrong_field_is_one_sentence(arguments: list[str], words: str) -> None:
@@ -114,6 +119,49 @@ def test_the_launcher_refuses_in_one_line(tmp_path: Path) -> None:
     assert launch("2", "ddp").returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE must be a number from 1 to 1024, not '0'"),
+        ({"NPROC_PER_NODE": "two"}, "NPROC_PER_NODE must be a number"),
+        ({"NNODES": "4:"}, "NNODES must be a number of nodes, or LEAST:MOST, not '4:'"),
+        ({"NNODES": "4:2"}, "NNODES 4:2: at least 4, but at most 2"),
+        ({"NODE_RANK": "-1"}, "NODE_RANK must be a number from 0"),
+        ({"MAX_RESTARTS": "many"}, "MAX_RESTARTS must be a number"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT must be a number from 1 to 65535"),
+    ],
+)
+def test_settings_of_the_launcher_are_checked(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(["--data=synthetic"], environ)
+
+
+def test_folders_that_can_not_be_written_are_refused_before_training(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for name in ("checkpoints", "logs"):
+        fields = {"checkpoints": tmp_path, "logs": tmp_path, name: file / "x"}
+        arguments = ["--data=synthetic", *(f"--{n}={v}" for n, v in fields.items())]
+        with pytest.raises(ConfigError, match=f"{name} {file}/x can't be made: Not a directory"):
+            check(arguments, {})
+
+
+def test_missing_digits_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"no data folder .*: make it with: .* {PACKAGE}.digits_"):
+        check([], {})
+
+
+def test_ranks_that_refuse_end_the_run_with_one_line(data: Path, tmp_path: Path) -> None:
+    """No second attempt, no report of the agent's, whichever rank is faster."""
+    config = config_of(data, tmp_path, "--memory-gb=0.0005")
+    fields = [f"--{n}={v}" for n, v in vars(config).items() if v is not None]
+    found = launch(*fields, NPROC_PER_NODE="2")
+    assert found.returncode == 1
+    assert (found.stdout, found.stderr.count("\n")) == ("", 1), found.stderr
+    assert "imagenet_trainer: small_cnn does not fit into 500 kB on 2 ranks" in found.stderr
+
+
 @pytest.mark.parametrize("which", ["MASTER_PORT", "metrics_port"])
 def test_a_port_in_use_is_one_line(data: Path, which: str) -> None:
     with socket.socket() as taken:
@@ -132,13 +180,14 @@ def test_a_port_in_use_is_one_line(data: Path, which: str) -> None:
 
 
 def test_a_dry_run_prints_the_plan(data: Path) -> None:
-    found = launch("4", "auto", "32", "--data", str(data), "--ema-decay=0.9", "--dry-run")
+    options = "--data", str(data), "--ema-decay=0.9", "--max-steps=9", "--dry-run"
+    found = launch("4", "auto", "32", *options)
     assert found.returncode == 0, found.stderr
     rows, table = found.stdout.split("\n\n")
     lines = dict(line.split(None, 1) for line in rows.splitlines())
     assert lines["world"] == "1 nodes x 4 ranks on cpu" or "cuda" in lines["world"]
     assert lines["batch"] == "32 = 8 per rank, in 1 micro-batches of 8"
-    assert lines["steps"] == "54 = 18 epochs of 3"
+    assert lines["steps"] == "54 = 18 epochs of 3, stops after 9"
     assert lines["strategy"].startswith("ddp, the course's")
     assert "per rank at the peak" in lines["memory"]
     assert lines["memory"].endswith("without the average of the weights; no limit")
