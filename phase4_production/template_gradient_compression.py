@@ -138,8 +138,13 @@ class TopK:
         raise NotImplementedError("exercise 4.6")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank."""
-        # Step 10: the same in the other direction
+        """Go on from what ``state_dict`` gave on this rank.
+
+        ValueError, and nothing has changed, if it is of other parameters, or with momentum only
+        there or only here.
+        """
+        # Step 10: the same in the other direction; the velocity is the first to be refused, so that
+        #          nothing is half loaded
         raise NotImplementedError("exercise 4.6")
 
 

@@ -71,7 +71,7 @@ class PowerSGD:
     def width(self, p: Tensor) -> int:
         """r: the columns of P and Q for ``p``; 0 if it is sent as it is."""
         # Step 1: a matrix can't have more rank than rows or columns, and two factors must be less
-        #         than it
+        #         than it: those of a vector, (numel, 1), never are
         raise NotImplementedError("exercise 4.8")
 
     def __call__(self, bucket: Bucket) -> Handle | None:
@@ -110,7 +110,10 @@ class PowerSGD:
         raise NotImplementedError("exercise 4.8")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank; ValueError if it can't fit."""
+        """Go on from what ``state_dict`` gave on this rank.
+
+        ValueError, and nothing has changed, if it is of other parameters or another rank.
+        """
         # Step 8: compare everything first, then write into what is there
         raise NotImplementedError("exercise 4.8")
 

@@ -185,11 +185,16 @@ class TopK:
         # --- exercise 4.6: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank."""
+        """Go on from what ``state_dict`` gave on this rank.
+
+        ValueError, and nothing has changed, if it is of other parameters, or with momentum only
+        there or only here.
+        """
         # --- exercise 4.6: start
-        # Step 10: the same in the other direction
-        self.residual.load_state_dict(state["residual"])
+        # Step 10: the same in the other direction; the velocity is the first to be refused, so that
+        #          nothing is half loaded
         self.velocity.load_state_dict(state["velocity"])
+        self.residual.load_state_dict(state["residual"])
         # --- exercise 4.6: end
 
 

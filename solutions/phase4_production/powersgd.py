@@ -70,10 +70,10 @@ class PowerSGD:
         """r: the columns of P and Q for ``p``; 0 if it is sent as it is."""
         # --- exercise 4.8: start
         # Step 1: a matrix can't have more rank than rows or columns, and two factors must be less
-        #         than it
+        #         than it: those of a vector, (numel, 1), never are
         m, n = matrix_shape(p)
         r = min(self.rank, m, n)
-        return r if p.dim() > 1 and r * (m + n) < m * n else 0
+        return r if r * (m + n) < m * n else 0
         # --- exercise 4.8: end
 
     def __call__(self, bucket: Bucket) -> Handle | None:
@@ -154,7 +154,10 @@ class PowerSGD:
         # --- exercise 4.8: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank; ValueError if it can't fit."""
+        """Go on from what ``state_dict`` gave on this rank.
+
+        ValueError, and nothing has changed, if it is of other parameters or another rank.
+        """
         # --- exercise 4.8: start
         # Step 8: compare everything first, then write into what is there
         check_shapes(state["q"], [*self.q.values()])

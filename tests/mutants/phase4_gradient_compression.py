@@ -16,6 +16,7 @@ GROUP, BEGINS, BAD = (
     "test_hook_begins_and_does_not_wait",
     "test_bad_input_is_refused",
 )
+HALF = "test_a_refused_state_changes_nothing"
 
 WITH_MOMENTUM = "            v.add_(u.mul_(self.momentum).add_(bucket.buffer))\n"
 PLAIN = "            v.add_(bucket.buffer)\n"
@@ -35,15 +36,15 @@ JOINED = "        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n
 COPIES = "        return [part.clone() for part in self.parts.values()]\n"
 SAVED = '        return {"residual": self.residual.state_dict(), "velocity": self.velocity.state_dict()}\n'
 LOADED = (
-    '        self.residual.load_state_dict(state["residual"])\n'
     '        self.velocity.load_state_dict(state["velocity"])\n'
+    '        self.residual.load_state_dict(state["residual"])\n'
 )
 EMPTY = """        if not bucket.buffer.numel():
             return None
         v = self.residual.beside(bucket)
         if self.momentum:
 """
-LOAD_RESIDUAL, LOAD_VELOCITY = LOADED.splitlines(keepends=True)
+LOAD_VELOCITY, LOAD_RESIDUAL = LOADED.splitlines(keepends=True)
 
 mutant = mutants_of("4.6", "topk")
 
@@ -290,6 +291,16 @@ MUTANTS = [
         "    if False:\n",
         BAD,
         "accepted",
+    ),
+    mutant(
+        "half-loaded",
+        "sizes are compared while the state is being written",
+        "        check_sizes(state, [*self.parts.values()])\n"
+        "        for part, saved in zip(self.parts.values(), state, strict=True):\n",
+        "        for part, saved in zip(self.parts.values(), state, strict=True):\n"
+        "            check_sizes([saved], [part])\n",
+        HALF,
+        "half-loaded",
     ),
     mutant(
         "ratio-not-checked",

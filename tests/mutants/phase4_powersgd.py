@@ -19,7 +19,7 @@ SECOND = "                dist.all_reduce(flat_q, group=self.group)\n"
 OUT = "                torch.mm(p, q.copy_(new_q).T, out=out)\n"
 OWED = "            residual.sub_(bucket.buffer, alpha=1 / dist.get_world_size(self.group))\n"
 FORGET = "                part.zero_()\n"
-WIDTH = "        return r if p.dim() > 1 and r * (m + n) < m * n else 0\n"
+WIDTH = "        return r if r * (m + n) < m * n else 0\n"
 COPIES = "        qs = [q.clone() for q in self.q.values()]\n"
 SAVED = '        return {"residual": self.residual.state_dict(), "q": qs}\n'
 LOAD_RESIDUAL = '        self.residual.load_state_dict(state["residual"])\n'

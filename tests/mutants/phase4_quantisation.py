@@ -215,6 +215,19 @@ MUTANTS = [
         ),
     ),
     mutant(
+        "scale-apart",
+        "the scales travel in a message of their own: a second latency for 4 bytes",
+        GATHER,
+        "        sizes = scale.new_empty(world_size)\n"
+        "        dist.all_gather_into_tensor(sizes, scale.view(1), self.group)\n" + GATHER,
+        BYTES1,
+        "too-many-messages",
+        ("torch.cat([scale.view(1).view(torch.uint8), packed]).view(1, -1)", "packed.view(1, -1)"),
+        ("            for theirs in everyone:\n", "            for size, theirs in zip(sizes, everyone, strict=True):\n"),
+        (SIZE, ""),
+        ("theirs[SCALE_BYTES:]", "theirs"),
+    ),
+    mutant(
         "bits-reversed",
         "the first sign is the highest bit, not the lowest",
         "    return (bits.view(-1, 8) * powers).sum(1, dtype=torch.uint8)\n",

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.diagnose import Case, Diagnosis
-from distlab.grading import expect_close, expect_equal, fail
+from distlab.grading import expect_close, expect_equal, expect_refusals, fail, refusal
 from distlab.ledger import Log
 from distlab.netcluster import bytes_sent
 from distlab.ranks import RankContext, RankResults
@@ -102,10 +102,19 @@ def expect_same_bits(results: Sequence[list[Tensor]], what: str) -> None:
                 )
 
 
-def expect_bytes(log: Log, want: float, formula: str, slack: float = 0.0) -> None:
-    """The rank sent ``want`` bytes, and waited for everything."""
+def expect_bytes(
+    log: Log, want: float, formula: str, slack: float = 0.0, messages: int | None = None
+) -> None:
+    """The rank sent ``want`` bytes in at most ``messages`` messages, and waited for everything."""
     log.sent_at_most(want + slack, formula)
     log.sent_at_least(want - slack, formula)
+    if messages is not None and log.messages > messages:
+        fail(
+            f"rank {log.rank} sends {log.messages} messages, {messages} are enough: each one takes "
+            "the time of a message, however short it is",
+            cause="too-many-messages",
+            rank=log.rank,
+        )
     log.all_waited()
 
 
@@ -200,6 +209,36 @@ def _expect_resumed(
                 cause="resume-differs",
                 rank=rank,
             )
+
+
+def check_refused_state(run: Run, cases: Sequence[tuple[str, int, Make, Make]]) -> None:
+    """A state of which the first parameter fits, or all: a ValueError, and nothing is half loaded.
+
+    ``cases``: what is wrong; how many entries the second parameter had when the state was saved (it
+    has 3); the hook that saves and the one that loads.
+    """
+
+    def body(ctx: RankContext) -> list[tuple[str, Tensor]]:
+        found = []
+        for _, numel, saves, loads in cases:
+            mine, others = bucket_of((6, 5), (3,)), bucket_of((6, 5), (numel,))
+            hook, other = loads(mine.parameters), saves(others.parameters)
+            reduced(other, others, gradient(others, 1, ctx.rank, 0))
+            said = refusal(hook.load_state_dict, other.state_dict())
+            found.append((said, reduced(hook, mine, torch.zeros_like(mine.buffer))))
+        return found
+
+    for rank, found in enumerate(run(body, 2)):
+        expect_refusals([said for said, _ in found], [(what, ()) for what, *_ in cases], rank=rank)
+        for (what, *_), (_, got) in zip(cases, found, strict=True):
+            if got.any():
+                fail(
+                    f"{what}: load_state_dict raised ValueError, and the hook then made "
+                    f"{float(got.abs().max()):.3g} of zeros: a part of the state was loaded "
+                    "before all of it was compared",
+                    cause="half-loaded",
+                    rank=rank,
+                )
 
 
 def check_begins(run: Run, make: Make) -> None:

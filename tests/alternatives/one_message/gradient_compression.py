@@ -10,8 +10,8 @@ import torch.distributed as dist
 class Memory:
     """(name, number of the parameter) -> tensor."""
 
-    def __init__(self, parameters, *names):
-        self.names, self.parameters = names, [*parameters]
+    def __init__(self, parameters, *names, **settings):
+        self.names, self.parameters, self.settings = names, [*parameters], settings
         self.numbers = {p: number for number, p in enumerate(self.parameters)}
         self.tensors = {}
 
@@ -35,12 +35,15 @@ class Memory:
         found = {name: {} for name in self.names}
         for (name, number), tensor in self.tensors.items():
             found[name][str(number)] = tensor.clone()
-        return {**found, "sizes": [p.numel() for p in self.parameters]}
+        return {**found, "sizes": [p.numel() for p in self.parameters], **self.settings}
 
     def load_state_dict(self, state):
         sizes = [p.numel() for p in self.parameters]
         if state["sizes"] != sizes:
             raise ValueError(f"{state['sizes']} entries were saved for {sizes}")
+        for name, value in self.settings.items():
+            if state[name] != value:
+                raise ValueError(f"{name} was {state[name]}, and is {value}")
         self.tensors = {
             (name, int(number)): tensor.clone()
             for name in self.names
@@ -71,7 +74,7 @@ class TopK:
         if momentum < 0 or momentum >= 1:
             raise ValueError(f"momentum {momentum}")
         self.ratio, self.momentum, self.group = ratio, momentum, group
-        self.memory = Memory(parameters, "v", "u")
+        self.memory = Memory(parameters, "v", "u", momentum=momentum)
 
     def __call__(self, bucket):
         n = bucket.buffer.numel()
