@@ -145,15 +145,19 @@ class Config:
                 raise ConfigError("parallel torch has compression none, bf16, powersgd, no pattern")
             if self.precision == "fp16":
                 raise ConfigError("fp16 needs the loss scale of parallel course; use bf16")
-        elif self.compile and self.strategy in SHARDED:
-            raise ConfigError(
-                f"compile: the hooks of strategy {self.strategy} are called by Python between "
-                "layers; use ddp, zero1 or zero2, or parallel torch"
-            )
+        self.check_compile(self.strategy)
         if self.model in VIT_SIZES and self.image_size % VIT_SIZES[self.model]:
             raise ConfigError(
                 f"image_size {self.image_size} does not divide into the patches of "
                 f"{VIT_SIZES[self.model]} pixels of {self.model}"
+            )
+
+    def check_compile(self, strategy: str) -> None:
+        """ConfigError if what ``strategy`` (``auto`` may have chosen it) does can't be compiled."""
+        if self.compile and self.parallel == "course" and strategy in SHARDED:
+            raise ConfigError(
+                f"compile: the hooks of strategy {strategy} are called by Python between layers; "
+                "use ddp, zero1 or zero2, or parallel torch"
             )
 
 

@@ -238,7 +238,7 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
         raise does_not_fit(config, choice, world, micro_batch)
     micro_batch, choice = min(fitting, key=lambda each: each[1].chosen.seconds)
     trainable = [p for p in model.parameters() if p.requires_grad]
-    return Plan(
+    plan = Plan(
         config=config,
         world=World(
             nodes=world.size // node_size, ranks_per_node=node_size, device=world.device
@@ -250,6 +250,8 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
         choice=choice,
         sent=choice.chosen.sent * compressed_share(config, trainable, world.size),
     )
+    config.check_compile(plan.strategy)
+    return plan
 
 
 def does_not_fit(config: Config, choice: Choice, world: World, micro_batch: int) -> ConfigError:

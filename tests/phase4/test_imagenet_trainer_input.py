@@ -232,6 +232,7 @@ def test_a_batch_without_any_readable_image_trains_nothing(data: Path, tmp_path:
     [
         (["--memory-gb=0.0005"], "does not fit into 500 kB on 2 ranks with .* of 1: ddp .*"),
         (["--memory-gb=0.0005", "--strategy=auto"], "no strategy fits into 500 kB"),
+        (["--memory-gb=0.0009", "--strategy=auto", "--compile"], "compile: the hooks of strategy"),
         (["--global-batch=1"], "a global batch of 1 for 2 ranks"),
         (["--strategy=hybrid", "--node-size=3"], "2 ranks don't divide into nodes of 3"),
         (["--data=nowhere"], "there is no data folder nowhere/train"),
