@@ -267,4 +267,22 @@ MUTANTS = [
         killed_by="test_who_is_no_member_is_refused",
         cause="accepted",
     ),
+    Mutant(
+        id="local-sgd-loss-per-batch",
+        exercise="3.25",
+        bug="BUGS 35: the loss of a batch of one counts like that of a batch of four",
+        find="            sums[0] += loss.detach().double() * len(targets)\n",
+        replace="            sums[0] += loss.detach().double() * 4\n",
+        killed_by=TRAIN,
+        cause="loss-value",
+    ),
+    Mutant(
+        id="local-sgd-gradients-pile-up",
+        exercise="3.25",
+        bug="the gradients of the batches before are still there",
+        find="            optimizer.zero_grad()\n",
+        replace="",
+        killed_by=TRAIN,
+        cause="wrong",
+    ),
 ]

@@ -69,10 +69,13 @@ def tensors(model: nn.Module, device: str = "cpu") -> dict[str, Tensor]:
     return {name: t.detach().clone().to(device) for name, t in named}
 
 
-def simulated(seed, world_size, count, every, outer=None, *, mistake="") -> list[dict[str, Tensor]]:
+def simulated(
+    seed, world_size, count, every, outer=None, *, data=None, mistake=""
+) -> list[dict[str, Tensor]]:
     """The common model after each round, from W models in one process and torch's own optimizers.
 
-    ``mistake``: what a known wrong implementation would do instead.
+    ``data``: the batches of each rank, if not those of ``batches``; who has an empty one takes no
+    step. ``mistake``: what a known wrong implementation would do instead.
     """
     models = [Net(seed) for _ in range(world_size)]
     inner = [sgd(model, momentum=0.9 if outer else 0.5) for model in models]
@@ -82,11 +85,12 @@ def simulated(seed, world_size, count, every, outer=None, *, mistake="") -> list
     if not outer or mistake == "outer-momentum-lost":
         settings |= {"nesterov": False, "momentum": 0.0}
     step_outer = torch.optim.SGD(shared, **settings)
-    data = [batches(seed, rank, count) for rank in range(world_size)]
+    data = data or [batches(seed, rank, count) for rank in range(world_size)]
     found, since = [], 0
     for number in range(count):
         for model, optimizer, own in zip(models, inner, data, strict=True):
-            gradient_step(model, optimizer, own[number])
+            if len(own[number][1]):
+                gradient_step(model, optimizer, own[number])
         since += 1
         if since < every + (mistake == "round-too-long") and number < count - 1:
             continue
