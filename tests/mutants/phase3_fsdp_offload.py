@@ -39,6 +39,14 @@ MUTANTS = [
         "bus",
     ),
     mutant(
+        "frozen-trained",
+        "the new shard of a frozen parameter asks for a gradient",
+        "nn.Parameter(own, requires_grad=self.shard.requires_grad)",
+        "nn.Parameter(own)",
+        "test_accumulation_stays_on_the_cpu",
+        "frozen",
+    ),
+    mutant(
         "full-on-the-cpu",
         "the full vector is on the CPU as well: the device never gets it",
         "        super().__init__(parameters, group, device)\n",
