@@ -35,8 +35,7 @@ class OffloadFlat(FlatParameter):
     def __init__(self, parameters: Parameters, group: Group, device: torch.device) -> None:
         """As ``FlatParameter``; the shard of a CUDA model is pinned, so that copies can overlap."""
         super().__init__(parameters, group, device)
-        # Step 1: the shard moves, the full vector stays on the device; what is on meta has no
-        #         values to move
+        # Step 1: the shard moves, the full vector stays on the device
         raise NotImplementedError("exercise 3.18")
 
     def gather_input(self) -> Tensor:

@@ -34,10 +34,8 @@ class OffloadFlat(FlatParameter):
         """As ``FlatParameter``; the shard of a CUDA model is pinned, so that copies can overlap."""
         super().__init__(parameters, group, device)
         # --- exercise 3.18: start
-        # Step 1: the shard moves, the full vector stays on the device; what is on meta has no
-        #         values to move
-        own = self.shard.detach()
-        own = torch.empty_like(own, device="cpu") if own.is_meta else own.cpu()
+        # Step 1: the shard moves, the full vector stays on the device
+        own = self.shard.detach().cpu()
         own = own.pin_memory() if device.type == "cuda" else own
         self.shard = nn.Parameter(own, requires_grad=self.shard.requires_grad)
         # --- exercise 3.18: end

@@ -192,4 +192,21 @@ MUTANTS = [
         DEFERRED,
         "wrong",
     ),
+    mutant(
+        "buffers-of-now",
+        "BUGS 94: the saved buffers are the module's own: training goes on in them",
+        "    buffers = {name: value.clone() for name, value in model.module.state_dict().items()}\n",
+        "    buffers = dict(model.module.state_dict())\n",
+        ON,
+        "buffers",
+    ),
+    mutant(
+        "computed-buffer-lost",
+        "buffers that were not on meta are made anew: what was computed in them is lost",
+        "            if buffer is not None and buffer.is_meta:\n",
+        "            if buffer is not None:\n",
+        DEFERRED,
+        "buffers",
+        ("torch.empty_like(buffer, device=device)", "torch.zeros_like(buffer, device=device)"),
+    ),
 ]

@@ -102,4 +102,12 @@ MUTANTS = [
         WRONG,
         "accepted",
     ),
+    mutant(
+        "sizes-not-checked",
+        "a node size that does not divide the world is noticed by whoever trips over it",
+        "    if node_size < 1 or world_size % node_size:\n",
+        "    if False:\n",
+        WRONG,
+        "unclear-message",
+    ),
 ]

@@ -5,14 +5,15 @@ from distlab.mutants import mutants_of
 WHERE, BUS = "test_everything_is_where_it_should_be", "test_only_shards_cross_the_bus"
 TRAIN, NOTHING = "test_training_equals_one_process", "test_device_keeps_nothing"
 
-OWN = '        own = torch.empty_like(own, device="cpu") if own.is_meta else own.cpu()\n'
+OWN = "        own = self.shard.detach().cpu()\n"
+KEPT = "        own = self.shard.detach()\n"
 GATHER = "        return super().gather_input().to(self.full.device, non_blocking=True)\n"
 MEAN = "        return super().mean(chunk).to(self.shard.device)\n"
 
 mutant = mutants_of("3.18", "offload")
 
 MUTANTS = [
-    mutant("nothing", "the shards stay on the device", OWN, "", WHERE, "device"),
+    mutant("nothing", "the shards stay on the device", OWN, KEPT, WHERE, "device"),
     mutant(
         "gathered-on-the-cpu",
         "the CPU gathers, and the full vector crosses the bus: W times the bytes",
@@ -37,6 +38,14 @@ MUTANTS = [
         "        return super().reduce_input().to(self.shard.device)\n",
         BUS,
         "bus",
+    ),
+    mutant(
+        "frozen-trained",
+        "the new shard of a frozen parameter asks for a gradient",
+        "nn.Parameter(own, requires_grad=self.shard.requires_grad)",
+        "nn.Parameter(own)",
+        "test_accumulation_stays_on_the_cpu",
+        "frozen",
     ),
     mutant(
         "full-on-the-cpu",

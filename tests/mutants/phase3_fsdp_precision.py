@@ -87,6 +87,14 @@ MUTANTS = [
         "summed",
     ),
     mutant(
+        "integers-rounded",
+        "parameters of integers are gathered in bfloat16 as well",
+        "self.compute_dtype if dtype.is_floating_point else dtype",
+        "self.compute_dtype",
+        "test_integers_stay",
+        "dtype",
+    ),
+    mutant(
         "both-vectors",
         "a float32 copy of the full vector stays beside the bfloat16 one",
         FULL,

@@ -107,6 +107,14 @@ MUTANTS = [
         "norm",
     ),
     mutant(
+        "always-in-order",
+        "a unit that the last forward did not run has no place in its order",
+        "self.order.index(unit) if unit in self.order else 0",
+        "self.order.index(unit)",
+        GUESS,
+        "exception",
+    ),
+    mutant(
         "wrong-guess-stays",
         "a unit that was gathered and not used is not freed",
         EACH,

@@ -178,7 +178,7 @@ def test_device_keeps_nothing(impl, run, seed):
 
 @exercise("3.18", "virtual")
 def test_accumulation_stays_on_the_cpu(impl, run, seed):
-    """A second backward adds to the gradient on the CPU."""
+    """A second backward adds to the gradient on the CPU; what is frozen has none."""
 
     def body(ctx):
         inner = net(seed)
@@ -188,9 +188,15 @@ def test_accumulation_stays_on_the_cpu(impl, run, seed):
         for _ in range(2):
             backward(loss_of(model, pair))
             grads.append([s.grad.clone() for s in model.parameters() if s.grad is not None])
-        return max(float((b - 2 * a).abs().max()) for a, b in zip(*grads, strict=True) if len(a))
+        off = max(float((b - 2 * a).abs().max()) for a, b in zip(*grads, strict=True) if len(a))
+        return off, sum(s.numel() for s in model.parameters() if s.requires_grad)
 
-    for rank, off in enumerate(run(body, 2)):
+    results = run(body, 2)
+    trainable = sum(p.numel() for p in net(seed).parameters() if p.requires_grad)
+    expect_equal(
+        sum(r[1] for r in results), trainable, what="elements that are trainable", cause="frozen"
+    )
+    for rank, (off, _) in enumerate(results):
         if off > 1e-9:
             fail(f"two equal backward passes differ by {off} from twice one", rank=rank)
 

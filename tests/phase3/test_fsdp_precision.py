@@ -21,6 +21,7 @@ from fsdp_models import (
     traced,
     values_of,
 )
+from torch import nn
 
 from distlab.grading import (
     exercise,
@@ -66,6 +67,34 @@ def test_every_tensor_has_its_dtype(impl, run, seed):
         for what, dtypes in got.items():
             want = ["torch.bfloat16" if what == "parameters in use" else "torch.float32"]
             expect_equal(dtypes, want, what=f"dtype of {what}", rank=rank, cause="dtype")
+
+
+class Indexed(nn.Module):
+    """A frozen parameter of integers, which no 16-bit number can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.table = nn.Parameter(torch.tensor([257, -100_003, 2**40 + 1]), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = [str(self.table.dtype), *self.table.tolist()]
+        return self.linear(x)
+
+
+@exercise("3.17", "virtual")
+def test_integers_stay(impl, run):
+    """Parameters that are not floating point keep dtype and values in forward."""
+
+    def body(ctx):
+        inner = Indexed()
+        model = FSDP(inner, flat_type=partial(impl.MixedPrecisionFlat, compute_dtype=BF16))
+        backward(model(torch.ones(1, 3, dtype=BF16)).sum())
+        return inner.seen
+
+    for rank, seen in enumerate(run(body, 2)):
+        want = ["torch.int64", 257, -100_003, 2**40 + 1]
+        expect_equal(seen, want, what="the integers in forward", rank=rank, cause="dtype")
 
 
 @exercise("3.17", "virtual gloo")
