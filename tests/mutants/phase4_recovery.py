@@ -161,6 +161,14 @@ MUTANTS = [
         "no-stack",
     ),
     mutant(
+        "steps-do-not-beat",
+        "nothing beats before a step: a step that hangs is taken for the save before it",
+        '        heartbeat.beat(position.step, "step")\n',
+        "",
+        TOLD,
+        "no-beat",
+    ),
+    mutant(
         "paused-is-hung",
         "who was stopped counts that time as the others' silence",
         "if beat != last[rank] or now - awake > self.timeout / 2:\n",
