@@ -206,6 +206,9 @@ class Watchdog:
     each rank's step and place (of a stopped rank, as they were up to ``interval`` seconds before)
     and the stacks of those to blame.
 
+    A folder that can't be written to for a moment ends neither the process nor the watching. Who
+    was stopped and goes on (a laptop's lid) blames nobody for that time: it has seen nothing.
+
     Leaving the block normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED: this rank is done, and
     nobody waits for its beats. By any other exception: it has failed, the report says with what,
     and the others end.

@@ -16,6 +16,8 @@ STORE, BEATS, DONE, AGREED, SIGNALS = (
     "test_signals",
 )
 
+PASSES = "test_what_passes_by"
+
 RESTORE = "        position = state.restore(adapt(saved, world_size, seed))\n"
 SAVE = """        if leaving or position.step % save_every == 0:
             save()
@@ -157,6 +159,30 @@ MUTANTS = [
         "            faulthandler.dump_traceback(file, all_threads=False)\n",
         HUNG,
         "no-stack",
+    ),
+    mutant(
+        "steps-do-not-beat",
+        "nothing beats before a step: a step that hangs is taken for the save before it",
+        '        heartbeat.beat(position.step, "step")\n',
+        "",
+        TOLD,
+        "no-beat",
+    ),
+    mutant(
+        "paused-is-hung",
+        "who was stopped counts that time as the others' silence",
+        "if beat != last[rank] or now - awake > self.timeout / 2:\n",
+        "if beat != last[rank]:\n",
+        PASSES,
+        "paused-blamed",
+    ),
+    mutant(
+        "disk-ends-the-watch",
+        "a shared folder that is away for a moment ends the watchdog's thread",
+        "            except OSError:",
+        "            except EOFError:",
+        PASSES,
+        "stopped-watching",
     ),
     mutant(
         "done-is-silent",

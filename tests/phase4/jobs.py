@@ -127,8 +127,10 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
     )
     loader = torch.utils.data.DataLoader(range(SIZE), batch_sampler=sampler, collate_fn=list)
 
+    passed = [0]
+
     def step(batch: list[int], position) -> None:
-        number = position.step
+        number, beaten = position.step, beats.latest.count > passed[0]
         fault = faults.get((rank, number))
         if fault and once(folder, f"fault-{rank}-{number}"):
             tell = lambda: note(folder, kind="fault", rank=rank, step=number, what=fault)
@@ -138,8 +140,9 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
                 tell()
                 FAULTS[fault]()
         beats.beat(number, "communicate")
+        passed[0] = beats.latest.count
         toy.step(batch)
-        fields = {"kind": "step", "attempt": name, "rank": rank, "step": number}
+        fields = {"kind": "step", "attempt": name, "rank": rank, "step": number, "beaten": beaten}
         note(folder, **fields, samples=batch, world_size=world_size)
 
     store = impl.module("fault_tolerance").CheckpointStore(folder / "checkpoints")

@@ -38,6 +38,14 @@ def expect_job(scenario: dict, result: dict) -> None:
                 got = sorted(i for part in parts for i in part)
                 message = f"{what}: samples of step {step} in attempt {number}"
                 expect_equal(got, samples[step - 1], what=message, cause="wrong-samples")
+        for entry in attempt:
+            if not entry["beaten"]:
+                fail(
+                    f"{what}: step {entry['step']} begins without a beat: a rank that hangs in it "
+                    "is taken to be in the place before",
+                    cause="no-beat",
+                    rank=entry["rank"],
+                )
     last = [entry for entry in result["ends"] if entry["done"]]
     expect_equal(len(last), ranks, what=f"{what}: ranks that came to the end", cause="no-end")
     for entry in last:

@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401 (torch.optim imports it: once here, not per rank)
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
 
+PATIENCE = 2.0  # seconds: the timeout of watchdogs
 BARE = {"process_group": False, "ledger": False}
 
 
@@ -132,6 +134,74 @@ def test_who_is_done_is_not_waited_for(impl, run, seed):
 
     for rank, found in enumerate(folder_of(run, body, 3)):
         expect_equal(found, ("done", 0), what="status, reports", rank=rank, cause="not-done")
+
+
+def watched(impl, folder: Path, seconds: float) -> int:
+    """A process of its own that passes one place and stays there; its id. Ends with status 0."""
+    pid, began = os.fork(), folder.with_suffix(".began")
+    if not pid:
+        try:
+            beats = impl.Heartbeat(folder, 0, 1, "now")
+            with impl.Watchdog(beats, timeout=PATIENCE):
+                beats.beat(1, "step")
+                end = time.monotonic() + seconds
+                began.touch()
+                while time.monotonic() < end:
+                    time.sleep(0.05)
+                os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    while not began.exists():
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            raise RuntimeError("the process ended as soon as it was to be watched")
+        time.sleep(0.01)
+    return pid
+
+
+def status_of(pid: int, seconds: float) -> int | None:
+    """How a process ended; None and killed if it didn't."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+@exercise("4.5", "gloo")
+def test_what_passes_by(impl, run, seed):
+    """Stopped and continued: nobody hung. The folder was away for a moment: it still watches."""
+
+    def body(ctx, folder):
+        impl.Heartbeat(folder / "three", 0, 1).beat(0, "step")  # if it raises: here, not there
+        hangs = watched(impl, folder / "two", 600.0)
+        stopped = watched(impl, folder / "one", 2.6 * PATIENCE)
+        time.sleep(0.4 * PATIENCE)  # its watchdog has looked
+        os.kill(stopped, signal.SIGSTOP)
+        (folder / "two").rename(folder / "away")
+        time.sleep(0.5 * PATIENCE)
+        (folder / "away").rename(folder / "two")
+        time.sleep(1.0 * PATIENCE)
+        os.kill(stopped, signal.SIGCONT)
+        return status_of(stopped, 5 * PATIENCE), status_of(hangs, 5 * PATIENCE), impl.EXIT_HUNG
+
+    stopped, hung, want = folder_of(run, body, 1, timeout=50.0)[0]
+    if stopped != 0:
+        fail(
+            "a process was stopped for longer than the timeout and went on: its watchdog ended it, "
+            f"with status {stopped}",
+            cause="paused-blamed",
+        )
+    if hung != want:
+        fail(
+            "the folder of the beats was away for a moment, then the rank hung: expected status "
+            f"{want}, got {hung} (None: it never ends, nobody watches any more)",
+            cause="stopped-watching",
+        )
 
 
 # -- leaving --------------------------------------------------------------------------------------

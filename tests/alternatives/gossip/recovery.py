@@ -128,12 +128,15 @@ class Watchdog:
 
     def watch(self):
         seen = {}
-        begun = time.monotonic()
+        begun = looked = time.monotonic()
         while not self.over:
             time.sleep(self.interval)
             self.heartbeat.publish()
             beats = self.heartbeat.read()
             now = time.monotonic()
+            if now - looked > self.timeout / 2:  # this process was stopped
+                seen, begun = {}, now
+            looked = now
             for rank, beat in enumerate(beats):
                 count = beat.count if beat else None
                 if rank not in seen or seen[rank][0] != count:
