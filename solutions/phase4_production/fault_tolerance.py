@@ -252,8 +252,10 @@ class CheckpointStore:
 
         OSError if the folder is there and can't be read: that is not the same as an empty one.
         """
-        names = os.listdir(self.folder) if self.folder.is_dir() else []
-        return sorted(filter(NAME.fullmatch, names))
+        try:
+            return sorted(filter(NAME.fullmatch, os.listdir(self.folder)))
+        except FileNotFoundError:
+            return []
 
     def _manifest(self, name: str) -> dict[str, Any]:
         """The manifest, if the marker vouches for it; else ValueError or OSError."""

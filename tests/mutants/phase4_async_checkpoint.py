@@ -12,6 +12,8 @@ WAIT = "        self.wait()\n        trees"
 KEPT = "            self.error = error\n"
 LEAVE = "        self.close()\n"
 
+ALONE = "test_a_single_process_needs_no_process_group"
+
 mutant = mutants_of("4.3", "async")
 
 MUTANTS = [
@@ -84,6 +86,30 @@ MUTANTS = [
         START + "        self.writer.join()\n",
         MOMENT,
         "synchronous",
+    ),
+    mutant(
+        "score-lost",
+        "the writer forgets the score: the best checkpoint is deleted",
+        "own, score=score, metadata=metadata)\n",
+        "own, metadata=metadata)\n",
+        ALONE,
+        "score-lost",
+    ),
+    mutant(
+        "group-needed",
+        "a single process has to make a process group to save",
+        "        if dist.is_initialized():\n",
+        "        if True:\n",
+        ALONE,
+        "exception",
+    ),
+    mutant(
+        "graph-kept",
+        "the copy is recorded by autograd, and keeps the parameter alive",
+        "copy_(value.detach(), non_blocking=True)\n",
+        "copy_(value, non_blocking=True)\n",
+        COPIED,
+        "graph-kept",
     ),
     mutant(
         "two-at-a-time",

@@ -214,8 +214,9 @@ MUTANTS = [
     mutant(
         "newest-by-step",
         "the highest step counts as the newest: after going back, the old branch is loaded",
-        "        return sorted(filter(NAME.fullmatch, names))\n",
-        "        names = filter(NAME.fullmatch, names)\n        return sorted(names, key=lambda name: (name[-8:], name))\n",
+        "            return sorted(filter(NAME.fullmatch, os.listdir(self.folder)))\n",
+        "            names = filter(NAME.fullmatch, os.listdir(self.folder))\n"
+        "            return sorted(names, key=lambda name: (name[-8:], name))\n",
         KEPT,
         "kept",
     ),
@@ -246,8 +247,8 @@ MUTANTS = [
     mutant(
         "closed-is-empty",
         "a folder that can't be read counts as an empty one: training begins anew",
-        "        names = os.listdir(self.folder) if self.folder.is_dir() else []\n",
-        '        names = [path.name for path in self.folder.glob("*")]\n',
+        "        except FileNotFoundError:\n            return []\n",
+        "        except OSError:\n            return []\n",
         CLOSED,
         "silent-restart",
     ),

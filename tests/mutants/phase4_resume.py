@@ -143,6 +143,14 @@ MUTANTS = [
         "same-order",
     ),
     mutant(
+        "data-set-not-told",
+        "the data set never hears of the epoch: each sample has the same augmentation for ever",
+        "            loader.dataset.set_epoch(position.epoch)\n",
+        "            pass\n",
+        WORKERS,
+        "same-noise",
+    ),
+    mutant(
         "worker-streams",
         "samples take what the worker's own streams give",
         MIXED,

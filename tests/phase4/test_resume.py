@@ -119,6 +119,14 @@ def test_loader_workers_go_on_with_the_same_samples(impl, run, seed):
     [[whole, with_workers, resumed]] = run(body, 1, ledger=False, timeout=40)
     if [entry[1] for entry in whole[:6]] == [entry[1] for entry in whole[6:]]:
         fail("the second epoch has the order of the first", cause="same-order")
+    first, second = (
+        {i: noise for _, indices, sums in epoch for i, noise in zip(indices, sums, strict=True)}
+        for epoch in (whole[:6], whole[6:])
+    )
+    same = [i for i in first if first[i] == second[i]]
+    if same:
+        message = f"samples {same} have the noise of the first epoch in the second: a data set with"
+        fail(f"{message} set_epoch is told the epoch, too", cause="same-noise")
     for what, got, want in (
         ("2 workers instead of none", with_workers, whole),
         ("resumed after 3 batches, with 2 workers", resumed, whole[3:]),
