@@ -295,6 +295,17 @@ MUTANTS = [
         cause="too-slow",
     ),
     Mutant(
+        id="gather-library",
+        exercise="3.2",
+        bug="BUGS 50: torch's own broadcast does the work, chunk after chunk",
+        find=GATHERED,
+        replace="            pass\n"
+        "        for root, chunk in enumerate(chunks):\n"
+        "            dist.broadcast(chunk, group=group, group_src=root)\n",
+        killed_by=AG_BYTES,
+        cause="forbidden-operator",
+    ),
+    Mutant(
         id="gather-buffers",
         exercise="3.2",
         bug="chunks are received into a buffer and copied",
@@ -350,6 +361,18 @@ MUTANTS = [
         "    with flattened(tensor) as flat:\n",
         killed_by=ALL,
         cause="unchanged",
+    ),
+    Mutant(
+        id="all-reduce-library",
+        exercise="3.3",
+        bug="BUGS 50: torch's own all-reduce does the work",
+        find=HALVES,
+        replace="        operator = dist.ReduceOp.MAX if op == 'max' else dist.ReduceOp.SUM\n"
+        "        dist.all_reduce(flat, operator, group=group)\n"
+        "        if op == 'mean':\n"
+        "            flat.div_(dist.get_world_size(group))\n",
+        killed_by=LEAST,
+        cause="forbidden-operator",
     ),
     Mutant(
         id="all-reduce-view-lost",
@@ -466,6 +489,27 @@ MUTANTS = [
         "                    finish(*started.popleft())\n",
         killed_by=HIDDEN,
         cause="additions-exposed",
+    ),
+    Mutant(
+        id="segments-sends-not-awaited",
+        exercise="3.4",
+        bug="BUGS 22: only the receives are waited for",
+        find="            hop.target.div_(world_size)\n        wait(handles[1:])\n",
+        replace="            hop.target.div_(world_size)\n",
+        killed_by=SAME,
+        cause="never-waited",
+    ),
+    Mutant(
+        id="segments-short-last-one-lost",
+        exercise="3.4",
+        bug="BUGS 45: whole segments only: what is left of a chunk is never reduced",
+        find="math.ceil(chunks[0].numel() / longest))\n"
+        "        segments = [chunk.tensor_split(count) for chunk in chunks]\n",
+        replace="chunks[0].numel() // longest)\n"
+        "        size = min(longest, chunks[0].numel())\n"
+        "        segments = [(chunk.split(size) * count)[:count] for chunk in chunks]\n",
+        killed_by=SAME,
+        cause="wrong",
     ),
     Mutant(
         id="segments-share-a-buffer",
