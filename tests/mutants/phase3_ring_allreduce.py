@@ -28,6 +28,7 @@ ONCE, HIDDEN, BUFFERS = (
     "test_additions_are_hidden",
     "test_a_few_segments_of_memory",
 )
+SEGMENT_VIEWS = "test_segments_of_views_and_in_groups"
 
 RS_STEPS = """        ((rank - step - 1) % world_size, (rank - step - 2) % world_size)
 """
@@ -510,6 +511,15 @@ MUTANTS = [
         "        segments = [(chunk.split(size) * count)[:count] for chunk in chunks]\n",
         killed_by=SAME,
         cause="wrong",
+    ),
+    Mutant(
+        id="segments-below-an-element",
+        exercise="3.4",
+        bug="a segment_bytes smaller than an element gives segments of no element",
+        find="        longest = max(1, segment_bytes // flat.element_size())\n",
+        replace="        longest = segment_bytes // flat.element_size()\n",
+        killed_by=SEGMENT_VIEWS,
+        cause="exception",
     ),
     Mutant(
         id="segments-share-a-buffer",
