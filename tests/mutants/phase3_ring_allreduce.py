@@ -403,6 +403,15 @@ MUTANTS = [
         cause="exception",
     ),
     Mutant(
+        id="agree-unknown-alone",
+        exercise="3.3",
+        bug="BUGS 7: a rank with an unknown operator raises alone, and the others wait for it",
+        find="ops.index(op) if op in ops else -1]\n",
+        replace="ops.index(op)]\n",
+        killed_by=TELLS,
+        cause="messages",
+    ),
+    Mutant(
         id="agree-sums",
         exercise="3.3",
         bug="sums count some ranks twice if W is no power of two",
