@@ -28,6 +28,7 @@ ONCE, HIDDEN, BUFFERS = (
     "test_additions_are_hidden",
     "test_a_few_segments_of_memory",
 )
+SEGMENT_VIEWS = "test_segments_of_views_and_in_groups"
 
 RS_STEPS = """        ((rank - step - 1) % world_size, (rank - step - 2) % world_size)
 """
@@ -295,6 +296,17 @@ MUTANTS = [
         cause="too-slow",
     ),
     Mutant(
+        id="gather-library",
+        exercise="3.2",
+        bug="BUGS 50: torch's own broadcast does the work, chunk after chunk",
+        find=GATHERED,
+        replace="            pass\n"
+        "        for root, chunk in enumerate(chunks):\n"
+        "            dist.broadcast(chunk, group=group, group_src=root)\n",
+        killed_by=AG_BYTES,
+        cause="forbidden-operator",
+    ),
+    Mutant(
         id="gather-buffers",
         exercise="3.2",
         bug="chunks are received into a buffer and copied",
@@ -352,6 +364,18 @@ MUTANTS = [
         cause="unchanged",
     ),
     Mutant(
+        id="all-reduce-library",
+        exercise="3.3",
+        bug="BUGS 50: torch's own all-reduce does the work",
+        find=HALVES,
+        replace="        operator = dist.ReduceOp.MAX if op == 'max' else dist.ReduceOp.SUM\n"
+        "        dist.all_reduce(flat, operator, group=group)\n"
+        "        if op == 'mean':\n"
+        "            flat.div_(dist.get_world_size(group))\n",
+        killed_by=LEAST,
+        cause="forbidden-operator",
+    ),
+    Mutant(
         id="all-reduce-view-lost",
         exercise="3.3",
         bug="BUGS 48: reshape copies a strided tensor, and the copy is reduced",
@@ -377,6 +401,15 @@ MUTANTS = [
         replace="        to = source = rank ^ distance\n",
         killed_by=TELLS,
         cause="exception",
+    ),
+    Mutant(
+        id="agree-unknown-alone",
+        exercise="3.3",
+        bug="BUGS 7: a rank with an unknown operator raises alone, and the others wait for it",
+        find="ops.index(op) if op in ops else -1]\n",
+        replace="ops.index(op)]\n",
+        killed_by=TELLS,
+        cause="messages",
     ),
     Mutant(
         id="agree-sums",
@@ -466,6 +499,36 @@ MUTANTS = [
         "                    finish(*started.popleft())\n",
         killed_by=HIDDEN,
         cause="additions-exposed",
+    ),
+    Mutant(
+        id="segments-sends-not-awaited",
+        exercise="3.4",
+        bug="BUGS 22: only the receives are waited for",
+        find="            hop.target.div_(world_size)\n        wait(handles[1:])\n",
+        replace="            hop.target.div_(world_size)\n",
+        killed_by=SAME,
+        cause="never-waited",
+    ),
+    Mutant(
+        id="segments-short-last-one-lost",
+        exercise="3.4",
+        bug="BUGS 45: whole segments only: what is left of a chunk is never reduced",
+        find="math.ceil(chunks[0].numel() / longest))\n"
+        "        segments = [chunk.tensor_split(count) for chunk in chunks]\n",
+        replace="chunks[0].numel() // longest)\n"
+        "        size = min(longest, chunks[0].numel())\n"
+        "        segments = [(chunk.split(size) * count)[:count] for chunk in chunks]\n",
+        killed_by=SAME,
+        cause="wrong",
+    ),
+    Mutant(
+        id="segments-below-an-element",
+        exercise="3.4",
+        bug="a segment_bytes smaller than an element gives segments of no element",
+        find="        longest = max(1, segment_bytes // flat.element_size())\n",
+        replace="        longest = segment_bytes // flat.element_size()\n",
+        killed_by=SEGMENT_VIEWS,
+        cause="exception",
     ),
     Mutant(
         id="segments-share-a-buffer",

@@ -60,6 +60,17 @@ SIGN = "    return Link(alpha, beta) if beta >= 0 else Link(mt / mm, 0.0)\n"
 
 MUTANTS = [
     Mutant(
+        id="tree-starts-from-zeros",
+        exercise="3.5",
+        bug="what comes is collected in a tensor of zeros: a maximum of negative numbers is 0",
+        find=HEAR,
+        replace="    collected = torch.zeros_like(total)\n"
+        + HEAR.replace("total", "collected")
+        + "    COMBINE[op](total, collected)\n",
+        killed_by=REDUCES,
+        cause="zeros",
+    ),
+    Mutant(
         id="tree-power-of-two",
         exercise="3.5",
         bug="BUGS 49: children beyond the last rank are expected",
@@ -193,6 +204,16 @@ MUTANTS = [
         cause="accepted",
     ),
     Mutant(
+        id="tree-view-lost",
+        exercise="3.5",
+        bug="BUGS 48: a strided tensor is reduced in a copy",
+        find="    check_arguments(tensor, op, group)\n    with flattened(tensor) as flat:\n        climb",
+        replace="    check_arguments(tensor, op, group)\n"
+        "    with flattened(tensor.contiguous()) as flat:\n        climb",
+        killed_by=TREE_VIEWS,
+        cause="unchanged",
+    ),
+    Mutant(
         id="tree-global-ranks",
         exercise="3.5",
         bug="the group's ranks are taken for global ones",
@@ -310,6 +331,16 @@ MUTANTS = [
         cause="forbidden-operator",
     ),
     Mutant(
+        id="halving-odd-element-lost",
+        exercise="3.6",
+        bug="BUGS 45: halves of n // 2 elements: the last one of an odd piece is never reduced",
+        find="            first, second = piece.tensor_split(2)\n",
+        replace="            half = piece.numel() // 2\n"
+        "            first, second = piece[:half], piece[half : 2 * half]\n",
+        killed_by=HALVES,
+        cause="wrong",
+    ),
+    Mutant(
         id="halving-view-lost",
         exercise="3.6",
         bug="BUGS 48: a strided tensor is reduced in a copy",
@@ -371,6 +402,15 @@ MUTANTS = [
         bug="a negative α or β is kept",
         find=SIGN,
         replace="    return Link(alpha, beta)\n",
+        killed_by=FIT,
+        cause="negative",
+    ),
+    Mutant(
+        id="fit-cut-off",
+        exercise="3.6",
+        bug="a negative β is cut off, and α stays what it was beside the negative one",
+        find=SIGN,
+        replace="    return Link(alpha, max(beta, 0.0))\n",
         killed_by=FIT,
         cause="negative",
     ),

@@ -47,11 +47,11 @@ Wanted = Callable[[Tensor, int], tuple[slice, Tensor]]
 def values_of(
     seed: int, world_size: int, n: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """(world_size, n): one row per rank; small integers for integer dtypes."""
+    """(world_size, n): one row per rank, all negative, so that a zero would win a maximum."""
     generator = torch.Generator().manual_seed(seed * 31 + n)
     if dtype.is_floating_point:
-        return torch.rand(world_size, n, generator=generator, dtype=dtype) + 0.5
-    return torch.randint(1, 50, (world_size, n), generator=generator, dtype=dtype)
+        return -torch.rand(world_size, n, generator=generator, dtype=dtype) - 0.5
+    return -torch.randint(1, 50, (world_size, n), generator=generator, dtype=dtype)
 
 
 def inputs_of(world_size: int) -> list[Input]:

@@ -251,6 +251,7 @@ DIFFERENT = {
     "another length": ((torch.ones(5), "sum"), (torch.ones(6), "sum")),
     "another dtype": ((torch.ones(5), "mean"), (torch.ones(5, dtype=torch.int64), "mean")),
     "another operator": ((torch.ones(5), "sum"), (torch.ones(5), "max")),
+    "an unknown operator": ((torch.ones(5), "median"), (torch.ones(5), "max")),
 }
 
 

@@ -77,14 +77,16 @@ def test_fit_finds_alpha_and_beta(impl, run):
             return {p: list(link) for p, link in impl.fit(timings).items()}
 
         falling = [impl.Timing("tree", 2, n, 1e-3 / (1 + n)) for n in (1, 10)]
+        bent = [impl.Timing("tree", 2, n, 1e-9 * n**2) for n in (10, 100)]
         try:
             impl.fit([impl.Timing("ring", w, 4, 1e-4) for w in (2, 4)])
             refused = False
         except ValueError:
             refused = True
-        return fitted(1.0), fitted(1.3), list(impl.fit(falling)["tree"]), refused
+        curved = [list(impl.fit(timings)["tree"]) for timings in (falling, bent)]
+        return fitted(1.0), fitted(1.3), curved, refused
 
-    exact, noisy, falling, refused = run(body, 1, process_group=False)[0]
+    exact, noisy, (falling, bent), refused = run(body, 1, process_group=False)[0]
     expect_equal(sorted(exact), sorted(PATTERNS), what="the patterns that were fitted")
     for p in PATTERNS:
         for name, got, want in zip("αβ", exact[p], LINKS[p], strict=True):
@@ -97,9 +99,19 @@ def test_fit_finds_alpha_and_beta(impl, run):
                 "errors, or large tensors decide what small ones cost",
                 cause="absolute-errors",
             )
-    if min(falling) < 0:
-        text = f"times that fall with the size give α, β = {falling}: neither can be negative"
-        fail(text, cause="negative")
+    for what, names, (value, zero), (least, most) in (
+        ("that fall with the size", "α and β", falling, (1e-3 / 11 / 2, 1e-3 / 2 / 2)),
+        ("that grow like its square", "β and α", bent[::-1], (1e-9 * 10 / 2, 1e-9 * 100 / 2)),
+    ):
+        if value < 0 or zero < 0:
+            text = f"times {what}: {names} are {value:g} and {zero:g}; neither can be negative"
+            fail(text, cause="negative")
+        if zero or not 0.999 * least <= value <= 1.001 * most:
+            fail(
+                f"times {what}: {names} are {value:g} and {zero:g}. The second explains nothing "
+                f"and is 0; then the first is between {least:g} and {most:g}",
+                cause="negative",
+            )
     expect_equal(refused, True, what="ValueError for one size only", cause="accepted")
 
 
