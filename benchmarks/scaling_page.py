@@ -80,8 +80,8 @@ through one of its eight cards. A parameter server's memory counts what it holds
     "gpt-7b": """
 With one sequence per GPU there is little to hide behind, and memory decides. DDP takes 62 of
 80 GB, and phase 1's trainer, which joins the gradients, all of it; FSDP takes 13 GB on 16 GPUs and
-11 on 64. Up to 64 GPUs it is also 1.3 to 1.8 times as fast: AdamW over 6.7 billion parameters takes
-nearly as long as forward and backward of 2,048 tokens. Hybrid FSDP is behind full FSDP here: eight
+11 on 64. Up to 64 GPUs it is also 1.3 to 1.8 times as fast: AdamW over 6.7 billion parameters
+takes nearly as long as forward and backward of 2,048 tokens. Hybrid FSDP is behind full FSDP here: eight
 cards per node carry a ring through all GPUs as fast as NVLink carries it inside, so it saves no
 time, and what goes inside and what goes between nodes wait for each other at a GPU's port (in this
 model a port does one transfer at a time; a real GPU may overlap them).
@@ -93,8 +93,8 @@ are not time:
 
 - *Nothing hidden* is assumed. FSDP sends half as much again as DDP, but before it is needed; the
   ZeROs' gather of new parameters comes when there is no compute left beside it.
-- *The optimizer* is not in the estimate. Sharded, its time is divided by W, which saves the GPTs more
-  than the wire takes.
+- *The optimizer* is not in the estimate. Sharded, its time is divided by W, which saves the GPTs
+  more than the wire takes.
 - *Latency* is not, either: for ZeRO-2 on 256 GPUs it is most of the step.
 
 So take 3.21's table for what fits and what it sends, and a simulation for what is fastest; with
