@@ -83,8 +83,8 @@ With one sequence per GPU there is little to hide behind, and memory decides. DD
 11 on 64. Up to 64 GPUs it is also 1.3 to 1.8 times as fast: AdamW over 6.7 billion parameters
 takes nearly as long as forward and backward of 2,048 tokens. Hybrid FSDP is behind full FSDP:
 eight cards per node carry a ring through all GPUs as fast as NVLink carries it inside, so it saves
-no time, and what goes inside and what goes between nodes wait for each other at a GPU's port (in this
-model a port does one transfer at a time; a real GPU may overlap them).
+no time, and what goes inside and what goes between nodes wait for each other at a GPU's port (in
+this model a port does one transfer at a time; a real GPU may overlap them).
 """,
 }
 AFTER = """
