@@ -12,14 +12,15 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from distlab.virtual.simulate import Plan, simulate
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "scaling"
+from . import scaling_page
+from .scaling_page import FOLDER
+
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CLUSTERS = {
     "resnet50": ("dgx-h100", "ethernet-v100"),
@@ -27,6 +28,7 @@ CLUSTERS = {
     "gpt-7b": ("dgx-h100",),
 }
 LARGE_BUCKET = {"resnet50": 25.0, "gpt-1b": 250.0, "gpt-7b": 1000.0}  # MiB, where messages are run
+UNINTERESTING = ("efficiency", "bubble", "unmodelled")  # of a cell by itself
 LIMIT = 1800.0  # real seconds of a cell
 
 
@@ -125,10 +127,11 @@ def record(model: str, most_gpus: int, until: float) -> None:
             continue
         begun = time.perf_counter()
         (answer,) = simulate(row.plan(cluster, model, gpus))
-        known[key] = answer.row()
+        known[key] = {k: v for k, v in answer.row().items() if k not in UNINTERESTING}
         order = {key_of(*cell): n for n, cell in enumerate(cells(model))}
         kept = dict(sorted(known.items(), key=lambda item: order.get(item[0], len(order))))
-        (FOLDER / f"{model}.json").write_text(json.dumps(kept, indent=1) + "\n")
+        lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items())
+        (FOLDER / f"{model}.json").write_text(f"{{\n{lines}\n}}\n")
         print(f"{model} {key}: {time.perf_counter() - begun:.0f} s", flush=True)
 
 
@@ -142,6 +145,7 @@ def main() -> None:
     until = time.time() + 60 * options.minutes
     for model in options.model:
         record(model, options.gpus, until)
+    print(scaling_page.write({m: load(m) for m in CLUSTERS}, [row.name for row in ROWS], COUNTS))
 
 
 if __name__ == "__main__":

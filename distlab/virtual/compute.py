@@ -88,7 +88,10 @@ class ComputeModel(TorchDispatchMode):
         if kind is None:
             kind = self.kind[func] = _kind(func)
         if kind == "value":
-            return read_value(func, args, kwargs)
+            out = read_value(func, args, kwargs)
+            if func is torch.ops.aten._to_copy.default and out.is_meta:
+                self.memory.note(out)  # another dtype takes memory of its own
+            return out
         if kind == "view":
             if args and args[0].is_meta and shadow_of(args[0]) is None:
                 return func(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -20,7 +21,9 @@ from ..ranks import RankFailure
 from ..timeline import chrome_trace, draw
 from .cluster import load_cluster
 from .simulate import Answer, Plan, simulate
+from .strategies import ALIKE
 
+LONG = 120.0  # real seconds that are worth a word beforehand
 PICTURED_GPUS = 16  # the timeline shows the largest run of at most so many
 
 
@@ -55,15 +58,39 @@ def run(plan: Plan, folder: Path, out: Console) -> int:
     try:
         with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
             task = bar.add_task("simulating", total=sum(plan.gpus))
+            begun = time.monotonic()
             for answer in simulate(plan):
                 answers.append(answer)
                 bar.advance(task, answer.gpus)
+                took, begun = time.monotonic() - begun, time.monotonic()
+                for line in _forecast(plan, answers, took):
+                    bar.console.print(Text(line, "yellow"), soft_wrap=True)
     except RankFailure as failure:
         if answers and failure.kind == "hang":  # what is done is worth showing
             return _finish(plan, answers, folder, out)
         where = f"\n  line: {failure.line}" if failure.line else ""
         raise ValueError(f"the simulated run failed: {failure.message}{where}") from None
     return _finish(plan, answers, folder, out)
+
+
+def _forecast(plan: Plan, answers: Sequence[Answer], took: float) -> list[str]:
+    """That the next number of GPUs takes long, judged from the seconds of the last."""
+    following = plan.gpus[len(answers) :][:1]
+    more = [took * gpus / answers[-1].gpus for gpus in following if not plan.two_ranks]
+    return [
+        f"{following[0]} GPUs take {seconds / 60:.0f} minutes here or longer: {_faster(plan)}"
+        for seconds in more
+        if seconds > LONG
+    ]
+
+
+def _faster(plan: Plan) -> str:
+    """What makes a simulation take less."""
+    if plan.two_ranks or plan.model_ranks > 1:
+        return "nothing but patience helps"
+    if plan.strategy in ALIKE:
+        return "--two-ranks runs only two, which is the same if all do the same"
+    return "every rank must run, and each of its messages; a larger --bucket-mb has fewer"
 
 
 def _finish(plan: Plan, answers: list[Answer], folder: Path, out: Console) -> int:
@@ -116,8 +143,8 @@ def _remarks(plan: Plan, answers: Sequence[Answer]) -> list[str]:
     missing = plan.gpus[len(answers) :]
     if missing:
         remarks.append(
-            f"{missing[0]} GPUs were not done here in {plan.timeout:,.0f} s "
-            "(`timeout` in a --config file gives them longer)"
+            f"{missing[0]} GPUs were not done here in {plan.timeout:,.0f} s (`timeout` in a "
+            f"--config file gives them longer; {_faster(plan)})"
         )
     dtype = plan.dtype or plan.spec.dtype
     gpu = load_cluster(plan.cluster).gpu

@@ -266,6 +266,16 @@ def test_what_takes_too_long_leaves_a_line_and_the_rows_before(
     assert [row["gpus"] for row in data["rows"]] == [1, 2]
 
 
+def test_what_will_take_long_is_said_beforehand(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr(show, "LONG", 0.0)
+    for strategy, words in (("ddp", "--two-ranks runs only two"), ("tree", "larger --bucket-mb")):
+        arguments = ["--model", "mlp", "--gpus", "1", "2", "--strategy", strategy]
+        assert main(["simulate", *arguments, "--out", str(tmp_path)]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "2 GPUs take" in said
+        assert words in said
+
+
 def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
     command = shutil.which("distlab", path=str(Path(sys.executable).parent))
     if command is None:

@@ -1,0 +1,313 @@
+"""``docs/scaling.md`` from the recorded cells: tables, pictures, and exercise 3.21's choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distlab.ranks import RankContext
+from distlab.virtual import run_virtual
+from distlab.virtual.cluster import Cluster, load_cluster
+from distlab.virtual.models import blocks_of, model_spec
+from solutions.phase3_multi_node.sharding_strategies import Links, choose_strategy
+from solutions.phase3_multi_node.step_profile import Phase, Profile, profile
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "scaling"
+Cell = dict[str, Any]
+Cells = dict[tuple[str, str, int], Cell]  # (cluster, row, GPUs)
+SIMULATED = {  # what 3.21 calls it: the row
+    "ddp": "DDP in buckets",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "fsdp": "FSDP with prefetch",
+    "hybrid": "hybrid FSDP",
+}
+BUDGETS = {"resnet50": (80e9,), "gpt-1b": (80e9, 22e9, 18e9), "gpt-7b": (80e9, 40e9, 20e9)}
+STYLES = (  # colour, marker, line; families share a line
+    ("black", "o", "-"), ("tab:blue", "s", "-"), ("tab:cyan", "^", "-"), ("tab:green", "v", "-"),
+    ("tab:red", "D", "-"), ("tab:orange", "P", "-"), ("tab:purple", "X", "-"),
+    ("tab:blue", "s", ":"), ("tab:green", "^", ":"), ("tab:red", "v", ":"), ("black", "P", ":"),
+    ("tab:brown", "o", "--"), ("tab:pink", "s", "--"), ("tab:gray", "D", "--"),
+)  # fmt: skip
+GIGABYTES = (2.6, 2.7, 2.8, 2.9, 3, 3.1, 3.2, 10, 12, 15, 18, 20, 22, 25, 30, 40, 50, 60, 80)
+INTRODUCTION = """# 1 to 256 GPUs, strategy by strategy
+
+Written by `python -m benchmarks.scaling`: every cell is a training step of the course's own
+solution (`distlab simulate`), run on virtual GPUs whose clock is a model of compute and links.
+Nothing here was measured on hardware; the same cell comes out the same on every machine, and
+[`docs/scaling/`](scaling) keeps each with all its numbers. Settings are the defaults of
+`distlab simulate`: ResNet-50 in fp32 with 32 images per GPU and SGD with momentum, GPT-1B (1.3
+billion parameters) and GPT-7B (6.7 billion) in bfloat16 with 4 and 1 sequences of 2,048 tokens per
+GPU and AdamW. The batch grows with the GPUs: the ideal is a row that stays as it is.
+
+- *all-reduce, nothing hidden* is phase 1's trainer, *DDP in buckets* to *hybrid FSDP* are phase 3's
+  (hybrid shards inside a node). There all GPUs do the same, so the first and the last are run and
+  stand for all (`--two-ranks`; tests compare with runs of every rank, to the last digit).
+- *DDP, own …* sends its all-reduces message by message, as phase 3's exercises write them. It
+  stops backward while it does: compare these four rows with each other and with the first. Their
+  buckets are 25 MiB for ResNet-50, 250 MiB for GPT-1B, 1,000 MiB for GPT-7B. *local SGD* averages
+  parameters after every 8 steps.
+- *parameter servers*: servers do not train, so a GPU's throughput is that of all of them over all
+  GPUs. *asynchronous* runs without rounds (exercise 3.23), 4 steps per worker.
+- † does not fit into the memory of one GPU. – was not run: there every rank must run, and each
+  of its messages is executed in Python.
+"""
+SEEN = {
+    "resnet50": """
+Everything fits, and 102 MB of gradients are little: up to 64 GPUs all that hides its messages stays
+within a few percent of one GPU. FSDP is ahead because each GPU updates 1/W of the parameters, as
+few flat tensors. With 128 and more it falls off: a gather or reduce-scatter goes round all GPUs
+step by step, and 17 small units pay that latency three times each; hybrid FSDP goes round 8 and
+stays level. Between nodes the own all-reduces part: hierarchical sends 1/8 of the bytes over each
+card and wins from 16 GPUs on, most of all on `ethernet-v100`, whose 8 GPUs share one card, and
+where halving-doubling sends nearly everything through it. One parameter server is at its limit with
+8 GPUs: twice as many workers then give hardly more images, because all values pass its one port.
+More servers move that limit, and without rounds nobody waits for the slowest.
+""",
+    "gpt-1b": """
+2.6 GB of gradients, and DDP in buckets hides nearly all of it; left to wait for, it costs 9 %.
+FSDP is fastest from 2 GPUs on *and* needs least memory: gathers hide as well, and AdamW, a fifth of
+DDP's step, is shared. ZeRO-1 and ZeRO-2 win by the same shorter update inside a node, but gather
+the new parameters when nothing is left to hide behind, and lose from 16 GPUs on, where each 25 MiB
+bucket pays the latency of a ring of all GPUs. Written from messages, only hierarchical stays
+close to the backend's all-reduce between nodes: a ring in the order of the ranks leaves a node
+through one of its eight cards. A parameter server's memory counts what it holds on the host.
+""",
+    "gpt-7b": """
+With one sequence per GPU there is little to hide behind, and memory decides. DDP takes 62 of
+80 GB, and phase 1's trainer, which joins the gradients, all of it; FSDP takes 13 GB on 16 GPUs and
+11 on 64. Up to 64 GPUs it is also 1.3 to 1.8 times as fast: AdamW over 6.7 billion parameters
+takes nearly as long as forward and backward of 2,048 tokens. Hybrid FSDP is behind full FSDP:
+eight cards per node carry a ring through all GPUs as fast as NVLink carries it inside, so it saves
+no time, and what goes inside and what goes between nodes wait for each other at a GPU's port (in
+this model a port does one transfer at a time; a real GPU may overlap them).
+""",
+}
+AFTER = """
+Where little fits, the choice is the fastest. Where several do, it is right about bytes, and bytes
+are not time:
+
+- *Nothing hidden* is assumed. FSDP sends half as much again as DDP, but before it is needed; the
+  ZeROs' gather of new parameters comes when there is no compute left beside it.
+- *The optimizer* is not in the estimate. Sharded, its time is divided by W, which saves the GPTs
+  more than the wire takes.
+- *Latency* is not, either: for ZeRO-2 on 256 GPUs it is most of the step.
+
+So take 3.21's table for what fits and what it sends, and a simulation for what is fastest; with
+slow links, several backward passes or little memory they agree. Offload is not simulated.
+"""
+CHOICE = """## Does exercise 3.21 choose what is fastest?
+
+Exercise 3.21 estimates memory and bytes from one step's profile and takes, of what fits, the least
+*seconds on the wire*. Here its choice is set against the fastest simulated strategy that fits,
+among DDP in buckets, ZeRO-1, ZeRO-2, FSDP and (on several nodes) hybrid; less than a GPU has stands
+for a smaller GPU of the same speed. The last column says how much longer a step takes with 3.21's
+choice; where lines are joined, for the fewest and the most GPUs."""
+
+
+def profile_of(model: str) -> Profile:
+    """Exercise 3.21's profile of a model's usual step, taken in a process of its own."""
+
+    def body(ctx: RankContext) -> dict[str, Any]:
+        spec = model_spec(model)
+        dtype = getattr(torch, spec.dtype)
+        with torch.device("meta"):
+            built = spec.build().to(dtype)
+        batch = spec.inputs(spec.batch, "meta", dtype)
+        return asdict(profile(built, batch, spec.optimizer, units=blocks_of(built)))
+
+    (found,) = run_virtual(body, 1, timeout=120)
+    found["phases"] = tuple(Phase(**phase) for phase in found["phases"])
+    return Profile(**found)
+
+
+def links_of(cluster: Cluster) -> Links:
+    """The cluster's links as exercise 3.21 wants them."""
+    between = cluster.between.bandwidth * cluster.nics_per_node
+    return Links(inside=cluster.inside.bandwidth, between=between)
+
+
+def choice_of(profile: Profile, cluster: Cluster, gpus: int, budget: float) -> str:
+    """What exercise 3.21 chooses; "none" if nothing fits."""
+    local = min(gpus, cluster.gpus_per_node)
+    try:
+        choice = choose_strategy(
+            profile, int(budget), gpus // local, local, links=links_of(cluster)
+        )
+    except ValueError:
+        return "none"
+    return choice.strategy
+
+
+def fastest_of(cells: Cells, cluster: str, gpus: int, budget: float) -> list[tuple[str, Cell]]:
+    """(3.21's name, cell) of the simulated strategies that fit, the fastest first."""
+    found = [
+        (name, cells[cluster, row, gpus])
+        for name, row in SIMULATED.items()
+        if (cluster, row, gpus) in cells and (name != "hybrid" or gpus > 8)
+    ]
+    return sorted(
+        ((name, cell) for name, cell in found if cell["memory"] <= budget),
+        key=lambda pair: pair[1]["step"],
+    )
+
+
+def choices(cells: Cells, model: str, counts: tuple[int, ...]) -> Iterator[list[str]]:
+    """Rows: cluster, memory, GPUs, 3.21's choice, the simulation's, what the difference costs."""
+    known = profile_of(model)
+    for name in dict.fromkeys(cluster for cluster, _, _ in cells):
+        cluster = load_cluster(name)
+        memory = cluster.gpu.memory
+        for budget in (b for b in BUDGETS[model] if b <= memory or b == max(BUDGETS[model])):
+            for gpus in counts[1:]:
+                chosen = choice_of(known, cluster, gpus, min(budget, memory))
+                fitting = fastest_of(cells, name, gpus, min(budget, memory))
+                of = dict(fitting)
+                best = fitting[0][0] if fitting else "none"
+                if chosen == best:
+                    cost = "the same"
+                elif chosen in of:
+                    cost = f"{of[chosen]['step'] / of[best]['step'] - 1:+.1%} time"
+                else:
+                    cost = "3.21's is not simulated" if chosen == "offload" else "does not fit"
+                size = f"{min(budget, memory) / 1e9:.0f} GB"
+                yield [name, size, str(gpus), chosen, best, cost]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Markdown."""
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def rows_of(
+    cells: Cells, cluster: str, names: list[str], counts: tuple[int, ...], show: Callable
+) -> list[list[str]]:
+    """A row for each strategy, a cell for each number of GPUs; – where there is none."""
+    found = []
+    for name in names:
+        row = [cells.get((cluster, name, gpus)) for gpus in counts]
+        if any(row):
+            found.append([name, *("–" if cell is None else show(cell) for cell in row)])
+    return found
+
+
+def rate_of(cell: Cell) -> str:
+    """Throughput per GPU; marked if the memory does not suffice."""
+    return f"{cell['rate'] / cell['gpus']:,.0f}" + ("" if cell["fits"] else "†")
+
+
+def rest_of(cell: Cell) -> str:
+    """Memory and the share of the step in which the GPU waits for communication."""
+    mark = "" if cell["fits"] else "†"
+    return f"{cell['memory'] / 1e9:.1f}{mark} · {cell['exposed'] / cell['step']:.0%}"
+
+
+def draw(cells: Cells, names: list[str], counts: tuple[int, ...], path: Path, title: str) -> None:
+    """Throughput per GPU and memory per GPU over the number of GPUs, one cluster per row."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullLocator
+
+    clusters = list(dict.fromkeys(cluster for cluster, _, _ in cells))
+    figure, grid = plt.subplots(
+        len(clusters), 2, figsize=(13, 0.6 + 4.6 * len(clusters)), layout="constrained",
+        squeeze=False,
+    )  # fmt: skip
+    figure.suptitle(title)
+    unit = next(iter(cells.values()))["unit"]
+    for (left, right), cluster in zip(grid, clusters, strict=True):
+        for name, (colour, marker, line) in zip(names, STYLES, strict=True):
+            found = [(g, cells[cluster, name, g]) for g in counts if (cluster, name, g) in cells]
+            gpus = [g for g, _ in found]
+            style = {"color": colour, "marker": marker, "ls": line, "ms": 5, "lw": 1.3}
+            rates = [c["rate"] / c["gpus"] for _, c in found]
+            left.semilogx(gpus, rates, base=2, label=name, **style)
+            right.loglog(gpus, [c["memory"] / 1e9 for _, c in found], base=2, **style)
+        left.set(ylabel=f"{unit} per second and GPU", title=f"{cluster}: throughput of a GPU")
+        left.set_ylim(bottom=0)
+        right.set(ylabel="GB", title=f"{cluster}: memory of a GPU")
+        memory = load_cluster(cluster).gpu.memory / 1e9
+        if memory < 2 * right.get_ylim()[1]:
+            right.axhline(memory, color="gray", lw=1, label="a GPU has")
+            right.text(1, memory, " what a GPU has", va="bottom", fontsize=8, color="gray")
+        low, high = right.get_ylim()
+        ticks = [t for t in GIGABYTES if low <= t <= high]
+        right.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        right.yaxis.set_minor_locator(NullLocator())
+        for axes in (left, right):
+            axes.set(xlabel="GPUs")
+            axes.set_xticks(counts, [str(g) for g in counts])
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.grid(alpha=0.3)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def by_place(raw: dict[str, Cell]) -> Cells:
+    """A model's recorded cells by cluster, row and GPUs."""
+    found = {}
+    for key, cell in raw.items():
+        cluster, name, gpus = key.split(" | ")
+        found[cluster, name, int(gpus)] = cell
+    return found
+
+
+def write(recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[int, ...]) -> Path:
+    """The page and its pictures; ``recorded``: by model, then by key."""
+    for model, raw in recorded.items():
+        path, title = FOLDER / f"{model}.png", f"{model}: one step on virtual GPUs"
+        draw(by_place(raw), names, counts, path, title)
+    page = FOLDER.parent / "scaling.md"
+    page.write_text(page_of(recorded, names, counts), encoding="utf-8")
+    return page
+
+
+def page_of(
+    recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[int, ...]
+) -> str:
+    """The text of the page."""
+    parts = [INTRODUCTION.strip()]
+    chosen: list[list[str]] = []
+    for model, raw in recorded.items():
+        cells = by_place(raw)
+        unit = next(iter(cells.values()))["unit"]
+        parts += [f"## {model}", SEEN[model].strip()]
+        parts += [f"![{model}: throughput and memory](scaling/{model}.png)"]
+        heads = ["GPUs", *map(str, counts)]
+        for cluster in dict.fromkeys(cluster for cluster, _, _ in cells):
+            rates = rows_of(cells, cluster, names, counts, rate_of)
+            rest = rows_of(cells, cluster, names, counts, rest_of)
+            waits = "GB of memory per GPU · share of the step that waits for communication"
+            parts += [f"**{cluster}: {unit} per second and GPU**", table(heads, rates)]
+            parts += [f"**{cluster}: {waits}**", table(heads, rest)]
+        chosen += [[model, *row] for row in choices(cells, model, counts)]
+    heads = ["model", "cluster", "memory", "GPUs", "3.21 chooses", "fastest", "difference"]
+    parts += [CHOICE.strip(), table(heads, merged(chosen)), AFTER.strip()]
+    return "\n\n".join(parts) + "\n"
+
+
+def merged(rows: list[list[str]]) -> list[list[str]]:
+    """Rows that differ in nothing but the number of GPUs and the difference, as one."""
+    found: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
+    for model, cluster, memory, gpus, ours, best, cost in rows:
+        counts, costs = found.setdefault((model, cluster, memory, ours, best), ([], []))
+        counts.append(gpus)
+        costs.append(cost)
+    return [
+        [*key[:3], " ".join(counts), *key[3:], span_of(costs)]
+        for key, (counts, costs) in found.items()
+    ]
+
+
+def span_of(costs: list[str]) -> str:
+    """One text for several: the first and the last, if they differ."""
+    return costs[0] if len(set(costs)) == 1 else f"{costs[0]} … {costs[-1]}"
