@@ -73,10 +73,10 @@ ROWS = (
     Row(name="FSDP with prefetch", strategy="fsdp", two_ranks=True),
     Row(name="hybrid FSDP", strategy="hybrid", two_ranks=True),
     Row(name="local SGD, 8 steps", strategy="local-sgd", two_ranks=True),
-    Row(name="DDP, own ring", strategy="ring", most=64, least=2),
-    Row(name="DDP, own tree", strategy="tree", most=64, least=2),
-    Row(name="DDP, own halving-doubling", strategy="halving-doubling", most=64, least=2),
-    Row(name="DDP, own hierarchical", strategy="hierarchical", most=64, least=2),
+    Row(name="DDP, own ring", strategy="ring", least=2),
+    Row(name="DDP, own tree", strategy="tree", least=2),
+    Row(name="DDP, own halving-doubling", strategy="halving-doubling", least=2),
+    Row(name="DDP, own hierarchical", strategy="hierarchical", least=2),
     Row(name="parameter server, 1", strategy="parameter-server", most=64, least=2),
     Row(
         name="parameter servers, 1 in 4", strategy="parameter-server", most=64, least=4, servers=4

@@ -484,7 +484,7 @@ MUTANTS = [
         find='    if op == "mean" and not tensor.is_floating_point():\n',
         replace="    if False:\n",
         killed_by=BAD,
-        cause="exception",
+        cause="accepted",
     ),
     Mutant(
         id="hierarchical-late-check",
