@@ -276,8 +276,9 @@ def leave_signals_to_the_rank(worker: int) -> None:
 
 
 def end_decoders() -> None:
-    """End what a failed run has left of its loaders' processes: they ignore the signal by which
-    Python ends them when it exits itself, and it would wait for them for ever."""
+    """End what a run has left of its loaders' processes: they ignore the signal by which Python
+    ends them when it exits itself, and it would wait for them for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call it a failure
     for process in multiprocessing.active_children():
         process.kill()
 
