@@ -158,6 +158,7 @@ def test_two_nodes_on_one_host(data: Path, tmp_path: Path) -> None:
         started(command, log, **environ, NODE_RANK="1") as second,
     ):
         assert [first.wait(150), second.wait(150)] == [0, 0], log.read_text()
+    assert "Exception ignored" not in log.read_text(), "the loaders' processes end quietly"
     assert len(records(config)) == 2
     assert records(config)[-1]["ranks"] == 2
 
