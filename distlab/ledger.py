@@ -48,6 +48,8 @@ class Event:
     index: int = 0
     tag: int = 0
     overwritten: bool = False  # the send buffer was changed before the send was waited for
+    group_name: str = ""  # two groups of the same ranks have sequences of their own
+    patience: float | None = None  # seconds after which a wait for it gives up by itself
 
     def __str__(self) -> str:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"
@@ -205,6 +207,14 @@ def signature(event: Event) -> tuple[object, ...]:
     return (event.op,)
 
 
+def channel_of(event: Event) -> tuple[object, ...]:
+    """The sequence that this event has a place in, on its rank."""
+    group = event.group, event.group_name
+    if event.op in P2P:
+        return event.op, event.peer, event.tag, *group
+    return "collective", *group
+
+
 Mismatch = tuple[int, int, Event, Event]
 
 
@@ -212,16 +222,17 @@ class SequenceCheck:
     """Compares the k-th collective of a group on all its ranks, as the events come in."""
 
     def __init__(self) -> None:
-        self.issued: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        self.first: dict[tuple[tuple[int, ...], int], tuple[int, Event]] = {}
+        self.issued: Counter[tuple[int, tuple[object, ...]]] = Counter()
+        self.first: dict[tuple[tuple[object, ...], int], tuple[int, Event]] = {}
 
     def add(self, rank: int, event: Event) -> Mismatch | None:
         """Note an event of ``rank``; (rank a, rank b, a's event, b's event) if they disagree."""
         if event.op in P2P:
             return None
-        place = self.issued[rank, event.group]
-        self.issued[rank, event.group] += 1
-        other, theirs = self.first.setdefault((event.group, place), (rank, event))
+        channel = channel_of(event)
+        place = self.issued[rank, channel]
+        self.issued[rank, channel] += 1
+        other, theirs = self.first.setdefault((channel, place), (rank, event))
         if signature(event) != signature(theirs):
             return other, rank, theirs, event
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,15 +81,33 @@ def root_of(named: dict[str, Any]) -> int | None:
     return next((named[k] for k in ROOT if k in named), None)
 
 
-def group_of(named: dict[str, Any]) -> tuple[int, ...]:
-    """Global ranks of the group that a dispatcher call names."""
+def group_of(named: dict[str, Any]) -> dist.ProcessGroup:
+    """The group that a dispatcher call names."""
     if "process_group" in named:
-        group = dist.ProcessGroup.unbox(named["process_group"])
-    else:
-        group = named["group_name"]
-        if isinstance(group, str):
-            group = dist.distributed_c10d._resolve_process_group(group)
-    return tuple(dist.get_process_group_ranks(group))
+        return dist.ProcessGroup.unbox(named["process_group"])
+    group = named["group_name"]
+    return dist.distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+
+
+def group_of_backend(backend: Any) -> dist.ProcessGroup | None:
+    """The group that a backend object belongs to."""
+    return next((g for g in dist.distributed_c10d._world.pg_map if _backend(g) is backend), None)
+
+
+def patience_of(group: dist.ProcessGroup, named: dict[str, Any]) -> float | None:
+    """Seconds after which a wait for this call gives up by itself; None where torch can't tell."""
+    own = named.get("timeout", -1)
+    if isinstance(own, (int, float)) and own > 0:
+        return own / 1000
+    default = getattr(getattr(_backend(group), "options", None), "_timeout", None)
+    return None if default is None else default.total_seconds()
+
+
+def _backend(group: dist.ProcessGroup) -> Any:
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(RuntimeError):
+            return group._get_backend(torch.device(device))
+    return None
 
 
 class Sending:

@@ -31,6 +31,7 @@ from .recorder import Ledger
 
 _PR_SET_PDEATHSIG = 1
 _MAX_FRAME = 1 << 31
+GLOO_TIMEOUT = 1800.0  # seconds; that of groups for which none is given
 
 
 class Pipe:
@@ -138,9 +139,14 @@ def _set_up(rank: int, world_size: int, options: Options, folder: str) -> RankCo
             store=store,
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=options.timeout + 60),  # the parent's limit comes first
+            timeout=group_timeout(options),
         )
     return RankContext(rank, world_size, device, options.seed)
+
+
+def group_timeout(options: Options) -> timedelta:
+    """gloo's own limit: the parent's comes first; what a learner asks for may come before."""
+    return timedelta(seconds=min(11 * options.timeout + 60, GLOO_TIMEOUT))
 
 
 def _device(rank: int, world_size: int, kind: str) -> tuple[torch.device, str]:

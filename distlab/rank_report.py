@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .ledger import Event, Mismatch
+from .ledger import Event, Mismatch, channel_of
 from .ranks import Options, RankFailure, RankReport
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _missing(members: list[Member], first: Member) -> str:
         if event.peer is None:
             return ""
         return f"rank {event.peer} never posted the matching {_partner(event)}"
-    absent = [r for r in event.group if members[r].issued["collective", event.group] <= place]
+    absent = [r for r in event.group if members[r].issued[channel_of(event)] <= place]
     return f"{names(absent)} never came to this {event.op}" if absent else ""
 
 

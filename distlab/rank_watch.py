@@ -21,13 +21,23 @@ from typing import Any
 import torch
 
 from . import rank_report
-from .ledger import P2P, Event, Log, Mismatch, SequenceCheck
-from .rank_process import make_folder, rank_main
+from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
+from .rank_process import group_timeout, make_folder, rank_main
+from .rank_proof import Proof
 from .ranks import Options, RankResults, fork_problem
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
 KEPT_OUTPUT = 64 * 1024
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass
+class Wait:
+    """What a thread of a rank waits for, where, and for how many seconds at most."""
+
+    event: Event
+    line: str
+    patience: float | None
 
 
 @dataclass
@@ -46,8 +56,9 @@ class Member:
     issued: Counter[tuple[object, ...]] = field(default_factory=Counter)
     places: list[int] = field(default_factory=list)
     spans: dict[str, Any] = field(default_factory=dict)
-    waiting: Event | None = None
-    waiting_line: str = ""
+    waits: dict[int, Wait] = field(default_factory=dict)  # by thread, 0 is the main one
+    threads: dict[int, int | None] = field(default_factory=dict)  # others that run, and their ids
+    has_closed: bool = False  # a group, or all of them
     result: bytes | None = None
     error: dict[str, Any] | None = None
     status: int | None = None
@@ -57,6 +68,16 @@ class Member:
     def finished(self) -> bool:
         """Returned, raised or died."""
         return self.result is not None or self.error is not None or self.closed
+
+    @property
+    def waiting(self) -> Event | None:
+        """What the rank waits for, its main thread first."""
+        return self.waits[min(self.waits)].event if self.waits else None
+
+    @property
+    def waiting_line(self) -> str:
+        """The line of that wait."""
+        return self.waits[min(self.waits)].line if self.waits else ""
 
     @property
     def output(self) -> str:
@@ -95,21 +116,31 @@ class Member:
             self.spans = data
         elif data[0] == "begin":
             return self.began(data[1])
-        elif data[0] == "wait":
-            self.waiting = self.events[data[1]["index"]]
-            self.waiting_line = data[1]["line"]
         else:
-            event = self.events[data[1]["index"]]
-            event.end, event.overwritten = data[1]["end"], data[1]["overwritten"]
-            self.waiting = None
+            self._note(data[0], data[1])
         return None
+
+    def _note(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind == "wait":
+            event = self.events[fields["index"]]
+            self.waits[fields["thread"]] = Wait(event, fields["line"], fields["patience"])
+        elif kind == "end":
+            event = self.events[fields["index"]]
+            event.end, event.overwritten = fields["end"], fields["overwritten"]
+            self.waits = {t: w for t, w in self.waits.items() if w.event is not event}
+        elif kind == "thread":
+            self.threads[fields["number"]] = fields["id"]
+        elif kind == "thread end":
+            del self.threads[fields["number"]]
+        else:
+            self.has_closed = True
 
     def began(self, fields: dict[str, Any]) -> Event:
         """Note a communication that the rank has issued."""
         event = Event(**fields | {"group": tuple(fields["group"])})
         self.events.append(event)
-        self.places.append(self.issued[_channel(event)])
-        self.issued[_channel(event)] += 1
+        self.places.append(self.issued[channel_of(event)])
+        self.issued[channel_of(event)] += 1
         return event
 
     def log(self) -> Log:
@@ -129,6 +160,7 @@ class Watch:
         self.sequence = SequenceCheck()
         self.mismatch: Mismatch | None = None
         self.selector = selectors.DefaultSelector()
+        self.proof = Proof(self.members, group_timeout(options).total_seconds())
 
     def __enter__(self) -> Watch:
         become_subreaper()
@@ -177,12 +209,13 @@ class Watch:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise rank_report.hang(self.members, self._stacks(), self.options)
-            changed = self._read(min(left, 0.5))
+            changed = self._read(min(left, self.proof.pause))
             if any(m.error is not None or (m.closed and m.result is None) for m in self.members):
                 self._settle()
                 raise rank_report.failure(self.members, self.options)
             if changed:
-                self._raise_if_stuck()
+                self.proof.forget()
+            self._raise_if_stuck()
         self._read(0.0)
         self._raise_if_mismatched()
         return self._results()
@@ -232,29 +265,8 @@ class Watch:
         if not self.options.ledger:
             return
         self._raise_if_mismatched()
-        unfinished = [m for m in self.members if not m.finished]
-        if unfinished and all(m.waiting and self._hopeless(m) for m in unfinished):
+        if self.proof.holds(drain=lambda: self._read(0.0)):
             raise rank_report.hang(self.members, self._stacks(), self.options, proven=True)
-
-    def _hopeless(self, member: Member) -> bool:
-        """Whether a partner of the communication this rank waits in has not issued its part.
-
-        When that holds for every unfinished rank, none can ever go on: the first one to move
-        would need a message from a rank that has not moved.
-        """
-        event = member.waiting
-        if event is None or (event.op == "recv" and event.peer is None):
-            return False
-        place, group = member.places[event.index], event.group
-        if event.op not in P2P:
-            return any(self.members[r].issued["collective", group] <= place for r in group)
-        if event.peer is None or event.peer == member.rank:
-            return False
-        theirs = self.members[event.peer].issued
-        if event.op == "recv":
-            return theirs["send", member.rank, event.tag, group] <= place
-        asked = (theirs["recv", who, event.tag, group] for who in (member.rank, None))
-        return sum(asked) <= place
 
     def _stacks(self) -> dict[int, str]:
         """The Python stack of every rank that still runs."""
@@ -297,13 +309,6 @@ class Watch:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         self.folder.cleanup()
-
-
-def _channel(event: Event) -> tuple[object, ...]:
-    """The sequence that this event has a place in, on its rank."""
-    if event.op in P2P:
-        return event.op, event.peer, event.tag, event.group
-    return "collective", event.group
 
 
 def _spawn(rank: int, world_size: int, *task: Any) -> subprocess.Popen[bytes]:

@@ -10,12 +10,14 @@ operator, so timings are taken without it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -33,7 +35,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .ledger import Event, traffic
 from .lines import learner_line
-from .operators import METHODS, Sending, canonical, group_of, payload_of, root_of, tensors_in
+from .operators import (
+    METHODS,
+    Sending,
+    canonical,
+    group_of,
+    group_of_backend,
+    patience_of,
+    payload_of,
+    root_of,
+    tensors_in,
+)
 
 
 class Ledger(TorchDispatchMode):
@@ -41,8 +53,9 @@ class Ledger(TorchDispatchMode):
 
     ``learner_files``: source files whose frames are named as the learner's line.
     ``emit(kind, fields)`` is told of every begin ("begin"), wait ("wait") and end ("end") at once,
-    so that another process knows where this one is. ``delays``: largest random pause in seconds
-    before a communication, drawn from ``seed``.
+    and of what else decides whether this process can go on: threads ("thread", "thread end"),
+    groups that are closed ("close"). So another process knows where this one is. ``delays``:
+    largest random pause in seconds before a communication, drawn from ``seed``.
     """
 
     def __init__(
@@ -63,6 +76,7 @@ class Ledger(TorchDispatchMode):
         self.random = random.Random(seed)
         self.pid = os.getpid()
         self.local = threading.local()
+        self.threads = itertools.count()
         self.by_tensor: dict[int, Event] = {}
         self.in_flight: dict[int, Sending] = {}  # by index of the event
 
@@ -93,22 +107,24 @@ class Ledger(TorchDispatchMode):
             waited = [event for event in found if event is not None]
             for event in waited:
                 self._wait(event)
-            out = func(*args, **kwargs)
-            for event in waited:
-                self._end(event)
-            return out
+            try:
+                return func(*args, **kwargs)
+            finally:
+                for event in waited:
+                    self._end(event)
         op = canonical(name)
         if op is None:
             return func(*args, **kwargs)
         named = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
         group = group_of(named)
-        payload, root = payload_of(op, named), root_of(named)
-        event = self._begin(op, group, payload, root, named.get("tag", 0))
+        event = self._begin(op, group, payload_of(op, named), root_of(named), named)
         if name.startswith("monitored_barrier"):  # the only one that blocks in the call itself
             self._wait(event)
-        out = func(*args, **kwargs)
-        if name.startswith("monitored_barrier"):
-            self._end(event)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            if name.startswith("monitored_barrier"):
+                self._end(event)
         if func.namespace == "_c10d_functional":
             for tensor in tensors_in(out):
                 self.by_tensor[tensor.data_ptr()] = event
@@ -117,13 +133,14 @@ class Ledger(TorchDispatchMode):
     def _begin(
         self,
         op: str,
-        group: tuple[int, ...],
+        process_group: dist.ProcessGroup,
         tensors: list[torch.Tensor],
         root: int | None,
-        tag: int = 0,
+        named: dict[str, Any],
     ) -> Event:
         if self.delays:
             time.sleep(self.random.random() * self.delays)
+        group = tuple(dist.get_process_group_ranks(process_group))
         payload = sum(t.numel() * t.element_size() for t in tensors)
         me = dist.get_rank() if dist.is_initialized() else 0
         peer = group[root] if root is not None and 0 <= root < len(group) else None
@@ -142,7 +159,9 @@ class Ledger(TorchDispatchMode):
             region=self.region,
             phase=self._phase(),
             index=len(self.events),
-            tag=tag if op in ("send", "recv") else 0,
+            tag=named.get("tag", 0) if op in ("send", "recv") else 0,
+            group_name=process_group.group_name,
+            patience=patience_of(process_group, named),
         )
         self.events.append(event)
         self.local.last = event
@@ -151,8 +170,9 @@ class Ledger(TorchDispatchMode):
         self.emit("begin", vars(event))
         return event
 
-    def _wait(self, event: Event) -> None:
-        self.emit("wait", {"index": event.index, "line": self._line()})
+    def _wait(self, event: Event, patience: float | None = None) -> None:
+        fields = {"index": event.index, "line": self._line(), "thread": _thread()}
+        self.emit("wait", fields | {"patience": patience or event.patience})
 
     def _end(self, event: Event) -> None:
         if event.end is None:
@@ -203,7 +223,9 @@ class Ledger(TorchDispatchMode):
         for method in METHODS:
             self._undo.enter_context(_patched(dist.ProcessGroup, method, self._wrap_group))
             self._undo.enter_context(_patched(_BACKEND, method, self._wrap_backend))
-        self._undo.enter_context(_patched(threading.Thread, "run", self._wrap_thread))
+        for method in ("shutdown", "abort"):
+            self._undo.enter_context(_patched(dist.ProcessGroup, method, self._wrap_close))
+        self._undo.enter_context(_patched(threading.Thread, "start", self._wrap_start))
         data = _patched(_BaseDataLoaderIter, "__next__", self._wrap_phase("data"))
         self._undo.enter_context(data)
         for phase, register in _OPTIMIZER_HOOKS.items():
@@ -237,7 +259,10 @@ class Ledger(TorchDispatchMode):
         def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
             tensors = list(tensors_in(args[:1]))
             root = args[1] if op in ("send", "recv") and len(args) > 1 else None
-            event = self._begin(str(op), tuple(range(backend.size())), tensors, root)
+            group = group_of_backend(backend)
+            if group is None:  # made without torch.distributed's functions: no rank is known
+                return original(backend, *args, **kwargs)
+            event = self._begin(str(op), group, tensors, root, {})
             work = original(backend, *args, **kwargs)
             if isinstance(work, dist.Work):
                 _EVENT_OF[id(work)] = (event, work)
@@ -248,12 +273,14 @@ class Ledger(TorchDispatchMode):
     def _wrap_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             event, _ = _EVENT_OF.pop(id(work), (None, None))
-            if event is not None:
-                self._wait(event)
-            out = original(work, *args, **kwargs)
-            if event is not None:
+            if event is None:
+                return original(work, *args, **kwargs)
+            own = next((v for v in (*args, *kwargs.values()) if isinstance(v, timedelta)), None)
+            self._wait(event, own.total_seconds() if own else None)
+            try:
+                return original(work, *args, **kwargs)
+            finally:  # also a wait that raises is over
                 self._end(event)
-            return out
 
         return wait
 
@@ -267,14 +294,32 @@ class Ledger(TorchDispatchMode):
 
         return get_future
 
-    def _wrap_thread(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        ledger = self
+    def _wrap_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def start(thread: threading.Thread) -> None:
+            """The parent knows of the thread before it can do anything, and until it ends."""
+            number, body = next(self.threads), thread.run
 
-        def run(thread: threading.Thread) -> None:
-            with _ThreadView(ledger):
-                original(thread)
+            def run() -> None:
+                self.emit("thread", {"number": number, "id": _thread()})
+                try:
+                    with _ThreadView(self):
+                        body()
+                finally:
+                    del thread.run
+                    self.emit("thread end", {"number": number})
 
-        return run
+            thread.run = run  # type: ignore[method-assign]
+            self.emit("thread", {"number": number, "id": None})
+            original(thread)
+
+        return start
+
+    def _wrap_close(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def close(group: Any, *args: Any, **kwargs: Any) -> Any:
+            self.emit("close", {})
+            return original(group, *args, **kwargs)
+
+        return close
 
     def _wrap_phase(self, phase: str) -> Callable[..., Any]:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -313,18 +358,24 @@ _OPTIMIZER_HOOKS = {
 }
 
 
+def _thread() -> int:
+    """This thread as the system knows it; 0 is the main one."""
+    main = threading.get_ident() == threading.main_thread().ident
+    return 0 if main else threading.get_native_id()
+
+
 @contextlib.contextmanager
 def _patched(owner: Any, name: str, wrap: Callable[..., Any]) -> Iterator[None]:
     original = getattr(owner, name, None)
     if original is None:  # an operator that this version of torch does not have
         yield
         return
-    own = name in vars(owner)
+    own = vars(owner).get(name)  # as it is there: getattr would lose how it is bound
     setattr(owner, name, wrap(original))
     try:
         yield
     finally:
-        if own:
-            setattr(owner, name, original)
+        if own is not None:
+            setattr(owner, name, own)
         else:
             delattr(owner, name)

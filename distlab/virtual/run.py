@@ -27,7 +27,7 @@ import torch
 from .. import rank_report
 from ..ledger import Log
 from ..rank_process import Pipe
-from ..rank_watch import Member, become_subreaper, children
+from ..rank_watch import Member, Wait, become_subreaper, children
 from ..ranks import Options, RankFailure, RankResults
 from .child import Child, Settings
 from .cluster import Cluster, load_cluster
@@ -316,8 +316,7 @@ def _load(members: list[Member], data: dict[str, Any]) -> None:
     member.spans = {"spans": data["spans"], "picture_from": data["picture_from"]}
     member.head += data["output"].encode()
     if data["waiting"] is not None:
-        member.waiting = member.events[data["waiting"]]
-        member.waiting_line = data["line"]
+        member.waits[0] = Wait(member.events[data["waiting"]], data["line"], None)
 
 
 def _raise_if_failed(
