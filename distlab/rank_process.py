@@ -7,7 +7,6 @@ what ``torch.save`` writes, which the parent reads with ``weights_only=True``.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import io
 import json
@@ -15,44 +14,54 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from .ranks import Options, RankContext
+from .processes import die_with_parent
+from .raised import describe
+from .ranks import PIPE_LOST, Options, RankContext
 from .recorder import Ledger
 
-_PR_SET_PDEATHSIG = 1
-_MAX_FRAME = 1 << 31
+MAX_FRAME = 1 << 31
 GLOO_TIMEOUT = 1800.0  # seconds; that of groups for which none is given
+# bound before learner code runs, which may replace them in their modules
+_write, _exit, _dumps = os.write, os._exit, json.dumps
 
 
 class Pipe:
-    """The writing end of a rank's pipe; frames of several threads don't mix."""
+    """The writing end of a rank's pipe; frames of several threads don't mix.
+
+    A process that the learner's code forks has it no more: only the rank reports.
+    """
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd: int | None = fd
         self.lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._give_up)
+
+    def _give_up(self) -> None:
+        if self.fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self.fd)
+        self.fd, self.lock = None, threading.Lock()
 
     def send(self, kind: bytes, content: bytes) -> None:
         """Write one frame."""
-        if len(content) >= _MAX_FRAME:
+        if len(content) >= MAX_FRAME:
             raise ValueError(f"a rank's result may have 2 GiB at most, this one has {len(content)}")
         data = memoryview(len(content).to_bytes(4, "little") + kind + content)
         with self.lock:
-            while data:
-                data = data[os.write(self.fd, data) :]
+            while data and self.fd is not None:
+                data = data[_write(self.fd, data) :]
 
     def event(self, kind: str, fields: dict[str, Any]) -> None:
         """Tell the parent that a communication began, is waited for, or ended."""
-        self.send(b"E", json.dumps([kind, fields]).encode())
+        self.send(b"E", _dumps([kind, fields]).encode())
 
 
 def rank_main(
@@ -61,36 +70,50 @@ def rank_main(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     options: Options,
-    folder: str,
+    parent: int,
+    store: str,
+    stack_fd: int,
     pipe_fd: int,
     output_fd: int,
-) -> None:
+) -> NoReturn:
     """Run the body as ``rank`` in this fresh process and never return."""
-    pipe = Pipe(pipe_fd)
     try:
-        _detach(output_fd, os.path.join(folder, f"stack{rank}"))
-        ctx = _set_up(rank, world_size, options, folder)
-        value = _run(ctx, fn, args, options, pipe)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        content = buffer.getvalue()
-        readable_content(content)
-        pipe.send(b"R", content)
-    except BaseException as error:
+        pipe = Pipe(pipe_fd)
+        try:
+            _detach(parent, output_fd, stack_fd)
+            ctx = _set_up(rank, world_size, options, store, parent)
+            _report(pipe, _run(ctx, fn, args, options, pipe))
+        except BaseException as error:
+            _flush()
+            pipe.send(b"X", _dumps(describe(error, options.learner_files)).encode())
+        while pipe.fd is not None:  # stay, so that a rank that still communicates sees it wait
+            signal.pause()
+    except OSError:
+        _exit(PIPE_LOST)
+    finally:  # what was forked from the parent must not go on as the parent
+        _exit(1)
+
+
+def _report(pipe: Pipe, value: Any) -> None:
+    _flush()
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    content = buffer.getvalue()
+    readable_content(content)
+    pipe.send(b"R", content)
+
+
+def _flush() -> None:
+    """Let go of what is printed; the streams may be the learner's own by now."""
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        pipe.send(b"X", json.dumps(describe(error, options.learner_files)).encode())
-    while True:  # stay, so that a rank that still communicates with this one sees it wait
-        signal.pause()
+            stream.flush()
 
 
-def _detach(output_fd: int, stack_file: str) -> None:
+def _detach(parent: int, output_fd: int, stack_fd: int) -> None:
     """Own session, own output, dies with its parent; SIGUSR1 writes the stack to a file."""
     os.setsid()
-    _die_with_parent()
+    die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with open(os.devnull) as null:
@@ -99,18 +122,20 @@ def _detach(output_fd: int, stack_file: str) -> None:
     os.dup2(output_fd, 2)
     os.close(output_fd)
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    stack = open(stack_file, "w")  # noqa: SIM115 (must stay open for the signal handler)
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    sys.stdout = sys.__stdout__ = _printer(1)
+    sys.stderr = sys.__stderr__ = _printer(2)
+    faulthandler.register(signal.SIGUSR1, file=stack_fd, all_threads=True)
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _printer(fd: int) -> Any:
+    """A stream that prints any text: what is no Unicode is shown as an escape."""
+    encoding, errors = "utf-8", "backslashreplace"
+    return open(fd, "w", buffering=1, encoding=encoding, errors=errors, closefd=False)
 
 
-def _set_up(rank: int, world_size: int, options: Options, folder: str) -> RankContext:
+def _set_up(
+    rank: int, world_size: int, options: Options, store: str, parent: int
+) -> RankContext:
     """Environment, seeds, device and process group, as a launcher would give them."""
     os.environ.update(
         RANK=str(rank),
@@ -122,7 +147,7 @@ def _set_up(rank: int, world_size: int, options: Options, folder: str) -> RankCo
     os.environ.pop("MASTER_PORT", None)
     if options.enter is not None:
         options.enter(rank)
-        _die_with_parent()  # the kernel forgets it when a process enters a user namespace
+        die_with_parent(parent)  # the kernel forgets it when a process enters a user namespace
     torch.set_num_threads(1)
     own_seed = options.seed * 1_000_003 + rank  # ranks that don't synchronise must differ
     torch.manual_seed(own_seed)
@@ -133,10 +158,9 @@ def _set_up(rank: int, world_size: int, options: Options, folder: str) -> RankCo
     if options.process_group:
         loopback = "lo" if sys.platform == "linux" else "lo0"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        store = dist.FileStore(os.path.join(folder, "store"), world_size)
         dist.init_process_group(
             backend,
-            store=store,
+            store=dist.FileStore(store, world_size),
             rank=rank,
             world_size=world_size,
             timeout=group_timeout(options),
@@ -172,7 +196,7 @@ def _run(
     with ctx.ledger:
         value = fn(ctx, *args)
     spans = {"spans": ctx.ledger.raw_spans, "picture_from": ctx.ledger.picture_from}
-    pipe.send(b"S", json.dumps(spans).encode())
+    pipe.send(b"S", _dumps(spans).encode())
     return value
 
 
@@ -187,38 +211,9 @@ def readable_content(content: bytes) -> None:
         ) from None
 
 
-def describe(error: BaseException, learner_files: tuple[str, ...]) -> dict[str, Any]:
-    """What the parent needs to know about an exception."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.filename in learner_files]
-    here = str(Path(__file__).parent)
-    torch_folder = str(Path(torch.__file__).parent)
-    outside = [f for f in frames if not f.filename.startswith((here, torch_folder, "<"))]
-    shown = (own or outside or frames)[-1:]
-    line = f"{shown[0].filename}:{shown[0].lineno}" if shown else ""
-    if isinstance(error, SyntaxError) and error.filename in learner_files:
-        line = f"{error.filename}:{error.lineno}"
-    return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "line": line,
-        "in_learner_code": bool(own),
-        "cause": getattr(error, "cause", "") or "",
-        "own_line": getattr(error, "line", "") or "",
-        "is_import": isinstance(error, (ImportError, SyntaxError)),
-        "kind": getattr(error, "kind", ""),
-        "code": error.code if isinstance(error, SystemExit) else None,
-    }
-
-
 def spawned_main() -> None:
     """Entry of a rank that was started as a new Python: its task comes on standard input."""
     import cloudpickle
 
     task = cloudpickle.load(sys.stdin.buffer)
     rank_main(*task)
-
-
-def make_folder() -> tempfile.TemporaryDirectory[str]:
-    """A private folder for one run: the rendezvous store and the ranks' stacks."""
-    return tempfile.TemporaryDirectory(prefix="distlab-")

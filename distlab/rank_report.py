@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .ledger import Event, Mismatch, channel_of
-from .ranks import Options, RankFailure, RankReport
+from .ranks import PIPE_LOST, Options, RankFailure, RankReport
 
 if TYPE_CHECKING:
     from .rank_watch import Member
@@ -96,8 +96,13 @@ def _not_the_cause(member: Member) -> tuple[bool, bool, int]:
 
 
 def _crash(member: Member, members: list[Member], options: Options) -> RankFailure:
-    status = member.status or 0
-    if os.WIFSIGNALED(status):
+    status = member.status
+    if status is None or status == PIPE_LOST << 8:
+        how = (
+            "can't report any more: it closed a file descriptor that it had not opened "
+            "(os.close, os.closerange, os.dup2), or became another program (os.exec…)"
+        )
+    elif os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         how = f"was killed by signal {number} ({signal.Signals(number).name})"
     else:
@@ -110,6 +115,16 @@ def _crash(member: Member, members: list[Member], options: Options) -> RankFailu
         rank=member.rank,
         line=source_line(last.line) if last else "",
         reports=_reports(members, options),
+    )
+
+
+def garbled(rank: int) -> RankFailure:
+    """What came through the pipe is not what the toolkit in the rank sends."""
+    return RankFailure(
+        f"rank {rank} wrote to a file descriptor that it had not opened: its report to the grader "
+        "can't be read",
+        kind="crash",
+        rank=rank,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import os
@@ -11,6 +10,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -22,13 +22,15 @@ import torch
 
 from . import rank_report
 from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
-from .rank_process import group_timeout, make_folder, rank_main
+from .processes import become_subreaper, children, end_strays, is_ending
+from .rank_process import MAX_FRAME, group_timeout, rank_main
 from .rank_proof import Proof
 from .ranks import Options, RankResults, fork_problem
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
 KEPT_OUTPUT = 64 * 1024
-_PR_SET_CHILD_SUBREAPER = 36
+ENDING = 5.0  # seconds that a process may take to end after it has closed its files
+KINDS = b"EFRSVX"
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Member:
     pid: int
     pipe: int
     output_fd: int
+    stack_fd: int = -1
     process: subprocess.Popen[bytes] | None = None
     buffer: bytearray = field(default_factory=bytearray)
     head: bytearray = field(default_factory=bytearray)
@@ -98,6 +101,8 @@ class Member:
         """The complete frames received so far."""
         while len(self.buffer) >= 5:
             size = int.from_bytes(self.buffer[:4], "little")
+            if size >= MAX_FRAME or self.buffer[4] not in KINDS:
+                raise rank_report.garbled(self.rank)
             if len(self.buffer) < size + 5:
                 return
             kind, content = bytes(self.buffer[4:5]), bytes(self.buffer[5 : 5 + size])
@@ -165,7 +170,7 @@ class Watch:
     def __enter__(self) -> Watch:
         become_subreaper()
         self.children_before = children()
-        self.folder = make_folder()
+        self.store_fd, self.store = _store_file()
         try:
             problem = fork_problem()
             if problem:
@@ -180,22 +185,23 @@ class Watch:
     def _start(self, rank: int, spawn: bool) -> None:
         pipe, pipe_write = os.pipe()
         output, output_write = os.pipe()
-        task = (self.fn, self.args, self.options, self.folder.name, pipe_write, output_write)
+        stack = memory_file()
+        fds = (stack, pipe_write, output_write)
+        task = (self.fn, self.args, self.options, os.getpid(), self.store, *fds)
         process = None
         if spawn:
-            process = _spawn(rank, self.world_size, *task)
+            process = _spawn((*fds, self.store_fd), rank, self.world_size, *task)
             pid = process.pid
         else:
             pid = os.fork()
             if pid == 0:
-                for fd in [pipe, output, *(m.pipe for m in self.members)]:
+                others = [fd for m in self.members for fd in (m.pipe, m.output_fd, m.stack_fd)]
+                for fd in (pipe, output, *others):
                     os.close(fd)
-                for member in self.members:
-                    os.close(member.output_fd)
                 rank_main(rank, self.world_size, *task)
         os.close(pipe_write)
         os.close(output_write)
-        member = Member(rank, pid, pipe, output, process)
+        member = Member(rank, pid, pipe, output, stack, process)
         self.members.append(member)
         os.set_blocking(pipe, False)
         os.set_blocking(output, False)
@@ -239,7 +245,10 @@ class Watch:
                 continue
             member.buffer += data
             for kind, content in member.frames():
-                event = member.take(kind, content)
+                try:
+                    event = member.take(kind, content)
+                except (ValueError, LookupError, TypeError):
+                    raise rank_report.garbled(member.rank) from None
                 if event and not self.mismatch:
                     self.mismatch = self.sequence.add(member.rank, event)
                 changed = True
@@ -253,8 +262,7 @@ class Watch:
         self._read(0.0)
         for member in self.members:
             if member.closed and member.status is None:
-                with contextlib.suppress(ChildProcessError):
-                    _, member.status = os.waitpid(member.pid, 0)
+                member.status = exit_status(member.pid)
 
     def _raise_if_mismatched(self) -> None:
         if self.mismatch:
@@ -277,8 +285,7 @@ class Watch:
         time.sleep(0.05)
         stacks = {}
         for member in running:
-            with contextlib.suppress(OSError), open(f"{self.folder.name}/stack{member.rank}") as f:
-                stacks[member.rank] = f.read()
+            stacks[member.rank] = os.pread(member.stack_fd, 1 << 20, 0).decode(errors="replace")
         return stacks
 
     def _results(self) -> RankResults:
@@ -301,24 +308,25 @@ class Watch:
             elif member.status is None:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(member.pid, 0)
-            os.close(member.pipe)
-            os.close(member.output_fd)
+            for fd in (member.pipe, member.output_fd, member.stack_fd):
+                os.close(fd)
         self.selector.close()
-        for pid in children() - self.children_before:  # forked by a rank, left to this process
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-        self.folder.cleanup()
+        end_strays(self.children_before)
+        os.close(self.store_fd)
+        if not self.store.startswith("/proc/"):
+            os.unlink(self.store)
 
 
-def _spawn(rank: int, world_size: int, *task: Any) -> subprocess.Popen[bytes]:
+def _spawn(
+    fds: tuple[int, ...], rank: int, world_size: int, *task: Any
+) -> subprocess.Popen[bytes]:
     """Start a rank as a new Python; used where forking this process is not safe."""
     import cloudpickle
 
     process = subprocess.Popen(
         [sys.executable, "-c", "from distlab.rank_process import spawned_main; spawned_main()"],
         stdin=subprocess.PIPE,
-        pass_fds=task[-2:],
+        pass_fds=fds,
     )
     assert process.stdin is not None
     process.stdin.write(cloudpickle.dumps((rank, world_size, *task)))
@@ -326,16 +334,33 @@ def _spawn(rank: int, world_size: int, *task: Any) -> subprocess.Popen[bytes]:
     return process
 
 
-def become_subreaper() -> None:
-    """What the children of this process leave behind comes to this process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def exit_status(pid: int) -> int | None:
+    """The status of a child whose pipe is closed; None if it lives on without its pipe."""
+    end = time.monotonic() + ENDING
+    while time.monotonic() < end:
+        try:
+            gone, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if gone:
+            return status
+        if not is_ending(pid):
+            return None
+        time.sleep(0.001)
+    return None
 
 
-def children() -> set[int]:
-    """The children of this process; empty where the system does not tell."""
-    listing = f"/proc/self/task/{os.getpid()}/children"
-    if not os.path.exists(listing):
-        return set()
-    with open(listing) as file:
-        return {int(pid) for pid in file.read().split()}
+def memory_file() -> int:
+    """A file without a place on disk: nothing stays of it, however this process ends."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("distlab")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _store_file() -> tuple[int, str]:
+    """The file that ranks meet in, and the path by which each opens it anew."""
+    if hasattr(os, "memfd_create"):
+        fd = memory_file()
+        return fd, f"/proc/self/fd/{fd}"
+    return tempfile.mkstemp(prefix="distlab-")

@@ -27,6 +27,8 @@ from .ledger import Log
 if TYPE_CHECKING:
     from .recorder import Ledger
 
+PIPE_LOST = 97  # exit status of a rank that can't report any more
+
 
 @dataclass
 class RankContext:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import io
@@ -17,14 +16,16 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ..ledger import Event
 from ..lines import learner_line
-from ..rank_process import Pipe, describe, readable_content
-from ..ranks import RankContext
+from ..processes import die_with_parent
+from ..raised import describe
+from ..rank_process import Pipe, readable_content
+from ..ranks import PIPE_LOST, RankContext
 from . import internals
 from .cluster import Cluster, Network
 from .compute import ComputeModel
@@ -32,6 +33,8 @@ from .isolation import enter, entered
 from .scheduler import VirtualRank
 from .world import RankLost, RankState, World
 
+# bound before learner code runs, which may replace them in their modules
+_exit, _dumps = os._exit, json.dumps
 STACK = 16 << 20  # bytes of (virtual) stack per rank
 
 
@@ -68,10 +71,18 @@ class Child:
     pipe: Pipe
     who: memoryview
 
-    def run(self, output_fd: int) -> None:
+    def run(self, parent: int, output_fd: int) -> NoReturn:
         """Run the worlds one after the other, report each, and end this process."""
         try:
-            _detach(output_fd)
+            self._run(parent, output_fd)
+        except OSError:
+            _exit(PIPE_LOST)
+        finally:
+            _exit(0)
+
+    def _run(self, parent: int, output_fd: int) -> None:
+        try:
+            _detach(parent, output_fd)
             _stay_on_one_core()
             gc.set_threshold(50_000, 20, 100)
             gc.freeze()  # what the parent made is not searched again, and its pages stay shared
@@ -85,10 +96,8 @@ class Child:
         except BaseException as error:
             said = describe(error, self.settings.learner_files)
             state = RankData(rank=0, error=said)
-            self.pipe.send(b"V", json.dumps(vars(state)).encode())
-            self.pipe.send(b"F", json.dumps({"verdict": "failed"}).encode())
-        finally:
-            os._exit(0)
+            self.pipe.send(b"V", _dumps(vars(state)).encode())
+            self.pipe.send(b"F", _dumps({"verdict": "failed"}).encode())
 
     def _explore(self, world_size: int) -> bool:
         """Run every interleaving; report the first that fails, else one whose results differ."""
@@ -149,11 +158,10 @@ class Child:
         return content
 
 
-def _detach(output_fd: int) -> None:
+def _detach(parent: int, output_fd: int) -> None:
     """Own session, own output, ends with its parent."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -198,8 +206,8 @@ def _report(world: World, pipe: Pipe, seed: int | None) -> None:
             pipe.send(b"R", rank.index.to_bytes(4, "little") + rank.value)
         frame = frames.get(rank.thread.ident or 0) if rank.thread else None
         data = _rank_data(world, state, frame)
-        pipe.send(b"V", json.dumps(vars(data)).encode())
-    pipe.send(b"F", json.dumps(_summary(world, seed, frames)).encode())
+        pipe.send(b"V", _dumps(vars(data)).encode())
+    pipe.send(b"F", _dumps(_summary(world, seed, frames)).encode())
 
 
 def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,8 +25,9 @@ import torch
 
 from .. import rank_report
 from ..ledger import Log
+from ..processes import become_subreaper, children, descendants, end_strays, is_ending
 from ..rank_process import Pipe
-from ..rank_watch import Member, Wait, become_subreaper, children
+from ..rank_watch import KEPT_OUTPUT, Member, Wait
 from ..ranks import Options, RankFailure, RankResults
 from .child import Child, Settings
 from .cluster import Cluster, load_cluster
@@ -159,24 +159,26 @@ def _run_child(
     sys.stderr.flush()
     reap_children(block=False)
     become_subreaper()
-    before = children()
+    before, parent = children(), os.getpid()
     reading, writing = os.pipe()
+    printed, printing = os.pipe()  # what bypasses sys.stdout
     running = mmap.mmap(-1, mmap.PAGESIZE)  # who has the baton in which world, should the child die
-    with tempfile.TemporaryFile() as spill:  # what bypasses sys.stdout
-        pid = os.fork()
-        if pid == 0:
-            os.close(reading)
-            who = memoryview(running).cast("i")
-            Child(fn, args, settings, Pipe(writing), who).run(spill.fileno())
-        os.close(writing)
-        _ending.append(pid)
-        try:
-            reports = _read_reports(reading, settings)
-        finally:
-            os.close(reading)
-            _end(pid, before)
-        spill.seek(0)
-        extra = spill.read(1 << 16).decode(errors="replace")
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        os.close(printed)
+        who = memoryview(running).cast("i")
+        Child(fn, args, settings, Pipe(writing), who).run(parent, printing)
+    os.close(writing)
+    os.close(printing)
+    _ending.append(pid)
+    try:
+        reports = _read_reports(pid, reading, printed, settings)
+    finally:
+        os.close(reading)
+        os.close(printed)
+        _end(pid, before)
+    extra = reports.printed.decode(errors="replace")
     results = []
     options = Options(
         timeout=settings.timeout, ledger=settings.ledger, learner_files=settings.learner_files
@@ -193,9 +195,11 @@ def _run_child(
         rank, place = memoryview(running).cast("i")[:2].tolist()
         members = [Member(rank, pid, -1, -1) for rank in range(settings.world_sizes[place])]
         members[rank].head += extra.encode()
-        members[rank].status = _statuses[pid]
-        if os.WIFSIGNALED(members[rank].status) and reports.timed_out:
+        if reports.ending == "garbled":
+            raise rank_report.garbled(rank)
+        if reports.ending == "silent":
             raise rank_report.hang(members, {}, options)
+        members[rank].status = None if reports.ending == "lives on" else _statuses[pid]
         members[rank].closed = True
         raise rank_report.failure(members, options)
     return results
@@ -206,34 +210,24 @@ _statuses: dict[int, int] = {}  # exit status of those that had to be waited for
 
 
 def _end(pid: int, before: set[int]) -> None:
-    """Kill the child; if it has forked, or died by itself, wait for it and for what it left."""
+    """Kill the child; if it has forked, or died by itself, wait for it and for what it left.
+
+    What it has started is below it, or was left by its parent and so has come to this process.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGSTOP)  # from here on it can't fork
-    left = _descendants(pid)
+    left = descendants(pid)
     dead, status = os.waitpid(pid, os.WNOHANG)
     for each in (pid, *left):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(each, signal.SIGKILL)
-    if not dead and not left:
+    if not dead and not left and children() <= {*before, pid}:
         return
     if not dead:
         _, status = os.waitpid(pid, 0)
     _ending.remove(pid)
     _statuses[pid] = status
-    for each in children() - before - set(_ending):  # what it has left came to this process
-        with contextlib.suppress(OSError):
-            os.kill(each, signal.SIGKILL)
-            os.waitpid(each, 0)
-
-
-def _descendants(pid: int) -> list[int]:
-    """The processes that ``pid`` and its children have started."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                found += [int(each) for each in file.read().split()]
-    return found + [below for each in list(found) for below in _descendants(each)]
+    end_strays(before)
 
 
 def reap_children(block: bool = True) -> None:
@@ -250,30 +244,56 @@ Frames = list[tuple[bytes, bytes]]
 
 
 class _Reports(list[Frames]):
-    """One list of frames per world; whether the child took too long."""
+    """One list of frames per world, what was printed, and how it ended if worlds are missing.
 
-    timed_out = False
+    ``ending``: "silent" (too long), "garbled", "died", or "lives on" (without its pipe).
+    """
+
+    ending = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.printed = bytearray()
 
 
-def _read_reports(fd: int, settings: Settings) -> _Reports:
+def _read_reports(pid: int, fd: int, printed: int, settings: Settings) -> _Reports:
     """What the child reports, until it has said all or ends."""
     deadline = time.monotonic() + settings.timeout + GRACE
     reader, reports = Member(0, 0, -1, -1), _Reports()
+    sources: list[int] = [fd, printed]
     frames: Frames = []
     while len(reports) < len(settings.world_sizes):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
-            reports.timed_out = True
+        ready = select.select(sources, [], [], left)[0] if left > 0 else []
+        if not ready:
+            reports.ending = "silent"
             break
+        if printed in ready:
+            data = os.read(printed, 1 << 16)
+            reports.printed += data[: KEPT_OUTPUT - len(reports.printed)]
+            if not data:  # closed by the learner's code
+                sources.remove(printed)
+        if fd not in ready:
+            continue
         data = os.read(fd, 1 << 20)
         if not data:
+            reports.ending = "died" if is_ending(pid) else "lives on"
             break
         reader.buffer += data
-        for frame in reader.frames():
-            frames.append(frame)
-            if frame[0] == b"F":
-                reports.append(frames)
-                frames = []
+        try:
+            for frame in reader.frames():
+                frames.append(frame)
+                if frame[0] == b"F":
+                    reports.append(frames)
+                    frames = []
+        except RankFailure:
+            reports.ending = "garbled"
+            break
+    while select.select([printed], [], [], 0)[0] and len(reports.printed) < KEPT_OUTPUT:
+        data = os.read(printed, KEPT_OUTPUT - len(reports.printed))
+        if not data:
+            break
+        reports.printed += data
     return reports
 
 
@@ -301,7 +321,7 @@ def _results(
         _raise_if_failed(summary, members, options, survivable)
     except RankFailure as failure:
         failure.interleaving = summary.get("seed")
-        if failure.interleaving != first_seed:
+        if None not in (failure.interleaving, first_seed) and failure.interleaving != first_seed:
             failure.message += "\n(not in every order of the ranks: other interleavings went well)"
         raise
     return VirtualResults(values, [m.log() for m in members], [m.output for m in members], summary)
@@ -314,7 +334,7 @@ def _load(members: list[Member], data: dict[str, Any]) -> None:
         member.began(event)
     member.error = data["error"]
     member.spans = {"spans": data["spans"], "picture_from": data["picture_from"]}
-    member.head += data["output"].encode()
+    member.head += data["output"].encode(errors="backslashreplace")
     if data["waiting"] is not None:
         member.waits[0] = Wait(member.events[data["waiting"]], data["line"], None)
 

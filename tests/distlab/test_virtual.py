@@ -17,7 +17,7 @@ from torch import nn
 
 from distlab.grading.implementation import Implementation, Source
 from distlab.memory import PeakMemory
-from distlab.rank_watch import children
+from distlab.processes import children
 from distlab.ranks import RankContext, RankFailure
 from distlab.virtual import reap_children, run_virtual, run_worlds
 
