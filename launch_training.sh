@@ -8,16 +8,22 @@
 # Several nodes: run it on each of them with
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500    (NODE_RANK=1 on the second …)
 # NNODES=1:4 lets nodes come and go. Also read: NPROC_PER_NODE, MAX_RESTARTS (3), RUN_ID.
-# BATCH is the global batch, over all ranks. After SIGTERM all ranks save, then they leave.
+# BATCH is the global batch, over all ranks. After SIGTERM (or SIGINT) all ranks save, then they
+# leave; a second one ends them at once. Killed (SIGKILL), it takes its ranks along.
+#
+# Exit status: 0 done, 78 refused (it can't run like this: don't try again), 75 saved after a signal
+# (start it again), 70 hung and ended by the watchdog, anything else a crash.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+refused=78 preempted=75 # solutions/phase4_production/exit_codes.py
+trap 'echo "launch_training: told to leave before training began" >&2; exit $preempted' TERM INT USR1
 
 python=python
 if [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
 usage() { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' launch_training.sh; }
 if [ $# -eq 0 ]; then
     usage >&2
-    exit 2
+    exit $refused
 fi
 for word in "$@"; do
     case $word in
@@ -32,7 +38,7 @@ done
 if [[ "$1" =~ ^[0-9]+$ ]]; then
     if [ $# -lt 3 ]; then
         echo "launch_training: usage: ./launch_training.sh NPROC STRATEGY BATCH" >&2
-        exit 2
+        exit $refused
     fi
     export NPROC_PER_NODE=$1
     set -- --config "${CONFIG:-configs/digits.yaml}" --strategy "$2" --global-batch "$3" "${@:4}"

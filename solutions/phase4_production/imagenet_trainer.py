@@ -19,11 +19,13 @@ import time
 import torch
 import torch.distributed as dist
 
-from .agent import give_up
+from given.parent import end_with_parent
+
+from .exit_codes import CRASHED, DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointError
 from .image_folder import end_decoders
 from .image_models import build_model, checkpoint_activations
-from .recovery import EXIT_PREEMPTED, join
+from .recovery import join
 from .trainer_config import Config, ConfigError, describe_fields, parse
 from .trainer_loop import Trainer
 from .trainer_setup import open_data
@@ -74,17 +76,17 @@ def set_up(config: Config) -> tuple[torch.device, str]:
 
 
 def train(config: Config) -> int:
-    """Train under torchrun; the exit status."""
+    """Train under torchrun; the exit status (``exit_codes``)."""
     try:
         device, attempt = set_up(config)
         trainer = Trainer(config, device)
         complete = trainer.run(attempt)
-    except (CheckpointError, ValueError) as error:
-        refuse(str(error))
-        return 1
-    except OSError as error:  # may be another one the next time
-        print(f"imagenet_trainer: {error}", file=sys.stderr, flush=True)
-        return 1
+    except ValueError as error:
+        say_once(error)
+        return REFUSED
+    except (CheckpointError, OSError) as error:  # may be another one the next time
+        say_once(error)
+        return CRASHED
     else:
         if complete and dist.get_rank() == 0:
             print(trainer.summary(), flush=True)
@@ -92,23 +94,32 @@ def train(config: Config) -> int:
         end_decoders()
         if dist.is_initialized():
             dist.destroy_process_group()
-    return 0 if complete else EXIT_PREEMPTED
+    if complete:
+        return DONE
+    if os.environ["LOCAL_RANK"] == "0":
+        say(f"told to leave: saved after step {trainer.monitor.steps}, start it again to go on")
+    return PREEMPTED
 
 
-def refuse(reason: str) -> None:
-    """Say why there can be no run, once per node, and end it on all ranks.
+def say(what: object) -> None:
+    """A line about this run."""
+    print(f"imagenet_trainer: {what}", file=sys.stderr, flush=True)
 
-    Ranks refuse alike, so the first one of a node speaks, and the agent ends the others. Should
-    it have nothing to say, the others don't wait for ever.
+
+def say_once(error: Exception) -> None:
+    """Say why there is no run, once per node.
+
+    Ranks fail alike, so the first one of a node speaks, and the agent ends the others. Should it
+    have nothing to say, the others don't wait for ever.
     """
     if int(os.environ["LOCAL_RANK"]):
         time.sleep(PATIENCE)
-    print(f"imagenet_trainer: {reason}", file=sys.stderr, flush=True)
-    give_up()
+    say(error)
 
 
 def main() -> None:
     """Entry point, under torchrun or, with --dry-run, without."""
+    end_with_parent()
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(USAGE + describe_fields())
         return
@@ -117,10 +128,11 @@ def main() -> None:
         if only_plan:
             print(dry_run(config))
             return
+        if "RANK" not in os.environ or "LOCAL_RANK" not in os.environ:
+            raise ConfigError("start it with ./launch_training.sh, or add --dry-run")
     except ValueError as error:
-        sys.exit(f"imagenet_trainer: {error}")
-    if "RANK" not in os.environ or "LOCAL_RANK" not in os.environ:
-        sys.exit("imagenet_trainer: start it with ./launch_training.sh, or add --dry-run")
+        say(error)
+        sys.exit(REFUSED)
     sys.exit(train(config))
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from .exit_codes import CRASHED, REFUSED
 from .trainer_config import Config, ConfigError, parse
 
 # what launch_training.sh reads: the least and the most
@@ -63,18 +64,22 @@ def check_folders(config: Config) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{name} {folder} can't be made: {error.strerror}") from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"{name} {folder} can't be written to")
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise ConfigError(f"{name} {folder} can't be read and written to")
+
+
+class PortError(ConfigError):
+    """A port is in use: by a process that is about to end, perhaps."""
 
 
 def check_port(port: int, host: str, what: str) -> None:
-    """ConfigError if nobody could listen on ``port`` here."""
+    """PortError if nobody could listen on ``port`` here."""
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"{what} {port} can't be used: {error.strerror}") from None
+            raise PortError(f"{what} {port} can't be used: {error.strerror}") from None
 
 
 def check(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -93,12 +98,12 @@ def check(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Exit status 2 and one line if a run would not begin."""
+    """One line and exit status REFUSED (CRASHED: may be tried again) if a run would not begin."""
     try:
         check(sys.argv[1:], os.environ)
     except ValueError as error:
         print(f"launch_training: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(CRASHED if isinstance(error, PortError) else REFUSED)
 
 
 if __name__ == "__main__":

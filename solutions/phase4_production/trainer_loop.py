@@ -32,6 +32,7 @@ from .async_checkpoint import AsyncCheckpointer
 from .elastic import ElasticSampler
 from .evaluation import Evaluation, evaluate
 from .fault_tolerance import CheckpointError, CheckpointStore
+from .folder_lock import locked
 from .image_folder import (
     Batch,
     DataError,
@@ -194,7 +195,18 @@ class Trainer:
 
     # -- the run ----------------------------------------------------------------------------------
     def run(self, attempt: str = "") -> bool:
-        """Train to the end, or until the ranks are to leave; whether the run is complete."""
+        """Train to the end, or until the ranks are to leave; whether the run is complete.
+
+        Raises FolderInUseError on all ranks if another run saves into the same folder.
+        """
+        with locked(self.config.checkpoints, "imagenet_trainer"), self.guard:
+            self.train(attempt)
+            if self.rank == 0:
+                write_report(Path(self.config.logs))
+        return not self.leaving
+
+    def train(self, attempt: str) -> None:
+        """From the newest checkpoint on, watched and recorded."""
         config, plan = self.config, self.plan
         first_step = self.restore()
         steps = min(plan.steps, config.max_steps or plan.steps)
@@ -209,7 +221,7 @@ class Trainer:
         patience = config.watchdog_seconds
         watchdog = Watchdog(heartbeat, patience, interval=min(1.0, patience / 8))
         try:
-            with self.guard, watchdog:
+            with watchdog:
                 try:
                     self.loop(first_step, steps, heartbeat, profiler)
                 except (CheckpointError, DataError) as error:
@@ -219,9 +231,6 @@ class Trainer:
             self.sinks.close()
         if failure is not None:
             raise failure
-        if self.rank == 0:
-            write_report(logs)
-        return not self.leaving
 
     def loop(
         self, first_step: int, steps: int, heartbeat: Heartbeat, profiler: ProfileWindow

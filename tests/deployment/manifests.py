@@ -36,6 +36,18 @@ def config_of(words: list[str]) -> Config:
     return make_config(root() / file, rest)
 
 
+def after_exit(job: Document, status: int) -> str:
+    """What a Job's failure policy does with a pod that ended so: FailJob, Ignore, or Count.
+
+    The first rule that fits decides; none: the pod is replaced, and counted.
+    """
+    for rule in job["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes")
+        if codes is not None and (status in codes["values"]) == (codes["operator"] == "In"):
+            return rule["action"]
+    return "Count"
+
+
 def is_under(path: str, folder: str) -> bool:
     """Whether ``path`` is in ``folder`` or is it."""
     return Path(path).is_relative_to(folder)

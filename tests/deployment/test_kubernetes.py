@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
 
 import kubernetes_validate
 import pytest
+import yaml
 from kubeflow_trainer_api import models
 from kubernetes_validate.utils import all_versions
-from manifests import DEPLOYMENT, Document, config_of, documents, is_under, launcher_variables, one
-from torch.distributed.run import parse_args as torchrun_arguments
+from manifests import (
+    DEPLOYMENT,
+    Document,
+    after_exit,
+    config_of,
+    documents,
+    is_under,
+    launcher_variables,
+    one,
+)
 
 from distlab.course import root
+from solutions.phase4_production import exit_codes
 
 OLDEST = (1, 33)  # in which backoffLimitPerIndex is stable
 VERSIONS = [
@@ -75,6 +89,24 @@ def check_hardened(pod: Document) -> None:
     assert own["allowPrivilegeEscalation"] is False
     assert own["readOnlyRootFilesystem"] is True
     assert own["capabilities"] == {"drop": ["ALL"]}
+
+
+DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
+
+
+def check_failure_policy(spec: Document) -> None:
+    """A Job's rules are about its own container, and do with each exit code what it says."""
+    pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"  # what a failure policy asks for
+    for rule in spec["podFailurePolicy"]["rules"]:
+        if "onExitCodes" in rule:
+            codes = rule["onExitCodes"]
+            assert codes["containerName"] == pod["containers"][0]["name"]
+            assert codes["values"] == sorted(set(codes["values"]))  # Kubernetes refuses others
+    assert after_exit(spec, exit_codes.REFUSED) == "FailJob"
+    assert after_exit(spec, exit_codes.PREEMPTED) == "Ignore"
+    assert after_exit(spec, exit_codes.CRASHED) == "Count"
+    assert after_exit(spec, exit_codes.HUNG) == "Count"
 
 
 def dockerfile() -> str:
@@ -181,14 +213,10 @@ def test_what_is_written_is_kept(
 
 def test_preemption_is_no_failure(job: Document, pod: Document, container: Document) -> None:
     spec = job["spec"]
-    first = spec["podFailurePolicy"]["rules"][0]
-    assert first["action"] == "Ignore"
-    assert first["onPodConditions"][0]["type"] == "DisruptionTarget"
-    assert pod["restartPolicy"] == "Never"  # what a failure policy asks for
+    assert {"action": "Ignore", "onPodConditions": [DISRUPTED]} in spec["podFailurePolicy"]["rules"]
+    check_failure_policy(spec)
     assert spec["podReplacementPolicy"] == "Failed"
     assert spec["backoffLimitPerIndex"] > 0
-    for rule in spec["podFailurePolicy"]["rules"][1:]:
-        assert rule["onExitCodes"]["containerName"] == container["name"]
     wait = int(environment(container)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
     assert pod["terminationGracePeriodSeconds"] > wait
 
@@ -204,6 +232,99 @@ def test_probes_call_what_the_image_has(container: Document) -> None:
 
 def test_pods_are_hardened(pod: Document) -> None:
     check_hardened(pod)
+
+
+# -- names can be looked up, also where the node itself has a cache for them
+def check_names_can_be_looked_up(policy: Document) -> None:
+    """One rule lets the pods ask the cluster's name servers and the node's own cache."""
+    ports = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
+    (rule,) = [each for each in policy["spec"]["egress"] if each.get("ports") == ports]
+    system = {"kubernetes.io/metadata.name": "kube-system"}
+    assert {"namespaceSelector": {"matchLabels": system}} in rule["to"]
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in rule["to"]  # NodeLocal DNSCache's address
+
+
+def test_names_can_be_looked_up(manifests: list[Document]) -> None:
+    check_names_can_be_looked_up(one(manifests, "NetworkPolicy"))
+
+
+# -- the Job that fills the data claim
+@pytest.mark.parametrize("version", VERSIONS)
+def test_data_job_fits_the_schema(version: str) -> None:
+    for document in documents("kubernetes-data.yaml"):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_data_job_fills_what_the_trainer_reads(pod: Document, container: Document) -> None:
+    filled = documents("kubernetes-data.yaml")
+    copying = one(filled, "Job")["spec"]["template"]["spec"]
+    (its,) = copying["containers"]
+    claims = [
+        {
+            volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+            for volume in each["volumes"]
+            if "persistentVolumeClaim" in volume
+        }
+        for each in (copying, pod)
+    ]
+    command, source, target = its["args"][:3]
+    assert command == "copy"  # deletes nothing
+    assert source.startswith("bucket:")
+    (written,) = [each for each in its["volumeMounts"] if each["mountPath"] == target]
+    (read,) = [each for each in container["volumeMounts"] if each["mountPath"] == "/data"]
+    assert claims[0][written["name"]] == claims[1][read["name"]]
+    assert not written.get("readOnly", False)
+    check_hardened(copying)
+    assert copying["securityContext"]["fsGroup"] == pod["securityContext"]["fsGroup"]
+    assert [list(each) for each in its["envFrom"]] == [["secretRef"]]  # no key in the file
+
+
+def test_data_job_reaches_the_bucket_and_nothing_reaches_it() -> None:
+    filled = documents("kubernetes-data.yaml")
+    policy, job = one(filled, "NetworkPolicy"), one(filled, "Job")
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in policy["spec"]
+    check_names_can_be_looked_up(policy)
+    assert {"ports": [{"protocol": "TCP", "port": 443}]} in policy["spec"]["egress"]
+    training = one(documents("kubernetes.yaml"), "Service")["spec"]["selector"]
+    assert not training.items() <= labels.items()  # no rendezvous is looked for there
+
+
+# -- RDMA: an overlay
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_rdma_overlay_adds_devices_and_changes_nothing_else(manifests: list[Document]) -> None:
+    done = subprocess.run(
+        ["kubectl", "kustomize", "--load-restrictor=LoadRestrictionsNone", "kubernetes-rdma"],
+        cwd=DEPLOYMENT,
+        env={**os.environ, "KUBECONFIG": "/dev/null"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    overlaid = list(yaml.safe_load_all(done.stdout))
+    for document in overlaid:
+        kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+    (its,) = one(overlaid, "Job")["spec"]["template"]["spec"]["containers"]
+    for wanted in ("requests", "limits"):
+        assert its["resources"][wanted].pop("rdma/hca_shared_devices_a") == "1"
+    assert its["securityContext"]["capabilities"].pop("add") == ["IPC_LOCK"]
+    ours = {each["name"]: each for each in its["env"] if each["name"].startswith("NCCL_")}
+    assert ours["NCCL_NET"]["value"] == "IB"
+    its["env"] = [each for each in its["env"] if each["name"] not in ours]
+
+    def unordered(found: list[Document]) -> list[Document]:
+        return sorted(found, key=lambda each: (each["kind"], each["metadata"]["name"]))
+
+    assert unordered(overlaid) == unordered(manifests)
+
+
+def test_image_has_what_rdma_needs() -> None:
+    for package in ("libibverbs1=", "ibverbs-providers="):  # NCCL loads them at run time
+        assert package in dockerfile()
 
 
 # -- Kubeflow: custom resources, whose models drop what they don't know
@@ -242,11 +363,10 @@ def test_kubeflow_trains_as_kubernetes_does(
         "name": runtime["metadata"]["name"],
     }
     assert config_of(trainer["args"]) == config_of(container["args"])
-    assert trainer["command"][0] == "torchrun"
-    parsed = torchrun_arguments([*trainer["command"][1:], *trainer["args"]])
-    assert parsed.module
-    assert (root() / (parsed.training_script.replace(".", "/") + ".py")).is_file()
-    assert parsed.training_script_args == trainer["args"]
+    assert "exec ./launch_training.sh" in trainer["command"][2]
+    given = {each["name"] for each in trainer["env"]}
+    set_there = set(re.findall(r"([A-Z_]+)=\$PET_\1", trainer["command"][2])) | given
+    assert {each["name"] for each in container["env"]} == set_there
     assert trainer["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"]
     assert trainer["numNodes"] == job["spec"]["completions"]
     assert str(trainer["numProcPerNode"]) == container["resources"]["limits"]["nvidia.com/gpu"]
@@ -264,6 +384,18 @@ def test_kubeflow_trains_as_kubernetes_does(
     }
     check_storage(template["spec"], trainer["args"], claims)
     check_hardened(template["spec"])
+
+
+def test_kubeflow_does_not_begin_a_refused_run_again(kubeflow: list[Document]) -> None:
+    """The Job of the nodes fails for a reason of its own, and the set of Jobs with it."""
+    spec = kubeflow[0]["spec"]["template"]["spec"]
+    (replicated,) = spec["replicatedJobs"]
+    check_failure_policy(replicated["template"]["spec"])
+    first = spec["failurePolicy"]["rules"][0]
+    assert (first["action"], first["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    job = {"apiVersion": "batch/v1", "kind": "Job", **replicated["template"]}
+    job["metadata"] = {"name": "node", **job["metadata"]}
+    kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
 
 
 def test_kubeflow_pods_are_in_the_policy_and_the_service(

@@ -1,51 +1,17 @@
-# One public subnet with the way in (a bastion for SSH) and the way out (NAT), one private subnet with
-# the nodes and the shared file system.
-
-data "aws_availability_zones" "available" {
-  state = "available"
-
-  filter {
-    name   = "opt-in-status"
-    values = ["opt-in-not-required"] # no local zones
-  }
-}
-
-locals {
-  zone = coalesce(var.availability_zone, data.aws_availability_zones.available.names[0])
-}
-
-resource "aws_vpc" "this" {
-  cidr_block           = "10.20.0.0/16"
-  enable_dns_support   = true
-  enable_dns_hostnames = true
-  tags                 = { Name = var.name }
-}
-
-# What AWS makes by itself allows everything within it: emptied, so that nothing is in it by mistake.
-resource "aws_default_security_group" "unused" {
-  vpc_id = aws_vpc.this.id
-}
+# One public subnet with the way in (a bastion for SSH) and the way out (NAT), beside the private subnet
+# of storage/ with the nodes and the shared file system.
 
 resource "aws_subnet" "public" {
-  vpc_id            = aws_vpc.this.id
-  availability_zone = local.zone
+  vpc_id            = var.storage.vpc
+  availability_zone = var.storage.zone
   cidr_block        = "10.20.0.0/24"
   tags              = { Name = "${var.name}-public" }
 
   map_public_ip_on_launch = false
 }
 
-resource "aws_subnet" "nodes" {
-  vpc_id            = aws_vpc.this.id
-  availability_zone = local.zone
-  cidr_block        = "10.20.16.0/20"
-  tags              = { Name = "${var.name}-nodes" }
-
-  map_public_ip_on_launch = false
-}
-
 resource "aws_internet_gateway" "this" {
-  vpc_id = aws_vpc.this.id
+  vpc_id = var.storage.vpc
   tags   = { Name = var.name }
 }
 
@@ -62,7 +28,7 @@ resource "aws_nat_gateway" "this" {
 }
 
 resource "aws_route_table" "public" {
-  vpc_id = aws_vpc.this.id
+  vpc_id = var.storage.vpc
   tags   = { Name = "${var.name}-public" }
 
   route {
@@ -72,7 +38,7 @@ resource "aws_route_table" "public" {
 }
 
 resource "aws_route_table" "nodes" {
-  vpc_id = aws_vpc.this.id
+  vpc_id = var.storage.vpc
   tags   = { Name = "${var.name}-nodes" }
 
   route {
@@ -87,7 +53,7 @@ resource "aws_route_table_association" "public" {
 }
 
 resource "aws_route_table_association" "nodes" {
-  subnet_id      = aws_subnet.nodes.id
+  subnet_id      = var.storage.subnet
   route_table_id = aws_route_table.nodes.id
 }
 
@@ -96,19 +62,13 @@ resource "aws_route_table_association" "nodes" {
 resource "aws_security_group" "bastion" {
   name        = "${var.name}-bastion"
   description = "SSH from the given range, and on to the nodes"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = var.storage.vpc
 }
 
 resource "aws_security_group" "nodes" {
   name        = "${var.name}-nodes"
   description = "The nodes among themselves, as EFA asks for, and SSH from the bastion"
-  vpc_id      = aws_vpc.this.id
-}
-
-resource "aws_security_group" "storage" {
-  name        = "${var.name}-storage"
-  description = "Lustre, from the nodes"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = var.storage.vpc
 }
 
 resource "aws_vpc_security_group_ingress_rule" "bastion_ssh" {
@@ -154,11 +114,11 @@ resource "aws_vpc_security_group_egress_rule" "nodes_among_themselves" {
 }
 
 resource "aws_vpc_security_group_egress_rule" "nodes_storage" {
-  for_each = local.lustre_ports
+  for_each = var.storage.ports
 
   security_group_id            = aws_security_group.nodes.id
   description                  = "Lustre"
-  referenced_security_group_id = aws_security_group.storage.id
+  referenced_security_group_id = var.storage.security_group
   ip_protocol                  = "tcp"
   from_port                    = each.value.from
   to_port                      = each.value.to
@@ -174,9 +134,9 @@ resource "aws_vpc_security_group_egress_rule" "nodes_https" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "storage_nodes" {
-  for_each = local.lustre_ports
+  for_each = var.storage.ports
 
-  security_group_id            = aws_security_group.storage.id
+  security_group_id            = var.storage.security_group
   description                  = "Lustre, from the nodes"
   referenced_security_group_id = aws_security_group.nodes.id
   ip_protocol                  = "tcp"
@@ -184,32 +144,10 @@ resource "aws_vpc_security_group_ingress_rule" "storage_nodes" {
   to_port                      = each.value.to
 }
 
-resource "aws_vpc_security_group_ingress_rule" "storage_itself" {
-  for_each = local.lustre_ports
-
-  security_group_id            = aws_security_group.storage.id
-  description                  = "Lustre, among its servers"
-  referenced_security_group_id = aws_security_group.storage.id
-  ip_protocol                  = "tcp"
-  from_port                    = each.value.from
-  to_port                      = each.value.to
-}
-
-resource "aws_vpc_security_group_egress_rule" "storage_itself" {
-  for_each = local.lustre_ports
-
-  security_group_id            = aws_security_group.storage.id
-  description                  = "Lustre, among its servers"
-  referenced_security_group_id = aws_security_group.storage.id
-  ip_protocol                  = "tcp"
-  from_port                    = each.value.from
-  to_port                      = each.value.to
-}
-
 resource "aws_vpc_security_group_egress_rule" "storage_nodes" {
-  for_each = local.lustre_ports
+  for_each = var.storage.ports
 
-  security_group_id            = aws_security_group.storage.id
+  security_group_id            = var.storage.security_group
   description                  = "Lustre, back to the nodes"
   referenced_security_group_id = aws_security_group.nodes.id
   ip_protocol                  = "tcp"
@@ -218,19 +156,12 @@ resource "aws_vpc_security_group_egress_rule" "storage_nodes" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "nodes_storage" {
-  for_each = local.lustre_ports
+  for_each = var.storage.ports
 
   security_group_id            = aws_security_group.nodes.id
   description                  = "Lustre, back from its servers"
-  referenced_security_group_id = aws_security_group.storage.id
+  referenced_security_group_id = var.storage.security_group
   ip_protocol                  = "tcp"
   from_port                    = each.value.from
   to_port                      = each.value.to
-}
-
-locals {
-  lustre_ports = {
-    portmapper = { from = 988, to = 988 }
-    services   = { from = 1018, to = 1023 }
-  }
 }

@@ -18,8 +18,17 @@ locals {
   efa        = data.aws_ec2_instance_type.node.efa_supported
   interfaces = local.efa ? data.aws_ec2_instance_type.node.efa_maximum_interfaces : 1
   gpus       = sum(concat([0], [for gpu in data.aws_ec2_instance_type.node.gpus : gpu.count]))
-  head       = cidrhost(aws_subnet.nodes.cidr_block, local.first_host)
+  head       = cidrhost(var.storage.cidr, local.first_host)
   first_host = 16 # AWS keeps the first addresses of a subnet for itself
+
+  unit = templatefile("${path.module}/training.service.tftpl", {
+    user         = "ec2-user"
+    config       = var.config
+    data         = var.storage.dataset ? "/shared/imagenet" : "synthetic"
+    epochs       = var.training_epochs
+    save_every   = var.save_frequency
+    stop_seconds = 110 # a spot instance has two minutes
+  })
 
   cards = {
     for card in setproduct(range(var.cluster_size), range(local.interfaces)) :
@@ -40,11 +49,11 @@ resource "aws_key_pair" "this" {
 resource "aws_network_interface" "node" {
   for_each = local.cards
 
-  subnet_id       = aws_subnet.nodes.id
+  subnet_id       = var.storage.subnet
   interface_type  = local.efa ? "efa" : null
   security_groups = [aws_security_group.nodes.id]
   # all are given, so that none that AWS picks is in the way; the first of each node come first
-  private_ips = [cidrhost(aws_subnet.nodes.cidr_block, local.first_host + each.value.card * var.cluster_size + each.value.node)]
+  private_ips = [cidrhost(var.storage.cidr, local.first_host + each.value.card * var.cluster_size + each.value.node)]
   tags        = { Name = "${var.name}-${each.key}" }
 }
 
@@ -67,11 +76,8 @@ resource "aws_instance" "node" {
     ranks       = max(local.gpus, 1)
     head        = local.head
     efa         = local.efa
-    storage     = "${aws_fsx_lustre_file_system.shared.dns_name}@tcp:/${aws_fsx_lustre_file_system.shared.mount_name}"
-    config      = var.config
-    data        = var.dataset == null ? "synthetic" : "/shared/imagenet"
-    epochs      = var.training_epochs
-    save_every  = var.save_frequency
+    storage     = var.storage.address
+    unit        = local.unit
     requirement = "solutions/phase4_production/deployment/requirements.txt"
   })
 

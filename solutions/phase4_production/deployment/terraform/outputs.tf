@@ -17,8 +17,3 @@ output "metrics" {
   description = "Brings the metrics to http://localhost:9464/metrics."
   value       = "ssh -N -L 9464:localhost:9464 -J ec2-user@${aws_instance.bastion.public_ip} ec2-user@${local.head}"
 }
-
-output "shared" {
-  description = "What the nodes mount at /shared."
-  value       = "${aws_fsx_lustre_file_system.shared.dns_name}@tcp:/${aws_fsx_lustre_file_system.shared.mount_name}"
-}

@@ -1,3 +1,17 @@
+variable "storage" {
+  description = "Where checkpoints and images are; storage.auto.tfvars.json, written by `terraform -chdir=storage output -json cluster`."
+  type = object({
+    zone           = string
+    vpc            = string
+    subnet         = string
+    cidr           = string
+    security_group = string
+    address        = string
+    ports          = map(object({ from = number, to = number }))
+    dataset        = bool
+  })
+}
+
 variable "name" {
   description = "Prefix of all names, and the tag Project of all resources."
   type        = string
@@ -5,15 +19,14 @@ variable "name" {
 }
 
 variable "region" {
-  description = "AWS region."
+  description = "AWS region, the storage's."
   type        = string
   default     = "us-east-1"
-}
 
-variable "availability_zone" {
-  description = "Zone of the region in which the instance type can be had; null: the region's first."
-  type        = string
-  default     = null
+  validation {
+    condition     = startswith(var.storage.zone, var.region)
+    error_message = "region must be that of the storage, whose zone is ${var.storage.zone}."
+  }
 }
 
 variable "instance_type" {
@@ -81,28 +94,6 @@ variable "revision" {
   description = "Commit, tag or branch to train with; a commit, so that a replaced node runs the same."
   type        = string
   default     = "main"
-}
-
-variable "dataset" {
-  description = "Bucket and prefix (s3://bucket/prefix) with train/CLASS/* and val/CLASS/*, shown in the shared file system; null: synthetic images."
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.dataset == null || can(regex("^s3://", coalesce(var.dataset, "-")))
-    error_message = "dataset must begin with s3://."
-  }
-}
-
-variable "storage_gib" {
-  description = "Size of the shared file system: 1200, or a multiple of 2400."
-  type        = number
-  default     = 1200
-
-  validation {
-    condition     = var.storage_gib == 1200 || (var.storage_gib >= 2400 && var.storage_gib % 2400 == 0)
-    error_message = "storage_gib must be 1200 or a multiple of 2400."
-  }
 }
 
 variable "ssh_cidr" {

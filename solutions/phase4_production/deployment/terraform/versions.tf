@@ -1,5 +1,5 @@
 terraform {
-  required_version = ">= 1.7" # mock_provider in the tests
+  required_version = ">= 1.11" # override_during in the tests; validations that look at other variables
 
   required_providers {
     aws = {

@@ -1,10 +1,6 @@
 # terraform test: plans against a provider that is made up, so no account is needed and nothing costs.
 
 mock_provider "aws" {
-  mock_data "aws_availability_zones" {
-    defaults = { names = ["us-east-1a", "us-east-1b"] }
-  }
-
   mock_data "aws_ec2_instance_type" {
     defaults = {
       efa_supported          = true
@@ -16,17 +12,20 @@ mock_provider "aws" {
   mock_data "aws_ssm_parameter" {
     defaults = { value = "ami-00000000000000000" }
   }
-
-  mock_resource "aws_fsx_lustre_file_system" {
-    defaults = {
-      id         = "fs-00000000000000000"
-      dns_name   = "fs-0.fsx.us-east-1.amazonaws.com"
-      mount_name = "abcdefgh"
-    }
-  }
 }
 
 variables {
+  storage = {
+    zone           = "us-east-1a"
+    vpc            = "vpc-00000000000000000"
+    subnet         = "subnet-00000000000000000"
+    cidr           = "10.20.16.0/20"
+    security_group = "sg-00000000000000000"
+    address        = "fs-0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh"
+    ports          = { portmapper = { from = 988, to = 988 }, services = { from = 1018, to = 1023 } }
+    dataset        = false
+  }
+
   cluster_size    = 3
   training_epochs = 7
   save_frequency  = 11
@@ -118,19 +117,24 @@ run "rendezvous" {
     condition     = alltrue([for node in aws_instance.node : can(yamldecode(node.user_data)) && length(yamldecode(node.user_data).write_files) == 2])
     error_message = "cloud-init is YAML with two files"
   }
+
+  assert {
+    condition     = alltrue([for node in aws_instance.node : strcontains(yamldecode(node.user_data).write_files[1].content, "\nRestartPreventExitStatus=78 126 127\n")])
+    error_message = "a refused run is not started again"
+  }
 }
 
 run "nothing_public_but_ssh" {
   assert {
     condition = alltrue([for rule in concat(
       [aws_vpc_security_group_ingress_rule.bastion_ssh, aws_vpc_security_group_ingress_rule.nodes_ssh, aws_vpc_security_group_ingress_rule.nodes_among_themselves],
-      values(aws_vpc_security_group_ingress_rule.storage_nodes), values(aws_vpc_security_group_ingress_rule.storage_itself), values(aws_vpc_security_group_ingress_rule.nodes_storage)
+      values(aws_vpc_security_group_ingress_rule.storage_nodes), values(aws_vpc_security_group_ingress_rule.nodes_storage)
     ) : rule.cidr_ipv4 == null || (rule.cidr_ipv4 == "203.0.113.7/32" && rule.from_port == 22 && rule.to_port == 22)])
     error_message = "the only rule that names addresses is SSH from ssh_cidr"
   }
 
   assert {
-    condition     = aws_subnet.public.map_public_ip_on_launch == false && aws_subnet.nodes.map_public_ip_on_launch == false
+    condition     = aws_subnet.public.map_public_ip_on_launch == false
     error_message = "no machine gets a public address by itself"
   }
 }
@@ -152,19 +156,38 @@ run "several_nodes_need_efa" {
 
 run "dataset" {
   variables {
-    dataset = "s3://bucket/imagenet"
-    spot    = true
+    storage = {
+      zone           = "us-east-1a"
+      vpc            = "vpc-00000000000000000"
+      subnet         = "subnet-00000000000000000"
+      cidr           = "10.20.16.0/20"
+      security_group = "sg-00000000000000000"
+      address        = "fs-0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh"
+      ports          = { portmapper = { from = 988, to = 988 }, services = { from = 1018, to = 1023 } }
+      dataset        = true
+    }
+    spot = true
   }
 
   assert {
-    condition     = length(aws_fsx_data_repository_association.dataset) == 1 && strcontains(aws_instance.node[0].user_data, "--data /shared/imagenet ")
-    error_message = "the bucket is shown where the trainer looks"
+    condition     = strcontains(aws_instance.node[0].user_data, "--data /shared/imagenet ")
+    error_message = "the trainer reads what the storage shows"
   }
 
   assert {
     condition     = alltrue([for node in aws_instance.node : node.instance_market_options[0].spot_options[0].instance_interruption_behavior == "stop"])
     error_message = "interrupted nodes come back"
   }
+}
+
+run "region_is_the_storage_s" {
+  command = plan
+
+  variables {
+    region = "eu-west-1"
+  }
+
+  expect_failures = [var.region]
 }
 
 run "bad_input" {
@@ -175,13 +198,11 @@ run "bad_input" {
     training_epochs = 1.5
     save_frequency  = 0
     repository      = "https://user:secret@example.com/course.git"
-    dataset         = "bucket"
-    storage_gib     = 1000
     ssh_cidr        = "0.0.0.0/0"
     ssh_public_key  = "-----BEGIN OPENSSH PRIVATE KEY-----"
   }
 
   expect_failures = [
-    var.cluster_size, var.training_epochs, var.save_frequency, var.repository, var.dataset, var.storage_gib, var.ssh_cidr, var.ssh_public_key,
+    var.cluster_size, var.training_epochs, var.save_frequency, var.repository, var.ssh_cidr, var.ssh_public_key,
   ]
 }
