@@ -7,10 +7,10 @@ what ``torch.save`` writes, which the parent reads with ``weights_only=True``.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import io
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import system
 from .ranks import Options, RankContext
 from .recorder import Ledger
 
@@ -102,11 +103,14 @@ def _detach(output_fd: int, stack_file: str) -> None:
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     stack = open(stack_file, "w")  # noqa: SIM115 (must stay open for the signal handler)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    if "fork" in multiprocessing.get_all_start_methods():
+        # a loader's workers: as new processes (macOS, Python 3.14) they could not import the
+        # learner's file, which was loaded by its path
+        multiprocessing.set_start_method("fork", force=True)
 
 
 def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _set_up(rank: int, world_size: int, options: Options, folder: str) -> RankContext:
@@ -130,8 +134,7 @@ def _set_up(rank: int, world_size: int, options: Options, folder: str) -> RankCo
         sys.modules["numpy"].random.seed(own_seed % 2**32)
     device, backend = _device(rank, world_size, options.device)
     if options.process_group:
-        loopback = "lo" if sys.platform == "linux" else "lo0"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", system.loopback())
         store = dist.FileStore(os.path.join(folder, "store"), world_size)
         dist.init_process_group(
             backend,

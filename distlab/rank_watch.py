@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import rank_report
+from . import rank_report, system
 from .ledger import P2P, Event, Log, Mismatch, SequenceCheck
 from .rank_process import make_folder, rank_main
 from .ranks import Options, RankResults, fork_problem
@@ -323,8 +322,7 @@ def _spawn(rank: int, world_size: int, *task: Any) -> subprocess.Popen[bytes]:
 
 def become_subreaper() -> None:
     """What the children of this process leave behind comes to this process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    system.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> set[int]:

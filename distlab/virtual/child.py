@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import io
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .. import system
 from ..ledger import Event
 from ..lines import learner_line
 from ..rank_process import Pipe, describe, readable_content
@@ -152,8 +152,7 @@ class Child:
 def _detach(output_fd: int) -> None:
     """Own session, own output, ends with its parent."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    system.prctl(1, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -168,7 +167,7 @@ def _stay_on_one_core() -> None:
     As a batch process a thread that is woken does not push aside the one that woke it and only
     then lets go of Python's lock.
     """
-    if hasattr(os, "sched_setaffinity"):
+    if hasattr(os, "SCHED_BATCH") and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError), open("/proc/self/stat") as stat:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.sched_setaffinity(0, {int(stat.read().rpartition(")")[2].split()[36])})

@@ -207,7 +207,7 @@ _statuses: dict[int, int] = {}  # exit status of those that had to be waited for
 
 def _end(pid: int, before: set[int]) -> None:
     """Kill the child; if it has forked, or died by itself, wait for it and for what it left."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # some say EPERM of a zombie's
         os.killpg(pid, signal.SIGSTOP)  # from here on it can't fork
     left = _descendants(pid)
     dead, status = os.waitpid(pid, os.WNOHANG)
