@@ -13,12 +13,12 @@ its own lives on there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Collection
+
+from . import system
 
 PDEATHSIG, CHILD_SUBREAPER = 1, 36
 ROUNDS = 1000  # generations of processes that ``end_strays`` kills before it gives up
@@ -28,16 +28,13 @@ _EXITING = 0x4  # PF_EXITING in the flags of /proc/PID/stat, include/linux/sched
 
 def become_subreaper() -> None:
     """What the children of this process leave behind comes to this process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
+    system.prctl(CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Get the signal when ``parent`` dies; at once, if it has died already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PDEATHSIG, number)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
+    if system.prctl(PDEATHSIG, number) and os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def children() -> set[int]:

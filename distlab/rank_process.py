@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import io
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from . import system
 from .processes import die_with_parent
 from .raised import describe
 from .ranks import PIPE_LOST, Options, RankContext
@@ -125,6 +127,10 @@ def _detach(parent: int, output_fd: int, stack_fd: int) -> None:
     sys.stdout = sys.__stdout__ = _printer(1)
     sys.stderr = sys.__stderr__ = _printer(2)
     faulthandler.register(signal.SIGUSR1, file=stack_fd, all_threads=True)
+    if "fork" in multiprocessing.get_all_start_methods():
+        # a loader's workers: as new processes (macOS, Python 3.14) they could not import the
+        # learner's file, which was loaded by its path
+        multiprocessing.set_start_method("fork", force=True)
 
 
 def _printer(fd: int) -> Any:
@@ -156,8 +162,7 @@ def _set_up(
         sys.modules["numpy"].random.seed(own_seed % 2**32)
     device, backend = _device(rank, world_size, options.device)
     if options.process_group:
-        loopback = "lo" if sys.platform == "linux" else "lo0"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", system.loopback())
         dist.init_process_group(
             backend,
             store=dist.FileStore(store, world_size),

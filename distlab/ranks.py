@@ -11,16 +11,15 @@ waits in. Results come back as tensors and plain data; nothing from a rank is un
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import system
 from .failure import CheckFailed
 from .ledger import Log
 
@@ -191,19 +190,8 @@ def cuda_ranks_supported() -> bool:
 
 def fork_problem() -> str:
     """Why forking ranks from this process is not safe; empty when it is."""
-    if not hasattr(os, "fork"):
-        return "this system has no fork"
     if torch.cuda.is_initialized():
         return "CUDA is already in use in this process"
-    if any(name.startswith("pt_autograd") for name in _threads()):
+    if any(name.startswith("pt_autograd") for name in system.threads() or ()):
         return "autograd has threads in this process, which a forked one would miss"
-    return ""
-
-
-def _threads() -> list[str]:
-    """Names of this process's threads, where the system tells them (Linux)."""
-    found = []
-    for task in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(OSError):  # it has just ended
-            found.append((task / "comm").read_text(encoding="utf-8"))
-    return found
+    return system.fork_obstacle()

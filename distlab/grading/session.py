@@ -15,6 +15,7 @@ from ..course import Course, Exercise, functions_of, load_course
 from ..failure import CheckFailed
 from ..rank_report import source_line
 from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported, run_ranks
+from ..system import fork_obstacle
 from ..virtual import VirtualResults, run_worlds
 from .implementation import Implementation, Source, blank_places, find_source
 from .verdicts import TIERS, CheckResult, ExerciseResult
@@ -174,6 +175,8 @@ class Session:
         """What runs a check's ranks on its tier."""
         if tier == "cuda" and not cuda_ranks_supported():
             raise NotRun("needs", "a CUDA GPU")
+        if tier == "virtual" and fork_obstacle():
+            raise NotRun("needs", f"forked processes: {fork_obstacle()}")
         files = self.source(exercise).files()
         kind = VirtualRunner if tier == "virtual" else Runner
         return kind(files, self.seed, "cuda" if tier == "cuda" else "cpu")

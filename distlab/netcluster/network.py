@@ -22,6 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .. import system
+
 MOST_NODES = 64
 INTERFACE = "link0"  # a name that machines don't have, so that nobody counts the wrong one
 PACKAGES = {
@@ -210,8 +212,8 @@ def _tool(name: str) -> str:
 @functools.cache
 def _privilege() -> tuple[str, ...]:
     """Options of ``unshare`` with which this process may make namespaces."""
-    if sys.platform != "linux":
-        raise ClusterUnavailable(f"a cluster on one machine needs Linux, this is {sys.platform}")
+    if not (system.PROC / "self" / "ns" / "net").exists():
+        raise ClusterUnavailable("a cluster on one machine needs network namespaces (Linux's)")
     for name in PACKAGES:
         _tool(name)
     said = ""

@@ -176,7 +176,7 @@ def _stay_on_one_core() -> None:
     As a batch process a thread that is woken does not push aside the one that woke it and only
     then lets go of Python's lock.
     """
-    if hasattr(os, "sched_setaffinity"):
+    if hasattr(os, "SCHED_BATCH") and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError), open("/proc/self/stat") as stat:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.sched_setaffinity(0, {int(stat.read().rpartition(")")[2].split()[36])})

@@ -214,7 +214,7 @@ def _end(pid: int, before: set[int]) -> None:
 
     What it has started is below it, or was left by its parent and so has come to this process.
     """
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # some say EPERM of a zombie's
         os.killpg(pid, signal.SIGSTOP)  # from here on it can't fork
     left = descendants(pid)
     dead, status = os.waitpid(pid, os.WNOHANG)

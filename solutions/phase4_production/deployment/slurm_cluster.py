@@ -71,8 +71,8 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def obstacle() -> str | None:
     """Why no virtual cluster can run here, in one sentence; None if one can."""
-    if sys.platform != "linux":
-        return f"a virtual SLURM cluster needs Linux, this is {sys.platform}"
+    if not Path("/proc/self/stat").exists():
+        return "a virtual SLURM cluster needs /proc, and this system has none (Linux has)"
     missing = [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
     if missing:
         return f"a virtual SLURM cluster needs {', '.join(missing)} (apt install {PACKAGES})"

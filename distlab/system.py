@@ -1,0 +1,74 @@
+"""What this system can do: asked of the system, never concluded from its name.
+
+Linux has everything that is asked for here; elsewhere each caller goes on without, or says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import torch
+
+PROC = Path("/proc")
+TRIAL_LIMIT = 20.0  # seconds
+
+
+def prctl(option: int, value: int) -> bool:
+    """Set a property of this process; whether the system knows such properties and took it."""
+    call = getattr(ctypes.CDLL(None), "prctl", None)
+    return call is not None and call(option, value) == 0
+
+
+def loopback() -> str:
+    """The network interface of this host alone: ``lo`` or ``lo0``."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.rstrip("0") == "lo"), names[0])
+
+
+def threads() -> list[str] | None:
+    """The names of this process's threads; None where the system does not tell."""
+    tasks = PROC / "self" / "task"
+    if not tasks.is_dir():
+        return None
+    found = []
+    for task in tasks.iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            found.append((task / "comm").read_text(encoding="utf-8").strip())
+    return found
+
+
+@functools.cache
+def fork_obstacle() -> str:
+    """Why a forked copy of this process can't compute; empty when it can.
+
+    Libraries with threads of their own may forbid it (Accelerate on macOS). Where the system tells
+    the threads of a process, those are looked at instead; elsewhere a copy tries.
+    """
+    if not hasattr(os, "fork"):
+        return "this system has no fork"
+    if threads() is not None:
+        return ""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            torch.set_num_threads(1)
+            status = int(float((torch.ones(64, 64) @ torch.ones(64, 64)).sum()) != 64.0**3)
+        finally:
+            os._exit(status)
+    end = time.monotonic() + TRIAL_LIMIT
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    while not ended and time.monotonic() < end:
+        time.sleep(0.001)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    return "" if status == 0 else "a forked copy of this process can't compute on this system"
