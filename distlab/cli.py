@@ -18,6 +18,7 @@ from rich.text import Text
 
 from . import progress, templates
 from .course import Course, Exercise, load_course, regions_of, root
+from .processes import TERMINATED, Terminated, terminable
 
 
 def console() -> Console:
@@ -272,9 +273,9 @@ def cluster(options: argparse.Namespace, out: Console) -> int:
             delay=options.delay,
             write=write,
         )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         print("distlab: interrupted, everything on the nodes has ended", file=sys.stderr)
-        return 130
+        return TERMINATED if isinstance(end, Terminated) else 130
     sent = ", ".join(f"node{node} {count / 1e6:.1f} MB" for node, count in enumerate(done.sent))
     print(f"distlab: sent between nodes: {sent}", file=sys.stderr)
     return done.status
@@ -317,13 +318,18 @@ def run(options: argparse.Namespace, out: Console) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of the ``distlab`` command: 0 done, 1 not in order, 2 a wrong call."""
+    """Entry of the ``distlab`` command: 0 done, 1 not in order, 2 a wrong call; 130 after Ctrl-C,
+    143 after SIGTERM."""
     options = _parser().parse_args(argv)
     sys.path.insert(0, str(root()))  # the solutions, also for the installed command
     try:
-        return run(options, console())
+        with terminable():
+            return run(options, console())
     except (ValueError, OSError) as error:
         print(f"distlab: {error}", file=sys.stderr)
         return 2
+    except Terminated:
+        print("distlab: ended by SIGTERM", file=sys.stderr)
+        return TERMINATED
     except KeyboardInterrupt:
         return 130

@@ -15,14 +15,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from . import system
 
 PDEATHSIG, CHILD_SUBREAPER = 1, 36
 ROUNDS = 1000  # generations of processes that ``end_strays`` kills before it gives up
 PATIENCE = 5.0  # seconds that a killed process may take to be gone
+TERMINATED = 128 + signal.SIGTERM
 _EXITING = 0x4  # PF_EXITING in the flags of /proc/PID/stat, include/linux/sched.h
 
 
@@ -119,3 +122,25 @@ def _reap(pid: int) -> bool:
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
     return False
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: pytest and the runs of ranks end as they do at Ctrl-C."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises Terminated inside; a second one, while things are being ended, is ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

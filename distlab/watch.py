@@ -14,6 +14,7 @@ from rich.console import Console
 
 from . import cli, progress
 from .course import Course, Exercise
+from .processes import die_with_parent
 
 POLL = 0.1
 KEYS = "n next   h hint   l list   r reset   q quit"
@@ -69,10 +70,12 @@ def _grade(exercise: Exercise, out: Console, has_keys: bool) -> None:
     if out.is_terminal:
         out.clear()
     sys.stdout.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            die_with_parent(parent, signal.SIGTERM)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             status = main(exercise.phase.number, [exercise.id])
             sys.stdout.flush()

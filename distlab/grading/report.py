@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -46,7 +49,10 @@ NOT_RUN = ("needs", "blocked", "blank")
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that is plain when its output is not a terminal."""
+    """A console that is plain when its output is not a terminal, and can print any text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what it can't encode is shown as an escape
+            stream.reconfigure(errors="backslashreplace")
     plain = Console(stderr=stderr)
     return plain if plain.is_terminal else Console(stderr=stderr, width=100, color_system=None)
 

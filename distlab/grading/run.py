@@ -6,6 +6,7 @@ import argparse
 import gc
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,17 @@ from typing import Any
 import pytest
 
 from ..course import Course, Exercise, Phase, load_course, root
-from ..virtual import reap_children
+from ..processes import (
+    TERMINATED,
+    Terminated,
+    become_subreaper,
+    children,
+    die_with_parent,
+    end_strays,
+    terminable,
+)
 from .implementation import find_source
+from .lifetime import contained
 from .report import console, print_report
 from .session import Request, Session
 from .verdicts import CheckResult, ExerciseResult, Report
@@ -28,6 +38,7 @@ class _Carrier:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.problems: list[str] = []
+        self.interrupt: BaseException | None = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -39,6 +50,10 @@ class _Carrier:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.problems.append(str(report.longrepr).strip().splitlines()[-1])
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if not isinstance(excinfo.value, pytest.Session.Interrupted):  # by a failed collection
+            self.interrupt = excinfo.value
 
 
 def _prerequisites(course: Course, ids: Iterable[str]) -> set[str]:
@@ -80,10 +95,11 @@ def run_session(phase: Phase, request: Request, keyword: str = "", junitxml: str
     carrier = _Carrier(session)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins cost time
     gc.freeze()  # torch is no garbage: looking through it takes half a second each time
-    status = pytest.main(arguments, plugins=[carrier])
+    with contained():
+        pytest.main(arguments, plugins=[carrier])
     gc.unfreeze()
-    if status == pytest.ExitCode.INTERRUPTED and not carrier.problems:
-        raise KeyboardInterrupt
+    if carrier.interrupt is not None:
+        raise carrier.interrupt
     device = "cuda" if request.device == "cuda" else "cpu"
     report = Report(phase.number, request.impl, session.seed, device, notes=carrier.problems)
     for exercise in every:
@@ -103,26 +119,38 @@ def _unchecked(exercise: Exercise) -> ExerciseResult:
     return ExerciseResult(exercise.id, exercise.title, exercise.points, checks=[check])
 
 
+def _phase(number: int) -> Phase:
+    """The phase; ValueError if there is nothing in it to grade."""
+    phase = load_course().phase(number)
+    if not phase.exercises:
+        raise ValueError(f"phase {number} has no exercises yet: there is nothing to grade")
+    return phase
+
+
 def grade(phase: int, request: Request) -> Report:
     """Grade in a forked child, so that nothing of the run stays in this process."""
-    chosen = load_course().phase(phase)
+    chosen = _phase(phase)
     reading, writing = os.pipe()
+    become_subreaper()
+    before, parent = children(), os.getpid()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         status = 1
         try:
-            report = run_session(chosen, request)
+            with terminable():
+                die_with_parent(parent, signal.SIGTERM)
+                report = run_session(chosen, request)
             with os.fdopen(writing, "w") as pipe:
                 json.dump(_dump(report), pipe)
             status = 0
         finally:
-            reap_children()
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         text = pipe.read()
     os.waitpid(pid, 0)
+    end_strays(before)  # if the child was killed
     if not text:
         raise RuntimeError("the grader's child ended without a report")
     return _load(json.loads(text))
@@ -145,7 +173,8 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"test_phase{phase.number}.py",
         description=f"Grade phase {phase.number}: {phase.title}.",
-        epilog="Exit status: 0 if all that was asked for passed, 1 if not, 2 for a wrong call.",
+        epilog="Exit status: 0 if all that was asked for passed, 1 if not, 2 for a wrong call, "
+        "130 after Ctrl-C, 143 after SIGTERM.",
     )
     parser.add_argument("exercises", nargs="*", help="exercise ids, for example 1.4; default: all")
     parser.add_argument("--impl", default="templates", help="templates, solutions or a folder")
@@ -161,21 +190,29 @@ def main(phase: int, argv: Sequence[str] | None = None) -> int:
     """The command behind ``python test_phaseN.py``; returns the exit status."""
     out = console()
     try:
-        chosen = load_course().phase(phase)
-        options = _parser(chosen).parse_args(argv)
-        for exercise_id in options.exercises:
-            if load_course().exercise(exercise_id).phase.number != phase:
-                raise ValueError(f"exercise {exercise_id} is not in phase {phase}")
-        find_source(options.impl, chosen)
-        for name in filter(None, (options.json, options.junitxml)):
-            _check_writable(Path(name))
-        return _grade_and_print(chosen, options, out)
+        with terminable():
+            return _run(phase, argv, out)
     except (ValueError, OSError) as error:
         print(f"test_phase{phase}.py: {error}", file=sys.stderr)
         return 2
+    except Terminated:
+        print("ended by SIGTERM: nothing was recorded, no rank is left running", file=sys.stderr)
+        return TERMINATED
     except KeyboardInterrupt:
         print("interrupted: nothing was recorded, no rank is left running", file=sys.stderr)
         return 130
+
+
+def _run(phase: int, argv: Sequence[str] | None, out: Any) -> int:
+    chosen = _phase(phase)
+    options = _parser(chosen).parse_args(argv)
+    for exercise_id in options.exercises:
+        if load_course().exercise(exercise_id).phase.number != phase:
+            raise ValueError(f"exercise {exercise_id} is not in phase {phase}")
+    find_source(options.impl, chosen)
+    for name in filter(None, (options.json, options.junitxml)):
+        _check_writable(Path(name))
+    return _grade_and_print(chosen, options, out)
 
 
 def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Any) -> int:
