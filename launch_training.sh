@@ -7,14 +7,15 @@
 #
 # Several nodes: run it on each of them with
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500    (NODE_RANK=1 on the second …)
-# NNODES=1:4 lets nodes come and go. Also read: NPROC_PER_NODE, MAX_RESTARTS (3), RUN_ID.
+# NNODES=1:4 lets nodes come and go. Also read: NPROC_PER_NODE, MAX_RESTARTS (3), RUN_ID, and
+# LAUNCH_PYTHON (.venv/bin/python where there is one).
 # BATCH is the global batch, over all ranks. After SIGTERM all ranks save, then they leave.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-python=python
-if [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
-usage() { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' launch_training.sh; }
+python=${LAUNCH_PYTHON:-python}
+if [ -z "${LAUNCH_PYTHON:-}" ] && [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
+usage() { sed -n -e '/^set/q' -e '2,$s/^# \{0,1\}//p' launch_training.sh; }
 if [ $# -eq 0 ]; then
     usage >&2
     exit 2
