@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from check_jsonschema.cli import main as check_jsonschema
+from click.testing import CliRunner
 
 from distlab.course import root
 
@@ -30,18 +30,17 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
 
 
-def check_schema(file: Path) -> subprocess.CompletedProcess[str]:
-    options = ("--builtin-schema", "vendor.github-workflows", "--no-cache")
-    command = [sys.executable, "-m", "check_jsonschema", *options, str(file)]
-    return subprocess.run(command, capture_output=True, text=True)
+def check_schema(file: Path) -> Any:
+    options = ["--builtin-schema", "vendor.github-workflows", "--no-cache"]
+    return CliRunner().invoke(check_jsonschema, [*options, str(file)])
 
 
 def test_workflow_fits_the_schema(tmp_path: Path) -> None:
     done = check_schema(WORKFLOW)
-    assert done.returncode == 0, done.stdout
+    assert done.exit_code == 0, done.output
     wrong = tmp_path / "test.yml"
     wrong.write_text(WORKFLOW.read_text(encoding="utf-8").replace("runs-on:", "runs_on:"))
-    assert check_schema(wrong).returncode == 1
+    assert check_schema(wrong).exit_code == 1
 
 
 @pytest.mark.parametrize("text", [README, *map(commands, jobs().values())])

@@ -211,7 +211,8 @@ def test_nothing_is_left_running() -> None:
 def test_interrupt_and_kill_leave_nothing(tmp_path: Path) -> None:
     script = tmp_path / "interrupted_run.py"
     script.write_text(
-        "import time\nfrom distlab.ranks import run_ranks\n"
+        "import signal, time\nfrom distlab.ranks import run_ranks\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # none in background jobs
         "def body(ctx):\n    print('up', flush=True)\n    time.sleep(1000)\n"
         "run_ranks(body, 3, timeout=900)\n"
     )
