@@ -7,7 +7,8 @@
 #
 # Several nodes: run it on each of them with
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500    (NODE_RANK=1 on the second …)
-# NNODES=1:4 lets nodes come and go. Also read: NPROC_PER_NODE, MAX_RESTARTS (3), RUN_ID.
+# NNODES=1:4 lets nodes come and go. Also read: NPROC_PER_NODE, MAX_RESTARTS (3), RUN_ID, and
+# LAUNCH_PYTHON (.venv/bin/python where there is one).
 # BATCH is the global batch, over all ranks. After SIGTERM (or SIGINT) all ranks save, then they
 # leave; a second one ends them at once. Killed (SIGKILL), it takes its ranks along.
 #
@@ -18,9 +19,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 refused=78 preempted=75 # solutions/phase4_production/exit_codes.py
 trap 'echo "launch_training: told to leave before training began" >&2; exit $preempted' TERM INT USR1
 
-python=python
-if [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
-usage() { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' launch_training.sh; }
+python=${LAUNCH_PYTHON:-python}
+if [ -z "${LAUNCH_PYTHON:-}" ] && [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
+usage() { sed -n -e '/^set/q' -e '2,$s/^# \{0,1\}//p' launch_training.sh; }
 if [ $# -eq 0 ]; then
     usage >&2
     exit $refused

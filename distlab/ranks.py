@@ -192,6 +192,6 @@ def fork_problem() -> str:
     """Why forking ranks from this process is not safe; empty when it is."""
     if torch.cuda.is_initialized():
         return "CUDA is already in use in this process"
-    if any(name.startswith("pt_autograd") for name in system.threads() or ()):
+    if any(name.startswith("pt_autograd") for name in system.threads()):
         return "autograd has threads in this process, which a forked one would miss"
     return system.fork_obstacle()

@@ -29,16 +29,18 @@ def prctl(option: int, value: int) -> bool:
 def loopback() -> str:
     """The network interface of this host alone: ``lo`` or ``lo0``."""
     names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name.rstrip("0") == "lo"), names[0])
+    return next((name for name in names if name in ("lo", "lo0")), "lo")
 
 
-def threads() -> list[str] | None:
-    """The names of this process's threads; None where the system does not tell."""
-    tasks = PROC / "self" / "task"
-    if not tasks.is_dir():
-        return None
+def tells_of_processes() -> bool:
+    """Whether the system lists threads and children of processes in files."""
+    return (PROC / "self" / "task").is_dir()
+
+
+def threads() -> list[str]:
+    """The names of this process's threads; empty where the system does not tell."""
     found = []
-    for task in tasks.iterdir():
+    for task in (PROC / "self" / "task").glob("*"):
         with contextlib.suppress(OSError):  # it has just ended
             found.append((task / "comm").read_text(encoding="utf-8").strip())
     return found
@@ -53,7 +55,7 @@ def fork_obstacle() -> str:
     """
     if not hasattr(os, "fork"):
         return "this system has no fork"
-    if threads() is not None:
+    if tells_of_processes():
         return ""
     pid = os.fork()
     if pid == 0:

@@ -15,6 +15,7 @@ from rich.console import Console
 from . import cli, progress
 from .course import Course, Exercise
 from .processes import die_with_parent
+from .system import fork_obstacle
 
 POLL = 0.1
 KEYS = "n next   h hint   l list   r reset   q quit"
@@ -30,6 +31,8 @@ def first_open(course: Course) -> Exercise:
 def watch(course: Course, exercise_id: str | None, out: Console) -> int:
     """Re-grade the exercise whenever its phase's files are saved, until q or Ctrl-C."""
     current = course.exercise(exercise_id) if exercise_id else first_open(course)
+    if fork_obstacle():
+        raise ValueError(f"watch forks its graders ({fork_obstacle()}): use python test_phaseN.py")
     _load_what_graders_need()
     with _raw_keys() as has_keys:
         _grade(current, out, has_keys)

@@ -30,6 +30,7 @@ from distlab.netcluster import (
 from distlab.ranks import RankContext, RankFailure, run_ranks
 
 OBSTACLE = cluster_obstacle()
+NAMESPACES = Path("/proc/self/ns/net")
 needs_cluster = pytest.mark.skipif(OBSTACLE is not None, reason=f"needs a cluster: {OBSTACLE}")
 
 SUM = """
@@ -254,16 +255,16 @@ def unknown_machine() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unknown_machine")
 def test_other_systems_say_why(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(network.sys, "platform", "darwin")
-    assert cluster_obstacle() == "a cluster on one machine needs Linux, this is darwin"
+    monkeypatch.setattr(network.system, "PROC", tmp_path)
+    assert cluster_obstacle() == "a cluster on one machine needs network namespaces (Linux's)"
     assert cli.main(["cluster", "run", "--", "python", "x.py"]) == 2
     assert capsys.readouterr().err == f"distlab: {cluster_obstacle()}\n"
 
 
 @pytest.mark.usefixtures("unknown_machine")
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.skipif(not NAMESPACES.exists(), reason="needs network namespaces (Linux's)")
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     which = network.shutil.which
     find = lambda name, path: None if name == "tc" else which(name, path=path) or f"/bin/{name}"
@@ -272,7 +273,7 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unknown_machine")
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.skipif(not NAMESPACES.exists(), reason="needs network namespaces (Linux's)")
 def test_missing_permission_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in network.PACKAGES:
         tool = tmp_path / name
@@ -366,6 +367,6 @@ def test_ranks_die_with_their_run_on_a_node() -> None:
 def test_no_bytes_are_counted_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "INTERFACE", "none")
     if not Path("/proc/self/net/dev").exists():
-        pytest.skip("needs Linux")
+        pytest.skip("no /proc that counts bytes")
     with pytest.raises(ClusterUnavailable, match="on no node of a cluster"):
         bytes_sent()

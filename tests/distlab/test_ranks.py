@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from distlab.ranks import RankContext, RankFailure, fork_problem, run_ranks
+from distlab.system import tells_of_processes
 from distlab.virtual import reap_children
 
 HERE = (__file__,)
@@ -178,7 +179,7 @@ def test_output_is_captured_per_rank_and_bounded() -> None:
         assert len(text) < 200_000
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.skipif(not tells_of_processes(), reason="no /proc that lists children")
 def test_nothing_is_left_running() -> None:
     def forks(ctx: RankContext) -> list[int]:
         pid = os.fork()
@@ -210,7 +211,8 @@ def test_nothing_is_left_running() -> None:
 def test_interrupt_and_kill_leave_nothing(tmp_path: Path) -> None:
     script = tmp_path / "interrupted_run.py"
     script.write_text(
-        "import time\nfrom distlab.ranks import run_ranks\n"
+        "import signal, time\nfrom distlab.ranks import run_ranks\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # none in background jobs
         "def body(ctx):\n    print('up', flush=True)\n    time.sleep(1000)\n"
         "run_ranks(body, 3, timeout=900)\n"
     )
@@ -271,7 +273,7 @@ def test_where_fork_is_unsafe_ranks_are_spawned(monkeypatch: pytest.MonkeyPatch)
         assert list(run_ranks(body, 2, 10, timeout=120)) == [30.0, 30.0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are named on Linux")
+@pytest.mark.skipif(not tells_of_processes(), reason="no /proc that names threads")
 def test_threads_of_autograd_are_noticed() -> None:
     """What a backward starts where there is a GPU, or the first one is that of a fake tensor."""
     assert fork_problem() == ""

@@ -19,6 +19,7 @@ from distlab.grading.implementation import Implementation, Source
 from distlab.memory import PeakMemory
 from distlab.processes import children
 from distlab.ranks import RankContext, RankFailure
+from distlab.system import tells_of_processes
 from distlab.virtual import reap_children, run_virtual, run_worlds
 
 HERE = (__file__,)
@@ -478,6 +479,7 @@ def test_several_worlds_in_one_child() -> None:
     assert [r[0] for r in run_worlds(body, (3, 1, 5), seed=1, seeds=2)] == [3.0, 1.0, 5.0]
 
 
+@pytest.mark.skipif(not tells_of_processes(), reason="no /proc that lists children")
 def test_nothing_is_left_running() -> None:
     def body(ctx: RankContext) -> int:
         return os.getpid()

@@ -46,6 +46,13 @@ def launch(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return run(["./launch_training.sh", *arguments], **environ)
 
 
+def test_launcher_takes_the_python_it_is_told() -> None:
+    """.venv's otherwise: then the tests of one environment would run the trainer in another."""
+    told = launch("--help", LAUNCH_PYTHON="/opt/some/python").stdout
+    assert told.endswith("\nFields: /opt/some/python -m " + PACKAGE + ".imagenet_trainer --help\n")
+    assert "LAUNCH_PYTHON (.venv/bin/python where there is one).\n" in told
+
+
 # -- configuration --------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipes_are_valid(path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from image_runs import config_of, few_digits, fields_of, loss_curve, losses, records, train
 
 from distlab.course import root
+from distlab.system import tells_of_processes
 from solutions.phase4_production.recovery import EXIT_PREEMPTED
 from solutions.phase4_production.trainer_config import Config
 
@@ -126,6 +127,7 @@ def recorded(config: Config, step: int) -> Callable[[], bool]:
     return condition
 
 
+@pytest.mark.skipif(not tells_of_processes(), reason="no /proc that lists an agent's ranks")
 def test_survives_a_killed_rank_and_a_killed_agent(data: Path, tmp_path: Path) -> None:
     """kill -9 of a rank, then of the agent and its ranks; started again it ends with the curve."""
     calm, config = (config_of(data, tmp_path / name, *KILLED) for name in ("calm", "killed"))

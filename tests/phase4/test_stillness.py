@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from jobs import Stillness
+
+from distlab.system import tells_of_processes
 
 SPINS = "while True: pass"
 WAITS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPINS!r}])"
@@ -34,5 +37,6 @@ def test_a_job_that_computes_is_not_still(tmp_path: Path) -> None:
     assert still_seconds(WAITS, tmp_path, enough=1.0, limit=1.5) < 0.5
 
 
+@pytest.mark.skipif(not tells_of_processes(), reason="no /proc that tells what threads do")
 def test_a_job_that_sleeps_is_still(tmp_path: Path) -> None:
     assert still_seconds(SLEEPS, tmp_path, enough=0.5, limit=60.0) >= 0.5

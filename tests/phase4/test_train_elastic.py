@@ -18,10 +18,14 @@ import torch
 import torch.nn.functional as F
 
 from distlab.course import root
+from distlab.system import loopback, tells_of_processes
 from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
 
 EPOCHS, BATCH, SAVE_EVERY = 2, 48, 10
 LIMIT = 120.0  # seconds for a job, on a busy machine
+needs_children = pytest.mark.skipif(
+    not tells_of_processes(), reason="no /proc that lists an agent's ranks, which the test kills"
+)
 
 
 def uninterrupted() -> list[float]:
@@ -63,7 +67,7 @@ class Job:
                 cwd=root(),
                 stdout=output,
                 stderr=output,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback()},
             )
         self.agents.append(agent)
         return agent
@@ -127,6 +131,7 @@ def expect_curve(lines: list[dict]) -> None:
     assert [losses[step] for step in sorted(losses)] == pytest.approx(want, rel=1e-3, abs=1e-4)
 
 
+@needs_children
 def test_worker_is_killed_under_torchrun(job: Job) -> None:
     agent = job.start("--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
     job.wait(lambda: len(job.lines()) > 14)
@@ -142,6 +147,7 @@ def test_worker_is_killed_under_torchrun(job: Job) -> None:
     expect_curve(lines)
 
 
+@needs_children
 def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
     """Two agents; one is killed together with its worker, the other goes on alone."""
     with socket.socket() as probe:
