@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env demo gpt nodes train test lint bench
+.PHONY: env demo gpt nodes train test lint bench soak
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -37,3 +37,7 @@ lint: env
 
 bench: env
 	@$(RUN) -m benchmarks.run
+
+# right code graded again and again, idle and loaded; goes on where it stopped. ARGS="--minutes 30"
+soak: env
+	@$(RUN) -m benchmarks.soak $(ARGS)
