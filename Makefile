@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: env cpu demo gpt nodes train test test-oldest lint bench
+.PHONY: env cpu demo gpt nodes train test test-oldest lint bench soak
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -48,3 +48,7 @@ lint: env
 
 bench: env
 	@$(RUN) -m benchmarks.run
+
+# right code graded again and again, idle and loaded; goes on where it stopped. ARGS="--minutes 30"
+soak: env
+	@$(RUN) -m benchmarks.soak $(ARGS)

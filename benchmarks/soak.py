@@ -1,0 +1,351 @@
+"""Grade right code again and again, idle and beside other programs: no verdict may be wrong.
+
+``make soak`` grades the solutions of each phase, and the alternatives on gloo ranks, with new seeds
+each time; alone, and beside three busy processes per core. After each grading it adds to
+``benchmarks/soak.json``, so that it can be stopped and called again, and writes its tables into
+``benchmarks/README.md`` and ``benchmarks/soak.md``. A check whose code or whose subject's code has
+changed begins anew. A grading counts as idle only if next to nothing else used the processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from distlab.course import Exercise, load_course, root
+
+from . import soak_page
+from .soak_book import Book, Verdict, key_of
+
+PER_CORE = 3  # busy processes
+GOAL, GOAL_OF_ALTERNATIVES = 20, 5  # gradings, idle and loaded each
+DISTURBED = 0.1  # share of the processors that others may use in an idle grading
+LIMIT = 2 * 3600.0  # seconds; ends a grading that hangs
+WORTH_NOTHING = ("needs", "blocked")  # verdicts of checks that did not run
+ALTERNATIVES = root() / "tests" / "alternatives"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is graded at once: a phase's solutions, or an alternative of one exercise."""
+
+    name: str
+    impl: str
+    phase: int
+    exercise: str = ""
+    goal: int = GOAL
+
+    def grade(self, seed: int) -> list[dict[str, Any]]:
+        """The verdicts of one grading, in this process."""
+        from distlab.grading.run import run_session
+        from distlab.grading.session import Request
+
+        some = {"exercises": (self.exercise,), "tier": "gloo"} if self.exercise else {}
+        request = Request(impl=self.impl, device="cpu", seed=seed, **some)  # type: ignore[arg-type]
+        report = run_session(load_course().phase(self.phase), request)
+        if report.notes:
+            raise RuntimeError("; ".join(report.notes))
+        return [
+            {"exercise": e.id, "check": c.name, "verdict": c.verdict, "message": c.message}
+            for e in report.exercises
+            for c in e.checks
+            if c.name and c.verdict not in WORTH_NOTHING
+        ]
+
+    def key(self, exercise: str, check: str) -> list[str]:
+        """What the verdict of a check depends on."""
+        chosen = load_course().exercise(exercise)
+        own = Path(self.impl).glob("*.py") if self.exercise else ()
+        return key_of(_file_of(chosen, check), [*_solutions(chosen), *own])
+
+
+def subjects(phases: Sequence[int], alternatives: bool) -> list[Subject]:
+    """The phases' solutions, and the alternatives of their exercises."""
+    found = [Subject(f"phase {n}", "solutions", n) for n in phases]
+    for path in sorted(ALTERNATIVES.glob("*/*.py")) if alternatives else ():
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        for exercise in first.partition("for: ")[2].split(", "):
+            phase = load_course().exercise(exercise).phase.number
+            name = f"{path.parent.name} {exercise}"
+            if phase in phases and _on_gloo(load_course().exercise(exercise)):
+                found.append(Subject(name, str(path.parent), phase, exercise, GOAL_OF_ALTERNATIVES))
+    return found
+
+
+def _on_gloo(exercise: Exercise) -> bool:
+    """Whether a check of the exercise runs on gloo ranks (it does if it names no tier)."""
+    text = "".join(p.read_text(encoding="utf-8") for p in root().glob(exercise.checks_glob))
+    tiers = re.findall(rf'@exercise\("{re.escape(exercise.id)}"(?:, "([^"]*)")?\)', text)
+    return any("gloo" in (named or "gloo") for named in tiers)
+
+
+def _file_of(exercise: Exercise, check: str) -> Path:
+    """The file that a check is in."""
+    name = check.partition("[")[0]
+    files = sorted(root().glob(exercise.checks_glob))
+    return next(p for p in files if f"def {name}(" in p.read_text(encoding="utf-8"))
+
+
+def _solutions(exercise: Exercise) -> list[Path]:
+    """The solutions of the exercise and of all that it builds on."""
+    found, todo = {exercise.id: exercise}, [exercise]
+    while todo:
+        one = todo.pop()
+        for other in map(load_course().exercise, (*one.uses, *one.requires)):
+            if other.id not in found:
+                found[other.id] = other
+                todo.append(other)
+    return sorted({e.solution_path for e in found.values()})
+
+
+# -- one grading ----------------------------------------------------------------------------------
+def graded(subject: Subject, seed: int, limit: float = LIMIT) -> list[dict[str, Any]]:
+    """``subject.grade(seed)`` in a process of its own; without an answer, one wrong verdict."""
+    reading, writing = os.pipe()
+    pid = _fork()
+    if pid == 0:
+        os.close(reading)
+        _answer(lambda: subject.grade(seed), writing, limit)
+    os.close(writing)
+    try:
+        with os.fdopen(reading) as pipe:
+            text = pipe.read()
+    except BaseException:
+        _end(pid)
+        raise
+    _, status = os.waitpid(pid, 0)
+    if text:
+        return json.loads(text)
+    how = f"the grader ended with {os.waitstatus_to_exitcode(status)} and without a report"
+    return [{"exercise": "", "check": "(grading)", "verdict": "crash", "message": how}]
+
+
+def _fork() -> int:
+    """``os.fork``; an interrupt comes before or after it: inside, Python would lose it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return os.fork()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _answer(call: Callable[[], Any], pipe: int, limit: float) -> None:
+    """The inside of that process, which never returns."""
+    from distlab.virtual import reap_children
+
+    status = 1
+    try:
+        os.setsid()
+        _end_with_parent()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(limit))
+        text = json.dumps(call())
+        with os.fdopen(pipe, "w") as file:
+            file.write(text)
+        status = 0
+    finally:
+        reap_children()
+        os._exit(status)
+
+
+def _end(pid: int) -> None:
+    """Let a grading end its ranks and itself; end it if it doesn't."""
+    os.kill(pid, signal.SIGINT)
+    for _ in range(100):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """``count`` processes that do nothing but compute; they end with the context or with us."""
+    pids = []
+    try:
+        for _ in range(count):
+            pid = _fork()
+            if pid == 0:
+                _end_with_parent()
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                while True:
+                    pass
+            pids.append(pid)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+class OthersShare:
+    """The share of the processors that was used by what this process has not started."""
+
+    def __init__(self) -> None:
+        self.begun, self.all, self.own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def __call__(self) -> float:
+        """Since this object was made; children count once they have ended."""
+        wall = time.monotonic() - self.begun
+        others = (_busy_seconds() - self.all) - (_own_seconds() - self.own)
+        return max(0.0, others / (wall * (os.cpu_count() or 1)))
+
+
+def _busy_seconds() -> float:
+    """Seconds that all processors together have worked; 0 where the system can't tell."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, first.split()[1:])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process and of all its descendants that have ended."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, who))
+
+
+def soak_once(
+    book: Book, subject: Subject, loaded: bool, seed: int, per_core: int = PER_CORE
+) -> str:
+    """Grade once and note it; returns the line that tells of it."""
+    before, share = os.getloadavg()[0], OthersShare()
+    begun = time.monotonic()
+    with busy(per_core * (os.cpu_count() or 1)) if loaded else contextlib.nullcontext():
+        found = graded(subject, seed)
+    others = share()
+    quiet = others <= DISTURBED
+    condition = "loaded" if loaded else "idle" if quiet else "disturbed"
+    verdicts = [
+        Verdict(
+            f"{f['exercise']} {f['check']}".strip(),
+            f["verdict"],
+            f["message"],
+            subject.key(f["exercise"], f["check"]) if f["exercise"] else ["", "", ""],
+        )
+        for f in found
+    ]
+    at = datetime.now().isoformat(timespec="seconds")
+    after = os.getloadavg()[0]
+    book.note(subject.name, verdicts, condition, seed=seed, at=at)
+    book.write()
+    wrong = [v for v in verdicts if v.wrong]
+    line = (
+        f"{at}  {subject.name}, {condition}: {len(verdicts)} verdicts, {len(wrong)} wrong; seed "
+        f"{seed}, {time.monotonic() - begun:.0f} s, load average {before:.1f} -> {after:.1f}"
+    )
+    if not loaded:
+        line += f", others used {others:.0%} of the processors"
+    return "\n".join([line, *(f"    WRONG {v.check}: {v.verdict}: {v.message}" for v in wrong)])
+
+
+# -- many gradings --------------------------------------------------------------------------------
+def keys_of(book: Book, subject: Subject) -> dict[str, list[str]]:
+    """The checks of ``subject`` in the book that still exist, with what they depend on now."""
+    keys = {}
+    for check in book.counts.get(subject.name, {}):
+        exercise, _, name = check.partition(" ")
+        with contextlib.suppress(ValueError, StopIteration):  # it was renamed or removed
+            keys[check] = subject.key(exercise, name)
+    return keys
+
+
+def done(book: Book, subject: Subject, condition: str) -> int:
+    """How often ``subject`` was graded as it is now."""
+    return book.gradings(subject.name, condition, keys_of(book, subject))
+
+
+def open_goals(
+    book: Book, chosen: Sequence[Subject], conditions: Sequence[str]
+) -> list[tuple[Subject, str]]:
+    """What still has to be graded and how, the furthest from its goal first."""
+    ratios = [(done(book, s, c) / s.goal, s, c) for c in conditions for s in chosen]
+    ratios.sort(key=lambda one: one[0])
+    return [(s, c) for ratio, s, c in ratios if ratio < 1]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("--phases", type=int, nargs="+", default=[1, 2, 3, 4], metavar="N")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--idle", action="store_true", help="only with nothing beside")
+    only.add_argument("--loaded", action="store_true", help="only beside busy processes")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--solutions", action="store_true", help="no alternatives")
+    which.add_argument("--alternatives", action="store_true", help="nothing but alternatives")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after")
+    parser.add_argument("--gradings", type=int, default=None, help="how many; default: to the goal")
+    parser.add_argument(
+        "--report", action="store_true", help="grade nothing: write the tables, print each check"
+    )
+    parser.add_argument("--book", type=Path, default=root() / "benchmarks" / "soak.json")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Soak, print each grading, write the tables; 1 if a verdict was wrong in this call."""
+    options = _parser().parse_args(argv)
+    try:
+        chosen = subjects(options.phases, not options.solutions)
+        book = Book.read(options.book)
+    except ValueError as error:
+        print(f"make soak: {error}", file=sys.stderr)
+        return 2
+    if options.alternatives:
+        chosen = [s for s in chosen if s.exercise]
+    conditions = ["idle"] if options.idle else ["loaded"] if options.loaded else ["idle", "loaded"]
+    before, status = len(book.wrong), 0
+    try:
+        if not options.report:
+            _soak(book, chosen, conditions, options)
+    except KeyboardInterrupt:
+        print("interrupted: the grading that ran does not count; call again to go on")
+        status = 130
+    everything = subjects([p.number for p in load_course().phases if p.ready], alternatives=True)
+    current = {s.name: keys_of(book, s) for s in everything}
+    print(soak_page.write(book, current, options.book.parent))
+    if options.report:
+        print("\n" + soak_page.details(book, current))
+    return status or int(len(book.wrong) > before)
+
+
+def _soak(
+    book: Book, chosen: Sequence[Subject], conditions: Sequence[str], options: argparse.Namespace
+) -> None:
+    import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
+
+    end, number = time.monotonic() + 60 * options.minutes, 0
+    while todo := open_goals(book, chosen, conditions):
+        for subject, condition in todo:
+            if time.monotonic() > end or number == options.gradings:
+                return
+            seed, loaded = random.randrange(1, 1_000_000), condition == "loaded"
+            print(soak_once(book, subject, loaded, seed, options.busy), flush=True)
+            number += 1
+    print("every goal is met")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
