@@ -187,6 +187,8 @@ def torchrun(
     except ChildFailedError as error:
         first = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
         return ending.status_of([failure.exitcode for failure in first], str(error))
+    finally:
+        ending.running = False
     return 0
 
 
