@@ -19,6 +19,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from given.process_group import leaving_group
+
 from .agent import give_up
 from .fault_tolerance import CheckpointError
 from .image_folder import end_decoders
@@ -77,22 +79,26 @@ def train(config: Config) -> int:
     """Train under torchrun; the exit status."""
     try:
         device, attempt = set_up(config)
-        trainer = Trainer(config, device)
-        complete = trainer.run(attempt)
+        with leaving_group():
+            complete = run(config, device, attempt)
     except (CheckpointError, ValueError) as error:
         refuse(str(error))
         return 1
     except OSError as error:  # may be another one the next time
         print(f"imagenet_trainer: {error}", file=sys.stderr, flush=True)
         return 1
-    else:
-        if complete and dist.get_rank() == 0:
-            print(trainer.summary(), flush=True)
     finally:
         end_decoders()
-        if dist.is_initialized():
-            dist.destroy_process_group()
     return 0 if complete else EXIT_PREEMPTED
+
+
+def run(config: Config, device: torch.device, attempt: str) -> bool:
+    """The whole training; False if it was preempted."""
+    trainer = Trainer(config, device)
+    complete = trainer.run(attempt)
+    if complete and dist.get_rank() == 0:
+        print(trainer.summary(), flush=True)
+    return complete
 
 
 def refuse(reason: str) -> None:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+from given.process_group import leaving_group
 from solutions.phase1_data_parallel.trainer import average_gradients, global_metrics, weight_hash
 
 from .elastic import ElasticSampler
@@ -44,11 +45,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Train under torchrun."""
-    options = parse()
-    torch.set_num_threads(1)
-    attempt = join("gloo")
+def run(options: argparse.Namespace, attempt: str) -> bool:
+    """Train to the end, or until a rank is to leave: False."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     chosen = WORKLOADS["digits_mlp"]
     model = build_model(chosen.model, chosen.seed)
@@ -93,7 +91,16 @@ def main() -> None:
         )
     if done and rank == 0:
         print(f"done with {world_size} ranks, weights {weight_hash(model)[:16]}", flush=True)
-    dist.destroy_process_group()
+    return done
+
+
+def main() -> None:
+    """Train under torchrun."""
+    options = parse()
+    torch.set_num_threads(1)
+    attempt = join("gloo")
+    with leaving_group():
+        done = run(options, attempt)
     sys.exit(0 if done else EXIT_PREEMPTED)
 
 
