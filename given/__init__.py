@@ -1,1 +1,1 @@
-"""Code that templates, solutions and the toolkit share: given, not to be written by the learner."""
+"""Code that is given: templates, solutions and the toolkit share it, and no learner writes it."""

@@ -43,6 +43,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from given.parent import end_with_parent
+from given.process_group import process_group
 
 Op = Literal["sum", "mean", "max", "min", "product"]
 Group = dist.ProcessGroup | None
@@ -240,8 +241,7 @@ def main() -> None:
             "-m solutions.phase1_data_parallel.collectives"
         )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
+    with process_group("gloo"):
         rows = compare_strategies(options.sizes)
         if dist.get_rank() == 0:
             print(f"{'strategy':10}{'bytes':>12}{'ms':>10}{'busbw MB/s':>12}")
@@ -250,8 +250,6 @@ def main() -> None:
                 print(f"{row.strategy:10}{row.nbytes:12,}{row.seconds * 1e3:10.3f}{busbw:12.1f}")
             if options.plot:
                 plot_costs(rows, options.plot)
-    finally:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from given.parent import end_with_parent
+from given.process_group import process_group
 
 from .template_data_loader import build_loader
+
+if TYPE_CHECKING:
+    from distlab.workloads import Workload
 
 Group = dist.ProcessGroup | None
 OnStep = Callable[[int, float, int], None]
@@ -167,8 +172,8 @@ def print_once(message: str, group: Group = None) -> None:
     raise NotImplementedError("exercise 1.6")
 
 
-def set_up(device: str) -> torch.device:
-    """Join the group that torchrun describes; this rank's device (GPU by local rank, or CPU)."""
+def set_up(device: str) -> tuple[torch.device, str]:
+    """This rank's device (GPU by local rank, or CPU), and the backend that serves it."""
     if "RANK" not in os.environ:
         sys.exit(
             "start it with: torchrun --nproc-per-node 4 -m solutions.phase1_data_parallel.trainer"
@@ -178,22 +183,60 @@ def set_up(device: str) -> torch.device:
         sys.exit("--device cuda: this machine has no CUDA device; use --device cpu")
     if not use_cuda:
         torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
+        return torch.device("cpu"), "gloo"
     gpus = torch.cuda.device_count()
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local_rank % gpus)
     shares_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) > gpus
-    dist.init_process_group("gloo" if shares_gpu else "nccl")
-    return torch.device("cuda", local_rank % gpus)
+    return torch.device("cuda", local_rank % gpus), "gloo" if shares_gpu else "nccl"
+
+
+def run(chosen: Workload, epochs: int, device: torch.device, save: str | None) -> None:
+    """Train the workload on all ranks, with progress and the test accuracy on rank 0."""
+    from rich.progress import Progress, TextColumn
+
+    from distlab.workloads import build_model, build_optimizer, digits
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = build_model(chosen.model, chosen.seed + rank).to(device)  # broadcast makes it equal
+    optimizer = build_optimizer(chosen, model)
+    common = {
+        "rank": rank,
+        "world_size": world_size,
+        "global_batch_size": chosen.global_batch_size,
+        "device": device,
+    }
+    loader = build_loader(digits(), **common, seed=chosen.seed, remainder="keep")
+    tests = build_loader(digits(train=False), **common, shuffle=False)
+    columns = [*Progress.get_default_columns(), TextColumn("{task.fields[state]}")]
+    with Progress(*columns, disable=rank != 0) as progress:
+        task = progress.add_task("training", total=epochs * len(loader), state="")
+        begun, accuracy = time.perf_counter(), 0.0
+
+        def show(step: int, loss: float, samples: int) -> None:
+            nonlocal accuracy
+            if step % len(loader) == 0:  # all ranks come here after the same step
+                _, accuracy = evaluate(model, tests, device=device)
+            rate = step * chosen.global_batch_size / (time.perf_counter() - begun)
+            state = f"loss {loss:.4f}  accuracy {accuracy:.1%}  {rate:,.0f} samples/s"
+            progress.update(task, completed=step, state=state)
+
+        losses = train(model, loader, optimizer, epochs=epochs, device=device, on_step=show)
+        seconds = time.perf_counter() - begun
+    loss, accuracy = evaluate(model, tests, device=device)
+    rate = epochs * len(digits()) / seconds
+    print_once(
+        f"{chosen.name}: {world_size} ranks on {device.type}, {epochs} epochs, "
+        f"test loss {loss:.4f}, test accuracy {accuracy:.2%}, {rate:,.0f} samples/s"
+    )
+    if save and rank == 0:
+        torch.save({"losses": losses, "model": model.state_dict()}, save)
 
 
 def main() -> None:
     """Train a workload under torchrun, with progress, and print its test accuracy."""
     end_with_parent()
-    from rich.progress import Progress, TextColumn
-
-    from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+    from distlab.workloads import WORKLOADS
 
     parser = argparse.ArgumentParser(description="Data-parallel training of a digits classifier.")
     names = sorted(w.name for w in WORKLOADS.values() if w.data == "digits")
@@ -204,46 +247,12 @@ def main() -> None:
     options = parser.parse_args()
     chosen = WORKLOADS[options.workload]
     epochs = chosen.epochs if options.epochs is None else options.epochs
-    device = set_up(options.device)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device, backend = set_up(options.device)
     try:
-        model = build_model(chosen.model, chosen.seed + rank).to(device)  # broadcast makes it equal
-        optimizer = build_optimizer(chosen, model)
-        common = {
-            "rank": rank,
-            "world_size": world_size,
-            "global_batch_size": chosen.global_batch_size,
-            "device": device,
-        }
-        loader = build_loader(digits(), **common, seed=chosen.seed, remainder="keep")
-        tests = build_loader(digits(train=False), **common, shuffle=False)
-        columns = [*Progress.get_default_columns(), TextColumn("{task.fields[state]}")]
-        with Progress(*columns, disable=rank != 0) as progress:
-            task = progress.add_task("training", total=epochs * len(loader), state="")
-            begun, accuracy = time.perf_counter(), 0.0
-
-            def show(step: int, loss: float, samples: int) -> None:
-                nonlocal accuracy
-                if step % len(loader) == 0:  # all ranks come here after the same step
-                    _, accuracy = evaluate(model, tests, device=device)
-                rate = step * chosen.global_batch_size / (time.perf_counter() - begun)
-                state = f"loss {loss:.4f}  accuracy {accuracy:.1%}  {rate:,.0f} samples/s"
-                progress.update(task, completed=step, state=state)
-
-            losses = train(model, loader, optimizer, epochs=epochs, device=device, on_step=show)
-            seconds = time.perf_counter() - begun
-        loss, accuracy = evaluate(model, tests, device=device)
-        rate = epochs * len(digits()) / seconds
-        print_once(
-            f"{chosen.name}: {world_size} ranks on {device.type}, {epochs} epochs, "
-            f"test loss {loss:.4f}, test accuracy {accuracy:.2%}, {rate:,.0f} samples/s"
-        )
-        if options.save and rank == 0:
-            torch.save({"losses": losses, "model": model.state_dict()}, options.save)
+        with process_group(backend):
+            run(chosen, epochs, device, options.save)
     except (ValueError, OSError) as error:  # a batch that doesn't divide, a file not writable
-        sys.exit(f"trainer: {error}" if rank == 0 else 1)
-    finally:
-        dist.destroy_process_group()
+        sys.exit(1 if int(os.environ["RANK"]) else f"trainer: {error}")
 
 
 if __name__ == "__main__":

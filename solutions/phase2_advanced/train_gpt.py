@@ -24,6 +24,7 @@ from torch import Tensor
 
 from distlab.workloads import CONTEXT, build_model, text
 from given.parent import end_with_parent
+from given.process_group import process_group
 from solutions.phase1_data_parallel.trainer import print_once, set_up
 
 from .batch_size import scaled_learning_rate
@@ -203,13 +204,12 @@ def main() -> None:
             "start it with: torchrun --nproc-per-node 4 -m solutions.phase2_advanced.train_gpt "
             "--tensor 2 --pipeline 2"
         )
-    device = set_up(options.device)
+    device, backend = set_up(options.device)
     try:
-        run(options, device)
+        with process_group(backend):
+            run(options, device)
     except (ValueError, OSError) as error:
-        sys.exit(f"train_gpt: {error}" if dist.get_rank() == 0 else 1)
-    finally:
-        dist.destroy_process_group()
+        sys.exit(1 if int(os.environ["RANK"]) else f"train_gpt: {error}")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from given.parent import end_with_parent
+from given.process_group import process_group
 
 from .agreement import expect_alike
 
@@ -315,6 +316,23 @@ def seconds_of(all_reduce: Callable[[Tensor], object], tensor: Tensor) -> float:
     return min(seconds[1:])
 
 
+def compare(topology: Topology, rank: int, device: torch.device) -> None:
+    """The backend's all-reduce and the hierarchical one: seconds, and bytes that leave a node."""
+    groups = make_groups(topology)
+    if rank == 0:
+        print(f"ranks by node: {topology.nodes}")
+    for nbytes in (10**5, 10**6, 10**7):
+        tensor = torch.ones(nbytes // 4, device=device)
+        flat = seconds_of(dist.all_reduce, tensor)
+        ours = seconds_of(lambda t: all_reduce_hierarchical(t, groups), tensor)
+        leaving = [bytes_leaving_a_node(topology, nbytes, a) for a in ("ring", "hierarchical")]
+        if rank == 0:
+            print(
+                f"{nbytes:10,} B: backend {flat * 1e3:.1f} ms, hierarchical {ours * 1e3:.1f} "
+                f"ms; leave a node: {leaving[0]:,.0f} B and {leaving[1]:,.0f} B"
+            )
+
+
 def main() -> None:
     """Under a launcher: say who shares a node, then compare with the backend's all-reduce."""
     end_with_parent()
@@ -328,23 +346,8 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    try:
-        groups = make_groups(topology)
-        if rank == 0:
-            print(f"ranks by node: {topology.nodes}")
-        for nbytes in (10**5, 10**6, 10**7):
-            tensor = torch.ones(nbytes // 4, device=device)
-            flat = seconds_of(dist.all_reduce, tensor)
-            ours = seconds_of(lambda t: all_reduce_hierarchical(t, groups), tensor)
-            leaving = [bytes_leaving_a_node(topology, nbytes, a) for a in ("ring", "hierarchical")]
-            if rank == 0:
-                print(
-                    f"{nbytes:10,} B: backend {flat * 1e3:.1f} ms, hierarchical {ours * 1e3:.1f} "
-                    f"ms; leave a node: {leaving[0]:,.0f} B and {leaving[1]:,.0f} B"
-                )
-    finally:
-        dist.destroy_process_group()
+    with process_group(backend, store=store, rank=rank, world_size=world_size):
+        compare(topology, rank, device)
 
 
 if __name__ == "__main__":

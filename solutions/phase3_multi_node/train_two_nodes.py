@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from distlab.workloads import DATA, Workload, build_model, workload
 from given.parent import end_with_parent
+from given.process_group import process_group
 
 from .comm_hooks import blocking
 from .overlap import BucketedDDP
@@ -356,16 +357,14 @@ def main() -> None:
     torch.set_num_threads(1)
     store, rank, world_size = next(dist.rendezvous("env://"))
     places = exchange_places(own_place(os.environ, socket.gethostname()), store, rank, world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     try:
-        topology = topology_of(places)
-        if len(topology.nodes) < 2 or not topology.even:
-            raise ValueError(f"it takes two or more equal nodes, these are {topology.nodes}")
-        run(make_groups(topology), options)
+        with process_group("gloo", store=store, rank=rank, world_size=world_size):
+            topology = topology_of(places)
+            if len(topology.nodes) < 2 or not topology.even:
+                raise ValueError(f"it takes two or more equal nodes, these are {topology.nodes}")
+            run(make_groups(topology), options)
     except (ValueError, OSError) as error:
         sys.exit(f"train_two_nodes: {error}" if rank == 0 else 1)
-    finally:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

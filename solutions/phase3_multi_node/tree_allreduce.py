@@ -41,6 +41,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from given.parent import end_with_parent
+from given.process_group import process_group
 
 from .ring_allreduce import (
     COMBINE,
@@ -405,8 +406,7 @@ def main() -> None:
             "-m solutions.phase3_multi_node.tree_allreduce"
         )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
+    with process_group("gloo"):
         timings = measure([4 * 10**k for k in range(8)])
         links = fit(timings)
         for t in timings if dist.get_rank() == 0 else []:
@@ -415,8 +415,6 @@ def main() -> None:
                 f"{t.nbytes:12,} bytes  {t.pattern:17}{t.seconds * 1e3:10.3f} ms"
                 f"{predict(*t[:3], links) * 1e3:10.3f} predicted{mark}"
             )
-    finally:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

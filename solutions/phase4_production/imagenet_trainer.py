@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from given.parent import end_with_parent
+from given.process_group import leaving_group
 
 from .exit_codes import CRASHED, DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointError
@@ -79,22 +80,24 @@ def train(config: Config) -> int:
     """Train under torchrun; the exit status (``exit_codes``)."""
     try:
         device, attempt = set_up(config)
-        trainer = Trainer(config, device)
-        complete = trainer.run(attempt)
+        with leaving_group():
+            return run(config, device, attempt)
     except (ValueError, PermissionError) as error:
         say_once(error)
         return REFUSED
     except (CheckpointError, OSError) as error:  # may be another one the next time
         say_once(error)
         return CRASHED
-    else:
-        if complete and dist.get_rank() == 0:
-            print(trainer.summary(), flush=True)
     finally:
         end_decoders()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    if complete:
+
+
+def run(config: Config, device: torch.device, attempt: str) -> int:
+    """The whole training, or until it is told to leave; the exit status."""
+    trainer = Trainer(config, device)
+    if trainer.run(attempt):
+        if dist.get_rank() == 0:
+            print(trainer.summary(), flush=True)
         return DONE
     if os.environ["LOCAL_RANK"] == "0":
         say(f"told to leave: saved after step {trainer.monitor.steps}, start it again to go on")

@@ -50,6 +50,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from given.process_group import join_group
+
 from .elastic import adapt
 from .fault_tolerance import CheckpointStore
 from .resume import Position, TrainingState, batches
@@ -103,13 +105,13 @@ def _written(store: dist.Store, key: str, world_size: int) -> list[str]:
 
 
 def join(backend: str = "gloo", timeout: timedelta = timedelta(minutes=10)) -> str:
-    """``init_process_group`` as torchrun's environment says, safe after a restart.
+    """``join_group`` as torchrun's environment says, safe after a restart.
 
-    Returns this attempt's name, the same on all ranks.
+    Returns this attempt's name, the same on all ranks. Enter ``leaving_group`` next.
     """
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     fresh, name = fresh_store(store, rank, world_size, timeout.total_seconds())
-    dist.init_process_group(backend, store=fresh, rank=rank, world_size=world_size, timeout=timeout)
+    join_group(backend, store=fresh, rank=rank, world_size=world_size, timeout=timeout)
     return name
 
 

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
 from given.parent import end_with_parent
+from given.process_group import leaving_group
 from solutions.phase1_data_parallel.trainer import average_gradients, global_metrics, weight_hash
 
 from .elastic import ElasticSampler
@@ -51,7 +52,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, attempt: str) -> bool:
-    """Train, or go on; whether it is done."""
+    """Train to the end, or until a rank is told to leave: False."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     chosen = WORKLOADS["digits_mlp"]
     model = build_model(chosen.model, chosen.seed)
@@ -107,7 +108,7 @@ def main() -> None:
     attempt = join("gloo")
     first = dist.get_rank() == 0
     try:
-        with locked(options.folder / "checkpoints", "train_elastic"):
+        with leaving_group(), locked(options.folder / "checkpoints", "train_elastic"):
             done = run(options, attempt)
         status = DONE if done else PREEMPTED
         note = "" if done else "told to leave: saved, start it again to go on"
@@ -115,7 +116,6 @@ def main() -> None:
         status, note = REFUSED, str(error)
     if first and note:
         print(f"train_elastic: {note}", file=sys.stderr, flush=True)
-    dist.destroy_process_group()
     sys.exit(status)
 
 
