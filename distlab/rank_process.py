@@ -21,11 +21,13 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from .looks import Looks
 from .ranks import Options, RankContext
 from .recorder import Ledger
 
@@ -67,7 +69,8 @@ def rank_main(
     """Run the body as ``rank`` in this fresh process and never return."""
     pipe = Pipe(pipe_fd)
     try:
-        _detach(output_fd, os.path.join(folder, f"stack{rank}"))
+        _detach(output_fd)
+        _show_stack_when_asked(os.path.join(folder, f"{{}}{rank}"))
         ctx = _set_up(rank, world_size, options, folder)
         value = _run(ctx, fn, args, options, pipe)
         sys.stdout.flush()
@@ -86,8 +89,8 @@ def rank_main(
         signal.pause()
 
 
-def _detach(output_fd: int, stack_file: str) -> None:
-    """Own session, own output, dies with its parent; SIGUSR1 writes the stack to a file."""
+def _detach(output_fd: int) -> None:
+    """Own session, own output, dies with its parent."""
     os.setsid()
     _die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -100,8 +103,22 @@ def _detach(output_fd: int, stack_file: str) -> None:
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    stack = open(stack_file, "w")  # noqa: SIM115 (must stay open for the signal handler)
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+
+
+def _show_stack_when_asked(file: str) -> None:
+    """SIGUSR1 writes the stack to a file, also from inside an operator; as soon as Python code
+    runs, a look at it (see ``looks.py``) to another."""
+    looks = Looks()
+    told = open(file.format("looks"), "w")  # noqa: SIM115 (must stay open for the handler)
+
+    def look(_: int, frame: FrameType | None) -> None:
+        looks.take(frame)
+        told.write(json.dumps(looks.data()) + "\n")
+        told.flush()
+
+    signal.signal(signal.SIGUSR1, look)
+    stack = open(file.format("stack"), "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False, chain=True)
 
 
 def _die_with_parent() -> None:

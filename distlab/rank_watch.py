@@ -16,16 +16,20 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import rank_report
 from .ledger import P2P, Event, Log, Mismatch, SequenceCheck
+from .looks import PAUSES, endless_loop
 from .rank_process import make_folder, rank_main
 from .ranks import Options, RankResults, fork_problem
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
+PATIENCE = 0.5  # seconds that a rank may take to show its stack
+SETTLE = 0.005  # seconds after which one that sleeps sleeps again
 KEPT_OUTPUT = 64 * 1024
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -48,6 +52,8 @@ class Member:
     spans: dict[str, Any] = field(default_factory=dict)
     waiting: Event | None = None
     waiting_line: str = ""
+    loop: str = ""
+    idle: bool = False  # a virtual rank that can go on, while another runs
     result: bytes | None = None
     error: dict[str, Any] | None = None
     status: int | None = None
@@ -128,6 +134,7 @@ class Watch:
         self.members: list[Member] = []
         self.sequence = SequenceCheck()
         self.mismatch: Mismatch | None = None
+        self.mute: set[int] = set()  # ranks that did not answer a look: they run no Python code
         self.selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Watch:
@@ -257,17 +264,66 @@ class Watch:
         return sum(asked) <= place
 
     def _stacks(self) -> dict[int, str]:
-        """The Python stack of every rank that still runs."""
+        """The Python stack of every rank that still runs; notes which are in an endless loop."""
         running = [m for m in self.members if not m.finished]
+        windows: Counter[int] = Counter()  # pauses in which a rank has run: it does not just sleep
+        stacks = self._look(running)
+        for pause in PAUSES:
+            time.sleep(SETTLE)
+            before = {m.rank: _time_on_processor(m.pid) for m in running}
+            self._drain(pause)
+            for member in running:
+                now = _time_on_processor(member.pid)
+                windows[member.rank] += now is None or now != before[member.rank]
+            if all(m.waiting and not windows[m.rank] for m in running):
+                break  # nothing runs that could be in a loop
+            stacks = self._look(running)
+        for member in running:
+            told = self._told("looks", member).splitlines()
+            if windows[member.rank] > 1 and told:
+                looks = json.loads(told[-1])
+                member.loop = endless_loop(**looks, learner_files=self.options.learner_files)
+        return stacks
+
+    def _look(self, running: list[Member]) -> dict[int, str]:
+        """Ask ranks for their stacks; what they are in a moment later."""
+        shown = {m.rank: len(self._told("stack", m)) for m in running}
+        # one that is in an operator, or waits in a communication, can show its stack only
+        asked = {m.rank: "stack" if m.waiting or m.rank in self.mute else "looks" for m in running}
+        told = {m.rank: len(self._told(asked[m.rank], m)) for m in running}
         for member in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGUSR1)
-        time.sleep(0.05)
-        stacks = {}
-        for member in running:
-            with contextlib.suppress(OSError), open(f"{self.folder.name}/stack{member.rank}") as f:
-                stacks[member.rank] = f.read()
-        return stacks
+        end, left = time.monotonic() + PATIENCE, running
+        while left and time.monotonic() < end:
+            time.sleep(0.002)
+            left = [m for m in left if len(self._told(asked[m.rank], m)) == told[m.rank]]
+        self.mute |= {m.rank for m in left}
+        return {m.rank: self._told("stack", m)[shown[m.rank] :] for m in running}
+
+    def _told(self, name: str, member: Member) -> str:
+        """What a rank has written to one of its files; whole lines only."""
+        try:
+            text = Path(f"{self.folder.name}/{name}{member.rank}").read_text(errors="replace")
+        except OSError:
+            return ""
+        return text[: text.rfind("\n") + 1]
+
+    def _drain(self, seconds: float) -> None:
+        """Let time go by without taking in what ranks report; a rank whose pipe is full stops."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if not self.selector.get_map():
+                time.sleep(left)
+            for key, _ in self.selector.select(left):
+                with contextlib.suppress(BlockingIOError):
+                    data = os.read(key.fd, 1 << 20)
+                    if not data:
+                        self.selector.unregister(key.fd)
+                    elif key.data[1]:
+                        key.data[0].buffer += data
+                    else:
+                        key.data[0].printed(data)
 
     def _results(self) -> RankResults:
         values = []
@@ -297,6 +353,14 @@ class Watch:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         self.folder.cleanup()
+
+
+def _time_on_processor(pid: int) -> str | None:
+    """How long the main thread of a process has run; None where the system doesn't tell."""
+    try:
+        return Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[0]
+    except (OSError, IndexError):
+        return None
 
 
 def _channel(event: Event) -> tuple[object, ...]:

@@ -195,6 +195,8 @@ def _run_child(
         members[rank].head += extra.encode()
         members[rank].status = _statuses[pid]
         if os.WIFSIGNALED(members[rank].status) and reports.timed_out:
+            for member in members:
+                member.idle = member.rank != rank
             raise rank_report.hang(members, {}, options)
         members[rank].closed = True
         raise rank_report.failure(members, options)
@@ -335,4 +337,8 @@ def _raise_if_failed(
         raise rank_report.failure(members, options)
     if verdict != "done":
         stacks = {int(rank): text for rank, text in summary["stacks"].items()}
+        loops = {int(rank): place for rank, place in summary["loops"].items()}
+        for member in members:
+            member.loop = loops.get(member.rank, "")
+            member.idle = member.rank not in stacks
         raise rank_report.hang(members, stacks, options, proven=verdict == "deadlock")
