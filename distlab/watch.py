@@ -1,7 +1,7 @@
 """``distlab watch``: grade at every save, from a process that has torch loaded already.
 
-A grading runs in a forked child, so a save or a key press acts at once: the child is interrupted,
-and whatever it leaves is ended and removed here.
+A grading runs in a forked child, so a save or a key press acts at once: the child is killed, its
+ranks end with it, and whatever else it leaves is ended and removed here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from . import cli, progress
 from .course import Course, Exercise
 
 POLL = 0.05
-GRACE = 3.0  # seconds that an interrupted grading has to tidy up
+INHERITS = sys.platform == "linux"  # ranks end with their parent, what they leave comes to us
+GRACE = 5.0  # seconds in which a grading tidies up by itself where that is not so
 KEYS = "g grade   n next   h hint   l list   r reset   q quit"
 AGAIN = ("g", " ", "\n", "\r")
 LEAVE = ("q", "\x04")  # the end of input as well
@@ -148,15 +149,12 @@ class Watcher:
         if not self.pid:
             return False
         pid, self.pid = self.pid, 0
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGKILL if INHERITS else signal.SIGINT)
         end = time.monotonic() + GRACE
         while not os.waitpid(pid, os.WNOHANG)[0]:
             if time.monotonic() > end:
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                break
-            time.sleep(0.005)
+            time.sleep(0.002)
         self._tidy()
         if self.out.is_terminal:
             print("\r\x1b[2K", end="", flush=True)  # the line that said what ran

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from types import TracebackType
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -53,10 +54,10 @@ class View:
             self.result = result
         if self.out.is_terminal and not self.out.is_dumb_terminal:
             place = f"check {len(result.checks) + 1} of {self.checks[exercise.id]}"
-            line = Text(f"  {exercise.id}   {place}: {title} ({tier})", "dim")
+            along = "" if exercise.id in self.asked else f" (on which {self.asked[0]} builds)"
+            line = self._cut(Text(f"  {exercise.id}{along} {place}, {tier}: "), title, "")
             self._erase()
-            line.truncate(self.out.width - 1, overflow="ellipsis")
-            self.out.print(line, end="")
+            self.out.print(line, end="", style="dim")
             self.file.flush()
             self.drawn = True
 
@@ -64,12 +65,10 @@ class View:
         """A check has its verdict."""
         if not (self.each_check and exercise.id in self.asked) or check.verdict in NOT_RUN:
             return
-        self._line(
-            (f"  {check.verdict:<6}", STYLE[check.verdict]),
-            (f"{check.tier:<8}", "dim"),
-            f"{check.title}",
-            (f"   {check.seconds:.1f} s", "dim"),
+        head = Text.assemble(
+            (f"  {check.verdict:<6}", STYLE[check.verdict]), (f"{check.tier:<8}", "dim")
         )
+        self._line(self._cut(head, check.title, f"   {check.seconds:.1f} s"))
 
     def _exercise_ended(self) -> None:
         """A line on the exercise whose checks have all ended."""
@@ -78,27 +77,33 @@ class View:
             return
         if result.id not in self.asked:
             if result.verdict == "pass":
-                self._line((f"  {result.id} {result.title}: passes, and is built on", "dim"))
+                self._line(self._cut(Text(f"  {result.id} "), result.title, " passes (others build on it)"))
             return
-        missing = [c for c in result.checks if c.verdict in ("blocked", "needs")]
-        if self.each_check and missing:
-            few = "1 check did" if len(missing) == 1 else f"{len(missing)} checks did"
-            self._line((f"  {few} not run: {missing[0].message}", "dim"))
-        elif not self.each_check and result.verdict != "blank":
+        if self.each_check:
+            needs = Counter(f"needs {c.message}" for c in result.checks if c.verdict == "needs")
+            needs += Counter(c.message for c in result.checks if c.verdict == "blocked")
+            for why, count in needs.items():
+                self._line(self._cut(Text(f"  {count} more: "), why, ""))
+        elif result.verdict != "blank":
             check = result.decisive
             said = check.message.splitlines()[0] if check and check.message else ""
-            self._line(
-                f"{result.id:<6}",
-                (f"{result.verdict:<8}", STYLE[result.verdict]),
-                result.title,
-                (f"   {said}" if said else f"   {result.seconds:.1f} s", "dim"),
+            head = Text.assemble(
+                f"  {result.id:<6}", (f"{result.verdict:<9}", STYLE[result.verdict])
             )
+            about = f"{result.title}: {said}" if said else result.title
+            self._line(self._cut(head, about, f"   {result.seconds:.1f} s"))
 
-    def _line(self, *parts: str | tuple[str, str]) -> None:
-        self._erase()
-        line = Text.assemble(*parts)
+    def _cut(self, head: Text, text: str, tail: str) -> Text:
+        """One line: where the terminal is narrow, ``text`` gives way."""
         if self.out.is_terminal:
-            line.truncate(self.out.width, overflow="ellipsis")
+            # asked of this file: pytest has put others in place of those that rich asks
+            self.out.width = os.get_terminal_size(self.file.fileno()).columns
+            room = self.out.width - 1 - head.cell_len - cell_len(tail)
+            text = set_cell_size(text[: room - 1] + "…", room) if cell_len(text) > room else text
+        return Text.assemble(head, text, (tail, "dim"))
+
+    def _line(self, line: Text) -> None:
+        self._erase()
         self.out.print(line, soft_wrap=True)
         self.file.flush()
 

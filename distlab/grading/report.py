@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import IO
 
 from rich.console import Console
@@ -49,6 +50,7 @@ LIKELY = {
     "unchanged": "the result must be written into the caller's tensor (copy_, add_, …), not bound "
     "to a new one",
 }
+WIDE = 80  # columns in which the table shows the tiers as well
 OUTPUT_LINES = 8
 OUTPUT_WIDTH = 160
 NOT_RUN = ("needs", "blocked", "blank")
@@ -64,7 +66,7 @@ def print_report(report: Report, phase: Phase, out: Console) -> None:
     """Print the table, the failures and the next step."""
     out.print(Text(f"Phase {phase.number}: {phase.title}", "bold"))
     say(out, f"implementation: {report.impl}   device: {report.device}   seed: {report.seed}")
-    out.print(_table(report))
+    out.print(_table(report, TIERS if out.width >= WIDE else ()))
     for note in report.notes:
         say(out, note, "yellow")
     for exercise in report.exercises:
@@ -75,12 +77,12 @@ def print_report(report: Report, phase: Phase, out: Console) -> None:
     _print_next(report, out)
 
 
-def _table(report: Report) -> Table:
+def _table(report: Report, tiers: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("exercise")  # wraps where the terminal is narrow, as the notes do
     table.add_column("verdict", no_wrap=True)
-    for name in ("points", *TIERS, "seconds"):
+    for name in ("points", *tiers, "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for e in report.exercises:
@@ -91,7 +93,7 @@ def _table(report: Report) -> Table:
             e.title,
             Text(e.verdict, STYLE[e.verdict]),
             f"{e.points}/{e.max_points}",
-            *(_on_tier(e, tier) for tier in TIERS),
+            *(_on_tier(e, tier) for tier in tiers),
             f"{e.seconds:.1f}" if ran else "–",
             Text(note, "dim"),
         )

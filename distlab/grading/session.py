@@ -215,7 +215,7 @@ class Session:
         if self.view is not None:
             self.view.ended(exercise, check)
         if check.verdict == "hang" and self.not_run.get(exercise.id) is None:
-            self.not_run[exercise.id] = NotRun("blocked", f"not run, because {check.name} hung")
+            self.not_run[exercise.id] = NotRun("blocked", f"not run: {check.title} hangs")
 
 
 def slowness(schedstat: Path = Path("/proc/self/schedstat")) -> float:
