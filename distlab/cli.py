@@ -7,7 +7,7 @@ import datetime
 import importlib.util
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.text import Text
 from . import progress, templates
 from .course import Course, Exercise, load_course, regions_of, root
 from .processes import TERMINATED, Terminated, terminable
+from .words import command, say
 
 
 def console() -> Console:
@@ -36,32 +37,36 @@ def show_map(course: Course, out: Console) -> int:
         if not phase.ready:
             out.print(Text("  to come", "dim"))
             continue
-        table = Table(box=None, show_header=False, padding=(0, 2))
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for name in ("id", "title", "verdict", "points", "hints"):
+            table.add_column(name, no_wrap=name != "title")
         for e in phase.exercises:
             mine = entries.get(e.id, {})
             verdict = mine.get("verdict", "not graded yet")
             style = {"pass": "bold green", "fail": "bold red"}.get(verdict, "dim")
             points = mine.get("points", 0)
-            hints = f"{mine['hints']} hints" if mine.get("hints") else ""
-            table.add_row(e.id, e.title, Text(verdict, style), f"{points}/{e.points}", hints)
+            hints = _count(mine["hints"], "hint") if mine.get("hints") else ""
+            table.add_row(f"  {e.id}", e.title, Text(verdict, style), f"{points}/{e.points}", hints)
             if verdict != "pass" and todo is None:
                 todo = e
         out.print(table)
         score = sum(entries.get(e.id, {}).get("points", 0) for e in phase.exercises)
         out.print(f"  {score} of {sum(e.points for e in phase.exercises)} points")
     for warning in warnings:
-        out.print(Text(warning, "yellow"))
+        say(out, warning, "yellow")
     if todo:
-        out.print(
-            f"\nnext: {todo.id} {todo.title}\n"
-            f"  read   {_short(todo.guidelines_path)}, section {todo.id}\n"
-            f"  edit   {_short(todo.template_path)}\n"
-            f"  grade  python test_phase{todo.phase.number}.py {todo.id}   "
-            f"(at every save: distlab watch {todo.id})",
-            highlight=False,
-            soft_wrap=True,
-        )
+        out.print()
+        say(out, f"next: {todo.id} {todo.title}")
+        say(out, f"{_short(todo.guidelines_path)}, section {todo.id}", label="read   ", indent="  ")
+        command(out, "  edit   ", _short(todo.template_path))
+        command(out, "  grade  ", f"python test_phase{todo.phase.number}.py {todo.id}")
+        command(out, "  watch  ", f"distlab watch {todo.id}")
+        say(out, "(grades at every save)", "dim", indent="         ")
     return 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _short(path: Path) -> str:
@@ -73,31 +78,66 @@ def hint(exercise: Exercise, out: Console) -> int:
     level = min(progress.hints_used(exercise.id) + 1, len(exercise.hints))
     warnings = progress.update(exercise.id, hints=level)
     for number, text in enumerate(exercise.hints[:level], 1):
-        out.print(Text(f"hint {number} of {len(exercise.hints)}: {text}"), soft_wrap=True)
+        say(out, text, label=f"hint {number} of {len(exercise.hints)}: ")
     if level < len(exercise.hints):
         out.print(Text(f"(again: distlab hint {exercise.id})", "dim"))
     for warning in warnings:
-        out.print(Text(warning, "yellow"))
+        say(out, warning, "yellow")
     return 0
 
 
-def reset(exercise: Exercise, out: Console) -> int:
-    """Make the exercise's file blank again; the learner's goes to a dated copy."""
+def reset(exercise: Exercise, out: Console, ask: Callable[[], bool] | None = None) -> int:
+    """Make the exercise's file blank again; the learner's goes to a dated copy.
+
+    Says first which exercises that are; ``ask``: whether the learner agrees.
+    """
     path = exercise.template_path
     text = templates.template_of(exercise)
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
-        out.print(f"{_short(path)} is blank already")
-        return 0
-    if path.is_file():
-        stamp = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
-        copy = root() / ".distlab" / "kept" / f"{path.stem}-{stamp}.py"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, copy)
-        out.print(f"your file is kept as {_short(copy)}", highlight=False, soft_wrap=True)
-    path.write_text(text, encoding="utf-8")
-    same = [e.id for e in exercise.phase.exercises if e.file == exercise.file]
-    out.print(f"{_short(path)} is blank again (exercises {', '.join(same)})", highlight=False)
+    now = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    same = [e for e in exercise.phase.exercises if e.file == exercise.file]
+    if now == text:
+        say(out, f"{_short(path)} is blank already")
+    else:
+        say(out, _what_reset_blanks(exercise, same, now, text))
+        if ask is not None:
+            say(out, "a copy of your file is kept. Make it blank? (y/n)")
+            if not ask():
+                say(out, "nothing was changed")
+                return 0
+        if now:
+            stamp = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
+            copy = root() / ".distlab" / "kept" / f"{path.stem}-{stamp}.py"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+            say(out, f"your file is kept as {_short(copy)}")
+        path.write_text(text, encoding="utf-8")
+        say(out, f"{_short(path)} is blank again (exercises {', '.join(e.id for e in same)})")
+    for warning in progress.blanked(e.id for e in same):
+        say(out, warning, "yellow")
     return 0
+
+
+def _what_reset_blanks(exercise: Exercise, same: list[Exercise], now: str, blank: str) -> str:
+    """The exercises that the learner has begun in the file, with what they have reached."""
+    entries, _ = progress.load()
+
+    def state(e: Exercise) -> str:
+        place = f'NotImplementedError("exercise {e.id}")'
+        if now.count(place) >= blank.count(place):
+            return f"{e.id} (blank as it is)"
+        return f"{e.id} ({entries.get(e.id, {}).get('verdict', 'not graded yet')})"
+
+    others = [state(e) for e in same if e is not exercise]
+    along = f"; with it, in the same file: {', '.join(others)}" if others else ""
+    return f"reset makes {_short(exercise.template_path)} blank: {state(exercise)}{along}"
+
+
+def _yes() -> bool:
+    """Whether the learner says yes; the end of input is a no."""
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def solution(exercise: Exercise, give_up: bool, out: Console) -> int:
@@ -105,7 +145,7 @@ def solution(exercise: Exercise, give_up: bool, out: Console) -> int:
     mine = progress.entry(exercise.id)
     if give_up:
         for warning in progress.update(exercise.id, gave_up=True):
-            out.print(Text(warning, "yellow"))
+            say(out, warning, "yellow")
     elif not (mine.get("passed_once") or mine.get("gave_up")):
         raise ValueError(
             f"{exercise.id} has not passed yet: `distlab hint {exercise.id}` helps, "
@@ -189,7 +229,8 @@ def _parser() -> argparse.ArgumentParser:
     watch = commands.add_parser("watch", help="grade at every save")
     watch.add_argument("exercise", nargs="?", help="default: the first that does not pass")
     commands.add_parser("hint", parents=[one], help="the next of three hints")
-    commands.add_parser("reset", parents=[one], help="make a file blank again, keeping a copy")
+    again = commands.add_parser("reset", parents=[one], help="make a file blank, keeping a copy")
+    again.add_argument("--yes", action="store_true", help="without asking")
     shown = commands.add_parser("solution", parents=[one], help="show the solution")
     shown.add_argument("--give-up", action="store_true", help="before it passes, too")
     traced = commands.add_parser("trace", parents=[one], help="draw what your ranks do")
@@ -311,7 +352,8 @@ def run(options: argparse.Namespace, out: Console) -> int:
     if options.command == "hint":
         return hint(exercise, out)
     if options.command == "reset":
-        return reset(exercise, out)
+        asks = out.is_terminal and sys.stdin.isatty() and not options.yes
+        return reset(exercise, out, _yes if asks else None)
     if options.command == "solution":
         return solution(exercise, options.give_up, out)
     return trace(exercise, options.impl, options.out, out)

@@ -28,9 +28,9 @@ TERMINATED = 128 + signal.SIGTERM
 _EXITING = 0x4  # PF_EXITING in the flags of /proc/PID/stat, include/linux/sched.h
 
 
-def become_subreaper() -> None:
-    """What the children of this process leave behind comes to this process."""
-    system.prctl(CHILD_SUBREAPER, 1)
+def become_subreaper() -> bool:
+    """What the children of this process leave behind comes to this process; whether that is so."""
+    return system.prctl(CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

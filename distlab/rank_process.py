@@ -18,12 +18,14 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from . import system
+from .looks import Looks
 from .processes import die_with_parent
 from .raised import describe
 from .ranks import PIPE_LOST, Options, RankContext
@@ -75,6 +77,7 @@ def rank_main(
     parent: int,
     store: str,
     stack_fd: int,
+    looks_fd: int,
     pipe_fd: int,
     output_fd: int,
 ) -> NoReturn:
@@ -82,7 +85,8 @@ def rank_main(
     try:
         pipe = Pipe(pipe_fd)
         try:
-            _detach(parent, output_fd, stack_fd)
+            _detach(parent, output_fd)
+            _show_stack_when_asked(stack_fd, looks_fd)
             ctx = _set_up(rank, world_size, options, store, parent)
             _report(pipe, _run(ctx, fn, args, options, pipe))
         except BaseException as error:
@@ -112,8 +116,8 @@ def _flush() -> None:
             stream.flush()
 
 
-def _detach(parent: int, output_fd: int, stack_fd: int) -> None:
-    """Own session, own output, dies with its parent; SIGUSR1 writes the stack to a file."""
+def _detach(parent: int, output_fd: int) -> None:
+    """Own session, own output, dies with its parent."""
     os.setsid()
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -126,11 +130,23 @@ def _detach(parent: int, output_fd: int, stack_fd: int) -> None:
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _printer(1)
     sys.stderr = sys.__stderr__ = _printer(2)
-    faulthandler.register(signal.SIGUSR1, file=stack_fd, all_threads=True)
     if "fork" in multiprocessing.get_all_start_methods():
         # a loader's workers: as new processes (macOS, Python 3.14) they could not import the
         # learner's file, which was loaded by its path
         multiprocessing.set_start_method("fork", force=True)
+
+
+def _show_stack_when_asked(stack_fd: int, looks_fd: int) -> None:
+    """SIGUSR1 writes the stack to a file, also from inside an operator; as soon as Python code
+    runs, a look at it (see ``looks.py``) to another."""
+    looks = Looks()
+
+    def look(_: int, frame: FrameType | None) -> None:
+        looks.take(frame)
+        _write(looks_fd, _dumps(looks.data()).encode() + b"\n")
+
+    signal.signal(signal.SIGUSR1, look)
+    faulthandler.register(signal.SIGUSR1, file=stack_fd, all_threads=False, chain=True)
 
 
 def _printer(fd: int) -> Any:

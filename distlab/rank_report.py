@@ -151,37 +151,54 @@ def mismatch(
 def hang(
     members: list[Member], stacks: dict[int, str], options: Options, proven: bool = False
 ) -> RankFailure:
-    """No rank can go on, or the time is up: what each rank waits in, and who never came."""
-    lines = []
-    for member in members:
-        if member.finished:
-            lines.append(_bullet(member.rank, "has already returned", ""))
-        elif member.waiting:
-            place = member.waiting_line or member.waiting.line
-            lines.append(_bullet(member.rank, f"waits in {member.waiting}", place))
-        else:
-            place = _stack_line(stacks.get(member.rank, ""), options.learner_files)
-            lines.append(_bullet(member.rank, "is still running", place))
-    stuck = [m for m in members if not m.finished]
-    first = next((m for m in stuck if m.waiting), stuck[0])
-    missing = _missing(members, first)
-    head = (
-        "deadlock: every rank that has not returned waits for another"
-        if proven
-        else f"no result after {options.timeout:g} s"
-    )
-    place = (
-        (first.waiting_line or first.waiting.line)
-        if first.waiting
-        else _stack_line(stacks.get(first.rank, ""), options.learner_files)
-    )
+    """No rank can go on, or the time is up: what each rank waits in, and who never came.
+
+    The cause is an endless loop where a rank is in one: that others wait for it is no fault of the
+    communication. It is ``running`` where ranks run, in no loop that is known, and none waits.
+    """
+    places = {m.rank: _place(m, stacks, options) for m in members if not m.finished}
+    looping = [m for m in members if m.loop and not m.finished]
+    waiting = [m for m in members if m.waiting and not m.finished]
+    running = sorted((m for m in members if not m.finished), key=lambda m: m.idle)
+    first = (looping or waiting or running)[0]
+    head = "deadlock: every rank that has not returned waits for another"
+    if not proven:
+        head = f"no result after {options.timeout:g} s"
+    if looping:
+        are = "is" if len(looping) == 1 else "are"
+        head = f"{names([m.rank for m in looping])} {are} in a loop that does not end ({head})"
+    lines = [head]
+    if not looping or len(members) > 1:
+        lines[0] += ":"
+        lines += [_bullet(m.rank, _doing(m), places.get(m.rank, "")) for m in members]
+    missing = _missing(members, waiting[0]) if waiting else ""
     return RankFailure(
-        head + ":\n" + "\n".join(lines) + (f"\n{missing}" if missing else ""),
+        "\n".join(lines) + (f"\n{missing}" if missing else ""),
         kind="hang",
+        cause="endless-loop" if looping else "hang" if waiting else "running",
         rank=first.rank,
-        line=source_line(place),
+        line=source_line(places[first.rank]),
         reports=_reports(members, options),
     )
+
+
+def _doing(member: Member) -> str:
+    if member.finished:
+        return "has already returned"
+    if member.loop:
+        return "is in a loop that does not end"
+    if member.waiting:
+        return f"waits in {member.waiting}"
+    return "waits for its turn to run" if member.idle else "is still running"
+
+
+def _place(member: Member, stacks: dict[int, str], options: Options) -> str:
+    """Where a rank is that has not finished."""
+    if member.loop:
+        return member.loop
+    if member.waiting:
+        return member.waiting_line or member.waiting.line
+    return _stack_line(stacks.get(member.rank, ""), options.learner_files)
 
 
 def _missing(members: list[Member], first: Member) -> str:
@@ -204,8 +221,7 @@ def _partner(event: Event) -> str:
 
 def _stack_line(stack: str, learner_files: tuple[str, ...]) -> str:
     """The innermost learner frame of a dumped stack; the innermost frame else."""
-    main = stack.rsplit("Current thread", 1)[-1] or stack
-    frames = re.findall(r'File "([^"]+)", line (\d+)', main)
+    frames = re.findall(r'File "([^"]+)", line (\d+)', stack)
     for path, number in frames:
         if path in learner_files:
             return f"{path}:{number}"

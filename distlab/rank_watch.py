@@ -16,19 +16,24 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import rank_report
 from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
+from .looks import PAUSES, endless_loop
 from .processes import become_subreaper, children, end_strays, is_ending
 from .rank_process import MAX_FRAME, group_timeout, rank_main
 from .rank_proof import Proof
 from .ranks import Options, RankResults, fork_problem
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
+PATIENCE = 0.5  # seconds that a rank may take to show its stack
+SETTLE = 0.005  # seconds after which one that sleeps sleeps again
 KEPT_OUTPUT = 64 * 1024
+KEPT_STACKS = 1 << 24
 ENDING = 5.0  # seconds that a process may take to end after it has closed its files
 KINDS = b"EFRSVX"
 
@@ -51,6 +56,7 @@ class Member:
     pipe: int
     output_fd: int
     stack_fd: int = -1
+    looks_fd: int = -1
     process: subprocess.Popen[bytes] | None = None
     buffer: bytearray = field(default_factory=bytearray)
     head: bytearray = field(default_factory=bytearray)
@@ -62,10 +68,17 @@ class Member:
     waits: dict[int, Wait] = field(default_factory=dict)  # by thread, 0 is the main one
     threads: dict[int, int | None] = field(default_factory=dict)  # others that run, and their ids
     has_closed: bool = False  # a group, or all of them
+    loop: str = ""
+    idle: bool = False  # a virtual rank that can go on, while another runs
     result: bytes | None = None
     error: dict[str, Any] | None = None
     status: int | None = None
     closed: bool = False
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """The parent's ends of what it shares with the rank."""
+        return self.pipe, self.output_fd, self.stack_fd, self.looks_fd
 
     @property
     def finished(self) -> bool:
@@ -164,6 +177,7 @@ class Watch:
         self.members: list[Member] = []
         self.sequence = SequenceCheck()
         self.mismatch: Mismatch | None = None
+        self.mute: set[int] = set()  # ranks that did not answer a look: they run no Python code
         self.selector = selectors.DefaultSelector()
         self.proof = Proof(self.members, group_timeout(options).total_seconds())
 
@@ -185,8 +199,8 @@ class Watch:
     def _start(self, rank: int, spawn: bool) -> None:
         pipe, pipe_write = os.pipe()
         output, output_write = os.pipe()
-        stack = memory_file()
-        fds = (stack, pipe_write, output_write)
+        stack, looks = memory_file(), memory_file()
+        fds = (stack, looks, pipe_write, output_write)
         task = (self.fn, self.args, self.options, os.getpid(), self.store, *fds)
         process = None
         if spawn:
@@ -195,13 +209,13 @@ class Watch:
         else:
             pid = os.fork()
             if pid == 0:
-                others = [fd for m in self.members for fd in (m.pipe, m.output_fd, m.stack_fd)]
+                others = [fd for m in self.members for fd in m.files]
                 for fd in (pipe, output, *others):
                     os.close(fd)
                 rank_main(rank, self.world_size, *task)
         os.close(pipe_write)
         os.close(output_write)
-        member = Member(rank, pid, pipe, output, stack, process)
+        member = Member(rank, pid, pipe, output, stack, looks, process)
         self.members.append(member)
         os.set_blocking(pipe, False)
         os.set_blocking(output, False)
@@ -277,16 +291,64 @@ class Watch:
             raise rank_report.hang(self.members, self._stacks(), self.options, proven=True)
 
     def _stacks(self) -> dict[int, str]:
-        """The Python stack of every rank that still runs."""
+        """The Python stack of every rank that still runs; notes which are in an endless loop."""
         running = [m for m in self.members if not m.finished]
+        windows: Counter[int] = Counter()  # pauses in which a rank has run: it does not just sleep
+        stacks = self._look(running)
+        for pause in PAUSES:
+            time.sleep(SETTLE)
+            before = {m.rank: _time_on_processor(m.pid) for m in running}
+            self._drain(pause)
+            for member in running:
+                now = _time_on_processor(member.pid)
+                windows[member.rank] += now is None or now != before[member.rank]
+            if all(m.waiting and not windows[m.rank] for m in running):
+                break  # nothing runs that could be in a loop
+            stacks = self._look(running)
+        for member in running:
+            told = self._told("looks", member).splitlines()
+            if windows[member.rank] > 1 and told:
+                looks = json.loads(told[-1])
+                member.loop = endless_loop(**looks, learner_files=self.options.learner_files)
+        return stacks
+
+    def _look(self, running: list[Member]) -> dict[int, str]:
+        """Ask ranks for their stacks; what they are in a moment later."""
+        shown = {m.rank: len(self._told("stack", m)) for m in running}
+        # one that is in an operator, or waits in a communication, can show its stack only
+        asked = {m.rank: "stack" if m.waiting or m.rank in self.mute else "looks" for m in running}
+        told = {m.rank: len(self._told(asked[m.rank], m)) for m in running}
         for member in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGUSR1)
-        time.sleep(0.05)
-        stacks = {}
-        for member in running:
-            stacks[member.rank] = os.pread(member.stack_fd, 1 << 20, 0).decode(errors="replace")
-        return stacks
+        end, left = time.monotonic() + PATIENCE, running
+        while left and time.monotonic() < end:
+            time.sleep(0.002)
+            left = [m for m in left if len(self._told(asked[m.rank], m)) == told[m.rank]]
+        self.mute |= {m.rank for m in left}
+        return {m.rank: self._told("stack", m)[shown[m.rank] :] for m in running}
+
+    def _told(self, name: str, member: Member) -> str:
+        """What a rank has written to one of its files; whole lines only."""
+        fd = member.stack_fd if name == "stack" else member.looks_fd
+        text = os.pread(fd, KEPT_STACKS, 0).decode(errors="replace")
+        return text[: text.rfind("\n") + 1]
+
+    def _drain(self, seconds: float) -> None:
+        """Let time go by without taking in what ranks report; a rank whose pipe is full stops."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if not self.selector.get_map():
+                time.sleep(left)
+            for key, _ in self.selector.select(left):
+                with contextlib.suppress(BlockingIOError):
+                    data = os.read(key.fd, 1 << 20)
+                    if not data:
+                        self.selector.unregister(key.fd)
+                    elif key.data[1]:
+                        key.data[0].buffer += data
+                    else:
+                        key.data[0].printed(data)
 
     def _results(self) -> RankResults:
         values = []
@@ -308,13 +370,21 @@ class Watch:
             elif member.status is None:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(member.pid, 0)
-            for fd in (member.pipe, member.output_fd, member.stack_fd):
+            for fd in member.files:
                 os.close(fd)
         self.selector.close()
         end_strays(self.children_before)
         os.close(self.store_fd)
         if not self.store.startswith("/proc/"):
             os.unlink(self.store)
+
+
+def _time_on_processor(pid: int) -> str | None:
+    """How long the main thread of a process has run; None where the system doesn't tell."""
+    try:
+        return Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[0]
+    except (OSError, IndexError):
+        return None
 
 
 def _spawn(

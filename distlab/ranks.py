@@ -95,12 +95,25 @@ class Options:
 
 
 class RankResults(list[Any]):
-    """The W return values; ``logs`` and ``output`` (standard output and error) per rank."""
+    """The W return values; ``logs`` and ``output`` (standard output and error) per rank.
+
+    ``on_read`` is called whenever values are taken out: what is judged then is of this run.
+    """
+
+    on_read: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, values: list[Any], logs: list[Log], output: list[str]) -> None:
         super().__init__(values)
         self.logs = logs
         self.output = output
+
+    def __iter__(self) -> Iterator[Any]:
+        self.on_read()
+        return super().__iter__()
+
+    def __getitem__(self, place: Any) -> Any:
+        self.on_read()
+        return super().__getitem__(place)
 
 
 @dataclass

@@ -1,24 +1,33 @@
-"""``distlab watch``: grade at every save, from a process that has torch loaded already."""
+"""``distlab watch``: grade at every save, from a process that has torch loaded already.
+
+A grading runs in a forked child, so a save or a key press acts at once: the child is killed, its
+ranks end with it, and whatever else it leaves is ended and removed here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.text import Text
 
 from . import cli, progress
 from .course import Course, Exercise
-from .processes import die_with_parent
-from .system import fork_obstacle
+from .processes import become_subreaper, children, die_with_parent, end_strays
 
-POLL = 0.1
-KEYS = "n next   h hint   l list   r reset   q quit"
+POLL = 0.05
+GRACE = 5.0  # seconds in which a grading tidies up by itself, where its processes do not come to us
+KEYS = "g grade   n next   h hint   l list   r reset   q quit"
+AGAIN = ("g", " ", "\n", "\r")
+LEAVE = ("q", "\x04")  # the end of input as well
 
 
 def first_open(course: Course) -> Exercise:
@@ -31,28 +40,26 @@ def first_open(course: Course) -> Exercise:
 def watch(course: Course, exercise_id: str | None, out: Console) -> int:
     """Re-grade the exercise whenever its phase's files are saved, until q or Ctrl-C."""
     current = course.exercise(exercise_id) if exercise_id else first_open(course)
+    out.print(f"watching {current.template_path.name}: loading PyTorch …", style="dim")
+    sys.stdout.flush()
+    _load_what_graders_need()
+    from .grading.lifetime import contained
+    from .system import fork_obstacle
+
     if fork_obstacle():
         raise ValueError(f"watch forks its graders ({fork_obstacle()}): use python test_phaseN.py")
-    _load_what_graders_need()
-    with _raw_keys() as has_keys:
-        _grade(current, out, has_keys)
-        seen = _versions(current)
-        while True:
-            key = _key(POLL) if has_keys else _pause()
-            if key == "q":
-                return 0
-            if key == "n":
-                current = _next(course, current)
-            elif key == "h":
-                cli.hint(current, out)
-            elif key == "l":
-                cli.show_map(course, out)
-            elif key == "r":
-                _confirm_reset(current, out)
-            now = _versions(current)
-            if now != seen or key == "n":
-                seen = now
-                _grade(current, out, has_keys)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    with contained(), _raw_keys() as has_keys:
+        watcher = Watcher(course, current, out, has_keys)
+        try:
+            return watcher.run()
+        finally:
+            watcher.stop()
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _load_what_graders_need() -> None:
@@ -60,42 +67,131 @@ def _load_what_graders_need() -> None:
     import pytest  # noqa: F401
     import torch._dynamo
 
-    from . import grading, rank_watch, recorder  # noqa: F401
+    from . import rank_watch, recorder  # noqa: F401
     from .grading import plugin  # noqa: F401
 
     torch.set_num_threads(1)
 
 
-def _grade(exercise: Exercise, out: Console, has_keys: bool) -> None:
-    """Grade in a forked child and print its report; Ctrl-C ends the child, too."""
-    from .grading import main
+class Watcher:
+    """The exercise that is watched, and the grading that runs, if one does."""
 
-    if out.is_terminal:
-        out.clear()
-    sys.stdout.flush()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            die_with_parent(parent, signal.SIGTERM)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            status = main(exercise.phase.number, [exercise.id])
-            sys.stdout.flush()
-        finally:
-            os._exit(status)
+    def __init__(self, course: Course, current: Exercise, out: Console, has_keys: bool) -> None:
+        self.course, self.current, self.out, self.has_keys = course, current, out, has_keys
+        self.pid = 0
+        self.folder = ""
+        self.seen: dict[str, int] = {}
+        self.inherits = become_subreaper()  # what a grading leaves behind comes here
+        self.own = children()
+
+    def run(self) -> int:
+        """Grade, and again at each save and at what keys ask for."""
+        self._start()
+        while True:
+            key = _key(POLL) if self.has_keys else _pause()
+            if key in LEAVE:
+                return 0
+            if key:
+                self._act(key)
+            elif _versions(self.current) != self.seen:
+                self._start("saved")
+            elif self.pid:
+                self._finish()
+
+    def _act(self, key: str) -> None:
+        """Do what a key asks for, at once: a grading that runs is begun anew afterwards."""
+        if key not in (*AGAIN, *"nhlr"):
+            return
+        ran = self.stop()
+        if key == "n":
+            self.current = _next(self.course, self.current)
+        elif key == "h":
+            cli.hint(self.current, self.out)
+        elif key == "l":
+            cli.show_map(self.course, self.out)
+        elif key == "r":
+            cli.reset(self.current, self.out, ask=lambda: _key(60) == "y")
+        if key in AGAIN or key == "n":
+            self._start()
+        elif ran:
+            self._start(clear=False)
+
+    def _start(self, why: str = "", clear: bool = True) -> None:
+        """Say what is graded, and begin."""
+        self.stop()
+        self.seen = _versions(self.current)
+        if clear and self.out.is_terminal:
+            self.out.clear()
+        name, title = self.current.template_path.name, self.current.title
+        head = f"grading {self.current.id} {title} …  ({name}{' was saved' if why else ''})"
+        self.out.print(Text(head, "bold"))
+        sys.stdout.flush()
+        self.folder = tempfile.mkdtemp(prefix="distlab-watch-")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _grade(self.current, parent, self.folder, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _finish(self) -> None:
+        """Say how the grading ended, if it has."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if not pid:
+            return
+        self.pid = 0
+        self._tidy()
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            text = f"the grading was ended by {signal.Signals(-code).name}; save to grade again"
+            self.out.print(Text(text, "bold red"))
+        if code == 0 and self.has_keys:
+            self.out.print(Text(f"{self.current.id} passes: n for the next one", "bold green"))
+        keys = KEYS if self.has_keys else "Ctrl-C to quit"
+        self.out.print(Text(f"watching {self.current.template_path.name}   {keys}", "dim"))
+        sys.stdout.flush()
+
+    def stop(self) -> bool:
+        """End the grading that runs, with all that it has started; whether there was one."""
+        if not self.pid:
+            return False
+        pid, self.pid = self.pid, 0
+        os.kill(pid, signal.SIGKILL if self.inherits else signal.SIGINT)
+        end = time.monotonic() + GRACE
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() > end:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+        self._tidy()
+        if self.out.is_terminal:
+            print("\r\x1b[2K", end="", flush=True)  # the line that said what ran
+        return True
+
+    def _tidy(self) -> None:
+        """Nothing stays of a grading: processes that it has left come to this one."""
+        end_strays(self.own)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _grade(exercise: Exercise, parent: int, folder: str, mask: set[signal.Signals]) -> None:
+    """The child: grade, print the report, never return."""
+    status = 1
     try:
-        _, status = os.waitpid(pid, 0)
+        from .grading import main
+
+        die_with_parent(parent, signal.SIGTERM)
+        tempfile.tempdir = folder
+        os.environ["TMPDIR"] = folder
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        status = main(exercise.phase.number, [exercise.id], watched=True)
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)
-        os.waitpid(pid, 0)
-        raise
-    if os.waitstatus_to_exitcode(status) == 0 and has_keys:
-        out.print(f"{exercise.id} passes: n for the next one", style="bold green")
-    keys = KEYS if has_keys else "Ctrl-C to quit"
-    out.print(f"watching {exercise.template_path.name}   {keys}", style="dim", highlight=False)
-    sys.stdout.flush()
+        status = 130
+    finally:
+        os._exit(status)
 
 
 def _versions(exercise: Exercise) -> dict[str, int]:
@@ -110,12 +206,6 @@ def _versions(exercise: Exercise) -> dict[str, int]:
 def _next(course: Course, current: Exercise) -> Exercise:
     ready = [e for e in course.exercises if e.phase.ready]
     return ready[min(ready.index(current) + 1, len(ready) - 1)]
-
-
-def _confirm_reset(exercise: Exercise, out: Console) -> None:
-    out.print(f"make {exercise.template_path.name} blank again? your file is kept (y/n)")
-    if _key(60) == "y":
-        cli.reset(exercise, out)
 
 
 @contextlib.contextmanager
@@ -136,9 +226,15 @@ def _raw_keys() -> Iterator[bool]:
 
 
 def _key(seconds: float) -> str:
-    """The key pressed within ``seconds``, or an empty string."""
-    ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
+    """The key pressed within ``seconds``, or an empty string; keys of several bytes are none."""
+    if not select.select([sys.stdin], [], [], seconds)[0]:
+        return ""
+    key = os.read(sys.stdin.fileno(), 1).decode(errors="replace")
+    if key == "\x1b":
+        while select.select([sys.stdin], [], [], 0)[0]:
+            os.read(sys.stdin.fileno(), 64)
+        return ""
+    return key or LEAVE[0]
 
 
 def _pause() -> str:

@@ -20,6 +20,7 @@ from .implementation import Implementation, protect_this_process
 from .session import NotRun, Request, Runner, Session, verdict_of
 from .verdicts import TIERS
 
+KEPT_OUTPUT = 4096  # characters of what a rank printed
 SESSION = pytest.StashKey[Session]()
 
 
@@ -93,14 +94,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             and (not wanted.exercises or exercise.id in wanted.exercises)
             and (not wanted.checks or item.name.split("[")[0] in wanted.checks)
         ]
+    if session.view is not None:
+        session.view.checks.update(e.id for item in items if (e := exercise_of(item)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Don't run checks of an exercise that is blank, broken or blocked."""
     exercise = exercise_of(item)
-    if exercise is not None:
-        item.config.stash[SESSION].prepare(exercise, tier_of(item))
+    if exercise is None:
+        return
+    session = item.config.stash[SESSION]
+    if session.view is not None:
+        session.view.begins(exercise, session.result(exercise), _title(item), tier_of(item))
+    session.prepare(exercise, tier_of(item))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -116,7 +123,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     check.tier = tier_of(item)
     check.title = _title(item)
     check.seconds = call.duration
-    if check.verdict == "fail" and not check.line:
+    runner = getattr(item, "funcargs", {}).get("run")
+    if check.verdict != "pass" and not check.printed and isinstance(runner, Runner):
+        check.printed = dict(enumerate(runner.printed))  # the check judged what ranks returned
+    check.printed = {rank: text[-KEPT_OUTPUT:] for rank, text in check.printed.items()}
+    if check.verdict in ("fail", "hang") and not check.line:
         source = inspect.getsource(item.function)  # type: ignore[attr-defined]
         file = item.path.read_text(encoding="utf-8")
         check.line = item.config.stash[SESSION].definition(exercise, source, file)

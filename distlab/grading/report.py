@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
+from collections.abc import Sequence
+from typing import IO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..course import Phase
+from ..rank_report import names
+from ..words import command, say
 from .verdicts import TIERS, CheckResult, ExerciseResult, Report
 
 STYLE = {
@@ -26,8 +31,11 @@ STYLE = {
 # what usually lies behind a cause that has no formula
 LIKELY = {
     "hang": "ranks must issue matching communication in the same order: look for a collective "
-    "behind `if rank == …`, a loop of different length per rank, or all ranks sending first; a "
-    "rank that is still running is in a loop that does not end, or very slow",
+    "behind `if rank == …`, a loop of different length per rank, or all ranks sending first",
+    "endless-loop": "nothing in the loop ever makes its condition false, or what it goes through "
+    "has no end; a loop with far too much work for so small a case looks the same",
+    "running": "the work is far too much for so small a case, something sleeps, or an iterator "
+    "never stops giving values",
     "mismatch": "every rank of the group must call the same collectives in the same order, with "
     "the same shape and dtype",
     "crash": "the process of the rank ended by itself: an exit call, a kill, or out of memory",
@@ -44,30 +52,28 @@ LIKELY = {
     "unchanged": "the result must be written into the caller's tensor (copy_, add_, …), not bound "
     "to a new one",
 }
+WIDE = 80  # columns in which the table shows the tiers as well
 OUTPUT_LINES = 8
+OUTPUT_WIDTH = 160
 NOT_RUN = ("needs", "blocked", "blank")
 
 
-def console(stderr: bool = False) -> Console:
+def console(file: IO[str] | None = None) -> Console:
     """A console that is plain when its output is not a terminal, and can print any text."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, file):
         if isinstance(stream, io.TextIOWrapper):  # what it can't encode is shown as an escape
             stream.reconfigure(errors="backslashreplace")
-    plain = Console(stderr=stderr)
-    return plain if plain.is_terminal else Console(stderr=stderr, width=100, color_system=None)
+    plain = Console(file=file)
+    return plain if plain.is_terminal else Console(file=file, width=100, color_system=None)
 
 
 def print_report(report: Report, phase: Phase, out: Console) -> None:
     """Print the table, the failures and the next step."""
     out.print(Text(f"Phase {phase.number}: {phase.title}", "bold"))
-    out.print(
-        f"implementation: {report.impl}   device: {report.device}   seed: {report.seed}",
-        highlight=False,
-        markup=False,
-    )
-    out.print(_table(report))
+    say(out, f"implementation: {report.impl}   device: {report.device}   seed: {report.seed}")
+    out.print(_table(report, TIERS if out.width >= WIDE else ()))
     for note in report.notes:
-        out.print(Text(note, "yellow"))
+        say(out, note, "yellow")
     for exercise in report.exercises:
         if exercise.verdict not in ("pass", "blank", "needs", "blocked"):
             _print_failure(exercise, out)
@@ -76,12 +82,12 @@ def print_report(report: Report, phase: Phase, out: Console) -> None:
     _print_next(report, out)
 
 
-def _table(report: Report) -> Table:
+def _table(report: Report, tiers: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("exercise")  # wraps where the terminal is narrow, as the notes do
     table.add_column("verdict", no_wrap=True)
-    for name in ("points", *TIERS, "seconds"):
+    for name in ("points", *tiers, "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for e in report.exercises:
@@ -92,7 +98,7 @@ def _table(report: Report) -> Table:
             e.title,
             Text(e.verdict, STYLE[e.verdict]),
             f"{e.points}/{e.max_points}",
-            *(_on_tier(e, tier) for tier in TIERS),
+            *(_on_tier(e, tier) for tier in tiers),
             f"{e.seconds:.1f}" if ran else "–",
             Text(note, "dim"),
         )
@@ -120,10 +126,11 @@ def _print_failure(exercise: ExerciseResult, out: Console) -> None:
     head = Text.assemble(
         (f"{exercise.id} {exercise.title}: ", "bold"),
         (check.verdict, STYLE[check.verdict]),
-        f"   {_title(check)}" if check.title and check.verdict != "error" else "",
     )
     out.print()
     out.print(head)
+    if check.title and check.verdict != "error":
+        _field(out, "check: ", _title(check))
     _field(out, "", check.message)
     if check.cause in LIKELY:
         _field(out, "likely cause: ", LIKELY[check.cause])
@@ -131,15 +138,28 @@ def _print_failure(exercise: ExerciseResult, out: Console) -> None:
         _field(out, "rank: ", str(check.rank))
     if check.line:
         _field(out, "your line: ", check.line)
-    printed = check.output.strip().splitlines()
-    if printed:
-        shown = printed[-OUTPUT_LINES:]
-        dots = "…\n" if len(printed) > len(shown) else ""
-        _field(out, f"rank {check.rank} printed: ", dots + "\n".join(line[:160] for line in shown))
+    for who, text in printed_by(check):
+        _field(out, f"{who} printed: ", text)
     others = sum(c.verdict in ("fail", "hang", "crash", "error") for c in exercise.checks) - 1
     if others > 0:
         _field(out, "", f"(and {others} more failing check{'s' if others > 1 else ''})")
-    _field(out, "hint: ", f"distlab hint {exercise.id}")
+    command(out, "  hint: ", f"distlab hint {exercise.id}")
+
+
+def printed_by(check: CheckResult) -> list[tuple[str, str]]:
+    """Who printed what: the failing rank's last lines, or those of each rank that printed."""
+    texts: dict[str, list[int]] = {}
+    known = check.rank in check.printed  # not where one process checks what all ranks get
+    for rank, text in check.printed.items():
+        if text.strip() and (rank == check.rank or not known):
+            texts.setdefault(text.strip(), []).append(rank)
+    room = max(OUTPUT_LINES // max(len(texts), 1), 2)
+    found = []
+    for text, ranks in list(texts.items())[:OUTPUT_LINES]:
+        lines = [line[:OUTPUT_WIDTH] for line in text.splitlines()]
+        dots = ["…"] if len(lines) > room else []
+        found.append((names(ranks), "\n".join(dots + lines[-room:])))
+    return found
 
 
 def _title(check: CheckResult) -> str:
@@ -149,8 +169,7 @@ def _title(check: CheckResult) -> str:
 
 
 def _field(out: Console, name: str, text: str) -> None:
-    body = text.replace("\n", "\n    ")
-    out.print(Text.assemble("  ", (name, "cyan"), body), soft_wrap=not out.is_terminal)
+    say(out, text, label=name, indent="  ")
 
 
 def _print_needs(report: Report, out: Console) -> None:
@@ -161,7 +180,7 @@ def _print_needs(report: Report, out: Console) -> None:
                 absent[check.message] = absent.get(check.message, 0) + 1
     for what, count in absent.items():
         text = f"needs {what}: {count} check{'s' if count > 1 else ''} did not run"
-        out.print(Text(f"{text} (not counted as passed)", STYLE["needs"]))
+        say(out, f"{text} (not counted as passed)", STYLE["needs"])
 
 
 def _print_next(report: Report, out: Console) -> None:
@@ -172,9 +191,6 @@ def _print_next(report: Report, out: Console) -> None:
             out.print(Text("everything asked for passed", STYLE["pass"]))
         return
     verb = "write" if todo.verdict == "blank" else "look at"
-    out.print(
-        f"next: {verb} exercise {todo.id} ({todo.title}) in {todo.file}\n"
-        f"      then: python test_phase{report.phase}.py {todo.id}",
-        soft_wrap=True,
-        highlight=False,
-    )
+    say(out, f"next: {verb} exercise {todo.id} ({todo.title}) in {todo.file}")
+    again = "" if report.impl == "templates" else f" --impl {shlex.quote(report.impl)}"
+    command(out, "      then: ", f"python test_phase{report.phase}.py {todo.id}{again}")

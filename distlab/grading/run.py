@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from ..course import Course, Exercise, Phase, load_course, root
 from ..processes import (
@@ -27,6 +29,7 @@ from ..processes import (
 )
 from .implementation import find_source
 from .lifetime import contained
+from .live import View
 from .report import console, print_report
 from .session import Request, Session
 from .verdicts import CheckResult, ExerciseResult, Report
@@ -75,13 +78,23 @@ def check_files(exercise: Exercise) -> list[Path]:
     return [path for path in files if marker in path.read_text(encoding="utf-8")]
 
 
-def run_session(phase: Phase, request: Request, keyword: str = "", junitxml: str = "") -> Report:
-    """Grade in this process: pytest on the phase's check files, silently; returns the report."""
+def run_session(
+    phase: Phase,
+    request: Request,
+    keyword: str = "",
+    junitxml: str = "",
+    view: View | None = None,
+) -> Report:
+    """Grade in this process: pytest on the phase's check files; returns the report.
+
+    Silently, but for what ``view`` shows of checks as they end.
+    """
     course = load_course()
     selected = request.exercises or tuple(e.id for e in phase.exercises)
     needed = set() if request.trusted else _prerequisites(course, selected) - request.known
     every = [e for e in course.exercises if e.id in needed or e.id in selected]
-    session = Session(Request(**vars(request) | {"exercises": tuple(e.id for e in every)}), course)
+    request = Request(**vars(request) | {"exercises": tuple(e.id for e in every)})
+    session = Session(request, course, view=view)
     files = sorted({str(path) for e in every for path in check_files(e)})
     arguments = [
         *files,
@@ -162,8 +175,12 @@ def _dump(report: Report) -> dict[str, Any]:
 
 
 def _load(data: dict[str, Any]) -> Report:
+    def check(fields: dict[str, Any]) -> CheckResult:
+        printed = {int(rank): text for rank, text in fields["printed"].items()}
+        return CheckResult(**fields | {"printed": printed})
+
     exercises = [
-        ExerciseResult(**e | {"checks": [CheckResult(**c) for c in e["checks"]]})
+        ExerciseResult(**e | {"checks": [check(c) for c in e["checks"]]})
         for e in data["exercises"]
     ]
     return Report(**data | {"exercises": exercises})
@@ -186,12 +203,15 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
     return parser
 
 
-def main(phase: int, argv: Sequence[str] | None = None) -> int:
-    """The command behind ``python test_phaseN.py``; returns the exit status."""
+def main(phase: int, argv: Sequence[str] | None = None, watched: bool = False) -> int:
+    """The command behind ``python test_phaseN.py``; returns the exit status.
+
+    ``watched``: by ``distlab watch``, which has said what is graded, and may end it at any time.
+    """
     out = console()
     try:
         with terminable():
-            return _run(phase, argv, out)
+            return _run(phase, argv, out, watched)
     except (ValueError, OSError) as error:
         print(f"test_phase{phase}.py: {error}", file=sys.stderr)
         return 2
@@ -199,11 +219,12 @@ def main(phase: int, argv: Sequence[str] | None = None) -> int:
         print("ended by SIGTERM: nothing was recorded, no rank is left running", file=sys.stderr)
         return TERMINATED
     except KeyboardInterrupt:
-        print("interrupted: nothing was recorded, no rank is left running", file=sys.stderr)
+        if not watched:
+            print("interrupted: nothing was recorded, no rank is left running", file=sys.stderr)
         return 130
 
 
-def _run(phase: int, argv: Sequence[str] | None, out: Any) -> int:
+def _run(phase: int, argv: Sequence[str] | None, out: Console, watched: bool) -> int:
     chosen = _phase(phase)
     options = _parser(chosen).parse_args(argv)
     for exercise_id in options.exercises:
@@ -212,10 +233,12 @@ def _run(phase: int, argv: Sequence[str] | None, out: Any) -> int:
     find_source(options.impl, chosen)
     for name in filter(None, (options.json, options.junitxml)):
         _check_writable(Path(name))
-    return _grade_and_print(chosen, options, out)
+    return _grade_and_print(chosen, options, out, watched)
 
 
-def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Any) -> int:
+def _grade_and_print(
+    phase: Phase, options: argparse.Namespace, out: Console, watched: bool
+) -> int:
     from .. import progress
 
     begun = time.monotonic()
@@ -231,7 +254,16 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Any) -> int
         exercises=tuple(options.exercises),
         known=frozenset(known),
     )
-    report = run_session(phase, request, options.keyword, options.junitxml or "")
+    if not (out.is_terminal or watched):
+        report = run_session(phase, request, options.keyword, options.junitxml or "")
+    else:
+        asked = options.exercises or [e.id for e in phase.exercises]
+        if not watched:
+            many = f"{len(asked)} exercises of phase {phase.number}"
+            out.print(Text(f"grading {asked[0] if len(asked) == 1 else many} …", "dim"))
+        with View(asked) as view:
+            report = run_session(phase, request, options.keyword, options.junitxml or "", view)
+        out.print()
     if mine:
         for exercise in report.exercises:
             exercise.hints_used = progress.hints_used(exercise.id)

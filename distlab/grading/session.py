@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..course import Course, Exercise, functions_of, load_course
 from ..failure import CheckFailed
@@ -18,6 +18,7 @@ from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported,
 from ..system import fork_obstacle
 from ..virtual import VirtualResults, run_worlds
 from .implementation import Implementation, Source, blank_places, find_source
+from .live import View
 from .verdicts import TIERS, CheckResult, ExerciseResult
 
 # seconds on a machine that does nothing else
@@ -25,6 +26,9 @@ CHECK_LIMIT = 60.0  # for all runs of one check
 RUN_LIMIT = 10.0  # for one run of ranks, unless the check says otherwise
 INTERLEAVINGS = 2  # explored by every run on virtual ranks
 DELAYED = 8  # the same, where timing is what is checked
+
+
+R = TypeVar("R", bound=RankResults)
 
 
 class NotRun(Exception):
@@ -59,6 +63,7 @@ class Session:
     results: dict[str, ExerciseResult] = field(default_factory=dict)
     not_run: dict[str, NotRun | None] = field(default_factory=dict)
     imports: dict[tuple[int, str], NotRun | None] = field(default_factory=dict)
+    view: View | None = None
 
     def __post_init__(self) -> None:
         chosen = self.request.seed
@@ -210,8 +215,10 @@ class Session:
         result = self.result(exercise)
         result.checks.append(check)
         result.seconds += check.seconds
+        if self.view is not None:
+            self.view.ended(exercise, check)
         if check.verdict == "hang" and self.not_run.get(exercise.id) is None:
-            self.not_run[exercise.id] = NotRun("blocked", f"not run, because {check.name} hung")
+            self.not_run[exercise.id] = NotRun("blocked", f"not run: {check.title} hangs")
 
 
 def slowness(schedstat: Path = Path("/proc/self/schedstat")) -> float:
@@ -231,6 +238,16 @@ class Runner:
         self.files, self.seed, self.device = files, seed, device
         self.slowness = slowness()
         self.end = time.monotonic() + CHECK_LIMIT * self.slowness
+        self.printed: list[str] = []  # by each rank of the run whose values were read last
+
+    def note(self, results: R) -> R:
+        """Remember what the ranks printed as soon as the check judges what they returned."""
+
+        def read() -> None:
+            self.printed = results.output
+
+        results.on_read = read
+        return results
 
     def limit(self, options: dict[str, Any]) -> float:
         """Seconds for the next run: what its options say, as far as the check has them left."""
@@ -243,7 +260,8 @@ class Runner:
         """``run_ranks`` with the defaults of checks."""
         defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
         limit = self.limit(options)
-        return run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+        results = run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+        return self.note(results)
 
     def worlds(
         self, body: Callable[..., Any], world_sizes: Sequence[int], *args: Any, **options: Any
@@ -286,7 +304,7 @@ class VirtualRunner(Runner):
         options: dict[str, Any],
     ) -> list[VirtualResults]:
         limit = self.limit(options)
-        return run_worlds(
+        every = run_worlds(
             body,
             world_sizes,
             *args,
@@ -296,6 +314,7 @@ class VirtualRunner(Runner):
             learner_files=self.files,
             **options,
         )
+        return [self.note(results) for results in every]
 
 
 def _counts(check: CheckResult) -> bool:
@@ -315,9 +334,9 @@ def verdict_of(error: BaseException | None) -> CheckResult:
         return CheckResult(**vars(error.result))
     if isinstance(error, RankFailure):
         verdict = error.kind if error.kind in ("hang", "crash", "blank", "error") else "fail"
-        output = next((r.output for r in error.reports if r.rank == error.rank), "")
+        printed = {r.rank: r.output for r in error.reports}
         return CheckResult(
-            "", verdict, error.message, error.cause, error.rank, error.line, output=output
+            "", verdict, error.message, error.cause, error.rank, error.line, printed=printed
         )
     if isinstance(error, CheckFailed):
         line = source_line(error.line) if os.path.isabs(error.line) else error.line

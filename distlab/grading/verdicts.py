@@ -20,7 +20,7 @@ class CheckResult:
     rank: int | None = None
     line: str = ""
     title: str = ""
-    output: str = ""
+    printed: dict[int, str] = field(default_factory=dict)  # what each rank wrote, also to stderr
     seconds: float = 0.0
     tier: str = "gloo"
 

@@ -22,6 +22,7 @@ import torch
 
 from ..ledger import Event
 from ..lines import learner_line
+from ..looks import PAUSES, Looks, endless_loop
 from ..processes import die_with_parent
 from ..raised import describe
 from ..rank_process import Pipe, readable_content
@@ -199,6 +200,7 @@ class RankData:
 
 def _report(world: World, pipe: Pipe, seed: int | None) -> None:
     """Everything the parent needs, rank by rank."""
+    loops = _loops(world)
     frames = sys._current_frames()
     for state in world.states:
         rank = state.rank
@@ -207,7 +209,33 @@ def _report(world: World, pipe: Pipe, seed: int | None) -> None:
         frame = frames.get(rank.thread.ident or 0) if rank.thread else None
         data = _rank_data(world, state, frame)
         pipe.send(b"V", _dumps(vars(data)).encode())
-    pipe.send(b"F", _dumps(_summary(world, seed, frames)).encode())
+    summary = _summary(world, seed, frames) | {"loops": loops}
+    pipe.send(b"F", _dumps(summary).encode())
+
+
+def _loops(world: World) -> dict[int, str]:
+    """Where ranks are in endless loops, if time has ended the run; others may wait for them."""
+    scheduler = world.scheduler
+    left = [rank for rank in scheduler.ranks if rank.thread is not None and not rank.finished]
+    if scheduler.deadlocked or world.mismatch is not None or not left:
+        return {}
+    asleep = {r.index: world.states[r.index].looks for r in left if r.clock > world.patience}
+    looks = asleep or {rank.index: Looks() for rank in left}
+    moving = set(asleep)
+    before = {rank.index: _position(world, rank) for rank in left}
+    for pause in () if asleep else (*PAUSES, 0.0):
+        frames = sys._current_frames()
+        for rank in left:
+            looks[rank.index].take(frames.get(rank.thread.ident or 0) if rank.thread else None)
+            if rank is scheduler.running or _position(world, rank) != before[rank.index]:
+                moving.add(rank.index)
+        threading.Event().wait(pause)
+    return {r: endless_loop(**looks[r].data(), learner_files=world.learner_files) for r in moving}
+
+
+def _position(world: World, rank: VirtualRank) -> tuple[float, int]:
+    """Differs after the rank has communicated, or asked whether something is complete."""
+    return rank.clock, len(world.states[rank.index].ledger.events)
 
 
 def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> dict[str, Any]:

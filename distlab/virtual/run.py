@@ -198,6 +198,8 @@ def _run_child(
         if reports.ending == "garbled":
             raise rank_report.garbled(rank)
         if reports.ending == "silent":
+            for member in members:
+                member.idle = member.rank != rank
             raise rank_report.hang(members, {}, options)
         members[rank].status = None if reports.ending == "lives on" else _statuses[pid]
         members[rank].closed = True
@@ -354,4 +356,8 @@ def _raise_if_failed(
         raise rank_report.failure(members, options)
     if verdict != "done":
         stacks = {int(rank): text for rank, text in summary["stacks"].items()}
+        loops = {int(rank): place for rank, place in summary["loops"].items()}
+        for member in members:
+            member.loop = loops.get(member.rank, "")
+            member.idle = member.rank not in stacks
         raise rank_report.hang(members, stacks, options, proven=verdict == "deadlock")

@@ -22,6 +22,7 @@ import torch
 from ..failure import CheckFailed
 from ..ledger import Event
 from ..lines import learner_line
+from ..looks import Looks
 from ..rank_report import source_line
 from . import internals
 from .cluster import Network
@@ -85,6 +86,7 @@ class RankState:
     communications: int = 0
     inits: int = 0  # how often the rank has made its default group
     compute_since: float = 0.0
+    looks: Looks = field(default_factory=Looks)  # taken where it sleeps for long
     model: Any = None
 
 

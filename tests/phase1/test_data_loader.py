@@ -10,6 +10,7 @@ import torch
 from distlab.grading import exercise, expect_equal, fail, trace
 from distlab.workloads import digits
 
+LIMIT = 6  # seconds for each run of 1.1: an endless loop in a first exercise is told soon
 CASES = [
     (n, w) for w in (3, 2, 1, 4, 7) for n in (64, 21, 13, w + 1, w, w - 1, 1) if n >= 1
 ]  # the telling ones first; also more ranks than samples
@@ -35,7 +36,7 @@ def shards(run, impl, cases, **options) -> list:
             out.append([[len(s), s.num_real, [int(i) for i in s]] for s in ranks])
         return out
 
-    return run(body, 1, process_group=False)[0]
+    return run(body, 1, process_group=False, timeout=LIMIT)[0]
 
 
 def explain_shards(n: int, w: int, got: list[list[int]], remainder: str) -> tuple[str, str]:
@@ -120,7 +121,7 @@ def test_epochs_differ_and_repeat(impl, run, seed):
 
         return epochs(seed), epochs(seed), epochs(seed + 1000)
 
-    first, again, other = run(body, 1, process_group=False)[0]
+    first, again, other = run(body, 1, process_group=False, timeout=LIMIT)[0]
     if first != again:
         fail("two samplers with the same seed give different orders", cause="not-repeatable")
     for rank, (zero, one, two, zero_again) in enumerate(first):
@@ -177,7 +178,7 @@ def test_resume_continues_where_training_was(impl, run, seed):
         plain = all(isinstance(v, (int, str, bool, float)) for v in state.values())
         return full, rest, second, next_epoch, [int(i) for i in whole], plain
 
-    results = run(body, 1, process_group=False)[0]
+    results = run(body, 1, process_group=False, timeout=LIMIT)[0]
     full, rest, second, next_epoch, full_next, plain = results
     if rest == full[9:]:
         fail(
@@ -206,7 +207,7 @@ def test_bad_arguments_are_refused(impl, run):
                 out.append(str(error) or "ValueError")
         return out
 
-    for said in run(body, 1, process_group=False)[0]:
+    for said in run(body, 1, process_group=False, timeout=LIMIT)[0]:
         if not said:
             fail("a wrong rank or remainder was accepted", cause="not-refused")
 

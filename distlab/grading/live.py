@@ -1,0 +1,114 @@
+"""What a learner sees while the grader works: each check, or each exercise, as it ends.
+
+In a terminal one more line at the bottom says what runs now; it goes away before the report. No
+thread draws it: ranks are forked from this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from ..course import Exercise
+from .report import NOT_RUN, STYLE, console
+from .verdicts import CheckResult, ExerciseResult
+
+
+class View:
+    """Told by the session what begins and ends; prints where pytest does not capture it.
+
+    ``asked``: the exercises that the learner asked for; others are graded because these build on
+    them. A line per check where one was asked for, a line per exercise else.
+    """
+
+    def __init__(self, asked: Iterable[str]) -> None:
+        self.file = os.fdopen(os.dup(1), "w")
+        self.out: Console = console(file=self.file)
+        self.asked = tuple(asked)
+        self.each_check = len(self.asked) == 1
+        self.checks: Counter[str] = Counter()  # how many each exercise has
+        self.drawn = False
+        self.result: ExerciseResult | None = None
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._exercise_ended()
+        self._erase()
+        self.file.close()
+
+    def begins(self, exercise: Exercise, result: ExerciseResult, title: str, tier: str) -> None:
+        """A check of ``exercise`` begins; ``result`` is that of the exercise so far."""
+        if result is not self.result:
+            self._exercise_ended()
+            self.result = result
+        if self.out.is_terminal and not self.out.is_dumb_terminal:
+            place = f"check {len(result.checks) + 1} of {self.checks[exercise.id]}"
+            along = "" if exercise.id in self.asked else f" (on which {self.asked[0]} builds)"
+            line = self._cut(Text(f"  {exercise.id}{along} {place}, {tier}: "), title, "")
+            self._erase()
+            self.out.print(line, end="", style="dim")
+            self.file.flush()
+            self.drawn = True
+
+    def ended(self, exercise: Exercise, check: CheckResult) -> None:
+        """A check has its verdict."""
+        if not (self.each_check and exercise.id in self.asked) or check.verdict in NOT_RUN:
+            return
+        head = Text.assemble(
+            (f"  {check.verdict:<6}", STYLE[check.verdict]), (f"{check.tier:<8}", "dim")
+        )
+        self._line(self._cut(head, check.title, f"   {check.seconds:.1f} s"))
+
+    def _exercise_ended(self) -> None:
+        """A line on the exercise whose checks have all ended."""
+        result, self.result = self.result, None
+        if result is None:
+            return
+        if result.id not in self.asked:
+            if result.verdict == "pass":
+                head, tail = Text(f"  {result.id} "), " passes (others build on it)"
+                self._line(self._cut(head, result.title, tail))
+            return
+        if self.each_check:
+            needs = Counter(f"needs {c.message}" for c in result.checks if c.verdict == "needs")
+            needs += Counter(c.message for c in result.checks if c.verdict == "blocked")
+            for why, count in needs.items():
+                self._line(self._cut(Text(f"  {count} more: "), why, ""))
+        elif result.verdict != "blank":
+            check = result.decisive
+            said = check.message.splitlines()[0] if check and check.message else ""
+            head = Text.assemble(
+                f"  {result.id:<6}", (f"{result.verdict:<9}", STYLE[result.verdict])
+            )
+            about = f"{result.title}: {said}" if said else result.title
+            self._line(self._cut(head, about, f"   {result.seconds:.1f} s"))
+
+    def _cut(self, head: Text, text: str, tail: str) -> Text:
+        """One line: where the terminal is narrow, ``text`` gives way."""
+        if self.out.is_terminal:
+            # asked of this file: pytest has put others in place of those that rich asks
+            self.out.width = os.get_terminal_size(self.file.fileno()).columns
+            room = self.out.width - 1 - head.cell_len - cell_len(tail)
+            text = set_cell_size(text[: room - 1] + "…", room) if cell_len(text) > room else text
+        return Text.assemble(head, text, (tail, "dim"))
+
+    def _line(self, line: Text) -> None:
+        self._erase()
+        self.out.print(line, soft_wrap=True)
+        self.file.flush()
+
+    def _erase(self) -> None:
+        if self.drawn:
+            self.file.write("\r\x1b[2K")
+            self.drawn = False
