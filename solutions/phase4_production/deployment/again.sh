@@ -12,16 +12,20 @@ seconds=$2
 shift 2
 child=
 stopping=
+told=
 stop() {
     stopping=yes
-    if [ "$child" ]; then kill -TERM "$child" 2>/dev/null; fi
+    if [ "$child" ] && [ -z "$told" ]; then
+        kill -TERM "$child" 2>/dev/null
+        told=yes # once: a second signal would end the ranks before they have saved
+    fi
 }
 trap stop TERM INT
 
 for ((try = 0; ; try++)); do
     "$@" &
     child=$!
-    if [ "$stopping" ]; then kill -TERM "$child" 2>/dev/null; fi # it came before there was a child
+    if [ "$stopping" ]; then stop; fi # the signal came before there was a child
     wait "$child"
     status=$?
     if [ "$stopping" ]; then # the signal may have ended the wait, and not the child
@@ -32,7 +36,8 @@ for ((try = 0; ; try++)); do
     case $status in 0 | 78 | 126 | 127) exit "$status" ;; esac
     if [ "$stopping" ] || [ "$try" -ge "$tries" ]; then exit "$status"; fi
     echo "again: status $status, try $((try + 1)) of $tries" >&2
-    sleep "$seconds" &
-    wait "$!" # a signal ends this at once
-    if [ "$stopping" ]; then exit "$status"; fi
+    for ((waited = 0; waited < seconds; waited++)); do
+        sleep 1 # a trap runs after it
+        if [ "$stopping" ]; then exit "$status"; fi
+    done
 done

@@ -1,19 +1,46 @@
-# The same cluster on Google Cloud: A3 machines (eight H100 each) close together, Filestore as the
-# shared file system, no address outside, SSH through Identity-Aware Proxy from no range at all:
+# The same cluster on Google Cloud: A3 Mega machines (a3-megagpu-8g, eight H100 each) close together, the
+# file system of storage/, no address outside, SSH through Identity-Aware Proxy:
 #
 #     gcloud compute ssh imagenet-0 --tunnel-through-iap
+#
+# NOT VALIDATED: formatted, but neither validated against the provider nor applied to a project.
+#
+# Versions that fit each other:
+#   image      Ubuntu 24.04 with NVIDIA driver 580, of 2026-05-22: the one of Google's Cluster Toolkit for
+#              this machine (examples/machine-learning/a3-megagpu-8g/a3mega-slurm-blueprint.yaml, 1047080)
+#   Python     3.12, Ubuntu 24.04's, for which requirements.txt is pinned
+#   torch      2.15.0 with CUDA 13.2 (requirements.txt); CUDA 13.x needs driver 580 or newer (NVIDIA, CUDA
+#              Compatibility, "Minor Version Compatibility", table 1)
+#   provider   google 6.50
+#
+# The machine has nine network cards: one for everything, and eight for the GPUs. Each of the eight needs a
+# network of its own, with an MTU of 8244 (Google's "A3 Mega cluster overview"). NCCL uses all eight, over
+# TCP. Google's faster transport, GPUDirect-TCPXO, is not set up here: it needs a kernel module, a daemon
+# (RxDM) and a plugin from Google's container images, in versions that fit torch's NCCL.
 #
 # Variables have the names of the AWS variant.
 
 terraform {
-  required_version = ">= 1.7"
+  required_version = ">= 1.11"
 
   required_providers {
     google = {
       source  = "hashicorp/google"
-      version = "~> 6.0"
+      version = "~> 6.50.0"
     }
   }
+}
+
+variable "storage" {
+  description = "Where checkpoints and images are; storage.auto.tfvars.json, written by `terraform -chdir=storage output -json cluster`."
+  type = object({
+    region     = string
+    zone       = string
+    network    = string
+    subnetwork = string
+    range      = string
+    address    = string
+  })
 }
 
 variable "project" {
@@ -22,93 +49,107 @@ variable "project" {
 }
 
 variable "name" {
-  type    = string
-  default = "imagenet"
+  description = "Prefix of all names."
+  type        = string
+  default     = "imagenet"
 }
 
 variable "region" {
-  type    = string
-  default = "us-central1"
-}
+  description = "Region of the nodes, the storage's."
+  type        = string
+  default     = "us-central1"
 
-variable "availability_zone" {
-  type    = string
-  default = "us-central1-a"
+  validation {
+    condition     = var.region == var.storage.region
+    error_message = "region must be that of the storage, ${var.storage.region}."
+  }
 }
 
 variable "instance_type" {
-  type    = string
-  default = "a3-highgpu-8g"
-}
+  description = "Machine type of the nodes; network cards and their names below are those of this one."
+  type        = string
+  default     = "a3-megagpu-8g"
 
-variable "gpus_per_node" {
-  description = "GPUs of the instance type: one rank each."
-  type        = number
-  default     = 8
+  validation {
+    condition     = var.instance_type == "a3-megagpu-8g"
+    error_message = "instance_type must be a3-megagpu-8g: other types have other network cards."
+  }
 }
 
 variable "cluster_size" {
-  type    = number
-  default = 2
+  description = "Number of nodes."
+  type        = number
+  default     = 2
 }
 
 variable "training_epochs" {
-  type    = number
-  default = 90
+  description = "Epochs to train for."
+  type        = number
+  default     = 90
 }
 
 variable "save_frequency" {
-  type    = number
-  default = 500
+  description = "Optimizer steps from one checkpoint to the next."
+  type        = number
+  default     = 500
 }
 
 variable "config" {
-  type    = string
-  default = "configs/resnet50_imagenet.yaml"
+  description = "The recipe, a file of the repository."
+  type        = string
+  default     = "configs/resnet50_imagenet.yaml"
 }
 
 variable "repository" {
-  type = string
+  description = "Where the nodes clone this repository from, over https; without a password in it."
+  type        = string
 }
 
 variable "revision" {
-  type    = string
-  default = "main"
+  description = "Commit, tag or branch to train with."
+  type        = string
+  default     = "main"
 }
 
-variable "storage_gib" {
-  type    = number
-  default = 2560
+variable "dataset" {
+  description = "Bucket and folder (gs://bucket/folder) with train/CLASS/* and val/CLASS/*; the first node copies it to the shared file system, once. null: synthetic images."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.dataset == null || can(regex("^gs://[^/]+/[^/]", coalesce(var.dataset, "-")))
+    error_message = "dataset must be gs://bucket/folder."
+  }
 }
 
 provider "google" {
   project = var.project
   region  = var.region
-  zone    = var.availability_zone
+  zone    = var.storage.zone
 }
 
 locals {
-  range = "10.30.0.0/20"
-  head  = cidrhost(local.range, 16)
-}
+  gpus       = 8
+  head       = cidrhost(var.storage.range, 16)
+  gpu_ranges = [for card in range(8) : cidrsubnet("10.64.0.0/13", 7, card)]
+  # as Ubuntu names them, in the order of the interfaces below (Cluster Toolkit,
+  # examples/machine-learning/a3-megagpu-8g/nccl-tests/run-nccl-tests.sh)
+  first_card = "enp0s12"
+  gpu_cards  = ["enp6s0", "enp7s0", "enp13s0", "enp14s0", "enp134s0", "enp135s0", "enp141s0", "enp142s0"]
 
-resource "google_compute_network" "this" {
-  name                    = var.name
-  auto_create_subnetworks = false
-  mtu                     = 8896
-}
-
-resource "google_compute_subnetwork" "nodes" {
-  name                     = "${var.name}-nodes"
-  network                  = google_compute_network.this.id
-  region                   = var.region
-  ip_cidr_range            = local.range
-  private_ip_google_access = true
+  unit = templatefile("${path.module}/../training.service.tftpl", {
+    user         = "trainer"
+    config       = var.config
+    data         = var.dataset == null ? "synthetic" : "/shared/imagenet"
+    epochs       = var.training_epochs
+    save_every   = var.save_frequency
+    stop_seconds = 28 # a machine that is taken away gets 30 seconds
+  })
 }
 
 resource "google_compute_router" "this" {
   name    = var.name
-  network = google_compute_network.this.id
+  network = var.storage.network
   region  = var.region
 }
 
@@ -122,7 +163,7 @@ resource "google_compute_router_nat" "this" {
 
 resource "google_compute_firewall" "nodes_among_themselves" {
   name        = "${var.name}-among-themselves"
-  network     = google_compute_network.this.id
+  network     = var.storage.network
   source_tags = [var.name]
   target_tags = [var.name]
 
@@ -134,7 +175,7 @@ resource "google_compute_firewall" "nodes_among_themselves" {
 # The range from which Identity-Aware Proxy forwards SSH; who may use it is a matter of IAM.
 resource "google_compute_firewall" "ssh" {
   name          = "${var.name}-ssh"
-  network       = google_compute_network.this.id
+  network       = var.storage.network
   source_ranges = ["35.235.240.0/20"]
   target_tags   = [var.name]
 
@@ -144,6 +185,52 @@ resource "google_compute_firewall" "ssh" {
   }
 }
 
+# --- a network for each GPU's card
+
+resource "google_compute_network" "gpu" {
+  count = length(local.gpu_cards)
+
+  name                    = "${var.name}-gpu-${count.index}"
+  auto_create_subnetworks = false
+  mtu                     = 8244
+}
+
+resource "google_compute_subnetwork" "gpu" {
+  count = length(local.gpu_cards)
+
+  name          = "${var.name}-gpu-${count.index}"
+  network       = google_compute_network.gpu[count.index].id
+  region        = var.region
+  ip_cidr_range = local.gpu_ranges[count.index]
+}
+
+resource "google_compute_firewall" "gpu" {
+  count = length(local.gpu_cards)
+
+  name          = "${var.name}-gpu-${count.index}"
+  network       = google_compute_network.gpu[count.index].id
+  source_ranges = [local.gpu_ranges[count.index]]
+
+  allow {
+    protocol = "all"
+  }
+}
+
+# --- the nodes
+
+resource "google_service_account" "nodes" {
+  account_id   = "${var.name}-nodes"
+  display_name = "Nodes that train; may read the images"
+}
+
+resource "google_storage_bucket_iam_member" "dataset" {
+  count = var.dataset == null ? 0 : 1
+
+  bucket = split("/", var.dataset)[2]
+  role   = "roles/storage.objectViewer"
+  member = google_service_account.nodes.member
+}
+
 resource "google_compute_resource_policy" "nodes" {
   name   = "${var.name}-nodes"
   region = var.region
@@ -151,22 +238,6 @@ resource "google_compute_resource_policy" "nodes" {
   group_placement_policy {
     vm_count    = var.cluster_size
     collocation = "COLLOCATED"
-  }
-}
-
-resource "google_filestore_instance" "shared" {
-  name     = var.name
-  tier     = "ZONAL"
-  location = var.availability_zone
-
-  file_shares {
-    name        = "shared"
-    capacity_gb = var.storage_gib
-  }
-
-  networks {
-    network = google_compute_network.this.name
-    modes   = ["MODE_IPV4"]
   }
 }
 
@@ -180,16 +251,25 @@ resource "google_compute_instance" "node" {
 
   boot_disk {
     initialize_params {
-      image = "deeplearning-platform-release/common-cu129-ubuntu-2204-nvidia-570"
+      image = "projects/ubuntu-os-accelerator-images/global/images/ubuntu-accelerator-2404-amd64-with-nvidia-580-v20260522"
       size  = 200
       type  = "pd-ssd"
     }
   }
 
   network_interface {
-    subnetwork = google_compute_subnetwork.nodes.id
-    network_ip = cidrhost(local.range, 16 + count.index)
+    subnetwork = var.storage.subnetwork
+    network_ip = cidrhost(var.storage.range, 16 + count.index)
     nic_type   = "GVNIC"
+  }
+
+  dynamic "network_interface" {
+    for_each = google_compute_subnetwork.gpu
+
+    content {
+      subnetwork = network_interface.value.id
+      nic_type   = "GVNIC"
+    }
   }
 
   scheduling {
@@ -197,28 +277,32 @@ resource "google_compute_instance" "node" {
     automatic_restart   = true
   }
 
-  shielded_instance_config {
-    enable_secure_boot = false # the NVIDIA driver is not signed
+  service_account {
+    email  = google_service_account.nodes.email
+    scopes = ["cloud-platform"] # what it may do is a matter of its roles
   }
 
   metadata = {
     enable-oslogin = "TRUE"
 
     user-data = templatefile("${path.module}/cloud-init.yaml.tftpl", {
-      repository = var.repository
-      revision   = var.revision
-      nodes      = var.cluster_size
-      rank       = count.index
-      ranks      = var.gpus_per_node
-      head       = local.head
-      storage    = "${google_filestore_instance.shared.networks[0].ip_addresses[0]}:/shared"
-      config     = var.config
-      epochs     = var.training_epochs
-      save_every = var.save_frequency
+      repository  = var.repository
+      revision    = var.revision
+      nodes       = var.cluster_size
+      rank        = count.index
+      ranks       = local.gpus
+      head        = local.head
+      first_card  = local.first_card
+      gpu_cards   = join(",", local.gpu_cards)
+      storage     = var.storage.address
+      dataset     = var.dataset
+      unit        = local.unit
+      requirement = "solutions/phase4_production/deployment/requirements.txt"
     })
   }
 }
 
 output "nodes" {
-  value = google_compute_instance.node[*].network_interface[0].network_ip
+  description = "Addresses of the nodes, the one on which they meet first."
+  value       = google_compute_instance.node[*].network_interface[0].network_ip
 }
