@@ -1,0 +1,48 @@
+"""For tests that run a program: its ranks have left their groups, and no thread of gloo is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="needs /proc/self/task, which Linux has"
+)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a program needs in its environment for its ranks to report to ``folder``."""
+    folder.mkdir(exist_ok=True)
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"THREADS_AT_EXIT": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def reports(folder: Path) -> dict[int, list[dict]]:
+    """What the ranks have written, each process one; by rank."""
+    found: dict[int, list[dict]] = {}
+    for path in sorted(folder.glob("rank*.json")):
+        rank = int(path.name.removeprefix("rank").partition("-")[0])
+        found.setdefault(rank, []).append(json.loads(path.read_text()))
+    return found
+
+
+def no_threads_left(folder: Path, ranks: int, *, ends: int = 1) -> None:
+    """Each of ``ranks`` ranks came to its end ``ends`` times at least, and left no thread of gloo.
+
+    Two collective threads and one for the network at least are what a group makes.
+    """
+    if sys.platform != "linux":
+        return
+    found = reports(folder)
+    assert sorted(found) == list(range(ranks))
+    for rank, ended in found.items():
+        assert len(ended) >= ends, f"rank {rank} has not come to its end"
+        for report in ended:
+            assert report["made"] >= 3
+            assert not report["left"], f"rank {rank} has left {Counter(report['left'])}"
