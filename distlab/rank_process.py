@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from .defaults import Change, notice_changes
 from .processes import die_with_parent
 from .raised import describe
 from .ranks import PIPE_LOST, Options, RankContext
@@ -182,6 +183,10 @@ def _device(rank: int, world_size: int, kind: str) -> tuple[torch.device, str]:
 def _run(
     ctx: RankContext, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, pipe: Pipe
 ) -> Any:
+    def tell(what: str, change: Change) -> None:
+        pipe.event("default", {"what": what, "change": change})
+
+    notice_changes(tell, lambda: options.learner_files)
     if not options.ledger:
         return fn(ctx, *args)
     pause = 0.01 if options.delays else 0.0

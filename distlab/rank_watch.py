@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from . import rank_report
+from .defaults import Change, note
 from .ledger import P2P, Event, Log, Mismatch, SequenceCheck
 from .processes import become_subreaper, children, end_strays, is_ending
 from .rank_process import MAX_FRAME, rank_main
@@ -54,6 +55,7 @@ class Member:
     result: bytes | None = None
     error: dict[str, Any] | None = None
     status: int | None = None
+    defaults: dict[str, Change] = field(default_factory=dict)
     closed: bool = False
 
     @property
@@ -100,6 +102,8 @@ class Member:
             self.spans = data
         elif data[0] == "begin":
             return self.began(data[1])
+        elif data[0] == "default":
+            note(self.defaults, data[1]["what"], tuple(data[1]["change"]))
         elif data[0] == "wait":
             self.waiting = self.events[data[1]["index"]]
             self.waiting_line = data[1]["line"]

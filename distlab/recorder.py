@@ -15,6 +15,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,9 +32,10 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .ledger import Event, traffic
+from .ledger import P2P, Event, traffic, waited_twice
 from .lines import learner_line
 from .operators import METHODS, Sending, canonical, group_of, payload_of, root_of, tensors_in
+from .rank_report import source_line
 
 
 class Ledger(TorchDispatchMode):
@@ -250,9 +252,13 @@ class Ledger(TorchDispatchMode):
             event, _ = _EVENT_OF.pop(id(work), (None, None))
             if event is not None:
                 self._wait(event)
+            elif work in _AWAITED:
+                raise waited_twice(_AWAITED[work], dist.get_rank(), source_line(self._line()))
             out = original(work, *args, **kwargs)
             if event is not None:
                 self._end(event)
+                if event.op in P2P:
+                    _AWAITED[work] = event
             return out
 
         return wait
@@ -307,6 +313,7 @@ class _ThreadView(TorchDispatchMode):
 
 _BACKEND = torch._C._distributed_c10d.Backend
 _EVENT_OF: dict[int, tuple[Event, Any]] = {}  # keeps the handle alive, so that its id is its own
+_AWAITED: weakref.WeakKeyDictionary[dist.Work, Event] = weakref.WeakKeyDictionary()
 _OPTIMIZER_HOOKS = {
     "optimizer": register_optimizer_step_pre_hook,
     "": register_optimizer_step_post_hook,
