@@ -95,6 +95,17 @@ def readable(nbytes: float) -> str:
     return f"{nbytes:,.0f} B" if nbytes < 1e5 else f"{nbytes / 1e6:,.2f} MB"
 
 
+def waited_twice(event: Event, rank: int, line: str) -> CheckFailed:
+    """The failure of a rank that waits again for a message that it has waited for."""
+    return CheckFailed(
+        f"rank {rank} waits a second time for its {event}: gloo's handle of a message knows one "
+        "completion, and that one is used up, so the second wait() never ends",
+        cause="waited-twice",
+        rank=rank,
+        line=line,
+    )
+
+
 @dataclass
 class Log:
     """The communication of one rank, in order of issue, and its compute ``spans``.

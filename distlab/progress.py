@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from .course import Exercise, Phase, functions_of, load_course, root
 
+UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
+
 if TYPE_CHECKING:
     from .grading.verdicts import Report
 
@@ -119,7 +121,7 @@ def record(report: Report) -> list[str]:
         mine["verdict"] = result.verdict
         mine["points"] = result.points
         mine.pop("fingerprint", None)
-        with contextlib.suppress(OSError, SyntaxError, ValueError):
+        with contextlib.suppress(*UNREADABLE):
             mine["fingerprint"] = fingerprint(course.exercise(result.id))
         if result.verdict == "pass":
             mine["passed_once"] = True
@@ -134,7 +136,7 @@ def known_passes(phase: Phase) -> list[str]:
         mine = entries.get(exercise.id, {})
         if mine.get("verdict") != "pass":
             continue
-        with contextlib.suppress(OSError, SyntaxError, ValueError):
+        with contextlib.suppress(*UNREADABLE):
             if mine.get("fingerprint") == fingerprint(exercise):
                 known.append(exercise.id)
     return known

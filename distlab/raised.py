@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from .failure import CheckFailed
 
+_PLACE = re.compile(r" at 0x[0-9a-f]+")  # in memory: another one on each rank
 LONGEST = 10_000  # characters of a message that are kept
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -46,7 +48,7 @@ def describe(error: BaseException, learner_files: tuple[str, ...]) -> dict[str, 
 def _text(value: object, convert: Callable[[Any], str], method: str) -> str:
     """``str(value)`` or ``repr(value)``; what is wrong with that method of the learner's else."""
     try:
-        return str.__str__(convert(value))[:LONGEST]
+        return _PLACE.sub("", str.__str__(convert(value))[:LONGEST])
     except BaseException as problem:
         return f"(no message: {method} of {_name(type(value))} raised {_name(type(problem))})"
 

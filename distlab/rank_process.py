@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from . import system
+from .defaults import Change, notice_changes
 from .looks import Looks
 from .processes import die_with_parent
 from .raised import describe
@@ -209,6 +210,10 @@ def _device(rank: int, world_size: int, kind: str) -> tuple[torch.device, str]:
 def _run(
     ctx: RankContext, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, pipe: Pipe
 ) -> Any:
+    def tell(what: str, change: Change) -> None:
+        pipe.event("default", {"what": what, "change": change})
+
+    notice_changes(tell, lambda: options.learner_files)
     if not options.ledger:
         return fn(ctx, *args)
     pause = 0.01 if options.delays else 0.0

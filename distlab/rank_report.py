@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .ledger import Event, Mismatch, channel_of
@@ -199,6 +200,48 @@ def _place(member: Member, stacks: dict[int, str], options: Options) -> str:
     if member.waiting:
         return member.waiting_line or member.waiting.line
     return _stack_line(stacks.get(member.rank, ""), options.learner_files)
+
+
+@contextlib.contextmanager
+def defaults_named(members: list[Member], options: Options) -> Iterator[None]:
+    """A run in which a rank has left torch's default dtype or device changed fails of that.
+
+    What else went wrong inside is told as what followed; a blank or broken file stays that.
+    """
+    try:
+        yield
+    except RankFailure as failure:
+        changed = _changed_default(members, options)
+        if changed is None or failure.kind in ("blank", "error"):
+            raise
+        what = failure.message
+        if failure.kind == "mismatch":
+            what = what.partition("\n")[2]  # the ranks' calls, without its guess at the reason
+        changed.message += f"\nwhat followed: {what.strip()}"
+        changed.kind = failure.kind
+        raise changed from None
+    changed = _changed_default(members, options)
+    if changed is not None:
+        raise changed
+
+
+def _changed_default(members: list[Member], options: Options) -> RankFailure | None:
+    """What a rank says that it has changed and not set back."""
+    for what in ("dtype", "device"):
+        changed = [m for m in members if what in m.defaults]
+        if changed:
+            before, now, line = changed[0].defaults[what]
+            return RankFailure(
+                f"{names([m.rank for m in changed])} changed torch's default {what} from {before} "
+                f"to {now} and did not set it back: from then on every tensor that is made without "
+                f"a {what}, the caller's as well, is {'on ' * (what == 'device')}{now}",
+                kind="exception",
+                cause="changed-default",
+                rank=changed[0].rank,
+                line=source_line(line),
+                reports=_reports(members, options),
+            )
+    return None
 
 
 def _missing(members: list[Member], first: Member) -> str:

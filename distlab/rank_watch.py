@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from . import rank_report
+from .defaults import Change, note
 from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
 from .looks import PAUSES, endless_loop
 from .processes import become_subreaper, children, end_strays, is_ending
@@ -73,6 +74,7 @@ class Member:
     result: bytes | None = None
     error: dict[str, Any] | None = None
     status: int | None = None
+    defaults: dict[str, Change] = field(default_factory=dict)
     closed: bool = False
 
     @property
@@ -134,6 +136,8 @@ class Member:
             self.spans = data
         elif data[0] == "begin":
             return self.began(data[1])
+        elif data[0] == "default":
+            note(self.defaults, data[1]["what"], tuple(data[1]["change"]))
         else:
             self._note(data[0], data[1])
         return None

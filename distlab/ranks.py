@@ -176,7 +176,8 @@ def run_ranks(
     Raises RankFailure when a rank raises, dies, or does not end within ``timeout`` seconds, when
     ranks are in different collectives, or when all wait for each other. Leaves no process behind.
     """
-    from .rank_watch import Watch  # after the dataclasses above, which it imports
+    from .rank_report import defaults_named  # after the dataclasses above, which they import
+    from .rank_watch import Watch
 
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
@@ -192,7 +193,7 @@ def run_ranks(
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    with Watch(fn, world_size, args, options) as watch:
+    with Watch(fn, world_size, args, options) as watch, defaults_named(watch.members, options):
         return watch.run()
 
 

@@ -16,6 +16,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -33,7 +34,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .ledger import Event, traffic
+from .ledger import P2P, Event, traffic, waited_twice
 from .lines import learner_line
 from .operators import (
     METHODS,
@@ -46,6 +47,7 @@ from .operators import (
     root_of,
     tensors_in,
 )
+from .rank_report import source_line
 
 
 class Ledger(TorchDispatchMode):
@@ -274,13 +276,18 @@ class Ledger(TorchDispatchMode):
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             event, _ = _EVENT_OF.pop(id(work), (None, None))
             if event is None:
+                if work in _AWAITED:
+                    raise waited_twice(_AWAITED[work], dist.get_rank(), source_line(self._line()))
                 return original(work, *args, **kwargs)
             own = next((v for v in (*args, *kwargs.values()) if isinstance(v, timedelta)), None)
             self._wait(event, own.total_seconds() if own else None)
             try:
-                return original(work, *args, **kwargs)
+                out = original(work, *args, **kwargs)
             finally:  # also a wait that raises is over
                 self._end(event)
+            if event.op in P2P:
+                _AWAITED[work] = event
+            return out
 
         return wait
 
@@ -352,6 +359,7 @@ class _ThreadView(TorchDispatchMode):
 
 _BACKEND = torch._C._distributed_c10d.Backend
 _EVENT_OF: dict[int, tuple[Event, Any]] = {}  # keeps the handle alive, so that its id is its own
+_AWAITED: weakref.WeakKeyDictionary[dist.Work, Event] = weakref.WeakKeyDictionary()
 _OPTIMIZER_HOOKS = {
     "optimizer": register_optimizer_step_pre_hook,
     "": register_optimizer_step_post_hook,

@@ -181,7 +181,7 @@ def _whole(replaced: list[Exercise]) -> bool:
 def _importable(file: Path) -> bool:
     try:
         ast.parse(file.read_bytes())
-    except (SyntaxError, OSError, ValueError):
+    except (SyntaxError, OSError, ValueError, RecursionError, MemoryError):
         return False
     return True
 

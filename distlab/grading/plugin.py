@@ -21,6 +21,7 @@ from .session import NotRun, Request, Runner, Session, verdict_of
 from .verdicts import TIERS
 
 KEPT_OUTPUT = 4096  # characters of what a rank printed
+TROUBLE = ("fail", "error", "hang", "crash")
 SESSION = pytest.StashKey[Session]()
 
 
@@ -119,6 +120,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return report
     error = call.excinfo.value if call.excinfo else None
     check = verdict_of(error)
+    if check.verdict in TROUBLE:
+        gone = item.config.stash[SESSION].deleted(exercise, check.message)
+        check = check if gone is None else verdict_of(gone)
     check.name = item.name
     check.tier = tier_of(item)
     check.title = _title(item)

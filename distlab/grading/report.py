@@ -49,6 +49,9 @@ LIKELY = {
     "torch.distributed record nothing (wrap them in a torch.autograd.Function whose backward is "
     "their counterpart, or call requires_grad_() on what arrives), nor does what runs under "
     "no_grad, on detach() or on .data",
+    "changed-default": "name the dtype or the device where you make the tensor, as in "
+    "torch.zeros(3, dtype=…, device=…); a default that must change for a moment is set back in a "
+    "finally block",
     "unchanged": "the result must be written into the caller's tensor (copy_, add_, …), not bound "
     "to a new one",
 }

@@ -64,6 +64,8 @@ class Session:
     not_run: dict[str, NotRun | None] = field(default_factory=dict)
     imports: dict[tuple[int, str], NotRun | None] = field(default_factory=dict)
     view: View | None = None
+    sources: dict[int, Source] = field(default_factory=dict)
+    files: dict[int, list[Path]] = field(default_factory=dict)  # at the beginning
 
     def __post_init__(self) -> None:
         chosen = self.request.seed
@@ -74,7 +76,13 @@ class Session:
 
     def source(self, exercise: Exercise) -> Source:
         """Where the implementation of the exercise's phase is."""
-        return find_source(self.request.impl, exercise.phase)
+        phase = exercise.phase
+        if phase.number not in self.sources:
+            found = find_source(self.request.impl, phase)
+            there = [Path(name) for name in found.files()]
+            self.files[phase.number] = [p for p in there if p.is_file() and p.name[0] != "."]
+            self.sources[phase.number] = found
+        return self.sources[phase.number]
 
     def result(self, exercise: Exercise) -> ExerciseResult:
         """The (so far) result of an exercise."""
@@ -116,12 +124,30 @@ class Session:
         if exercise.id not in self.not_run:
             self.not_run[exercise.id] = self._obstacle(exercise)
             self.result(exercise).used_solution_of = [e.id for e in self.built_on(exercise)]
-        obstacle = self.not_run[exercise.id]
+        obstacle = self.not_run[exercise.id] or self.deleted(exercise)
         if obstacle is not None:
             raise obstacle
         failed = [c for c in self.result(exercise).checks if c.tier == "virtual" and _counts(c)]
         if tier != "virtual" and failed:
             raise NotRun("blocked", f"not run: {failed[0].title} fails on virtual ranks")
+
+    def deleted(self, exercise: Exercise, trouble: str = "") -> NotRun | None:
+        """The verdict if the exercise's file is gone, or another one that ``trouble`` speaks of,
+        though it was there at the beginning.
+
+        An editor may be replacing it: the file has a moment to come back.
+        """
+        own = self.source(exercise).path(exercise.file)
+        for path in self.files[exercise.phase.number]:
+            concerned = path == own or path.stem.removeprefix("template_") == exercise.file
+            if (concerned or path.stem in trouble) and not _comes_back(path):
+                mine = concerned and self.request.impl == "templates"
+                again = f": `distlab reset {exercise.id}` makes a new one" if mine else ""
+                message = f"{path.name} was deleted while it was graded{again}"
+                found = NotRun("error", message, cause="deleted")
+                self.not_run[exercise.id] = found
+                return found
+        return None
 
     def _obstacle(self, exercise: Exercise) -> NotRun | None:
         path = self.source(exercise).path(exercise.file)
@@ -139,6 +165,8 @@ class Session:
             )
         except (OSError, ValueError) as error:
             return NotRun("error", f"{name} can't be read: {error}")
+        except (RecursionError, MemoryError):
+            return NotRun("error", f"{name} is nested too deeply for Python to read it")
         if left and self._regions(exercise) <= len(left):
             return NotRun("blank", f"still to be written, {name} line {left[0]}")
         failing = [e for e in exercise.requires if not self.passed(e)]
@@ -173,7 +201,8 @@ class Session:
             except RankFailure as failure:
                 verdict = failure.kind if failure.kind in ("hang", "crash") else "error"
                 message = f"importing {source.path(exercise.file).name}: {failure.message}"
-                self.imports[key] = NotRun(verdict, message, failure.line)
+                cause = failure.cause if failure.cause == "changed-default" else ""
+                self.imports[key] = NotRun(verdict, message, failure.line, cause)
         return self.imports[key]
 
     def runner(self, exercise: Exercise, tier: str) -> Runner:
@@ -204,7 +233,7 @@ class Session:
         owner, _, about = name.rpartition(".")
         path = self.source(exercise).path(exercise.file)
         found = not owner
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(_lines(path), 1):
             found = found or re.match(rf"class {owner}\b", line) is not None
             if found and re.match(rf"\s*def {about}\(", line):
                 return f"{path.name}:{number}: {line.strip()}"
@@ -219,6 +248,23 @@ class Session:
             self.view.ended(exercise, check)
         if check.verdict == "hang" and self.not_run.get(exercise.id) is None:
             self.not_run[exercise.id] = NotRun("blocked", f"not run: {check.title} hangs")
+
+
+def _lines(path: Path) -> list[str]:
+    """The file's lines; none if it can't be read (any more)."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _comes_back(path: Path) -> bool:
+    """Whether the file is there, or is again soon."""
+    for _ in range(10):
+        if path.is_file():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def slowness(schedstat: Path = Path("/proc/self/schedstat")) -> float:

@@ -129,10 +129,11 @@ class Child:
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
             ended = [v for r, v in enumerate(values) if r not in absent]
-            if None in ended or values != first or number == settings.seeds - 1:
+            failed = None in ended or any(state.defaults for state in world.states)
+            if failed or values != first or number == settings.seeds - 1:
                 _report(world, self.pipe, seed)
                 break
-        return None not in ended
+        return not failed
 
     def _note(self, rank: int) -> None:
         self.who[0] = rank
@@ -196,6 +197,7 @@ class RankData:
     spans: list[Any] | tuple[()] = ()
     picture_from: float = 0.0
     output: str = ""
+    defaults: dict[str, Any] | None = None
 
 
 def _report(world: World, pipe: Pipe, seed: int | None) -> None:
@@ -279,6 +281,7 @@ def _rank_data(world: World, state: RankState, frame: FrameType | None) -> RankD
         spans=ledger.raw_spans,
         picture_from=ledger.picture_from,
         output="".join(state.output),
+        defaults=state.defaults,
     )
     if world.mismatch is not None and not world.record:
         parts = world.mismatch.first, world.mismatch.second

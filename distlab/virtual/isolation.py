@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..defaults import Change, note, notice_changes
 from . import internals
 
 if TYPE_CHECKING:
@@ -37,10 +38,17 @@ def enter(world: World) -> None:
         _own_clock()
         _own_random()
         _no_cuda()
+        notice_changes(_changed, lambda: entered().learner_files)
         os.register_at_fork(after_in_child=_leave_world)  # a worker of the learner's
         for name in ("stdout", "__stdout__", "stderr", "__stderr__"):
             setattr(sys, name, Output())
     _world = world
+
+
+def _changed(what: str, change: Change) -> None:
+    state = current()
+    if state is not None:
+        note(state.defaults, what, change)
 
 
 def _leave_world() -> None:

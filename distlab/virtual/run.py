@@ -320,7 +320,8 @@ def _results(
             _load(members, json.loads(content))
     members[0].head += extra.encode()
     try:
-        _raise_if_failed(summary, members, options, survivable)
+        with rank_report.defaults_named(members, options):
+            _raise_if_failed(summary, members, options, survivable)
     except RankFailure as failure:
         failure.interleaving = summary.get("seed")
         if None not in (failure.interleaving, first_seed) and failure.interleaving != first_seed:
@@ -335,6 +336,7 @@ def _load(members: list[Member], data: dict[str, Any]) -> None:
     for event in data["events"]:
         member.began(event)
     member.error = data["error"]
+    member.defaults = data["defaults"]
     member.spans = {"spans": data["spans"], "picture_from": data["picture_from"]}
     member.head += data["output"].encode(errors="backslashreplace")
     if data["waiting"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..ledger import P2P, waited_twice
+from ..lines import learner_line
+from ..rank_report import source_line
 from .internals import at_end_of_backward, in_backward
 
 if TYPE_CHECKING:
@@ -50,9 +54,23 @@ class VirtualWork(dist.Work):
         super().__init__()
         self.world, self.part, self.outputs = world, part, outputs
         self.future: RankFuture | None = None
+        self.awaited = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block this rank until the operation is complete; its clock moves to that moment."""
+        """Block this rank until the operation is complete; its clock moves to that moment.
+
+        Raises CheckFailed at the second call for a message: gloo would wait for ever there.
+        """
+        part = self.part
+        if self.awaited and part.op in P2P:
+            line = source_line(learner_line(sys._getframe(1), self.world.learner_files))
+            raise waited_twice(part.describe(), part.rank.index, line)
+        self.complete()
+        self.awaited = True
+        return True
+
+    def complete(self) -> None:
+        """Hand the baton on until the operation is complete."""
         part = self.part
         if self.world.measured:
             self.world.charge(self.world.states[part.rank.index])
@@ -60,7 +78,6 @@ class VirtualWork(dist.Work):
         self._done()
         if part.broken:
             raise RuntimeError(f"Connection closed by peer: rank {part.peer} is lost")
-        return True
 
     def _done(self) -> None:
         self.part.acknowledge()
@@ -82,11 +99,11 @@ class VirtualWork(dist.Work):
 
     def synchronize(self) -> None:
         """Virtual ranks have one stream: the same as waiting."""
-        self.wait()
+        self.complete()
 
     def block_current_stream(self) -> None:
         """Virtual ranks have one stream: the same as waiting."""
-        self.wait()
+        self.complete()
 
     def result(self) -> list[Tensor]:
         """The tensors that were written."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..defaults import Change
 from ..failure import CheckFailed
 from ..ledger import Event
 from ..lines import learner_line
@@ -33,6 +34,8 @@ from .transport import Exchange, Mismatched, Part
 from .work import VirtualWork
 
 _torch_random = torch.default_generator
+_torch_dtype = torch.get_default_dtype()
+_set_dtype = torch.set_default_dtype  # the one that tells nobody
 
 
 class RankLost(Exception):
@@ -88,6 +91,8 @@ class RankState:
     compute_since: float = 0.0
     looks: Looks = field(default_factory=Looks)  # taken where it sleeps for long
     model: Any = None
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    defaults: dict[str, Change] = field(default_factory=dict)
 
 
 class World:
@@ -191,6 +196,8 @@ class World:
         os.environ._data = state.environ  # type: ignore[attr-defined]
         _torch_random.set_state(state.torch_state)
         np.random.set_bit_generator(state.numpy_state)
+        if torch.get_default_dtype() != state.dtype:
+            _set_dtype(state.dtype)
         if self.measured:
             state.compute_since = cpu_time()
         if state.expecting:
@@ -201,6 +208,9 @@ class World:
         """``rank`` gives the baton away."""
         state = self.states[rank.index]
         state.torch_state = _torch_random.get_state()
+        state.dtype = torch.get_default_dtype()
+        if state.dtype != _torch_dtype:
+            _set_dtype(_torch_dtype)
 
     def charge(self, state: RankState) -> None:
         """Put the compute time since the last call on the rank's clock, where it is measured."""
@@ -275,7 +285,7 @@ class World:
         """Wait for operations in flight until ``future`` is done."""
         expecting = self.mine.expecting
         while expecting and not future.done():
-            expecting[0].wait()
+            expecting[0].complete()
 
     def settle(self, work: VirtualWork) -> None:
         """The operation is complete: forget the handle, fulfil its future."""

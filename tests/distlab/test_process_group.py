@@ -54,7 +54,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # ranks that hang, and the store's server
     assert process.returncode == 0, errors
-    yield folder, json.loads(output)
+    return folder, json.loads(output)
 
 
 @needs_proc
