@@ -77,7 +77,8 @@ class View:
             return
         if result.id not in self.asked:
             if result.verdict == "pass":
-                self._line(self._cut(Text(f"  {result.id} "), result.title, " passes (others build on it)"))
+                tail = " passes (others build on it)"
+                self._line(self._cut(Text(f"  {result.id} "), result.title, tail))
             return
         if self.each_check:
             needs = Counter(f"needs {c.message}" for c in result.checks if c.verdict == "needs")

@@ -172,7 +172,8 @@ class Session:
             except RankFailure as failure:
                 verdict = failure.kind if failure.kind in ("hang", "crash") else "error"
                 message = f"importing {source.path(exercise.file).name}: {failure.message}"
-                self.imports[key] = NotRun(verdict, message, failure.line)
+                cause = failure.cause if verdict == "hang" else ""
+                self.imports[key] = NotRun(verdict, message, failure.line, cause)
         return self.imports[key]
 
     def runner(self, exercise: Exercise, tier: str) -> Runner:
