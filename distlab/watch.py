@@ -40,7 +40,7 @@ def first_open(course: Course) -> Exercise:
 def watch(course: Course, exercise_id: str | None, out: Console) -> int:
     """Re-grade the exercise whenever its phase's files are saved, until q or Ctrl-C."""
     current = course.exercise(exercise_id) if exercise_id else first_open(course)
-    out.print(f"watching {current.template_path.name}: loading PyTorch …", style="dim")
+    out.print("loading PyTorch, once …", style="dim")
     sys.stdout.flush()
     _load_what_graders_need()
     from .grading.lifetime import contained

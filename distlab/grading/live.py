@@ -77,8 +77,8 @@ class View:
             return
         if result.id not in self.asked:
             if result.verdict == "pass":
-                head, tail = Text(f"  {result.id} "), " passes (others build on it)"
-                self._line(self._cut(head, result.title, tail))
+                tail = " passes (others build on it)"
+                self._line(self._cut(Text(f"  {result.id} "), result.title, tail))
             return
         if self.each_check:
             needs = Counter(f"needs {c.message}" for c in result.checks if c.verdict == "needs")

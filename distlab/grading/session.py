@@ -201,7 +201,8 @@ class Session:
             except RankFailure as failure:
                 verdict = failure.kind if failure.kind in ("hang", "crash") else "error"
                 message = f"importing {source.path(exercise.file).name}: {failure.message}"
-                cause = failure.cause if failure.cause == "changed-default" else ""
+                told = verdict == "hang" or failure.cause == "changed-default"
+                cause = failure.cause if told else ""
                 self.imports[key] = NotRun(verdict, message, failure.line, cause)
         return self.imports[key]
 

@@ -129,7 +129,10 @@ def test_endless_loop_ends_with_the_time_limit() -> None:
 
     failure = failure_of(body, 3, timeout=1.5)
     assert failure.kind == "hang"
-    assert "rank 1 is still running   at test_ranks.py" in failure.message
+    assert failure.cause == "endless-loop"
+    assert failure.rank == 1
+    assert failure.line.endswith("while ctx.rank == 1:")
+    assert "rank 1 is in a loop that does not end   at test_ranks.py" in failure.message
     assert "rank 0 waits in barrier" in failure.message
     assert "rank 1 never came to this barrier" in failure.message
 

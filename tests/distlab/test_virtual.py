@@ -443,7 +443,8 @@ def test_endless_loop_ends_with_the_time_limit() -> None:
 
     found = failure_of(body, 3, timeout=1)
     assert found.kind == "hang"
-    assert "rank 1 is still running   at test_virtual.py" in found.message
+    assert (found.cause, found.rank) == ("endless-loop", 1)
+    assert "rank 1 is in a loop that does not end   at test_virtual.py" in found.message
 
 
 def test_foreign_threads_and_cuda_are_refused_in_one_line() -> None:
