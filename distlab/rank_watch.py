@@ -22,6 +22,7 @@ import torch
 
 from . import rank_report
 from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
+from .program_clock import EVERY, ProgramClock
 from .rank_process import group_timeout, make_folder, rank_main
 from .rank_proof import Proof
 from .ranks import Options, RankResults, fork_problem
@@ -204,12 +205,12 @@ class Watch:
 
     def run(self) -> RankResults:
         """Follow the ranks until all returned; raise RankFailure else."""
-        deadline = time.monotonic() + self.options.timeout
+        clock = ProgramClock(member.pid for member in self.members)
         while not all(m.result is not None for m in self.members):
-            left = deadline - time.monotonic()
+            left = self.options.timeout - clock.read()
             if left <= 0:
                 raise rank_report.hang(self.members, self._stacks(), self.options)
-            changed = self._read(min(left, self.proof.pause))
+            changed = self._read(min(max(left, EVERY), self.proof.pause))
             if any(m.error is not None or (m.closed and m.result is None) for m in self.members):
                 self._settle()
                 raise rank_report.failure(self.members, self.options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 
 from ..course import Course, Exercise, functions_of, load_course
 from ..failure import CheckFailed
+from ..program_clock import spent
 from ..rank_report import source_line
 from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported, run_ranks
 from ..virtual import VirtualResults, run_worlds
 from .implementation import Implementation, Source, blank_places, find_source
 from .verdicts import TIERS, CheckResult, ExerciseResult
 
-# seconds on a machine that does nothing else
+# seconds on a machine that does nothing else (``ProgramClock``)
 CHECK_LIMIT = 60.0  # for all runs of one check
 RUN_LIMIT = 10.0  # for one run of ranks, unless the check says otherwise
 INTERLEAVINGS = 2  # explored by every run on virtual ranks
@@ -211,28 +211,17 @@ class Session:
             self.not_run[exercise.id] = NotRun("blocked", f"not run, because {check.name} hung")
 
 
-def slowness(schedstat: Path = Path("/proc/self/schedstat")) -> float:
-    """How many times longer than alone this process has taken for its work so far, because other
-    programs had the processors: 1 to 10. Time limits grow by it; 1 where the system can't tell."""
-    try:
-        ran, waited, _ = map(int, schedstat.read_text(encoding="utf-8").split())
-    except (OSError, ValueError):
-        return 1.0
-    return min(1 + waited / max(ran, 1), 10.0)
-
-
 class Runner:
     """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
 
     def __init__(self, files: tuple[str, ...], seed: int, device: str) -> None:
         self.files, self.seed, self.device = files, seed, device
-        self.slowness = slowness()
-        self.end = time.monotonic() + CHECK_LIMIT * self.slowness
+        self.end = spent() + CHECK_LIMIT
 
     def limit(self, options: dict[str, Any]) -> float:
         """Seconds for the next run: what its options say, as far as the check has them left."""
-        asked = options.pop("timeout", RUN_LIMIT) * self.slowness
-        return round(min(asked, max(1.0, self.end - time.monotonic())), 1)
+        asked = options.pop("timeout", RUN_LIMIT)
+        return round(min(asked, max(1.0, self.end - spent())), 1)
 
     def __call__(
         self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any

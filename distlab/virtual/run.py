@@ -17,7 +17,6 @@ import select
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,14 @@ import torch
 
 from .. import rank_report
 from ..ledger import Log
+from ..program_clock import EVERY, ProgramClock
 from ..rank_process import Pipe
 from ..rank_watch import Member, Wait, become_subreaper, children
 from ..ranks import Options, RankFailure, RankResults
-from .child import Child, Settings
+from .child import TIME_IS_UP, Child, Settings
 from .cluster import Cluster, load_cluster
 
-GRACE = 2.0  # seconds that the child may take to report after its time is up
+GRACE = 2.0  # seconds on its clock that the child may take to report after its time is up
 
 
 class VirtualResults(RankResults):
@@ -171,7 +171,7 @@ def _run_child(
         os.close(writing)
         _ending.append(pid)
         try:
-            reports = _read_reports(reading, settings)
+            reports = _read_reports(reading, pid, settings)
         finally:
             os.close(reading)
             _end(pid, before)
@@ -255,16 +255,20 @@ class _Reports(list[Frames]):
     timed_out = False
 
 
-def _read_reports(fd: int, settings: Settings) -> _Reports:
+def _read_reports(fd: int, pid: int, settings: Settings) -> _Reports:
     """What the child reports, until it has said all or ends."""
-    deadline = time.monotonic() + settings.timeout + GRACE
-    reader, reports = Member(0, 0, -1, -1), _Reports()
-    frames: Frames = []
+    clock, reports = ProgramClock([pid]), _Reports()
+    reader, frames = Member(0, 0, -1, -1), Frames()
     while len(reports) < len(settings.world_sizes):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
+        left = settings.timeout - clock.read()
+        if left <= 0 and not reports.timed_out:
             reports.timed_out = True
+            os.kill(pid, TIME_IS_UP)  # it tells where it is
+        if left <= -GRACE:
             break
+        soon = left if left > 0 else left + GRACE
+        if not select.select([fd], [], [], min(max(soon, EVERY), 0.5))[0]:
+            continue
         data = os.read(fd, 1 << 20)
         if not data:
             break
@@ -273,7 +277,7 @@ def _read_reports(fd: int, settings: Settings) -> _Reports:
             frames.append(frame)
             if frame[0] == b"F":
                 reports.append(frames)
-                frames = []
+                frames = Frames()
     return reports
 
 
