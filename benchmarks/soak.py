@@ -297,6 +297,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--alternatives", action="store_true", help="nothing but alternatives")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after")
     parser.add_argument("--gradings", type=int, default=None, help="how many; default: to the goal")
+    parser.add_argument("--busy", type=int, default=PER_CORE, help="processes per core")
     parser.add_argument(
         "--report", action="store_true", help="grade nothing: write the tables, print each check"
     )

@@ -26,6 +26,7 @@ from .defaults import Change, note
 from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
 from .looks import PAUSES, endless_loop
 from .processes import become_subreaper, children, end_strays, is_ending
+from .program_clock import EVERY, ProgramClock
 from .rank_process import MAX_FRAME, group_timeout, rank_main
 from .rank_proof import Proof
 from .ranks import Options, RankResults, fork_problem
@@ -228,12 +229,12 @@ class Watch:
 
     def run(self) -> RankResults:
         """Follow the ranks until all returned; raise RankFailure else."""
-        deadline = time.monotonic() + self.options.timeout
+        clock = ProgramClock(member.pid for member in self.members)
         while not all(m.result is not None for m in self.members):
-            left = deadline - time.monotonic()
+            left = self.options.timeout - clock.read()
             if left <= 0:
                 raise rank_report.hang(self.members, self._stacks(), self.options)
-            changed = self._read(min(left, self.proof.pause))
+            changed = self._read(min(max(left, EVERY), self.proof.pause))
             if any(m.error is not None or (m.closed and m.result is None) for m in self.members):
                 self._settle()
                 raise rank_report.failure(self.members, self.options)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ..course import Course, Exercise, functions_of, load_course
 from ..failure import CheckFailed
+from ..program_clock import spent
 from ..rank_report import source_line
 from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported, run_ranks
 from ..system import fork_obstacle
@@ -21,7 +22,7 @@ from .implementation import Implementation, Source, blank_places, find_source
 from .live import View
 from .verdicts import TIERS, CheckResult, ExerciseResult
 
-# seconds on a machine that does nothing else
+# seconds on a machine that does nothing else (``ProgramClock``)
 CHECK_LIMIT = 60.0  # for all runs of one check
 RUN_LIMIT = 10.0  # for one run of ranks, unless the check says otherwise
 INTERLEAVINGS = 2  # explored by every run on virtual ranks
@@ -268,23 +269,12 @@ def _comes_back(path: Path) -> bool:
     return False
 
 
-def slowness(schedstat: Path = Path("/proc/self/schedstat")) -> float:
-    """How many times longer than alone this process has taken for its work so far, because other
-    programs had the processors: 1 to 10. Time limits grow by it; 1 where the system can't tell."""
-    try:
-        ran, waited, _ = map(int, schedstat.read_text(encoding="utf-8").split())
-    except (OSError, ValueError):
-        return 1.0
-    return min(1 + waited / max(ran, 1), 10.0)
-
-
 class Runner:
     """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
 
     def __init__(self, files: tuple[str, ...], seed: int, device: str) -> None:
         self.files, self.seed, self.device = files, seed, device
-        self.slowness = slowness()
-        self.end = time.monotonic() + CHECK_LIMIT * self.slowness
+        self.end = spent() + CHECK_LIMIT
         self.printed: list[str] = []  # by each rank of the run whose values were read last
 
     def note(self, results: R) -> R:
@@ -298,8 +288,8 @@ class Runner:
 
     def limit(self, options: dict[str, Any]) -> float:
         """Seconds for the next run: what its options say, as far as the check has them left."""
-        asked = options.pop("timeout", RUN_LIMIT) * self.slowness
-        return round(min(asked, max(1.0, self.end - time.monotonic())), 1)
+        asked = options.pop("timeout", RUN_LIMIT)
+        return round(min(asked, max(1.0, self.end - spent())), 1)
 
     def __call__(
         self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any

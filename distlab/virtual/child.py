@@ -34,6 +34,7 @@ from .isolation import enter, entered
 from .scheduler import VirtualRank
 from .world import RankLost, RankState, World
 
+TIME_IS_UP = signal.SIGUSR1  # the parent's word
 # bound before learner code runs, which may replace them in their modules
 _exit, _dumps = os._exit, json.dumps
 STACK = 16 << 20  # bytes of (virtual) stack per rank
@@ -87,9 +88,7 @@ class Child:
             _stay_on_one_core()
             gc.set_threshold(50_000, 20, 100)
             gc.freeze()  # what the parent made is not searched again, and its pages stay shared
-            timer = threading.Timer(self.settings.timeout, lambda: entered().scheduler.over.set())
-            timer.daemon = True
-            timer.start()
+            signal.signal(TIME_IS_UP, lambda *_: entered().scheduler.over.set())
             for place, world_size in enumerate(self.settings.world_sizes):
                 self.who[1] = place
                 if not self._explore(world_size):

@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,14 @@ import torch
 from .. import rank_report
 from ..ledger import Log
 from ..processes import become_subreaper, children, descendants, end_strays, is_ending
+from ..program_clock import EVERY, ProgramClock
 from ..rank_process import Pipe
 from ..rank_watch import KEPT_OUTPUT, Member, Wait
 from ..ranks import Options, RankFailure, RankResults
-from .child import Child, Settings
+from .child import TIME_IS_UP, Child, Settings
 from .cluster import Cluster, load_cluster
 
-GRACE = 2.0  # seconds that the child may take to report after its time is up
+GRACE = 2.0  # seconds on its clock that the child may take to report after its time is up
 
 
 class VirtualResults(RankResults):
@@ -260,16 +260,21 @@ class _Reports(list[Frames]):
 
 def _read_reports(pid: int, fd: int, printed: int, settings: Settings) -> _Reports:
     """What the child reports, until it has said all or ends."""
-    deadline = time.monotonic() + settings.timeout + GRACE
-    reader, reports = Member(0, 0, -1, -1), _Reports()
+    clock, reports = ProgramClock([pid]), _Reports()
+    reader, frames = Member(0, 0, -1, -1), Frames()
     sources: list[int] = [fd, printed]
-    frames: Frames = []
+    told = False
     while len(reports) < len(settings.world_sizes):
-        left = deadline - time.monotonic()
-        ready = select.select(sources, [], [], left)[0] if left > 0 else []
-        if not ready:
+        left = settings.timeout - clock.read()
+        if left <= 0 and not told:
+            told = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, TIME_IS_UP)  # it tells where it is
+        if left <= -GRACE:
             reports.ending = "silent"
             break
+        soon = left if left > 0 else left + GRACE
+        ready = select.select(sources, [], [], min(max(soon, EVERY), 0.5))[0]
         if printed in ready:
             data = os.read(printed, 1 << 16)
             reports.printed += data[: KEPT_OUTPUT - len(reports.printed)]
@@ -287,7 +292,7 @@ def _read_reports(pid: int, fd: int, printed: int, settings: Settings) -> _Repor
                 frames.append(frame)
                 if frame[0] == b"F":
                     reports.append(frames)
-                    frames = []
+                    frames = Frames()
         except RankFailure:
             reports.ending = "garbled"
             break

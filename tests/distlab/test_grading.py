@@ -19,7 +19,7 @@ from distlab import templates
 from distlab.course import load_course, root
 from distlab.grading import CheckFailed, expect_refused, grade, plugin, refusal
 from distlab.grading.report import console, print_report
-from distlab.grading.session import Request, Session, VirtualRunner, slowness
+from distlab.grading.session import Request, Session, VirtualRunner
 from distlab.grading.verdicts import Report
 from distlab.ledger import Event, Log
 from distlab.ranks import RankContext, RankResults
@@ -268,16 +268,6 @@ def test_a_wrong_value_points_to_what_the_check_is_about(
     lines = exercise.solution_path.read_text().splitlines()
     before = [line for line in lines[:number] if line.startswith(("class ", "def "))]
     assert before[-1].startswith(place)
-
-
-@pytest.mark.parametrize(
-    ("text", "times"), [("1000 0 7", 1), ("1000 3000 7", 4), ("0 900 1", 10), ("", 1)]
-)
-def test_time_limits_grow_on_a_busy_machine(text: str, times: float, tmp_path: Path) -> None:
-    """By what the scheduler says: nanoseconds that the process ran, and waited for a processor."""
-    (tmp_path / "schedstat").write_text(text)
-    assert slowness(tmp_path / "schedstat") == times
-    assert slowness(tmp_path / "not on this system") == 1
 
 
 def test_simulated_runs_go_in_the_order_of_virtual_time() -> None:

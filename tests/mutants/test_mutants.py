@@ -9,7 +9,6 @@ import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course import load_course
-from distlab.grading.session import CHECK_LIMIT
 from distlab.mutants import Mutant, all_mutants, patched, run_mutant
 
 MUTANTS = all_mutants()
@@ -44,7 +43,7 @@ def test_virtual_ranks_kill_it_and_name_rank_and_line(name: str, tmp_path: Path)
     assert (result.tier, result.cause) == ("virtual", STRICT[name])
     assert result.rank is not None
     assert result.line.startswith(load_course().exercise(mutant.exercise).file + ".py:")
-    assert result.seconds < CHECK_LIMIT / 10, "no time-out was waited for"
+    assert "no result after" not in result.message  # no time-out was waited for
 
 
 def test_ids_are_unique_and_patches_apply() -> None:
