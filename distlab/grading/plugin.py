@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from ..course import Exercise
+from ..forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
 from .implementation import Implementation, protect_this_process
 from .session import NotRun, Request, Runner, Session, verdict_of
 from .verdicts import TIERS
 
 SESSION = pytest.StashKey[Session]()
+MANY = 30  # checks, from which on it pays to prepare for forks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,6 +95,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             and (not wanted.exercises or exercise.id in wanted.exercises)
             and (not wanted.checks or item.name.split("[")[0] in wanted.checks)
         ]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Many checks will fork many ranks; for a few of them it would not pay."""
+    if len(session.items) >= MANY:
+        prepare_to_fork()
 
 
 @pytest.hookimpl(tryfirst=True)
