@@ -14,7 +14,7 @@ from pathlib import Path
 from .course import load_course, root
 from .grading.run import grade
 from .grading.session import Request
-from .grading.verdicts import CheckResult
+from .grading.verdicts import CheckResult, Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,16 @@ def patched(mutant: Mutant) -> str:
     return text
 
 
-def run_mutant(mutant: Mutant, folder: Path, seed: int | None = None) -> CheckResult | None:
-    """Grade the mutant by its named check; ``folder`` (empty) takes the implementation."""
+def run_mutant(
+    mutant: Mutant,
+    folder: Path,
+    seed: int | None = None,
+    grade: Callable[[int, Request], Report] = grade,
+) -> CheckResult | None:
+    """Grade the mutant by its named check; ``folder`` (empty) takes the implementation.
+
+    ``grade``: that of a ``WarmGrader``, where many are graded.
+    """
     exercise = load_course().exercise(mutant.exercise)
     for sibling in exercise.solution_path.parent.glob("*.py"):
         (folder / sibling.name).write_text(sibling.read_text(encoding="utf-8"), encoding="utf-8")

@@ -72,7 +72,11 @@ def blank_places(path: Path, exercise_id: str) -> list[int]:
 
     Raises SyntaxError if the file is not Python, OSError if it can't be read.
     """
-    tree = ast.parse(path.read_bytes(), str(path))
+    text = path.read_bytes()
+    if b"NotImplementedError" not in text:  # to look at every node takes ten times as long
+        compile(text, str(path), "exec")
+        return []
+    tree = ast.parse(text, str(path))
     return [
         node.lineno
         for node in ast.walk(tree)

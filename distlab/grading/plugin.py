@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ..course import Exercise
+from ..forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
 from .implementation import Implementation, protect_this_process
 from .session import NotRun, Request, Runner, Session, verdict_of
@@ -23,6 +24,7 @@ from .verdicts import TIERS
 KEPT_OUTPUT = 4096  # characters of what a rank printed
 TROUBLE = ("fail", "error", "hang", "crash")
 SESSION = pytest.StashKey[Session]()
+MANY = 30  # checks, from which on it pays to prepare for forks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,6 +99,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
     if session.view is not None:
         session.view.checks.update(e.id for item in items if (e := exercise_of(item)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Many checks will fork many ranks; for a few of them it would not pay."""
+    if len(session.items) >= MANY:
+        prepare_to_fork()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from .session import Request, Session
 from .verdicts import CheckResult, ExerciseResult, Report
 
 
-class _Carrier:
+class Carrier:
     """Hands the session to the pytest plugin before its own configuration runs."""
 
     def __init__(self, session: Session) -> None:
@@ -78,6 +79,65 @@ def check_files(exercise: Exercise) -> list[Path]:
     return [path for path in files if marker in path.read_text(encoding="utf-8")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a request comes to: the exercises to grade (``selected``), those and all that they
+    build on (``every``), and the files that hold their checks."""
+
+    phase: Phase
+    request: Request
+    selected: tuple[str, ...]
+    every: list[Exercise]
+    files: tuple[str, ...]
+
+    def session(self, view: View | None = None) -> Session:
+        """The state of a new run, of which ``view`` is told."""
+        ids = tuple(e.id for e in self.every)
+        return Session(Request(**vars(self.request) | {"exercises": ids}), load_course(), view=view)
+
+    def report(self, session: Session, notes: Sequence[str] = (), whole: bool = True) -> Report:
+        """The results of a run; ``whole``: a selected exercise without any is an error."""
+        device = "cuda" if self.request.device == "cuda" else "cpu"
+        number, impl = self.phase.number, self.request.impl
+        report = Report(number, impl, session.seed, device, notes=list(notes))
+        for exercise in self.every:
+            if exercise.id not in self.selected:
+                continue
+            result = session.results.get(exercise.id)
+            if result is not None:
+                report.exercises.append(result)
+            elif whole and not self.request.checks:
+                report.exercises.append(_unchecked(exercise))
+        return report
+
+
+def plan(phase: Phase, request: Request) -> Plan:
+    """Which exercises are graded for this request, and where their checks are."""
+    course = load_course()
+    selected = request.exercises or tuple(e.id for e in phase.exercises)
+    needed = set() if request.trusted else _prerequisites(course, selected) - request.known
+    every = [e for e in course.exercises if e.id in needed or e.id in selected]
+    files = tuple(sorted({str(path) for e in every for path in check_files(e)}))
+    return Plan(phase=phase, request=request, selected=selected, every=every, files=files)
+
+
+def call_pytest(files: Iterable[str], plugins: list[object], *options: str) -> None:
+    """pytest on these check files, silently and without what a grader has no use for."""
+    arguments = [
+        *files,
+        *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "distlab.grading.plugin"),
+        *("-c", str(root() / "pyproject.toml"), "--rootdir", str(root()), "-o", "addopts="),
+        "--assert=plain",  # checks say themselves what is wrong
+        *("-p", "no:unraisableexception", "-p", "no:threadexception", "-p", "no:logging"),
+        *options,
+    ]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins cost time
+    gc.freeze()  # torch is no garbage: looking through it takes half a second each time
+    with contained():
+        pytest.main(arguments, plugins=plugins)
+    gc.unfreeze()
+
+
 def run_session(
     phase: Phase,
     request: Request,
@@ -89,41 +149,14 @@ def run_session(
 
     Silently, but for what ``view`` shows of checks as they end.
     """
-    course = load_course()
-    selected = request.exercises or tuple(e.id for e in phase.exercises)
-    needed = set() if request.trusted else _prerequisites(course, selected) - request.known
-    every = [e for e in course.exercises if e.id in needed or e.id in selected]
-    request = Request(**vars(request) | {"exercises": tuple(e.id for e in every)})
-    session = Session(request, course, view=view)
-    files = sorted({str(path) for e in every for path in check_files(e)})
-    arguments = [
-        *files,
-        *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "distlab.grading.plugin"),
-        *("-c", str(root() / "pyproject.toml"), "--rootdir", str(root()), "-o", "addopts="),
-        "--assert=plain",  # checks say themselves what is wrong
-        *("-p", "no:unraisableexception", "-p", "no:threadexception", "-p", "no:logging"),
-        *(("-k", keyword) if keyword else ()),
-        *((f"--junitxml={junitxml}",) if junitxml else ()),
-    ]
-    carrier = _Carrier(session)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins cost time
-    gc.freeze()  # torch is no garbage: looking through it takes half a second each time
-    with contained():
-        pytest.main(arguments, plugins=[carrier])
-    gc.unfreeze()
+    chosen = plan(phase, request)
+    carrier = Carrier(chosen.session(view))
+    options = [*(("-k", keyword) if keyword else ())]
+    options += [f"--junitxml={junitxml}"] if junitxml else []
+    call_pytest(chosen.files, [carrier], *options)
     if carrier.interrupt is not None:
         raise carrier.interrupt
-    device = "cuda" if request.device == "cuda" else "cpu"
-    report = Report(phase.number, request.impl, session.seed, device, notes=carrier.problems)
-    for exercise in every:
-        if exercise.id not in selected:
-            continue
-        result = session.results.get(exercise.id)
-        if result is not None:
-            report.exercises.append(result)
-        elif not keyword and not request.checks:
-            report.exercises.append(_unchecked(exercise))
-    return report
+    return chosen.report(carrier.session, carrier.problems, whole=not keyword)
 
 
 def _unchecked(exercise: Exercise) -> ExerciseResult:
@@ -155,7 +188,7 @@ def grade(phase: int, request: Request) -> Report:
                 die_with_parent(parent, signal.SIGTERM)
                 report = run_session(chosen, request)
             with os.fdopen(writing, "w") as pipe:
-                json.dump(_dump(report), pipe)
+                pipe.write(dumped(report))
             status = 0
         finally:
             os._exit(status)
@@ -166,17 +199,21 @@ def grade(phase: int, request: Request) -> Report:
     end_strays(before)  # if the child was killed
     if not text:
         raise RuntimeError("the grader's child ended without a report")
-    return _load(json.loads(text))
+    return loaded(text)
 
 
-def _dump(report: Report) -> dict[str, Any]:
+def dumped(report: Report) -> str:
+    """The report as one line of text."""
     exercises = [vars(e) | {"checks": [vars(c) for c in e.checks]} for e in report.exercises]
-    return vars(report) | {"exercises": exercises}
+    return json.dumps(vars(report) | {"exercises": exercises})
 
 
-def _load(data: dict[str, Any]) -> Report:
+def loaded(text: str) -> Report:
+    """The report that ``dumped`` has written."""
+    data = json.loads(text)
+
     def check(fields: dict[str, Any]) -> CheckResult:
-        printed = {int(rank): text for rank, text in fields["printed"].items()}
+        printed = {int(rank): said for rank, said in fields["printed"].items()}
         return CheckResult(**fields | {"printed": printed})
 
     exercises = [

@@ -43,7 +43,7 @@ class NotRun(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What to grade. ``trusted``: every other exercise counts as passed (wrong implementations
-    are graded by one check at a time)."""
+    are graded by one check at a time), and a file that can't be imported fails its first check."""
 
     impl: str = "solutions"
     device: str = "auto"
@@ -173,7 +173,7 @@ class Session:
         failing = [e for e in exercise.requires if not self.passed(e)]
         if failing:
             return NotRun("blocked", f"comes after {' and '.join(failing)}: solve that first")
-        return self._import_problem(exercise)
+        return None if self.request.trusted else self._import_problem(exercise)
 
     def _regions(self, exercise: Exercise) -> int:
         text = exercise.solution_path.read_text(encoding="utf-8")

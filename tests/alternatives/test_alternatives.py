@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course import load_course
-from distlab.grading import grade
 from distlab.grading.session import Request
+from distlab.grading.warm import WarmGrader
 
 HERE = Path(__file__).parent
-CASES = [
-    (path.parent, exercise)
-    for path in sorted(HERE.glob("*/*.py"))
-    for exercise in path.read_text().splitlines()[0].partition("for: ")[2].split(", ")
-]
+CASES = sorted(
+    (
+        (path.parent, exercise)
+        for path in HERE.glob("*/*.py")
+        for exercise in path.read_text().splitlines()[0].partition("for: ")[2].split(", ")
+    ),
+    key=lambda case: (int(case[1].split(".")[0]), case),  # phase by phase
+)
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[WarmGrader]:
+    """The alternatives of a phase are graded one after the other: its checks stay collected."""
+    with WarmGrader() as warm:
+        yield warm
 
 
 @pytest.mark.parametrize(("folder", "exercise"), CASES, ids=lambda v: getattr(v, "name", v))
-def test_alternative_passes(folder: Path, exercise: str) -> None:
+def test_alternative_passes(folder: Path, exercise: str, grader: WarmGrader) -> None:
     number = load_course().exercise(exercise).phase.number
     request = Request(impl=str(folder), device="cpu", exercises=(exercise,))
-    result = grade(number, request).exercises[0]
+    result = grader.grade(number, request).exercises[0]
     failures = [(c.name, c.message) for c in result.checks if c.verdict != "pass"]
     assert result.verdict == "pass", failures
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course import load_course
+from distlab.grading.session import CHECK_LIMIT
+from distlab.grading.warm import WarmGrader
 from distlab.mutants import Mutant, all_mutants, patched, run_mutant
 
 MUTANTS = all_mutants()
 
 
+@pytest.fixture(scope="module")
+def grader() -> Iterator[WarmGrader]:
+    """Wrong implementations of a file are graded one after the other: its checks stay collected."""
+    with WarmGrader() as warm:
+        yield warm
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.id)
-def test_mutant_is_killed(mutant: Mutant, tmp_path: Path) -> None:
-    result = run_mutant(mutant, tmp_path)
+def test_mutant_is_killed(mutant: Mutant, tmp_path: Path, grader: WarmGrader) -> None:
+    result = run_mutant(mutant, tmp_path, grade=grader.grade)
     assert result is not None, f"there is no check {mutant.killed_by}"
     assert result.verdict != "pass", f"{mutant.id} survives {mutant.killed_by}: {mutant.bug}"
     assert result.cause == mutant.cause, f"{result.verdict}: {result.message}"
@@ -36,9 +46,11 @@ STRICT = {
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_virtual_ranks_kill_it_and_name_rank_and_line(name: str, tmp_path: Path) -> None:
+def test_virtual_ranks_kill_it_and_name_rank_and_line(
+    name: str, tmp_path: Path, grader: WarmGrader
+) -> None:
     (mutant,) = [m for m in MUTANTS if m.id == name]
-    result = run_mutant(mutant, tmp_path)
+    result = run_mutant(mutant, tmp_path, grade=grader.grade)
     assert result is not None
     assert (result.tier, result.cause) == ("virtual", STRICT[name])
     assert result.rank is not None

@@ -1,0 +1,134 @@
+"""Grade many implementations by the same checks: one process collects them, and waits.
+
+pytest takes longer to start, to collect and to end than most checks take to fail. A ``WarmGrader``
+pays that once per phase; each grading is forked from the waiting process, so nothing
+of a run stays in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from typing import NoReturn, TextIO
+
+import pytest
+
+from ..course import load_course
+from ..processes import children, die_with_parent, end_strays
+from ..virtual import reap_children
+from .implementation import protect_this_process
+from .plugin import SESSION, pytest_collection_modifyitems
+from .run import Carrier, call_pytest, dumped, loaded, plan
+from .session import Request, Session
+from .verdicts import Report
+
+
+class WarmGrader:
+    """``grade(phase, request)`` as ``distlab.grading.grade``, for many requests in a row."""
+
+    def __init__(self) -> None:
+        self._collected: tuple[object, ...] = ()
+        self._pid = 0
+        self._requests: TextIO | None = None
+        self._reports: TextIO | None = None
+
+    def __enter__(self) -> WarmGrader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end()
+
+    def grade(self, phase: int, request: Request) -> Report:
+        """The report on this request; the phase's checks are collected if that was not the last."""
+        collected = (phase, request.device, request.tier)
+        if collected != self._collected:
+            self._end()
+            self._start(phase, request)
+            self._collected = collected
+        assert self._requests is not None
+        assert self._reports is not None
+        fields = vars(request) | {"known": sorted(request.known)}
+        self._requests.write(json.dumps([phase, fields]) + "\n")
+        self._requests.flush()
+        text = self._reports.readline().strip()
+        if not text:
+            raise RuntimeError("the grader's child ended without a report")
+        return loaded(text)
+
+    def _start(self, phase: int, request: Request) -> None:
+        asked, asking = os.pipe()
+        told, telling = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            die_with_parent(parent)
+            os.close(asking)
+            os.close(told)
+            _wait_for_requests(phase, request, asked, telling)
+        os.close(asked)
+        os.close(telling)
+        self._requests, self._reports = os.fdopen(asking, "w"), os.fdopen(told)
+
+    def _end(self) -> None:
+        """The waiting process ends when nobody can ask any more."""
+        if self._requests is None or self._reports is None:
+            return
+        self._requests.close()
+        self._reports.close()
+        os.waitpid(self._pid, 0)
+        self._requests = self._reports = None
+        self._collected = ()
+
+
+def _wait_for_requests(phase: int, request: Request, asked: int, telling: int) -> NoReturn:
+    """The waiting process: collects all checks of the phase, and grades as long as it is asked."""
+    try:
+        everything = Request(device=request.device, tier=request.tier)
+        files = plan(load_course().phase(phase), everything).files
+        call_pytest(files, [Carrier(Session(everything)), _Loop(asked, telling)])
+    finally:
+        os._exit(0)
+
+
+class _Loop:
+    """Takes the place of pytest's own loop over what was collected."""
+
+    def __init__(self, asked: int, telling: int) -> None:
+        self.asked, self.telling = asked, telling
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        own, parent = children(), os.getpid()
+        with os.fdopen(self.asked) as requests:
+            for line in requests:
+                pid = os.fork()
+                if pid == 0:
+                    die_with_parent(parent)
+                    self._grade(session, line)
+                os.waitpid(pid, 0)
+                end_strays(own)
+                os.write(self.telling, b"\n")
+        return True
+
+    def _grade(self, session: pytest.Session, line: str) -> NoReturn:
+        """One grading, in a process of its own."""
+        try:
+            protect_this_process()
+            phase, fields = json.loads(line)
+            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            request = Request(**fields | {"known": frozenset(fields["known"])})
+            chosen = plan(load_course().phase(phase), request)
+            state = session.config.stash[SESSION] = chosen.session()
+            items = [item for item in session.items if str(item.path) in chosen.files]
+            pytest_collection_modifyitems(session.config, items)
+            for item, following in zip(items, [*items[1:], None], strict=False):
+                session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            text = dumped(chosen.report(state)).encode()
+            with os.fdopen(self.telling, "wb") as reports:
+                reports.write(text)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            reap_children()
+            os._exit(0)
