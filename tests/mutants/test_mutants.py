@@ -10,7 +10,6 @@ import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course import load_course
-from distlab.grading.session import CHECK_LIMIT
 from distlab.grading.warm import WarmGrader
 from distlab.mutants import Mutant, all_mutants, patched, run_mutant
 
