@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -75,6 +75,16 @@ class ProgramClock:
                     found[pid, task.name] = int(ran) / 1e9, int(waited) / 1e9
                 todo += map(int, _words(task / "children"))
         return found
+
+
+def until(condition: Callable[[], object], seconds: float) -> bool:
+    """Wait until the condition holds; False if it does not in so many seconds of this program's."""
+    clock = ProgramClock([os.getpid()])
+    while not condition():
+        if clock.read() > seconds:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _tasks(pid: int) -> list[Path]:

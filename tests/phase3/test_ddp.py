@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.nn.functional as F
@@ -11,6 +9,7 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail
 from distlab.memory import PeakMemory
+from distlab.program_clock import until
 
 CLASSES = 3
 
@@ -283,9 +282,7 @@ def test_no_sync_needs_no_second_copy(impl, run):
             wrapped = impl.DDP(model, bucket_bytes=600_000, first_bucket_bytes=300_000)
             with wrapped.no_sync():
                 wrapped(torch.ones(2, 256)).sum().backward()
-                for _ in range(50):  # a thread of gloo lets go of a buffer a little later
-                    if memory.current > need:
-                        time.sleep(0.01)
+                until(lambda: memory.current <= need, 0.5)  # a thread of gloo is a little later
                 return memory.current
 
     for rank, alive in enumerate(run(body, 2, ledger=False)):

@@ -12,6 +12,7 @@ from torch import nn
 
 from distlab.grading import exercise, expect_equal, fail, trace
 from distlab.memory import PeakMemory
+from distlab.program_clock import until
 from distlab.virtual.cluster import load_cluster
 from distlab.virtual.collectives import collective_time
 from distlab.workloads import digits
@@ -265,9 +266,7 @@ def test_gradients_and_buckets_are_one_copy(impl, run):
             for _ in range(3):
                 wrapped.zero_grad()
                 wrapped(torch.ones(2, 256)).sum().backward()
-                for _ in range(50):  # a thread of gloo lets go of a buffer a little later
-                    if memory.current > need:
-                        time.sleep(0.01)
+                until(lambda: memory.current <= need, 0.5)  # a thread of gloo is a little later
                 alive.append(memory.current)
         return alive
 

@@ -23,6 +23,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import ProcessContext
 
+from distlab.program_clock import ProgramClock
+
 SIZE, BATCH, EPOCHS, SAVE_EVERY = 22, 4, 2, 4
 STEPS = EPOCHS * 6  # the last batch of an epoch has 2 samples
 FOREVER, PATIENCE, SLOW = 600.0, 4.0, 1.5  # seconds: a hang, watchdogs' timeout, a slow step
@@ -244,16 +246,16 @@ def job(
     limit: float = 50.0,
 ) -> dict:
     """What a job did, and left: plain data. ``ended``: well, badly, or not: it was still for
-    STILL seconds, or went on for ``limit``."""
+    STILL seconds, or went on for ``limit`` seconds of its own time."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pid = os.fork()
         if not pid:
             os.setsid()
             agent(impl, folder, ranks, faults, timeout, restarts)
-        end, stillness = time.monotonic() + limit, Stillness(pid, folder)
+        clock, stillness = ProgramClock([pid]), Stillness(pid, folder)
         ended = "not"
-        while time.monotonic() < end and stillness.look() < STILL:
+        while clock.read() < limit and stillness.look() < STILL:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 ended = "badly" if status else "well"

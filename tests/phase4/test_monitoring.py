@@ -380,33 +380,60 @@ def test_rates_and_utilisation(impl, run):
     expect_equal(0 < known["memory_share"] < 1, True, what="a share of the memory")
 
 
+LATE = 0.3  # seconds
+
+
+class Heard:
+    """A handle; the store tells, under ``key``, when it is waited for."""
+
+    def __init__(self, handle, key: str) -> None:
+        self.handle, self.key = handle, key
+
+    def wait(self):
+        dist.distributed_c10d._get_default_store().set(self.key, "")
+        return self.handle.wait()
+
+    def __getattr__(self, name):
+        return getattr(self.handle, name)
+
+
 @exercise("4.10", "gloo cuda")
 def test_a_late_rank_is_exposed_on_the_others(impl, run):
-    """Real ranks: rank 1 computes 0.3 s longer; rank 0 waits for it, in its communication."""
+    """Real ranks: rank 1 computes 0.3 s longer; rank 0 waits for it, in its communication.
+
+    It begins to compute when rank 0 waits, so on a busy machine that wait is longer, never shorter.
+    What rank 1 waits is the least of three steps: one that was disturbed says nothing.
+    """
 
     def body(ctx):
         monitor = impl.StepMonitor(ctx.device)
+        monitor.step(samples=1, loss=0.0)
         found = []
-        for late in (0.0, 0.3):
+        for step in range(3):
+            buffer = torch.ones(10, device=ctx.device)
             with monitor.phase("backward"):
-                time.sleep(late * ctx.rank)
-                buffer = torch.ones(10, device=ctx.device)
-                monitor.track(dist.all_reduce(buffer, async_op=True)).wait()
+                if ctx.rank == 1:
+                    dist.distributed_c10d._get_default_store().wait([f"heard{step}"])
+                    time.sleep(LATE)
+                handle = dist.all_reduce(buffer, async_op=True)
+                monitor.track(handle if ctx.rank else Heard(handle, f"heard{step}")).wait()
             metrics = monitor.step(samples=1, loss=buffer.sum())
             found.append((metrics.exposed, metrics.seconds, metrics.own_seconds, metrics.loss))
         return found
 
     results = run(body, 2)
     for rank, found in enumerate(results):
-        exposed, seconds, own, loss = found[1]
-        expect_equal(loss, 20.0, what="the buffer's sum", rank=rank)
-        expect_equal(abs(seconds - own - exposed) < 1e-6, True, what="own = step - exposed")
-        if seconds < 0.25:
-            fail(f"rank {rank}'s step took {seconds:.3f} s, not 0.3", cause="step-time", rank=rank)
-    if results[0][1][0] < 0.2 or results[1][1][0] > 0.2:
+        for exposed, seconds, own, loss in found:
+            expect_equal(loss, 20.0, what="the buffer's sum", rank=rank)
+            expect_equal(abs(seconds - own - exposed) < 1e-6, True, what="own = step - exposed")
+            if seconds < LATE:
+                text = f"rank {rank}'s step took {seconds:.3f} s, at least {LATE} passed in it"
+                fail(text, cause="step-time", rank=rank)
+    first, second = (min(exposed for exposed, *_ in found) for found in results)
+    if first < LATE or second > 0.7 * LATE:
         fail(
-            f"rank 0 waits 0.3 s for rank 1 and not the other way round: exposed are "
-            f"{results[0][1][0]:.3f} and {results[1][1][0]:.3f} s",
+            f"rank 0 waits {LATE} s for rank 1 and not the other way round: exposed are "
+            f"{first:.3f} and {second:.3f} s",
             cause="exposed",
         )
 

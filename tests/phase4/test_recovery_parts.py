@@ -13,6 +13,7 @@ import torch._dynamo  # noqa: F401 (torch.optim imports it: once here, not per r
 import torch.distributed as dist
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+from distlab.program_clock import ProgramClock
 
 PATIENCE = 2.0  # seconds: the timeout of watchdogs
 BARE = {"process_group": False, "ledger": False}
@@ -28,6 +29,14 @@ def folder_of(run, body, world_size: int, **options):
 @exercise("4.5", "gloo")
 def test_a_store_full_of_old_keys(impl, run, seed):
     """After attempts of 4, 2 and 3 ranks that ended anyhow: one empty store, the same for all."""
+    joined = joins(impl, run, patience=5.0)
+    if any("gave up" in attempt for attempt in zip(*(found[1:] for found in joined), strict=True)):
+        joined = joins(impl, run, patience=12.0)  # a busy machine may be slow once
+    expect_joined(joined)
+
+
+def joins(impl, run, patience: float) -> list:
+    """For each rank what it found in each of four attempts to join."""
 
     def body(ctx, folder):
         store = dist.FileStore(str(folder / "store"), 3)
@@ -43,7 +52,7 @@ def test_a_store_full_of_old_keys(impl, run, seed):
                 rank_0_is_late = attempt == 3
                 time.sleep(0.2 if (ctx.rank == 0) == rank_0_is_late else 0.0)
                 try:
-                    fresh, name = impl.fresh_store(store, ctx.rank, world_size, 5.0)
+                    fresh, name = impl.fresh_store(store, ctx.rank, world_size, patience)
                     empty = not fresh.check(["address"])
                     if ctx.rank == 0:
                         fresh.set("address", name)
@@ -57,7 +66,10 @@ def test_a_store_full_of_old_keys(impl, run, seed):
                 time.sleep(0.01)
         return found
 
-    results = folder_of(run, body, 3, timeout=30.0)
+    return folder_of(run, body, 3, timeout=10 + 4 * patience)
+
+
+def expect_joined(results: list) -> None:
     names = set()
     for attempt, world_size in enumerate((4, 2, 3, 3)):
         ranks = [found[attempt] for found in results][:world_size]
@@ -160,9 +172,9 @@ def watched(impl, folder: Path, seconds: float) -> int:
 
 
 def status_of(pid: int, seconds: float) -> int | None:
-    """How a process ended; None and killed if it didn't."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    """How a process ended; None and killed if it didn't in so many seconds of its own time."""
+    clock = ProgramClock([pid])
+    while clock.read() < seconds:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)

@@ -169,7 +169,7 @@ def test_tensorboard_reads_the_curves(impl, run):
 def scraped(port: int) -> dict[str, str]:
     """What an endpoint serves, by name."""
     url = f"http://127.0.0.1:{port}/metrics"
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if line and line[0] != "#")
 
