@@ -94,9 +94,7 @@ class Ending:
         for known in (*self.final, *self.again):
             if known in codes:
                 return known
-        if set(codes) == {-signal.SIGTERM}:
-            self.say("a rank was ended by SIGTERM")
-        else:
+        if set(codes) != {-signal.SIGTERM}:  # that was said already
             print(report, file=sys.stderr, flush=True)
         return next((code for code in codes if code > 0), 128 - codes[0])
 
@@ -115,7 +113,9 @@ def held_back(ending: Ending, codes: set[int]) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(hold)
-        if not ending.told and not codes & {*ending.final, *ending.again}:
+        if codes == {-signal.SIGTERM}:
+            ending.say("a rank was ended by SIGTERM")
+        elif not ending.told and not codes & {*ending.final, *ending.again}:
             for record in records:
                 logger.handle(record)
 
@@ -187,6 +187,8 @@ def torchrun(
     except ChildFailedError as error:
         first = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
         return ending.status_of([failure.exitcode for failure in first], str(error))
+    finally:
+        ending.running = False
     return 0
 
 

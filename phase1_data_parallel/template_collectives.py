@@ -42,6 +42,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from given.parent import end_with_parent
+
 Op = Literal["sum", "mean", "max", "min", "product"]
 Group = dist.ProcessGroup | None
 
@@ -227,6 +229,7 @@ def plot_costs(rows: Sequence[Row], path: str | Path) -> None:
 
 def main() -> None:
     """Measure under torchrun, print a table on rank 0, write a picture on request."""
+    end_with_parent()
     parser = argparse.ArgumentParser(description="Compare all-reduce strategies.")
     parser.add_argument("--sizes", type=int, nargs="+", default=[4 * 10**k for k in range(1, 7)])
     parser.add_argument("--plot", help="file for the picture, for example costs.png")

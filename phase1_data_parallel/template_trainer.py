@@ -31,6 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from given.parent import end_with_parent
+
 from .template_data_loader import build_loader
 
 Group = dist.ProcessGroup | None
@@ -188,6 +190,7 @@ def set_up(device: str) -> torch.device:
 
 def main() -> None:
     """Train a workload under torchrun, with progress, and print its test accuracy."""
+    end_with_parent()
     from rich.progress import Progress, TextColumn
 
     from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits

@@ -41,6 +41,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from given.parent import end_with_parent
+
 from solutions.phase3_multi_node.agreement import expect_alike
 
 Op = Literal["sum", "mean", "max"]
@@ -222,6 +224,7 @@ def seconds_of(all_reduce: Callable[[Tensor], object], tensor: Tensor) -> float:
 
 def main() -> None:
     """Under a launcher: say who shares a node, then compare with the backend's all-reduce."""
+    end_with_parent()
     if "RANK" not in os.environ:
         sys.exit("start it with torchrun, or: distlab cluster run -- python -m <this module>")
     torch.set_num_threads(1)

@@ -13,21 +13,12 @@ import contextlib
 import sys
 from datetime import timedelta
 
-from torch.distributed import DistError, TCPStore, run
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed import DistError, TCPStore
+
+from given.parent import end_with_parent
+from given.torchrun import torchrun
 
 PATIENCE = timedelta(seconds=2)  # after a failure somebody may never say that it has left
-
-
-def agent(arguments: list[str]) -> int:
-    """Run torchrun; the exit status of the rank that failed first, else 0."""
-    try:
-        run.main(arguments)
-    except ChildFailedError as error:
-        print(error, file=sys.stderr)
-        status = error.get_first_failure()[1].exitcode
-        return status if status > 0 else 128 - status  # killed by a signal: as a shell says it
-    return 0
 
 
 def main(nodes: int, node: int, address: str, port: int, arguments: list[str]) -> int:
@@ -35,7 +26,7 @@ def main(nodes: int, node: int, address: str, port: int, arguments: list[str]) -
     store = None
     if node == 0:
         store = TCPStore(address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
-    status = agent(arguments)
+    status = torchrun(arguments, name=f"node {node}")
     with contextlib.suppress(DistError):
         if store is None:
             store = TCPStore(address, port, timeout=PATIENCE, wait_for_workers=False)
@@ -46,4 +37,5 @@ def main(nodes: int, node: int, address: str, port: int, arguments: list[str]) -
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:]))

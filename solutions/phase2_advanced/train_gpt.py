@@ -23,6 +23,7 @@ from rich.progress import Progress, TextColumn
 from torch import Tensor
 
 from distlab.workloads import CONTEXT, build_model, text
+from given.parent import end_with_parent
 from solutions.phase1_data_parallel.trainer import print_once, set_up
 
 from .batch_size import scaled_learning_rate
@@ -195,6 +196,7 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
 
 def main() -> None:
     """Entry point under torchrun."""
+    end_with_parent()
     options = options_of()
     if "RANK" not in os.environ:
         sys.exit(

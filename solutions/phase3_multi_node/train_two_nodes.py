@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distlab.workloads import DATA, Workload, build_model, workload
+from given.parent import end_with_parent
 
 from .comm_hooks import blocking
 from .overlap import BucketedDDP
@@ -345,6 +346,7 @@ def run(groups: NodeGroups, options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Entry point under a launcher."""
+    end_with_parent()
     if "RANK" not in os.environ:
         sys.exit(
             "start it with: distlab cluster run --nodes 2 --ranks-per-node 2 --rate 20mbit -- "

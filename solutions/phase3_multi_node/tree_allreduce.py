@@ -40,6 +40,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from given.parent import end_with_parent
+
 from .ring_allreduce import (
     COMBINE,
     Group,
@@ -396,6 +398,7 @@ def measure(
 
 def main() -> None:
     """Measure under torchrun; rank 0 prints measured and predicted times, and the choice."""
+    end_with_parent()
     if "RANK" not in os.environ:
         sys.exit(
             "start it with: torchrun --nproc-per-node 4 "

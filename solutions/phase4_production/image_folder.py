@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from given.parent import end_with_parent
 from solutions.phase1_data_parallel.data_loader import ShardedBatchSampler, ShardedSampler
 from solutions.phase2_advanced.gradient_accumulation import IGNORED
 
@@ -268,8 +269,10 @@ class EvaluationBatches(Sampler[list[Sample]]):
         return ([(-1, index) for index in indices] for indices in self.batches)
 
 
-def leave_signals_to_the_rank(worker: int) -> None:
-    """SIGTERM and SIGUSR1 come to all processes of a job; a rank that saves needs its data."""
+def serve_the_rank(worker: int) -> None:
+    """A worker ends with its rank and not before: a rank that saves after SIGTERM or SIGUSR1,
+    which come to all processes of a job, still needs its data."""
+    end_with_parent()
     for number in PREEMPTION:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTION)
@@ -312,5 +315,5 @@ def make_loader(
         prefetch_factor=prefetch if workers else None,
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
-        worker_init_fn=leave_signals_to_the_rank,
+        worker_init_fn=serve_the_rank,
     )

@@ -81,7 +81,7 @@ def train(config: Config) -> int:
         device, attempt = set_up(config)
         trainer = Trainer(config, device)
         complete = trainer.run(attempt)
-    except ValueError as error:
+    except (ValueError, PermissionError) as error:
         say_once(error)
         return REFUSED
     except (CheckpointError, OSError) as error:  # may be another one the next time
@@ -130,7 +130,7 @@ def main() -> None:
             return
         if "RANK" not in os.environ or "LOCAL_RANK" not in os.environ:
             raise ConfigError("start it with ./launch_training.sh, or add --dry-run")
-    except ValueError as error:
+    except (ValueError, PermissionError) as error:
         say(error)
         sys.exit(REFUSED)
     sys.exit(train(config))

@@ -4,9 +4,12 @@
         -m solutions.phase4_production.train_elastic --folder runs/digits
 
 Kill a worker (``kill -9``), stop one (``kill -STOP``) or tell one to leave (``kill -TERM``): the
-agent starts all again, and training goes on from the newest checkpoint. Start it again with another
-``--nproc-per-node``, or on two nodes with ``--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint
-HOST:PORT`` and kill one of the agents: the same curve in ``log.jsonl``, up to rounding.
+agent starts all again, and training goes on from the newest checkpoint. Kill the agent: its workers
+are killed, too. Start it again with another ``--nproc-per-node``, or on two nodes with ``--nnodes
+1:2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT`` and kill one of the agents: the same curve in
+``log.jsonl``, up to rounding. Tell the agent to leave: the workers save, and torchrun ends with a
+traceback and status 1; ``python -m solutions.phase4_production.agent`` takes the same options and
+ends with a line and a status that says so (``exit_codes``).
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+from given.parent import end_with_parent
 from solutions.phase1_data_parallel.trainer import average_gradients, global_metrics, weight_hash
 
 from .elastic import ElasticSampler
+from .exit_codes import DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointStore
-from .recovery import EXIT_PREEMPTED, Heartbeat, PreemptionGuard, Watchdog, join, train
+from .folder_lock import locked
+from .recovery import Heartbeat, PreemptionGuard, Watchdog, join, train
 from .resume import Position, TrainingState
 
 
@@ -44,11 +50,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Train under torchrun."""
-    options = parse()
-    torch.set_num_threads(1)
-    attempt = join("gloo")
+def run(options: argparse.Namespace, attempt: str) -> bool:
+    """Train, or go on; whether it is done."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     chosen = WORKLOADS["digits_mlp"]
     model = build_model(chosen.model, chosen.seed)
@@ -93,8 +96,27 @@ def main() -> None:
         )
     if done and rank == 0:
         print(f"done with {world_size} ranks, weights {weight_hash(model)[:16]}", flush=True)
+    return done
+
+
+def main() -> None:
+    """Entry point under torchrun."""
+    end_with_parent()
+    options = parse()
+    torch.set_num_threads(1)
+    attempt = join("gloo")
+    first = dist.get_rank() == 0
+    try:
+        with locked(options.folder / "checkpoints", "train_elastic"):
+            done = run(options, attempt)
+        status = DONE if done else PREEMPTED
+        note = "" if done else "told to leave: saved, start it again to go on"
+    except ValueError as error:
+        status, note = REFUSED, str(error)
+    if first and note:
+        print(f"train_elastic: {note}", file=sys.stderr, flush=True)
     dist.destroy_process_group()
-    sys.exit(0 if done else EXIT_PREEMPTED)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

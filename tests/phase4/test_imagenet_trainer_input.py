@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from image_runs import STEPS, config_of, few_digits, fields_of, losses, records,
 
 from distlab.course import root
 from distlab.ranks import RankFailure
+from solutions.phase4_production import recovery
+from solutions.phase4_production.exit_codes import CRASHED, DONE, HUNG, MEANING, PREEMPTED, REFUSED
 from solutions.phase4_production.preflight import check
 from solutions.phase4_production.trainer_config import (
     Config,
@@ -109,14 +112,16 @@ def test_a_file_sets_what_the_command_line_overrides(tmp_path: Path) -> None:
 def test_the_launcher_refuses_in_one_line(tmp_path: Path) -> None:
     smoke = ["--config", "configs/smoke.yaml"]
     missing = launch(*smoke, "--data", str(tmp_path / "nowhere"))
-    assert missing.returncode == 2
+    assert missing.returncode == REFUSED
     assert missing.stderr.count("\n") == 1
     assert f"there is no data folder {tmp_path}/nowhere/train" in missing.stderr
     misspelt = launch(*smoke, "--epoch", "3")
     assert misspelt.stderr == (
         "launch_training: command line: there is no field 'epoch'; did you mean epochs?\n"
     )
-    assert launch("2", "ddp").returncode == 2
+    assert misspelt.returncode == REFUSED
+    assert launch("2", "ddp").returncode == REFUSED
+    assert launch().returncode == REFUSED
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_ranks_that_refuse_end_the_run_with_one_line(data: Path, tmp_path: Path)
     config = config_of(data, tmp_path, "--memory-gb=0.0005")
     fields = [f"--{n}={v}" for n, v in vars(config).items() if v is not None]
     found = launch(*fields, NPROC_PER_NODE="2")
-    assert found.returncode == 1
+    assert found.returncode == REFUSED
     assert (found.stdout, found.stderr.count("\n")) == ("", 1), found.stderr
     assert "imagenet_trainer: small_cnn does not fit into 500 kB on 2 ranks" in found.stderr
 
@@ -173,7 +178,7 @@ def test_a_port_in_use_is_one_line(data: Path, which: str) -> None:
             found = launch(*arguments, "--metrics-port", port)
         else:
             found = launch(*arguments, MASTER_PORT=port)
-    assert found.returncode == 2
+    assert found.returncode == CRASHED, "a process that is about to end may have it"
     assert found.stderr == (
         f"launch_training: {which} {port} can't be used: Address already in use\n"
     )
@@ -277,6 +282,32 @@ def test_a_checkpoint_of_something_else_is_refused_and_kept(data: Path, tmp_path
         assert sorted((tmp_path / "checkpoints").rglob("*")) == kept
 
 
+def test_the_program_refuses_alone_as_under_the_launcher() -> None:
+    """Without an agent, without a group: a wrong field, a plan that can't be, no launcher."""
+    program = [sys.executable, "-m", f"{PACKAGE}.imagenet_trainer"]
+    for arguments, words in (
+        (["--epoch=3"], "there is no field 'epoch'; did you mean epochs?"),
+        (["--data=nowhere", "--dry-run"], "there is no data folder nowhere/train"),
+        (["--data=synthetic"], "start it with ./launch_training.sh"),
+    ):
+        found = run([*program, *arguments])
+        assert found.returncode == REFUSED
+        assert (found.stdout, found.stderr.count("\n")) == ("", 1), found.stderr
+        assert words in found.stderr
+
+
+def test_one_table_of_exit_codes() -> None:
+    """The exercise's, the launcher's and the README's are those of ``exit_codes``."""
+    assert (recovery.EXIT_PREEMPTED, recovery.EXIT_HUNG) == (PREEMPTED, HUNG)
+    assert set(MEANING) == {DONE, CRASHED, HUNG, PREEMPTED, REFUSED}
+    script = (root() / "launch_training.sh").read_text(encoding="utf-8")
+    assert f"refused={REFUSED} preempted={PREEMPTED} " in script
+    assert f"Exit status: 0 done, {REFUSED} refused" in script
+    page = (root() / "solutions" / "phase4_production" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|", page, re.MULTILINE)
+    assert sorted(map(int, rows)) == sorted(MEANING)
+
+
 def test_a_full_disk_ends_the_run_with_the_checkpoint_before_intact(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +332,7 @@ def test_a_run_that_fails_ends_with_one_line(data: Path, tmp_path: Path) -> None
     limited = ["bash", "-c", 'ulimit -f 200 && exec "$0" "$@"', "./launch_training.sh"]
     done = run([*limited, *fields_of(config)], NPROC_PER_NODE="2", MAX_RESTARTS="0")
     said = [line for line in done.stderr.splitlines() if line.startswith("imagenet_trainer")]
-    assert done.returncode != 0
+    assert done.returncode == CRASHED, "there may be room the next time"
     assert len(said) == 1, done.stderr
     assert "rank 0: OSError: [Errno 27] File too large" in said[0]
 

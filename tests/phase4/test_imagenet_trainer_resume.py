@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from image_runs import config_of, few_digits, fields_of, loss_curve, losses, records, train
 
 from distlab.course import root
-from solutions.phase4_production.recovery import EXIT_PREEMPTED
+from solutions.phase4_production.exit_codes import PREEMPTED, REFUSED
 from solutions.phase4_production.trainer_config import Config
 
 INTERRUPTED = {
@@ -74,7 +75,8 @@ def test_compressors_hand_on_what_is_owed_to_fewer_ranks(data: Path, tmp_path: P
 
 
 # -- real processes -------------------------------------------------------------------------------
-KILLED = ["--epochs=8", "--save-every=8", "--workers=1", "--mixup=0.2", "--ema-decay=0.9"]
+EPOCHS = 16
+KILLED = [f"--epochs={EPOCHS}", "--save-every=8", "--workers=1", "--mixup=0.2", "--ema-decay=0.9"]
 
 
 @contextlib.contextmanager
@@ -126,25 +128,53 @@ def recorded(config: Config, step: int) -> Callable[[], bool]:
     return condition
 
 
-def test_survives_a_killed_rank_and_a_killed_agent(data: Path, tmp_path: Path) -> None:
-    """kill -9 of a rank, then of the agent and its ranks; started again it ends with the curve."""
+def processes_of(folder: Path) -> list[int]:
+    """All processes that have the folder's name in their command: ranks, and what they forked."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"{folder}/logs".encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+    return found
+
+
+def test_a_run_is_killed_refused_told_to_leave_and_comes_to_its_end(
+    data: Path, tmp_path: Path
+) -> None:
+    """kill -9 of a rank: the agent goes on. Of the agent: all end. SIGTERM: all save. At the end
+    it is the curve of a calm run, and nobody else could save into the folder meanwhile."""
     calm, config = (config_of(data, tmp_path / name, *KILLED) for name in ("calm", "killed"))
     want, log = losses(calm), tmp_path / "output"
     launch = ["./launch_training.sh", *fields_of(config)]
     with started(launch, log, NPROC_PER_NODE="2") as process:
         wait_for(recorded(config, 12))
         os.kill(ranks_of(process.pid)[1], signal.SIGKILL)  # the agent starts both again
-        wait_for(recorded(config, 28))
-        ranks = ranks_of(process.pid)
-        process.kill()
+        wait_for(recorded(config, 20))
+        ranks, second = ranks_of(process.pid), tmp_path / "second"
         for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank, signal.SIGKILL)
+            os.kill(rank, signal.SIGSTOP)  # or they would come to the end meanwhile
+        with started(launch, second, NPROC_PER_NODE="1") as other:
+            assert other.wait(150) == REFUSED, second.read_text()
+        line = rf"imagenet_trainer: \S+/checkpoints is in use by process {ranks[0]} on .*\n"
+        assert re.fullmatch(line, second.read_text())
+        process.kill()
+        process.wait()
+        wait_for(lambda: not processes_of(tmp_path / "killed"))  # and their loaders' processes
+    with started(launch, log, NPROC_PER_NODE="2") as process:
+        wait_for(lambda: log.read_text().count("resumed after step") == 2)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(100) == PREEMPTED, log.read_text()
+        said = log.read_text().splitlines()[-1]
+        assert re.fullmatch(r"imagenet_trainer: told to leave: saved after step \d+, .*", said)
+        assert not processes_of(tmp_path / "killed")
+    assert not (tmp_path / "killed" / "checkpoints" / "LOCK").exists()
     with started(launch, log, NPROC_PER_NODE="2") as process:
         assert process.wait(200) == 0, log.read_text()
-    assert log.read_text().count("resumed after step") == 2
+    assert log.read_text().count("resumed after step") == 3
+    assert log.read_text().count("took over") == 2
+    assert "Traceback" not in log.read_text()
     assert loss_curve(config) == want
-    assert [r["step"] for r in records(config)] == list(range(8 * 6))
+    assert [r["step"] for r in records(config)] == list(range(EPOCHS * 6))
 
 
 def test_two_nodes_on_one_host(data: Path, tmp_path: Path) -> None:
@@ -174,7 +204,8 @@ def test_a_preempted_run_saves_first(data: Path, tmp_path: Path, number: signal.
     with started(command, log, **environ) as process:
         wait_for(recorded(config, 3))
         os.killpg(process.pid, number)
-        assert process.wait(60) == EXIT_PREEMPTED, log.read_text()
+        assert process.wait(60) == PREEMPTED, log.read_text()
+    assert log.read_text().splitlines()[-1].startswith("imagenet_trainer: told to leave: saved")
     last = records(config)[-1]["step"]
     assert [int(p.parent.name[-8:]) for p in tmp_path.rglob("COMPLETE")] == [last + 1]
 
