@@ -109,12 +109,38 @@ def test_trainer_starts_with_what_the_image_has(tmp_path: Path) -> None:
     assert all(is_under(path, str(tmp_path)) for path in found), "not the copies were run"
 
 
+REQUIREMENTS = (DEPLOYMENT / "requirements.txt").read_text(encoding="utf-8")
+
+
+def entries() -> dict[str, str]:
+    """The packages that the image installs, name==version, each with its files' hashes."""
+    found = re.findall(r"^(\S+) \\\n((?:    --hash=\S+(?: \\)?\n)+)", REQUIREMENTS, re.MULTILINE)
+    return dict(found)
+
+
 def pins() -> dict[str, str]:
     """Name and version of all that the image installs."""
-    text = (DEPLOYMENT / "requirements.txt").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert all("==" in line for line in lines)
-    return dict(line.split("==") for line in lines)
+    assert all("==" in entry for entry in entries())
+    return dict(entry.split("==") for entry in entries())
+
+
+def test_every_package_has_hashes_and_pip_asks_for_them() -> None:
+    bare = re.sub(r"^#.*\n", "", REQUIREMENTS, flags=re.MULTILINE)
+    assert len(entries()) == len(re.findall(r"^[a-z]", bare, re.MULTILINE)) > 50
+    for entry, hashes in entries().items():
+        assert re.fullmatch(r"(\s*--hash=sha256:[0-9a-f]{64} ?\\?)+\s*", hashes), entry
+    assert "pip install --no-deps --require-hashes --requirement requirements.txt" in DOCKERFILE
+    assert "://" not in REQUIREMENTS  # from whichever index: the hashes decide
+
+
+def test_pins_were_made_of_what_is_imported_by_the_command_that_is_told() -> None:
+    source = (DEPLOYMENT / "requirements.in").read_text(encoding="utf-8")
+    wanted = [line for line in source.splitlines() if not line.startswith("#")]
+    assert len(wanted) == 12
+    assert set(wanted) <= set(entries())
+    (told,) = re.findall(r"^#     (uv .*\\\n.*)$", source, re.MULTILINE)
+    command = " ".join(told.replace("\\\n#", "").split())
+    assert f"#    {command}\n" in REQUIREMENTS
 
 
 def normal(name: str) -> str:
@@ -210,6 +236,11 @@ def test_compose_nodes_meet() -> None:
         build = (DEPLOYMENT / node["build"]["context"]).resolve()
         assert build == root()
         assert (build / node["build"]["dockerfile"]).is_file()
+        script, tries, _, launcher = node["entrypoint"]
+        assert (root() / script).stat().st_mode & 0o111
+        assert f'ENTRYPOINT ["{launcher}"]' in DOCKERFILE
+        assert int(tries) > 0
+        assert node["restart"] == "no"  # Docker can't tell a refusal from a crash
         words = [word.replace("${DATA:-synthetic}", "synthetic") for word in node["command"]]
         config = config_of(words)
         assert config.data == "synthetic"

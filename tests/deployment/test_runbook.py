@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import typing
@@ -10,6 +11,7 @@ import pytest
 from manifests import DEPLOYMENT, config_of, documents, launcher_variables
 
 from distlab.course import root
+from solutions.phase4_production import exit_codes
 from solutions.phase4_production.deployment.slurm_cluster import PACKAGES
 from solutions.phase4_production.trainer_config import FIELDS, Strategy
 
@@ -70,13 +72,17 @@ def test_files_exist() -> None:
         words[place + 1]
         for words in commands()
         for place, word in enumerate(words)
-        if word in ("--file", "--filename")
+        if word in ("--file", "--filename") and words[place + 1] != "-"
     ]
     assert len(named) >= 5
     assert all((root() / file).is_file() for file in named)
     (folder,) = calls("cd")
-    (copy,) = calls("cp")
-    assert (root() / folder[0] / copy[0]).is_file()
+    assert all((root() / folder[0] / copy[0]).is_file() for copy in calls("cp"))
+    for words in commands():
+        if words[0] == "terraform" and words[1].startswith("-chdir="):
+            assert (root() / folder[0] / words[1].partition("=")[2] / "main.tf").is_file()
+    (overlay,) = calls("kubectl", "kustomize")
+    assert (root() / overlay[1] / "kustomization.yaml").is_file()
     for module, *_ in calls("python", "-m"):
         assert (root() / (module.replace(".", "/") + ".py")).is_file()
 
@@ -88,6 +94,39 @@ def test_names_are_those_of_the_manifests() -> None:
     assert ["logs", "--follow", f"job/{job['metadata']['name']}"] in arguments
     assert ["get", "trainjob", run["metadata"]["name"]] in arguments
     assert calls("apt", "install") == [PACKAGES.split()]
+
+
+def test_claims_can_be_made_before_the_training() -> None:
+    """The selector finds the claims and nothing else."""
+    (selector,) = re.findall(r"--selector (\S+)=(\S+)", TEXT)
+    found = [
+        each["kind"]
+        for each in documents("kubernetes.yaml")
+        if each["metadata"]["labels"].get(selector[0]) == selector[1]
+    ]
+    assert found == ["PersistentVolumeClaim"] * 2
+    job = next(each for each in documents("kubernetes-data.yaml") if each["kind"] == "Job")
+    assert f"job/{job['metadata']['name']}" in TEXT
+    secret = job["spec"]["template"]["spec"]["containers"][0]["envFrom"][0]["secretRef"]["name"]
+    assert f"create secret generic {secret} " in TEXT
+
+
+def test_patch_for_name_servers_is_of_the_rule_for_names() -> None:
+    (patch,) = re.findall(r"--patch='(\[.*\])'", TEXT)
+    (change,) = json.loads(patch)
+    (policy,) = [each for each in documents("kubernetes.yaml") if each["kind"] == "NetworkPolicy"]
+    *path, end = change["path"].strip("/").split("/")
+    place = policy
+    for part in path:
+        place = place[int(part)] if part.isdigit() else place[part]
+    assert (change["op"], end) == ("add", "-")
+    assert change["value"].keys() == place[-1].keys() == {"ipBlock"}
+
+
+def test_table_of_exit_codes_has_them_all() -> None:
+    rows = "".join(re.findall(r"^\| (\d[\d, ]*)", TEXT, re.MULTILINE))
+    told = {int(code) for code in re.findall(r"\d+", rows)}
+    assert told - {126, 127} == set(exit_codes.MEANING)
 
 
 @pytest.mark.parametrize("variable", re.findall(r"export ((?:[A-Z_]+=\S+ ?)+)", TEXT)[0].split())

@@ -191,7 +191,7 @@ def test_nodes_have_no_file_system_that_a_destroy_could_delete(cloud: str) -> No
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_nodes_take_what_the_storage_gives(cloud: str) -> None:
     (taken,) = re.findall(r'variable "storage" \{.*?object\(\{(.*?)\}\)\n', code(cloud), re.DOTALL)
-    output = code(f"{cloud}/storage").partition('output "cluster"')[2]
+    output = code(f"{cloud}/storage").partition('output "cluster"')[2].partition("\n}\n")[0]
     (given,) = re.findall(r"\bstorage = \{(.*)\}", output, re.DOTALL)
     names = r"(?:^|[\s{])(\w+) += "
     without_nested = re.sub(r"object\(.*?\)", "", taken)
