@@ -123,6 +123,18 @@ def _reap(pid: int) -> bool:
     return False
 
 
+not_for_children: list[int] = []  # pipes of which a forked process must not hold an end
+
+
+def _let_go() -> None:
+    while not_for_children:
+        os.close(not_for_children.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM came: pytest and the runs of ranks end as they do at Ctrl-C."""
 

@@ -113,7 +113,7 @@ def _report(pipe: Pipe, value: Any) -> None:
 def _flush() -> None:
     """Let go of what is printed; the streams may be the learner's own by now."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):
             stream.flush()
 
 

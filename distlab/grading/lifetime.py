@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
-from ..processes import become_subreaper, children, end_strays
+from ..processes import become_subreaper, children, end_strays, not_for_children
 from ..virtual import reap_children
 
 _GUARDIAN = """
@@ -42,17 +42,6 @@ def contained() -> Iterator[None]:
         end_strays(before)
 
 
-_held: list[int] = []  # the writing ends of guardians' pipes: forked processes must not have them
-
-
-def _let_go() -> None:
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
 @contextlib.contextmanager
 def _temporary_files() -> Iterator[None]:
     """One folder for all temporary files of this process and those that it starts."""
@@ -67,7 +56,7 @@ def _temporary_files() -> Iterator[None]:
         cwd="/",
     )
     os.close(reading)
-    _held.append(writing)
+    not_for_children.append(writing)
     outside = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
@@ -78,6 +67,6 @@ def _temporary_files() -> Iterator[None]:
         if outside[0] is not None:
             os.environ["TMPDIR"] = outside[0]
         shutil.rmtree(folder, ignore_errors=True)
-        _held.remove(writing)
+        not_for_children.remove(writing)
         os.close(writing)
         guardian.wait()

@@ -26,6 +26,7 @@ from ..processes import (
     children,
     die_with_parent,
     end_strays,
+    not_for_children,
     terminable,
 )
 from .implementation import find_source
@@ -184,6 +185,7 @@ def grade(phase: int, request: Request) -> Report:
         os.close(reading)
         status = 1
         try:
+            not_for_children.append(writing)
             with terminable():
                 die_with_parent(parent, signal.SIGTERM)
                 report = run_session(chosen, request)
