@@ -22,6 +22,7 @@ from rich.text import Text
 from . import cli, progress
 from .course import Course, Exercise
 from .processes import become_subreaper, children, die_with_parent, end_strays
+from .system import fork_obstacle
 
 POLL = 0.05
 GRACE = 5.0  # seconds in which a grading tidies up by itself, where its processes do not come to us
@@ -42,12 +43,11 @@ def watch(course: Course, exercise_id: str | None, out: Console) -> int:
     current = course.exercise(exercise_id) if exercise_id else first_open(course)
     out.print("loading PyTorch, once …", style="dim")
     sys.stdout.flush()
-    _load_what_graders_need()
-    from .grading.lifetime import contained
-    from .system import fork_obstacle
-
     if fork_obstacle():
         raise ValueError(f"watch forks its graders ({fork_obstacle()}): use python test_phaseN.py")
+    _load_what_graders_need()
+    from .grading.lifetime import contained
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with contained(), _raw_keys() as has_keys:
