@@ -168,6 +168,7 @@ def torchrun(
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException, api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher import api as launcher
 
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -187,6 +188,9 @@ def torchrun(
     except ChildFailedError as error:
         first = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
         return ending.status_of([failure.exitcode for failure in first], str(error))
+    except RendezvousError as error:  # the node that all meet at has gone
+        ending.say(f"{type(error).__name__}: {error}")
+        return 1
     finally:
         ending.running = False
     return 0

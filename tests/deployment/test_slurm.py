@@ -142,7 +142,7 @@ def test_job_of_a_dead_node_goes_on_elsewhere(own: Cluster) -> None:
     endless = "--epochs", "100000", "--max-steps", "null"
     number = own.submit(*endless, "--log-every", "1", "--save-every", "20")
     own.wait_for_step(number)
-    own.wait(number, "a checkpoint", lambda: any((own.work / "checkpoints").glob("*")))
+    own.wait(number, "a checkpoint", lambda: any((own.work / "checkpoints").glob("*/COMPLETE")))
     first, second = own.call("scontrol", "show", "hostnames", own.job(number)["NodeList"]).split()
     fail_node(own.folder, second)
     own.wait(number, "the way back", lambda: own.job(number)["Restarts"] == "1")

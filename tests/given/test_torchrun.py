@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed.run  # noqa: F401  once here, not in every agent
+import torch.distributed.run  # once here, not in every agent
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from given import torchrun as given_torchrun
 from given.torchrun import Ending, torchrun
@@ -224,6 +225,21 @@ def test_told_while_torch_is_being_imported(
         os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
     assert capfd.readouterr().err.startswith("test: ended by SIGTERM")
+
+
+def test_agents_that_do_not_meet_end_with_a_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(arguments: list[str]) -> None:
+        raise RendezvousConnectionError("The connection has failed.")
+
+    monkeypatch.setattr(torch.distributed.run, "main", nobody)
+    pid = os.fork()
+    if not pid:
+        os._exit(torchrun([], name="test"))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    expected = "test: RendezvousConnectionError: The connection has failed.\n"
+    assert capfd.readouterr().err == expected
 
 
 def exists(pid: int) -> bool:
