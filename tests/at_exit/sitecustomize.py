@@ -58,7 +58,8 @@ class Watch:
         """Tell how many there were, and the names of those that are left."""
         now = threads()
         left = [name for number, name in now.items() if number in self.made or "gloo" in name]
-        text = json.dumps({"made": len(self.made), "left": sorted(left)})
+        failed = hasattr(sys, "last_value")  # an exception that nobody caught
+        text = json.dumps({"made": len(self.made), "left": sorted(left), "failed": failed})
         Path(folder, f"rank{os.environ['RANK']}-{os.getpid()}.json").write_text(text)
 
 

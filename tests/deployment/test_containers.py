@@ -103,7 +103,8 @@ def test_trainer_starts_with_what_the_image_has(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    code = "import distlab as d, given as g, solutions as s; print(*(p.__path__[0] for p in (d, g, s)))"
+    code = "import distlab, given, solutions\n"
+    code += "print(distlab.__path__[0], given.__path__[0], solutions.__path__[0])"
     found = run(sys.executable, "-c", code, cwd=tmp_path).stdout.split()
     assert all(is_under(path, str(tmp_path)) for path in found), "not the copies were run"
 

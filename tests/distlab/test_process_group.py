@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, list[int]]]]:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
     """Where the ranks of all programs have reported, and how they ended."""
     folder = tmp_path_factory.mktemp("programs")
     wanted = [[RANKS, name, *arguments] for name, arguments in PROGRAMS.items()]
@@ -54,7 +53,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # ranks that hang, and the store's server
     assert process.returncode == 0, errors
-    yield folder, json.loads(output)
+    return folder, json.loads(output)
 
 
 @needs_proc
