@@ -31,7 +31,7 @@ import importlib
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -134,25 +134,36 @@ def _forget_defaults(groups: list[dist.ProcessGroup | None]) -> None:
 
 
 def _holder(group: dist.ProcessGroup) -> str:
-    """A variable that refers to ``group``, directly or one step away, by its name."""
+    """What refers to ``group``: a variable by its name, or an object by its type."""
     frame = sys._getframe(1)
-    while frame := frame.f_back:
+    while frame := frame.f_back:  # type: ignore[assignment]
         if frame.f_code.co_name != "<module>" and frame.f_globals is not globals():
             for name, value in frame.f_locals.items():
                 if _refers(value, group):
                     return f"`{name}` in {frame.f_code.co_name}()"
     for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
+        for name, value in list(_attributes(module).items()):
             if not name.startswith("__") and _refers(value, group):
                 return f"`{name}` in {module.__name__}"
+    for owner in gc.get_objects():
+        if type(owner).__module__ != "builtins" and _refers(owner, group):
+            return f"an object of type {type(owner).__name__}"
     return "something"
 
 
 def _refers(value: object, group: dist.ProcessGroup) -> bool:
+    """Whether ``value`` is the group, or has it as an item or attribute."""
+    parts: Iterable[object] = (value, *_attributes(value).values())
     if type(value) in (list, tuple, set):
-        parts = value
+        parts = value  # type: ignore[assignment]
     elif type(value) is dict:
         parts = value.values()
-    else:
-        parts = [value, *getattr(value, "__dict__", {}).values()]
     return any(part is group for part in parts)
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """Those in its ``__dict__``, whatever it does when it is asked for one."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}

@@ -30,6 +30,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from given.hooks import weakly
+
 from solutions.phase3_multi_node.agreement import expect_alike, rank_in
 from .template_buckets import broadcast_tensors, make_buckets, order_of_first_rank
 from .template_comm_hooks import Handle, Hook, all_reduce
@@ -73,7 +75,8 @@ class BucketedDDP(nn.Module):
         # Step 1: buckets for the reverse of the order of registration (`_use_order`)
         # Step 2: parameters and buffers alike on all ranks, or all raise (`expect_alike`): then
         #         they become equal
-        # Step 3: let autograd call `_ready(index, p)` whenever a gradient is complete
+        # Step 3: let autograd call `_ready(index, p)` whenever a gradient is complete; `weakly`,
+        #         because parameters keep their hooks, and would keep this wrapper and its group
         raise NotImplementedError("exercise 3.10")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -35,6 +35,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.hooks import weakly
+
 from .template_buckets import partition
 
 Group = dist.ProcessGroup | None
@@ -186,7 +188,8 @@ class Zero2Optimizer(ZeroOptimizer):
         super().add_param_group(param_group)
         for vector in self.vectors[before:]:
             for p in vector.parameters:
-                p.register_post_accumulate_grad_hook(functools.partial(self._ready, vector))
+                ready = functools.partial(weakly(self._ready), vector)
+                p.register_post_accumulate_grad_hook(ready)
 
     def _ready(self, vector: FlatVector, p: nn.Parameter) -> None:
         """``p.grad``, of ``vector``, is complete on this rank."""

@@ -28,6 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from given.hooks import weakly
+
 from .agreement import expect_alike, rank_in
 from .buckets import broadcast_tensors, make_buckets, order_of_first_rank
 from .comm_hooks import Handle, Hook, all_reduce
@@ -72,13 +74,14 @@ class BucketedDDP(nn.Module):
         # Step 1: buckets for the reverse of the order of registration (`_use_order`)
         # Step 2: parameters and buffers alike on all ranks, or all raise (`expect_alike`): then
         #         they become equal
-        # Step 3: let autograd call `_ready(index, p)` whenever a gradient is complete
+        # Step 3: let autograd call `_ready(index, p)` whenever a gradient is complete; `weakly`,
+        #         because parameters keep their hooks, and would keep this wrapper and its group
         self._use_order(reversed(range(len(self.trainable))))
         state = [*module.parameters(), *module.buffers()]
         expect_alike(state, group)
         broadcast_tensors(state, bucket_bytes, group)
         for index, p in enumerate(self.trainable):
-            p.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
+            p.register_post_accumulate_grad_hook(functools.partial(weakly(self._ready), index))
         # --- exercise 3.10: end
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

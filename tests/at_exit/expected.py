@@ -32,17 +32,19 @@ def reports(folder: Path) -> dict[int, list[dict]]:
     return found
 
 
-def no_threads_left(folder: Path, ranks: int, *, ends: int = 1) -> None:
-    """Each of ``ranks`` ranks came to its end ``ends`` times at least, and left no thread of gloo.
+def no_threads_left(folder: Path, ranks: int) -> None:
+    """Each of ``ranks`` ranks came to a good end, and then left no thread of gloo.
 
-    Two collective threads and one for the network at least are what a group makes.
+    A group makes three at least: one for the network, two for collectives. A rank that fails (its
+    neighbour was killed) can't wait for them.
     """
     if sys.platform != "linux":
         return
     found = reports(folder)
     assert sorted(found) == list(range(ranks))
     for rank, ended in found.items():
-        assert len(ended) >= ends, f"rank {rank} has not come to its end"
-        for report in ended:
+        well = [report for report in ended if not report["failed"]]
+        assert well, f"rank {rank} has failed"
+        for report in well:
             assert report["made"] >= 3
             assert not report["left"], f"rank {rank} has left {Counter(report['left'])}"

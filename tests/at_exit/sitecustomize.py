@@ -54,11 +54,15 @@ class Watch:
 
         return noting
 
+    def left(self) -> list[str]:
+        """The names of those that are left."""
+        now = threads().items()
+        return sorted(name for number, name in now if number in self.made or "gloo" in name)
+
     def write(self, folder: str) -> None:
-        """Tell how many there were, and the names of those that are left."""
-        now = threads()
-        left = [name for number, name in now.items() if number in self.made or "gloo" in name]
-        text = json.dumps({"made": len(self.made), "left": sorted(left)})
+        """Tell how many there were, and which are left."""
+        failed = hasattr(sys, "last_value")  # an exception that nobody caught
+        text = json.dumps({"made": len(self.made), "left": self.left(), "failed": failed})
         Path(folder, f"rank{os.environ['RANK']}-{os.getpid()}.json").write_text(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from distlab.virtual import run_virtual
 from distlab.workloads import GPT
 from solutions.phase2_advanced.gradient_accumulation import clip_by_global_norm
 from solutions.phase2_advanced.parallel_gpt import Layout, ParallelGPT, make_groups, train_step
+from tests.at_exit.expected import environment, no_threads_left
 
 WORDS, LENGTH, BATCH, STEPS, NORM = 97, 8, 8, 3, 0.5
 
@@ -125,19 +127,27 @@ def test_a_layout_for_other_ranks_is_refused() -> None:
         run_virtual(body, 3, {"tensor": 2}, timeout=20)
 
 
-def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    ranks: int, *arguments: str, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     command += ["--standalone", "-m", "solutions.phase2_advanced.train_gpt", "--device=cpu"]
     return subprocess.run(
-        [*command, *arguments], cwd=root(), capture_output=True, text=True, timeout=180
+        [*command, *arguments],
+        cwd=root(),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=os.environ | (environ or {}),
     )
 
 
 def test_the_program_trains_and_compares(tmp_path: Path) -> None:
-    picture = tmp_path / "gpt.png"
+    picture, ends = tmp_path / "gpt.png", tmp_path / "ends"
     layout = ["--tensor=2", "--pipeline=2", "--steps=4", "--batch=4"]
-    done = torchrun(4, *layout, "--compare", f"--plot={picture}")
+    done = torchrun(4, *layout, "--compare", f"--plot={picture}", environ=environment(ends))
     assert done.returncode == 0, done.stderr
+    no_threads_left(ends, 4)
     assert "tensor 2 x pipeline 2 x data 1" in done.stdout
     assert float(done.stdout.partition("largest difference ")[2].split()[0]) < 1e-5
     assert picture.read_bytes()[:4] == b"\x89PNG"

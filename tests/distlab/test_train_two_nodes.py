@@ -11,6 +11,7 @@ import pytest
 
 from distlab.course import root
 from distlab.netcluster import cluster_obstacle, run_cluster
+from tests.at_exit.expected import environment, no_threads_left
 
 OBSTACLE = cluster_obstacle()
 needs_cluster = pytest.mark.skipif(OBSTACLE is not None, reason=f"needs a cluster: {OBSTACLE}")
@@ -35,14 +36,17 @@ STATE = {  # bytes per parameter on the fullest rank; the units' padding is the 
 
 
 @needs_cluster
-def test_knowing_the_nodes_saves_bytes(tmp_path: Path) -> None:
+def test_knowing_the_nodes_saves_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes by the link's counter, not times: those depend on what else the machine does."""
+    for name, value in environment(tmp_path / "ends").items():
+        monkeypatch.setenv(name, value)
     numbers, picture = tmp_path / "nodes.json", tmp_path / "nodes.png"
     command = ["python", "-m", MODULE, "--every=5", "--cnn-steps=10", "--gpt-steps=10"]
     done = run_cluster(
         [*command, f"--json={numbers}", f"--plot={picture}"], rate="500mbit", timeout=240
     )
     assert done.status == 0, done.stderr
+    no_threads_left(tmp_path / "ends", 4)
     assert "of the bytes and" in done.stdout
     assert picture.read_bytes()[:4] == b"\x89PNG"
     tables = json.loads(numbers.read_text())["tables"]

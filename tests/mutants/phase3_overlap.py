@@ -49,7 +49,7 @@ KNOWN = "        if self.order_known:\n            self._reset()\n            re
 ORDER = "        self._use_order(order_of_first_rank(list(self.arrived), device, self.group))\n"
 FOUND = "    found = [p for p in module.parameters() if p.requires_grad]\n"
 REGISTER = (
-    "            p.register_post_accumulate_grad_hook(functools.partial(self._ready, index))\n"
+    "            p.register_post_accumulate_grad_hook(functools.partial(weakly(self._ready), index))\n"
 )
 
 MUTANTS = [

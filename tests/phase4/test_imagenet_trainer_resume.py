@@ -20,6 +20,7 @@ from distlab.course import root
 from distlab.system import tells_of_processes
 from solutions.phase4_production.exit_codes import PREEMPTED, REFUSED
 from solutions.phase4_production.trainer_config import Config
+from tests.at_exit.expected import environment, no_threads_left
 
 INTERRUPTED = {
     "ddp": ["--ema-decay=0.9", "--mixup=0.2"],
@@ -185,12 +186,14 @@ def test_two_nodes_on_one_host(data: Path, tmp_path: Path) -> None:
     config = config_of(data, tmp_path, "--pattern=hierarchical", "--max-steps=2")
     environ = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "127.0.0.1"}
     environ |= {"MASTER_PORT": str(free_port()), "MAX_RESTARTS": "0"}
+    environ |= environment(tmp_path / "ends")
     command, log = ["./launch_training.sh", *fields_of(config)], tmp_path / "output"
     with (
         started(command, log, **environ, NODE_RANK="0") as first,
         started(command, log, **environ, NODE_RANK="1") as second,
     ):
         assert [first.wait(150), second.wait(150)] == [0, 0], log.read_text()
+    no_threads_left(tmp_path / "ends", 2)
     assert "Exception ignored" not in log.read_text(), "the loaders' processes end quietly"
     assert len(records(config)) == 2
     assert records(config)[-1]["ranks"] == 2

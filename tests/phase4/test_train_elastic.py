@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from distlab.course import root
 from distlab.system import loopback, tells_of_processes
 from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
+from tests.at_exit.expected import environment, no_threads_left
 
 EPOCHS, BATCH, SAVE_EVERY = 2, 48, 10
 LIMIT = 120.0  # seconds for a job, on a busy machine
@@ -67,7 +68,9 @@ class Job:
                 cwd=root(),
                 stdout=output,
                 stderr=output,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback()},
+                env=os.environ
+                | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback()}
+                | environment(self.folder / "ends"),
             )
         self.agents.append(agent)
         return agent
@@ -138,6 +141,7 @@ def test_worker_is_killed_under_torchrun(job: Job) -> None:
     os.kill(job.workers(agent)[1], signal.SIGKILL)
     job.wait(lambda: agent.poll() is not None)
     assert agent.returncode == 0
+    no_threads_left(job.folder / "ends", 2)
     lines = job.lines()
     attempts = list(dict.fromkeys(line["attempt"] for line in lines))
     steps = [{line["step"] for line in lines if line["attempt"] == a} for a in attempts]
