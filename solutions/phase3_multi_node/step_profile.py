@@ -10,6 +10,7 @@ Source: PyTorch's documentation of ``FakeTensorMode`` ("Fake tensor") and of ``T
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -171,7 +172,9 @@ def run_fake(
         for p in twin.parameters():
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(arrived)
-        with alive:
+        with alive, warnings.catch_warnings():
+            # torch 2.8 says so of every first part: a batch needs no gradient
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
             value = loss(twin(inputs), targets)
             saved = alive.current
             enter(0, True)

@@ -283,7 +283,8 @@ def test_cpu_build_is_installed_and_kept(
     ]
     course.main([])  # `make demo`: nothing is left to do
     assert capfd.readouterr() == ("", "")
-    put(tmp_path / "pypi", "more", "2.0", "torchvision==0.30.0")  # can't be had with this torch
+    put(tmp_path / "pypi", "torchvision", "0.29.1", "torch==2.15.0")
+    put(tmp_path / "pypi", "more", "2.0", "torchvision==0.29.1")  # not of the CPU's build
     depend(tmp_path, "torch>=2.8", "torchvision", "rich", "more")
     course.main([])
     assert own() == "2.15.0+cpu 0.29.0+cpu 1.0 1.0"

@@ -170,7 +170,8 @@ def test_ranks_that_refuse_end_the_run_with_one_line(data: Path, tmp_path: Path)
     fields = [f"--{n}={v}" for n, v in vars(config).items() if v is not None]
     found = launch(*fields, NPROC_PER_NODE="2")
     assert found.returncode == REFUSED
-    assert (found.stdout, found.stderr.count("\n")) == ("", 1), found.stderr
+    said = [line for line in found.stdout.split("\n") if line and not line.startswith("[Gloo]")]
+    assert (said, found.stderr.count("\n")) == ([], 1), found.stderr  # torch 2.8's gloo prints
     assert "imagenet_trainer: small_cnn does not fit into 500 kB on 2 ranks" in found.stderr
 
 
