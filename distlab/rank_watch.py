@@ -23,13 +23,12 @@ import torch
 from . import rank_report
 from .defaults import Change, note
 from .ledger import P2P, Event, Log, Mismatch, SequenceCheck
-from .processes import become_subreaper, children, end_strays, is_ending
+from .processes import become_subreaper, children, end_strays, exit_status
 from .rank_process import MAX_FRAME, rank_main
 from .ranks import Options, RankResults, fork_problem
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
 KEPT_OUTPUT = 64 * 1024
-ENDING = 5.0  # seconds that a process may take to end after it has closed its files
 KINDS = b"EFRSVX"
 
 
@@ -331,22 +330,6 @@ def _spawn(
     process.stdin.write(cloudpickle.dumps((rank, world_size, *task)))
     process.stdin.close()
     return process
-
-
-def exit_status(pid: int) -> int | None:
-    """The status of a child whose pipe is closed; None if it lives on without its pipe."""
-    end = time.monotonic() + ENDING
-    while time.monotonic() < end:
-        try:
-            gone, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return None
-        if gone:
-            return status
-        if not is_ending(pid):
-            return None
-        time.sleep(0.001)
-    return None
 
 
 def memory_file() -> int:
