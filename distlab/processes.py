@@ -87,6 +87,22 @@ def is_ending(pid: int) -> bool:
     return not fields or fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
 
 
+def exit_status(pid: int) -> int | None:
+    """The status of a child whose pipe is closed; None if it lives on without its pipe."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            gone, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if gone:
+            return status
+        if not is_ending(pid):
+            return None
+        time.sleep(0.001)
+    return None
+
+
 def end_strays(expected: Collection[int]) -> list[int]:
     """Kill every process that has come to this one, except for the children ``expected``.
 

@@ -13,6 +13,7 @@ import torch
 from .failure import CheckFailed
 
 _PLACE = re.compile(r" at 0x[0-9a-f]+")  # in memory: another one on each rank
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LONGEST = 10_000  # characters of a message that are kept
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -48,9 +49,14 @@ def describe(error: BaseException, learner_files: tuple[str, ...]) -> dict[str, 
 def _text(value: object, convert: Callable[[Any], str], method: str) -> str:
     """``str(value)`` or ``repr(value)``; what is wrong with that method of the learner's else."""
     try:
-        return _PLACE.sub("", str.__str__(convert(value))[:LONGEST])
+        return printable(_PLACE.sub("", str.__str__(convert(value))[:LONGEST]))
     except BaseException as problem:
         return f"(no message: {method} of {_name(type(value))} raised {_name(type(problem))})"
+
+
+def printable(text: str) -> str:
+    """The text with control characters as escapes: a terminal must not obey a learner's output."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def _exit_code(error: SystemExit) -> int | str | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .ledger import Event, Mismatch, channel_of
+from .raised import printable
 from .ranks import PIPE_LOST, Options, RankFailure, RankReport
 
 if TYPE_CHECKING:
@@ -282,5 +283,6 @@ def _reports(members: list[Member], options: Options) -> list[RankReport]:
         if not m.finished:
             state = "waits" if m.waiting else "runs"
         line = m.waiting_line or (m.error or {}).get("line", "")
-        reports.append(RankReport(m.rank, state, source_line(line), m.output, m.error or {}))
+        output = printable(m.output)
+        reports.append(RankReport(m.rank, state, source_line(line), output, m.error or {}))
     return reports

@@ -25,7 +25,7 @@ from . import rank_report
 from .defaults import Change, note
 from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
 from .looks import PAUSES, endless_loop
-from .processes import become_subreaper, children, end_strays, is_ending
+from .processes import become_subreaper, children, end_strays, exit_status
 from .program_clock import EVERY, ProgramClock
 from .rank_process import MAX_FRAME, group_timeout, rank_main
 from .rank_proof import Proof
@@ -36,7 +36,6 @@ PATIENCE = 0.5  # seconds that a rank may take to show its stack
 SETTLE = 0.005  # seconds after which one that sleeps sleeps again
 KEPT_OUTPUT = 64 * 1024
 KEPT_STACKS = 1 << 24
-ENDING = 5.0  # seconds that a process may take to end after it has closed its files
 KINDS = b"EFRSVX"
 
 
@@ -407,22 +406,6 @@ def _spawn(
     process.stdin.write(cloudpickle.dumps((rank, world_size, *task)))
     process.stdin.close()
     return process
-
-
-def exit_status(pid: int) -> int | None:
-    """The status of a child whose pipe is closed; None if it lives on without its pipe."""
-    end = time.monotonic() + ENDING
-    while time.monotonic() < end:
-        try:
-            gone, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return None
-        if gone:
-            return status
-        if not is_ending(pid):
-            return None
-        time.sleep(0.001)
-    return None
 
 
 def memory_file() -> int:

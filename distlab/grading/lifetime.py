@@ -2,8 +2,9 @@
 
 - Ranks die with the grader (``processes.die_with_parent``), daemons of the learner's code are ended
   by it, since they become its children. Of a grader that SIGKILL ends the ranks still die at once.
-- Temporary files of checks and ranks lie in one folder. A guardian removes it: a shell that waits
-  for the end of a pipe which only the grader holds, so that it wakes whatever ended the grader.
+- Temporary files of checks and ranks lie in one folder. A guardian removes it if the grader was
+  killed, and what still uses it: a shell waits for the end of a pipe that only the grader holds.
+  It can't find a daemon that has closed all its files; that one only a living grader ends.
 - SIGTERM is a request like Ctrl-C (``processes.terminable``): one line, exit status 143.
 """
 
@@ -19,12 +20,21 @@ from collections.abc import Iterator
 from ..processes import become_subreaper, children, end_strays, not_for_children
 from ..virtual import reap_children
 
+# $0 is the folder; it is gone already unless the grader was killed. What still belongs to the
+# grading has a file in it open (forked processes: the folder itself), or TMPDIR set to it.
 _GUARDIAN = """
 trap '' HUP INT TERM
 read -r line
+[ -e "$0" ] || exit 0
 for each in 1 2 3 4 5 6 7 8 9; do
-    [ -e "$0" ] || exit 0
-    rm -rf -- "$0" || sleep 0.2
+    left=$(find /proc/[0-9]*/fd -lname "$0*" 2>/dev/null; grep -ls "TMPDIR=$0" /proc/[0-9]*/environ)
+    for path in $left; do
+        path=${path#/proc/}
+        kill -9 "${path%%/*}" 2>/dev/null
+    done
+    rm -rf -- "$0"
+    [ -z "$left" ] && [ ! -e "$0" ] && exit 0
+    sleep 0.1
 done
 """
 
@@ -56,6 +66,7 @@ def _temporary_files() -> Iterator[None]:
         cwd="/",
     )
     os.close(reading)
+    mark = os.open(folder, os.O_RDONLY)  # every process that is forked from this one has it
     not_for_children.append(writing)
     outside = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -67,6 +78,7 @@ def _temporary_files() -> Iterator[None]:
         if outside[0] is not None:
             os.environ["TMPDIR"] = outside[0]
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(mark)
         not_for_children.remove(writing)
         os.close(writing)
         guardian.wait()

@@ -159,11 +159,8 @@ class Session:
             left = blank_places(path, exercise.id)
         except SyntaxError as error:
             text = (error.text or "").strip()
-            return NotRun(
-                "error",
-                f"{name} is not valid Python: {error.msg}",
-                f"{name}:{error.lineno}: {text}",
-            )
+            line = f"{name}:{error.lineno}: {text}" if error.lineno else ""
+            return NotRun("error", f"{name} is not valid Python: {error.msg}", line)
         except (OSError, ValueError) as error:
             return NotRun("error", f"{name} can't be read: {error}")
         except (RecursionError, MemoryError):
