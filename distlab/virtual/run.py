@@ -32,7 +32,7 @@ from ..ranks import Options, RankFailure, RankResults
 from .child import Child, Settings
 from .cluster import Cluster, load_cluster
 
-GRACE = 2.0  # seconds that the child may take to report after its time is up
+GRACE = 5.0  # seconds that the child may take to report after its time is up
 
 
 class VirtualResults(RankResults):
