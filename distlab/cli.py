@@ -127,7 +127,7 @@ def _what_reset_blanks(exercise: Exercise, same: list[Exercise], now: str, blank
             return f"{e.id} (blank as it is)"
         return f"{e.id} ({entries.get(e.id, {}).get('verdict', 'not graded yet')})"
 
-    others = [state(e) for e in same if e is not exercise]
+    others = [state(e) for e in same if e.id != exercise.id]
     along = f"; with it, in the same file: {', '.join(others)}" if others else ""
     return f"reset makes {_short(exercise.template_path)} blank: {state(exercise)}{along}"
 

@@ -32,7 +32,8 @@ from .rank_proof import Proof
 from .ranks import Options, RankResults, fork_problem
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
-PATIENCE = 0.5  # seconds that a rank may take to show its stack
+ANSWER = 1.0  # seconds that a rank may take to show its stack
+BUSY = 30.0  # the same, as long as other programs have the processors
 SETTLE = 0.005  # seconds after which one that sleeps sleeps again
 KEPT_OUTPUT = 64 * 1024
 KEPT_STACKS = 1 << 24
@@ -304,8 +305,7 @@ class Watch:
             before = {m.rank: _time_on_processor(m.pid) for m in running}
             self._drain(pause)
             for member in running:
-                now = _time_on_processor(member.pid)
-                windows[member.rank] += now is None or now != before[member.rank]
+                windows[member.rank] += _has_run(member.pid, before[member.rank])
             if all(m.waiting and not windows[m.rank] for m in running):
                 break  # nothing runs that could be in a loop
             stacks = self._look(running)
@@ -325,10 +325,16 @@ class Watch:
         for member in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGUSR1)
-        end, left = time.monotonic() + PATIENCE, running
-        while left and time.monotonic() < end:
+        begun, left = time.monotonic(), running
+        had = {m.rank: _time_on_processor(m.pid) for m in running}
+        while left:
             time.sleep(0.002)
             left = [m for m in left if len(self._told(asked[m.rank], m)) == told[m.rank]]
+            waited = time.monotonic() - begun
+            if waited > ANSWER and not any(
+                waited < BUSY and _waits_for_processor(m.pid, had[m.rank]) for m in left
+            ):
+                break
         self.mute |= {m.rank for m in left}
         return {m.rank: self._told("stack", m)[shown[m.rank] :] for m in running}
 
@@ -383,12 +389,32 @@ class Watch:
             os.unlink(self.store)
 
 
-def _time_on_processor(pid: int) -> str | None:
-    """How long the main thread of a process has run; None where the system doesn't tell."""
+def _time_on_processor(pid: int) -> int | None:
+    """Nanoseconds that the main thread of a process has run; None where the system can't tell."""
     try:
-        return Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[0]
-    except (OSError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[0])
+    except (OSError, IndexError, ValueError):
         return None
+
+
+def _can_run(pid: int) -> bool:
+    """Whether the process runs, or would if other programs left it a processor."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2][0] == "R"
+    except (OSError, IndexError):
+        return False
+
+
+def _has_run(pid: int, before: int | None) -> bool:
+    """Whether it has run since, or is about to; taken for granted where the system can't tell."""
+    now = _time_on_processor(pid)
+    return now is None or now != before or _can_run(pid)
+
+
+def _waits_for_processor(pid: int, before: int | None) -> bool:
+    """Whether it has had too little time since to answer, because other programs had it."""
+    now = _time_on_processor(pid)
+    return now is not None and now - (before or 0) < ANSWER / 4 * 1e9 and _can_run(pid)
 
 
 def _spawn(

@@ -226,15 +226,16 @@ def _raw_keys() -> Iterator[bool]:
 
 
 def _key(seconds: float) -> str:
-    """The key pressed within ``seconds``, or an empty string; keys of several bytes are none."""
+    """The key pressed within ``seconds``, or an empty string; arrows and the like are none."""
     if not select.select([sys.stdin], [], [], seconds)[0]:
         return ""
     key = os.read(sys.stdin.fileno(), 1).decode(errors="replace")
-    if key == "\x1b":
-        while select.select([sys.stdin], [], [], 0)[0]:
-            os.read(sys.stdin.fileno(), 64)
-        return ""
-    return key or LEAVE[0]
+    if key != "\x1b":
+        return key or LEAVE[0]
+    last = ""  # "\x1b[1;5A": a sequence ends with a letter or ~
+    while select.select([sys.stdin], [], [], 0)[0] and not (last.isalpha() or last == "~"):
+        last = os.read(sys.stdin.fileno(), 1).decode(errors="replace")
+    return ""
 
 
 def _pause() -> str:

@@ -28,7 +28,7 @@ from rich.console import Console
 from distlab.grading import run
 out = Console(record=True, width=100, force_terminal=True, file=io.StringIO())
 out.print("[bold]$ python test_phase1.py[/]", highlight=False)
-run.console = lambda *args: out
+run.console = lambda *args, **kwargs: out
 run.main(1, [])
 svg = out.export_svg(title="a learner's terminal")
 open(sys.argv[1], "w").write(re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL))

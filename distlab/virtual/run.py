@@ -32,7 +32,7 @@ from ..ranks import Options, RankFailure, RankResults
 from .child import TIME_IS_UP, Child, Settings
 from .cluster import Cluster, load_cluster
 
-GRACE = 2.0  # seconds on its clock that the child may take to report after its time is up
+GRACE = 5.0  # seconds on its clock that the child may take to report after its time is up
 
 
 class VirtualResults(RankResults):
