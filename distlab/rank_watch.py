@@ -24,10 +24,11 @@ from . import rank_report
 from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
 from .program_clock import EVERY, ProgramClock
 from .rank_process import group_timeout, make_folder, rank_main
-from .rank_proof import Proof
+from .rank_proof import Proof, look
 from .ranks import Options, RankResults, fork_problem
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
+PATIENCE = 5.0  # the same, while nobody has told why a connection broke
 KEPT_OUTPUT = 64 * 1024
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -247,10 +248,21 @@ class Watch:
         return changed
 
     def _settle(self) -> None:
-        """Give the other ranks a moment to tell what happened to them; learn exit statuses."""
-        end = time.monotonic() + GRACE
-        while time.monotonic() < end and not all(m.finished for m in self.members):
-            self._read(0.02)
+        """Give the other ranks a moment to tell what happened to them; learn exit statuses.
+
+        Where all that is known is a connection that broke, who broke it will tell why: the others
+        are waited for until they have, or until nothing can come from them any more.
+        """
+        begun, seen = time.monotonic(), None
+        while not all(m.finished for m in self.members):
+            known = rank_report.cause_known(self.members)
+            if time.monotonic() - begun > (GRACE if known else PATIENCE):
+                break
+            changed = self._read(0.02)
+            state = None if known or changed else look(self.members)
+            if state is not None and state == seen:
+                break
+            seen = state
         self._read(0.0)
         for member in self.members:
             if member.closed and member.status is None:
@@ -275,11 +287,13 @@ class Watch:
         for member in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGUSR1)
-        time.sleep(0.05)
-        stacks = {}
-        for member in running:
-            with contextlib.suppress(OSError), open(f"{self.folder.name}/stack{member.rank}") as f:
-                stacks[member.rank] = f.read()
+        end, stacks = time.monotonic() + 2.0, dict[int, str]()
+        while time.monotonic() < end:  # on a busy machine it takes them a while to write
+            time.sleep(0.05)
+            before = stacks
+            stacks = {m.rank: _read_text(f"{self.folder.name}/stack{m.rank}") for m in running}
+            if stacks == before and all(stacks.values()):
+                break
         return stacks
 
     def _results(self) -> RankResults:
@@ -310,6 +324,13 @@ class Watch:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         self.folder.cleanup()
+
+
+def _read_text(path: str) -> str:
+    """What is in the file; nothing if it is not there (yet)."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+        return file.read()
+    return ""
 
 
 def _spawn(rank: int, world_size: int, *task: Any) -> subprocess.Popen[bytes]:

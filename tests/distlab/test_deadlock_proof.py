@@ -196,6 +196,20 @@ def test_a_real_deadlock_is_still_proved(idle: str) -> None:
         run_ranks(body, 2, timeout=60)
 
 
+def test_what_a_rank_has_forked_is_no_part_of_it() -> None:
+    """A worker has the rank's pipe and patches, and a lock that may be held: it says nothing."""
+
+    def body(ctx: RankContext) -> None:
+        if os.fork() == 0:
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            time.sleep(600)
+        time.sleep(0.3)
+        dist.recv(torch.zeros(1), 1 - ctx.rank)
+
+    with pytest.raises(RankFailure, match="deadlock: every rank that has not returned"):
+        run_ranks(body, 2, timeout=5)
+
+
 def test_without_proc_a_closed_group_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system tells nothing, a group that was destroyed may have news on its way."""
     monkeypatch.setattr(rank_proof, "PROC", Path("/nonexistent"))
