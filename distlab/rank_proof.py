@@ -16,6 +16,7 @@ between all of these looks, from where one comes next to where it has just been.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -178,19 +179,30 @@ class _Socket:
 
 
 def _sockets(members: list[Member]) -> list[tuple[set[str], list[_Socket], set[str]]]:
-    """Per rank: the sockets it has, the TCP table of its network, sockets of other kinds."""
+    """Per rank: the sockets it has made, the TCP table of its network, sockets of other kinds."""
+    inherited = _inodes(PROC / "self")  # this process's own, forked along
     tables: dict[str, tuple[list[_Socket], set[str]]] = {}
     found = []
     for member in members:
         home = PROC / str(member.pid)
-        links = [os.readlink(fd) for fd in (home / "fd").iterdir()]
-        own = {link[8:-1] for link in links if link.startswith("socket:[")}
+        own = _inodes(home) - inherited
         network = os.readlink(home / "ns/net")
         if network not in tables:
             lines = [line for name in TABLES for line in _rows(home / "net" / name)]
             others = [row.split() for name in OTHER_TABLES for row in _rows(home / "net" / name)]
             tables[network] = [_Socket(x) for x in lines], {word for row in others for word in row}
         found.append((own, *tables[network]))
+    return found
+
+
+def _inodes(home: Path) -> set[str]:
+    """The sockets of a process."""
+    found = set()
+    for fd in (home / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed just now; of /proc/self, the listing
+            link = os.readlink(fd)
+            if link.startswith("socket:["):
+                found.add(link[8:-1])
     return found
 
 

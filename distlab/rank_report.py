@@ -85,6 +85,14 @@ def failure(members: list[Member], options: Options) -> RankFailure:
     )
 
 
+def cause_known(members: list[Member]) -> bool:
+    """Whether a rank has died or raised anything else than that a connection broke."""
+    return any(
+        not BROKEN_LINK.search(str(m.error["message"])) if m.error else m.closed and not m.result
+        for m in members
+    )
+
+
 def _what(error: dict[str, object]) -> str:
     message = str(error["message"]).strip() or "(no message)"
     return f"{error['type']}: {message}"

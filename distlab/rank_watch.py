@@ -28,10 +28,11 @@ from .looks import PAUSES, endless_loop
 from .processes import become_subreaper, children, end_strays, exit_status
 from .program_clock import EVERY, ProgramClock
 from .rank_process import MAX_FRAME, group_timeout, rank_main
-from .rank_proof import Proof
+from .rank_proof import Proof, look
 from .ranks import Options, RankResults, fork_problem
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
+PATIENCE = 5.0  # the same, while nobody has told why a connection broke
 ANSWER = 1.0  # seconds that a rank may take to show its stack
 BUSY = 30.0  # the same, as long as other programs have the processors
 SETTLE = 0.005  # seconds after which one that sleeps sleeps again
@@ -274,10 +275,21 @@ class Watch:
         return changed
 
     def _settle(self) -> None:
-        """Give the other ranks a moment to tell what happened to them; learn exit statuses."""
-        end = time.monotonic() + GRACE
-        while time.monotonic() < end and not all(m.finished for m in self.members):
-            self._read(0.02)
+        """Give the other ranks a moment to tell what happened to them; learn exit statuses.
+
+        Where all that is known is a connection that broke, who broke it will tell why: the others
+        are waited for until they have, or until nothing can come from them any more.
+        """
+        begun, seen = time.monotonic(), None
+        while not all(m.finished for m in self.members):
+            known = rank_report.cause_known(self.members)
+            if time.monotonic() - begun > (GRACE if known else PATIENCE):
+                break
+            changed = self._read(0.02)
+            state = None if known or changed else look(self.members)
+            if state is not None and state == seen:
+                break
+            seen = state
         self._read(0.0)
         for member in self.members:
             if member.closed and member.status is None:

@@ -73,7 +73,7 @@ class Ledger(TorchDispatchMode):
         self.picture_from = 0.0
         self.region = ""
         self.learner_files = frozenset(learner_files)
-        self.emit = emit or (lambda kind, fields: None)
+        self.tell = emit or (lambda kind, fields: None)
         self.delays = delays
         self.random = random.Random(seed)
         self.pid = os.getpid()
@@ -171,6 +171,11 @@ class Ledger(TorchDispatchMode):
             self.in_flight[event.index] = Sending(tensors[0])
         self.emit("begin", vars(event))
         return event
+
+    def emit(self, kind: str, fields: dict[str, Any]) -> None:
+        """Tell the other process; a process that was forked from this one has nothing to tell."""
+        if os.getpid() == self.pid:
+            self.tell(kind, fields)
 
     def _wait(self, event: Event, patience: float | None = None) -> None:
         fields = {"index": event.index, "line": self._line(), "thread": _thread()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -73,6 +74,23 @@ def test_a_closed_connection_is_news(stopped: int) -> None:
         return found
 
     assert list(run_ranks(body, 3)) == ["broken", "arrived", "closed"]
+
+
+@LINUX
+def test_a_rank_that_was_killed_is_no_deadlock() -> None:
+    """Rank 0 kills rank 1, which waits for it, and waits for rank 1: that is a crash."""
+
+    def body(ctx: RankContext) -> None:
+        pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+        dist.all_gather(pids, torch.tensor([os.getpid()]))
+        if ctx.rank == 0:
+            asleep(int(pids[1]))
+            os.kill(int(pids[1]), signal.SIGKILL)
+        dist.recv(torch.zeros(1), 1 - ctx.rank)
+
+    with pytest.raises(RankFailure, match="rank 1 was killed by signal 9") as caught:
+        run_ranks(body, 2)
+    assert caught.value.kind == "crash"
 
 
 def test_a_wait_that_failed_is_over(tmp_path: Path) -> None:
@@ -194,6 +212,34 @@ def test_a_real_deadlock_is_still_proved(idle: str) -> None:
 
     with pytest.raises(RankFailure, match="deadlock: every rank that has not returned"):
         run_ranks(body, 2, timeout=60)
+
+
+@LINUX
+def test_sockets_of_the_grader_do_not_matter() -> None:
+    """A notebook's kernel, say, has sockets with unread bytes, and ranks inherit them."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as unconnected:
+        with socket.create_connection(server.getsockname()) as caller:
+            other, _ = server.accept()
+            other.sendall(b"unread")
+            other.close()
+            with pytest.raises(RankFailure, match="deadlock: every rank that has not returned"):
+                run_ranks(lambda ctx: dist.recv(torch.zeros(1), 1 - ctx.rank), 2, timeout=5)
+            assert caller.recv(9) == b"unread"
+        assert unconnected.fileno() > 0
+
+
+def test_what_a_rank_has_forked_is_no_part_of_it() -> None:
+    """A worker has the rank's pipe and patches, and a lock that may be held: it says nothing."""
+
+    def body(ctx: RankContext) -> None:
+        if os.fork() == 0:
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            time.sleep(600)
+        time.sleep(0.3)
+        dist.recv(torch.zeros(1), 1 - ctx.rank)
+
+    with pytest.raises(RankFailure, match="deadlock: every rank that has not returned"):
+        run_ranks(body, 2, timeout=5)
 
 
 def test_without_proc_a_closed_group_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
