@@ -30,7 +30,8 @@ train: env
 # the templates are the learner's: nothing written there fails the project's own tests
 test: env
 	@$(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
-	@$(RUN) -m pytest -q -n auto --maxprocesses 4 --dist worksteal --durations 30
+	@$(RUN) -m pytest -q -p distlab.suite -n auto --maxprocesses 5 --dist loadgroup \
+		--no-loadscope-reorder --durations 30
 
 lint: env
 	@$(RUN) -m ruff check .
