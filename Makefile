@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env demo gpt nodes train test lint bench
+.PHONY: env demo gpt nodes train test check lint bench
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -28,10 +28,22 @@ train: env
 	@NPROC_PER_NODE=2 ./launch_training.sh --config configs/digits.yaml --device cpu
 
 # the templates are the learner's: nothing written there fails the project's own tests
+LINT := $(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
+PYTEST := $(RUN) -m pytest -q -p distlab.suite -n auto --maxprocesses 5 --dist loadgroup \
+	--no-loadscope-reorder
+
 test: env
-	@$(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
-	@$(RUN) -m pytest -q -p distlab.suite -n auto --maxprocesses 5 --dist loadgroup \
-		--no-loadscope-reorder --durations 30
+	@$(LINT)
+	@$(PYTEST) --durations 30
+
+# under a minute, for the one who edits: lint, types, templates in step, the quick tests of the
+# toolkit, and one wrong implementation per exercise
+QUICK := course diagnose environment ledger memory suite timeline training_report virtual \
+	virtual_time warm
+check: env
+	@$(LINT)
+	@$(RUN) -m mypy
+	@$(PYTEST) --one-each tests/mutants $(QUICK:%=tests/distlab/test_%.py)
 
 lint: env
 	@$(RUN) -m ruff check .

@@ -3,14 +3,15 @@
 `make test` has one worker more than processors. One of them takes what mostly waits (a SLURM
 cluster, nodes behind slow links, restarts), and the others have the processors meanwhile. Long
 tests come first and wrong implementations, which are many and short, come last: no worker is left
-with a long test at the end.
+with a long test at the end. `make check` takes one wrong implementation per exercise
+(``--one-each``).
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,31 @@ def group(item: pytest.Item) -> str:
     return item.path.stem if _shares(item.path) else ""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make check` leaves out."""
+    parser.addoption("--one-each", action="store_true", help="one wrong program per exercise")
+
+
+def one_each(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Without all wrong implementations of an exercise but the first."""
+    seen: set[str] = set()
+    kept = []
+    for item in items:
+        mutant = item.callspec.params.get("mutant") if hasattr(item, "callspec") else None
+        if mutant is None or mutant.exercise not in seen:
+            kept.append(item)
+        if mutant is not None:
+            seen.add(mutant.exercise)
+    return kept
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     """Mark the groups before xdist looks at them; order at the end, whoever ordered before."""
+    if config.getoption("one_each"):
+        items[:] = one_each(items)
     for item in items:
         name = group(item)
         if name:

@@ -30,12 +30,21 @@ def test_what_waits_comes_first_on_one_worker_and_short_tests_last() -> None:
     waits = [item("tests/distlab/test_cluster_run.py", "w1")]
     waits += [item("tests/phase4/test_recovery_parts.py", "w2")]
     items = [*mutants, check, waits[0], notebook, shared, waits[1]]
-    hook = suite.pytest_collection_modifyitems(items)
+    options = SimpleNamespace(getoption=lambda name: False)
+    hook = suite.pytest_collection_modifyitems(options, items)
     next(hook)
     assert next(hook, None) is None
     assert [i.name for i in items] == ["w1", "w2", "notebook", "shared", "check", "2", "1", "0"]
     groups = ["waits", "waits", "", "test_imagenet_trainer", "", "", "", ""]
     assert [i.group for i in items] == groups
+
+
+def test_one_wrong_implementation_per_exercise() -> None:
+    items = [item("tests/mutants/test_mutants.py", name, "grader") for name in "abcd"]
+    for one, exercise in zip(items, ("1.1", "1.1", "1.2", "1.1"), strict=True):
+        one.callspec = SimpleNamespace(params={"mutant": SimpleNamespace(exercise=exercise)})
+    other = item("tests/mutants/test_mutants.py", "ids_are_unique")
+    assert [i.name for i in suite.one_each([*items, other])] == ["a", "c", "ids_are_unique"]
 
 
 def test_files_that_are_named_exist() -> None:
