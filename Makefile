@@ -1,9 +1,8 @@
 # `make demo` and `make test` need nothing but Python >= 3.10; they make .venv if it is missing.
 PYTHON ?= python3
 RUN := .venv/bin/python
-PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: env cpu demo gpt nodes train test test-oldest lint bench soak
+.PHONY: env cpu demo gpt nodes train test test-oldest check lint bench soak
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -33,15 +32,28 @@ train: env
 	@NPROC_PER_NODE=2 ./launch_training.sh --config configs/digits.yaml --device cpu
 
 # the templates are the learner's: nothing written there fails the project's own tests
+LINT := $(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
+PYTEST := -m pytest -q -p distlab.suite -n auto --maxprocesses 5 --dist loadgroup \
+	--no-loadscope-reorder
+
 test: env
-	@$(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
-	@$(RUN) -m pytest -q $(PARALLEL) --durations 30
+	@$(LINT)
+	@$(RUN) $(PYTEST) --durations 30
 
 # with the oldest torch that is supported, in an environment of its own; TESTS chooses, as in
 # make test-oldest TESTS=tests/phase1
 test-oldest:
 	@$(PYTHON) scripts/environment.py --oldest
-	@.venv-oldest/bin/python -m pytest -q $(PARALLEL) $(TESTS)
+	@.venv-oldest/bin/python $(PYTEST) $(TESTS)
+
+# under a minute, for the one who edits: lint, types, templates in step, the quick tests of the
+# toolkit, and one wrong implementation per exercise
+QUICK := course diagnose environment ledger memory suite timeline training_report virtual \
+	virtual_time warm
+check: env
+	@$(LINT)
+	@$(RUN) -m mypy
+	@$(RUN) $(PYTEST) --one-each tests/mutants $(QUICK:%=tests/distlab/test_%.py)
 
 lint: env
 	@$(RUN) -m ruff check .

@@ -170,7 +170,7 @@ def several_missing(case: Case) -> Diagnosis | None:
     shares = [case.share(rank) for rank in range(w)]
     subsets = [gone for count in range(2, w - 1) for gone in combinations(range(w), count)]
     found = case.best((gone, case.want - sum(shares[r] for r in gone)) for gone in subsets)
-    return found and Diagnosis("missing-rank", f"{_whose(found)} are missing")
+    return Diagnosis("missing-rank", f"{_whose(found)} are missing") if found else None
 
 
 def bias_counted(case: Case) -> Diagnosis | None:

@@ -258,7 +258,8 @@ def _traced(span: Span, tid: int, begin: float) -> list[dict[str, Any]]:
         "region": span.region,
     }
     head = {"pid": span.rank, "tid": tid, "ts": round((span.start - begin) * 1e6, 3)}
-    event = {**head, "ph": "X", "name": f"{span.name} {span.label}".strip(), "cat": span.lane}
+    name = f"{span.name} {span.label}".strip()
+    event: dict[str, Any] = {**head, "ph": "X", "name": name, "cat": span.lane}
     event["dur"] = round(span.seconds * 1e6, 3)
     event["args"] = {k: v for k, v in arguments.items() if v not in ("", None)}
     if span.message is None:

@@ -309,7 +309,7 @@ def _bubble(results: VirtualResults) -> float:
     shares = []
     for begin, end, log in _steps(results):
         rest = [Span(log.rank, "compute", n, a, b) for n, a, b in log.spans if a >= begin]
-        messages = []
+        messages: list[Span] = []
         for event in log.events:
             if event.start >= begin:
                 span = Span(log.rank, "communication", event.op, event.start, event.end or end)

@@ -1,0 +1,106 @@
+"""pytest plugin for the project's own tests on several workers: their order and who runs them.
+
+`make test` has one worker more than processors. One of them takes what mostly waits (a SLURM
+cluster, nodes behind slow links, restarts), and the others have the processors meanwhile. Long
+tests come first and wrong implementations, which are many and short, come last: no worker is left
+with a long test at the end. `make check` takes one wrong implementation per exercise
+(``--one-each``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from .course import root
+
+# minutes of waiting for time-outs, links and restarts, in one chain
+WAITS = (
+    "tests/deployment/test_slurm.py",
+    "tests/distlab/test_train_two_nodes.py",
+    "tests/distlab/test_cluster_run.py",
+    "tests/phase4/test_train_elastic.py",
+    "tests/phase4/test_imagenet_trainer_resume.py",
+    "tests/phase4/test_recovery*.py",
+    "tests/phase4/test_fault_tolerance_kills.py",
+)
+# 5 to 25 seconds of the processor's time in single tests
+LONG = (
+    "tests/notebooks/*.py",
+    "tests/phase4/test_imagenet_trainer*.py",
+    "tests/distlab/test_parallel_gpt.py",
+    "tests/distlab/test_references.py",
+    "tests/deployment/test_terraform.py",
+    "tests/alternatives/*.py",
+    "tests/distlab/*.py",
+)
+SHORT = ("tests/mutants/*.py",)
+
+
+def place(path: Path) -> int:
+    """When the tests of a file have their turn: 0 comes first."""
+    name = path.relative_to(root()) if path.is_relative_to(root()) else path
+    kinds = ((0, WAITS), (1, LONG), (3, SHORT))
+    return next((n for n, patterns in kinds if any(map(name.match, patterns))), 2)
+
+
+@functools.cache
+def _shares(path: Path) -> bool:
+    return 'scope="module"' in path.read_text(encoding="utf-8")
+
+
+def group(item: pytest.Item) -> str:
+    """The tests of a group go to one worker: those that share a run, and those that wait."""
+    if place(item.path) == 0:
+        return "waits"
+    if "grader" in getattr(item, "fixturenames", ()):
+        return ""  # a warm grader per worker costs less than to leave the others idle
+    return item.path.stem if _shares(item.path) else ""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make check` leaves out."""
+    parser.addoption("--one-each", action="store_true", help="one wrong program per exercise")
+
+
+def one_each(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Without all wrong implementations of an exercise but the first."""
+    seen: set[str] = set()
+    kept = []
+    for item in items:
+        mutant = item.callspec.params.get("mutant") if hasattr(item, "callspec") else None
+        if mutant is None or mutant.exercise not in seen:
+            kept.append(item)
+        if mutant is not None:
+            seen.add(mutant.exercise)
+    return kept
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Mark the groups before xdist looks at them; order at the end, whoever ordered before."""
+    if config.getoption("one_each"):
+        items[:] = one_each(items)
+    for item in items:
+        name = group(item)
+        if name:
+            item.add_marker(pytest.mark.xdist_group(name))
+    yield
+    last = place(root() / "tests" / "mutants" / "test_mutants.py")
+    counted = list(enumerate(items))
+    # the wrong implementations backwards: those of phase 4 take longest
+    counted.sort(key=lambda pair: (p := place(pair[1].path), -pair[0] if p == last else pair[0]))
+    items[:] = [item for _, item in counted]
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: it runs what waits."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return (len(usable) or os.cpu_count() or 1) + 1

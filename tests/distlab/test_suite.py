@@ -1,0 +1,54 @@
+"""How the project's own tests are spread over workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from distlab import suite
+from distlab.course import root
+
+
+class Item(SimpleNamespace):
+    """As much of a test as the plugin looks at."""
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.group = mark.args[0]
+
+
+def item(file: str, name: str, *fixtures: str) -> Item:
+    return Item(path=root() / file, name=name, fixturenames=fixtures, group="")
+
+
+def test_what_waits_comes_first_on_one_worker_and_short_tests_last() -> None:
+    mutants = [item("tests/mutants/test_mutants.py", str(n), "grader") for n in range(3)]
+    check = item("tests/phase1/test_trainer.py", "check")
+    notebook = item("tests/notebooks/test_notebooks.py", "notebook")
+    shared = item("tests/phase4/test_imagenet_trainer.py", "shared")
+    waits = [item("tests/distlab/test_cluster_run.py", "w1")]
+    waits += [item("tests/phase4/test_recovery_parts.py", "w2")]
+    items = [*mutants, check, waits[0], notebook, shared, waits[1]]
+    options = SimpleNamespace(getoption=lambda name: False)
+    hook = suite.pytest_collection_modifyitems(options, items)
+    next(hook)
+    assert next(hook, None) is None
+    assert [i.name for i in items] == ["w1", "w2", "notebook", "shared", "check", "2", "1", "0"]
+    groups = ["waits", "waits", "", "test_imagenet_trainer", "", "", "", ""]
+    assert [i.group for i in items] == groups
+
+
+def test_one_wrong_implementation_per_exercise() -> None:
+    items = [item("tests/mutants/test_mutants.py", name, "grader") for name in "abcd"]
+    for one, exercise in zip(items, ("1.1", "1.1", "1.2", "1.1"), strict=True):
+        one.callspec = SimpleNamespace(params={"mutant": SimpleNamespace(exercise=exercise)})
+    other = item("tests/mutants/test_mutants.py", "ids_are_unique")
+    assert [i.name for i in suite.one_each([*items, other])] == ["a", "c", "ids_are_unique"]
+
+
+def test_files_that_are_named_exist() -> None:
+    """A file that was renamed would wait beside the others again."""
+    for pattern in (*suite.WAITS, *suite.LONG, *suite.SHORT):
+        assert list(Path(root()).glob(pattern)), pattern
+    assert suite.pytest_xdist_auto_num_workers() >= 2
