@@ -173,7 +173,7 @@ class Watcher:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _grade(exercise: Exercise, parent: int, folder: str, mask: set[signal.Signals]) -> None:
+def _grade(exercise: Exercise, parent: int, folder: str, mask: set[int | signal.Signals]) -> None:
     """The child: grade, print the report, never return."""
     status = 1
     try:
