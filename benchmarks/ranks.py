@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from distlab.ranks import RankContext, run_ranks
+from given.process_group import process_group
 
 from .common import Table, in_turn, seconds, spread
 
@@ -36,13 +37,11 @@ def forked(world_size: int) -> None:
 
 def _spawned_rank(rank: int, world_size: int, store: str, results: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
-    )
-    tensor = torch.full((NUMEL,), float(rank))
-    dist.all_reduce(tensor)
-    results.put((rank, tensor.tolist()))
-    dist.destroy_process_group()
+    where = {"init_method": f"file://{store}", "rank": rank, "world_size": world_size}
+    with process_group("gloo", **where):
+        tensor = torch.full((NUMEL,), float(rank))
+        dist.all_reduce(tensor)
+        results.put((rank, tensor.tolist()))
 
 
 def spawned(world_size: int) -> None:

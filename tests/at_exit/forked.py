@@ -4,12 +4,11 @@
 
 torchrun would import torch in every rank. What programs do from ``main()`` to their end is the
 same: a rank joins by torchrun's environment, reports its threads to FOLDER/<program>, and Python
-shuts down. Prints the exit status of each rank, by program, as JSON.
+shuts down. The exit statuses of the ranks, by program, go to FOLDER/statuses.json.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -29,8 +28,7 @@ def rank_main(module: str, arguments: list[str], folder: Path) -> None:
     sys.argv = [module, *arguments]
     watch = at_exit.Watch()
     watch.start(distributed_c10d)
-    with contextlib.redirect_stdout(sys.stderr):
-        importlib.import_module(module).main()
+    importlib.import_module(module).main()
     watch.write(str(folder))
 
 
@@ -76,7 +74,7 @@ def main() -> None:
         statuses[module] = run(module, arguments, world_size, folder / module)
         if statuses[module] is None:
             return
-    print(json.dumps(statuses))
+    (folder / "statuses.json").write_text(json.dumps(statuses))
 
 
 if __name__ == "__main__":

@@ -53,18 +53,18 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, lis
         [sys.executable, str(script), str(folder), json.dumps(wanted)],
         cwd=root(),
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     ) as process:
         try:
-            output, errors = process.communicate(timeout=120)
+            said = process.communicate(timeout=240)[0]
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # ranks that hang, and the store's server
-    assert process.returncode == 0, errors
-    return folder, json.loads(output)
+    assert process.returncode == 0, said
+    return folder, json.loads((folder / "statuses.json").read_text())
 
 
 @needs_proc

@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from given.process_group import join_group
+
 from .elastic import adapt
 from .resume import Position
 
@@ -47,7 +49,7 @@ def fresh_store(store, rank, world_size, timeout=300.0):
 def join(backend="gloo", timeout=timedelta(minutes=10)):
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     store, name = fresh_store(store, rank, world_size, timeout.total_seconds())
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    join_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return name
 
 
