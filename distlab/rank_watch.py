@@ -286,7 +286,8 @@ class Watch:
             if time.monotonic() - begun > (GRACE if known else PATIENCE):
                 break
             changed = self._read(0.02)
-            state = None if known or changed else look(self.members)
+            all_wait = all(m.finished or m.waiting for m in self.members)
+            state = look(self.members) if all_wait and not (known or changed) else None
             if state is not None and state == seen:
                 break
             seen = state

@@ -220,7 +220,8 @@ def _loops(world: World) -> dict[int, str]:
     left = [rank for rank in scheduler.ranks if rank.thread is not None and not rank.finished]
     if scheduler.deadlocked or world.mismatch is not None or not left:
         return {}
-    asleep = {r.index: world.states[r.index].looks for r in left if r.clock > world.patience}
+    late = {r.index: world.states[r.index].looks for r in left if r.clock > world.patience}
+    asleep = {rank: looks for rank, looks in late.items() if looks.count}  # not: in messages
     looks = asleep or {rank.index: Looks() for rank in left}
     moving = set(asleep)
     before = {rank.index: _position(world, rank) for rank in left}
