@@ -99,7 +99,7 @@ def graded(folder: Path, exercise: str, check: str, tier: str) -> ExerciseResult
         device="cpu",
         exercises=(exercise,),
         checks=(check,),
-        trusted=True,
+        known=frozenset(e.id for e in load_course().exercises) - {exercise},
         tier=tier,
     )
     report = grade(1, request)
