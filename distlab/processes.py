@@ -103,6 +103,22 @@ def exit_status(pid: int) -> int | None:
     return None
 
 
+def forget_descriptors(kept: Collection[int]) -> None:
+    """For a forked child: what the parent has open is closed to code that runs here.
+
+    Each descriptor leads to nowhere from now on, instead of being free: an object that still has
+    its number can't close another file. What the system does not list stays open.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    with contextlib.suppress(FileNotFoundError):
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2 and fd not in kept and fd != nowhere:
+                with contextlib.suppress(OSError):  # that of the listing is closed by now
+                    os.fstat(fd)
+                    os.dup2(nowhere, fd)
+    os.close(nowhere)
+
+
 def end_strays(expected: Collection[int]) -> list[int]:
     """Kill every process that has come to this one, except for the children ``expected``.
 

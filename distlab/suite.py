@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from .course import root
 
@@ -49,17 +52,29 @@ def place(path: Path) -> int:
 
 
 @functools.cache
-def _shares(path: Path) -> bool:
-    return 'scope="module"' in path.read_text(encoding="utf-8")
+def group(path: Path) -> str:
+    """The tests of a group go to one worker: those that share a run, and those that wait.
 
-
-def group(item: pytest.Item) -> str:
-    """The tests of a group go to one worker: those that share a run, and those that wait."""
-    if place(item.path) == 0:
+    A warm grader is shared as well, but one per worker costs less than to leave the others idle.
+    """
+    if place(path) == 0:
         return "waits"
-    if "grader" in getattr(item, "fixturenames", ()):
-        return ""  # a warm grader per worker costs less than to leave the others idle
-    return item.path.stem if _shares(item.path) else ""
+    text = path.read_text(encoding="utf-8")
+    shares = re.search(r'scope="(module|session)"', text) and "WarmGrader" not in text
+    return path.stem if shares else ""
+
+
+class Groups(LoadScopeScheduling):
+    """Hands out whole groups, and all other tests one by one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(root() / nodeid.partition("::")[0]) or nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    """Who runs what, in the order of the tests (with ``--no-loadscope-reorder``)."""
+    return Groups(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,13 +99,9 @@ def one_each(items: list[pytest.Item]) -> list[pytest.Item]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
-    """Mark the groups before xdist looks at them; order at the end, whoever ordered before."""
+    """Order at the end, whoever ordered before."""
     if config.getoption("one_each"):
         items[:] = one_each(items)
-    for item in items:
-        name = group(item)
-        if name:
-            item.add_marker(pytest.mark.xdist_group(name))
     yield
     last = place(root() / "tests" / "mutants" / "test_mutants.py")
     counted = list(enumerate(items))

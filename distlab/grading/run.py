@@ -26,6 +26,7 @@ from ..processes import (
     children,
     die_with_parent,
     end_strays,
+    forget_descriptors,
     not_for_children,
     terminable,
 )
@@ -186,6 +187,7 @@ def grade(phase: int, request: Request) -> Report:
         status = 1
         try:
             not_for_children.append(writing)
+            forget_descriptors({writing})
             with terminable():
                 die_with_parent(parent, signal.SIGTERM)
                 report = run_session(chosen, request)

@@ -285,3 +285,20 @@ def test_a_broken_editor_lock_is_no_deleted_file(tmp_path: Path) -> None:
     check = "test_epochs_differ_and_repeat"
     report = grade(1, Request(impl=str(tmp_path), exercises=("1.1",), checks=(check,)))
     assert report.exercises[0].verdict == "pass"
+
+
+def test_a_grading_has_no_descriptors_of_its_caller(tmp_path: Path) -> None:
+    """What learner code writes to all of them does not reach the process that asked."""
+    text = root() / "solutions" / "phase1_data_parallel" / "data_loader.py"
+    junk = "import os\nfor fd in range(3, 60):\n    try: os.write(fd, b'junk')\n"
+    junk += "    except OSError: pass\n"
+    (tmp_path / "data_loader.py").write_text(text.read_text(encoding="utf-8") + junk)
+    (tmp_path / "trainer.py").write_text("")
+    reading, writing = os.pipe()
+    try:
+        grade(1, Request(impl=str(tmp_path), device="cpu", exercises=("1.1",)))
+    finally:
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            received = pipe.read()
+    assert received == b""

@@ -142,4 +142,5 @@ def test_virtual_ranks_that_never_end_are_ended(hangs: str) -> None:
         run_virtual(body, 3, seed=1, timeout=0.5, learner_files=(__file__,))
     assert caught.value.kind == "hang"
     if hangs == "in Python":
-        assert "rank 1 is in a loop that does not end   at test_program_clock.py" in caught.value.message
+        told = "rank 1 is in a loop that does not end   at test_program_clock.py"
+        assert told in caught.value.message
