@@ -48,8 +48,7 @@ def watch(course: Course, exercise_id: str | None, out: Console) -> int:
     _load_what_graders_need()
     from .grading.lifetime import contained
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+    signal.signal(signal.SIGHUP, _leave)  # the terminal is gone; SIGTERM is the caller's matter
     with contained(), _raw_keys() as has_keys:
         watcher = Watcher(course, current, out, has_keys)
         try:

@@ -172,12 +172,11 @@ def test_packages_are_those_that_ci_installs() -> None:
 def test_obstacle_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "solutions.phase4_production.deployment.slurm_cluster"
     monkeypatch.setattr(f"{module}.PROGRAMS", ("no-such-daemon", "sh"))
-    monkeypatch.setattr(sys, "platform", "linux")
     assert obstacle() == (
         f"a virtual SLURM cluster needs no-such-daemon (apt install {PACKAGES})"
     )
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert obstacle() == "a virtual SLURM cluster needs Linux, this is darwin"
+    monkeypatch.setattr(f"{module}.Path", lambda path: Path("/nowhere" + path))
+    assert obstacle() == "a virtual SLURM cluster needs /proc, and this system has none (Linux has)"
 
 
 def test_environment_is_private(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def from_code(impl: str) -> int:
 
 def watched(impl: str) -> int:
     """``distlab watch``, which forks a grader."""
-    grading.main = lambda phase, args: run.main(phase, [*args, "--impl", impl])
+    grading.main = lambda phase, args, **how: run.main(phase, [*args, "--impl", impl], **how)
     return cli.main(["watch", "1.1"])
 
 

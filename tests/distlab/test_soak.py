@@ -16,6 +16,7 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 from benchmarks import soak, soak_book, soak_page
 from benchmarks.soak_book import Book, Verdict, upper_bound
 from distlab.course import load_course, root
+from distlab.processes import is_ending
 
 KEY = ["check", "code", "toolkit"]
 
@@ -182,7 +183,7 @@ def test_what_is_interrupted_does_not_count_and_leaves_nothing(tmp_path: Path, n
     assert process.returncode == (130 if number == signal.SIGINT else -9)
     if number == signal.SIGINT:
         assert "does not count" in out
-    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in alive):
+    while time.monotonic() < end and not all(map(is_ending, alive)):
         time.sleep(0.05)
-    assert not [pid for pid in alive if Path(f"/proc/{pid}").exists()]
+    assert all(map(is_ending, alive))
     assert not book.exists() or not json.loads(book.read_text())["counts"]

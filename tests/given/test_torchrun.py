@@ -19,6 +19,7 @@ import pytest
 import torch.distributed.run  # once here, not in every agent
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from distlab.processes import is_ending
 from given import torchrun as given_torchrun
 from given.torchrun import Ending, torchrun
 
@@ -243,8 +244,5 @@ def test_agents_that_do_not_meet_end_with_a_line(
 
 
 def exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    """Whether it runs: one that has ended may still wait for the process that inherited it."""
+    return not is_ending(pid)

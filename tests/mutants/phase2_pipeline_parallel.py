@@ -340,7 +340,7 @@ MUTANTS = [
         exercise="2.10",
         bug="a send is waited for at once: the sender stands still while the receiver computes",
         find=ISEND,
-        replace=ISEND + "        handle.wait()\n",
+        replace=ISEND + "        handle.wait()\n        return\n",
         killed_by=OVERLAP,
         cause="slower",
     ),
@@ -350,6 +350,12 @@ MUTANTS = [
         bug="a receive is waited for where it is posted: nothing comes in during compute",
         find="            self.arriving[step] = buffer, handle\n",
         replace="            handle.wait()\n            self.arriving[step] = buffer, handle\n",
+        patches=(
+            (
+                "        buffer, handle = self.arriving.pop(receive)\n        handle.wait()\n",
+                "        buffer, _ = self.arriving.pop(receive)\n",
+            ),
+        ),
         killed_by=OVERLAP,
         cause="slower",
     ),

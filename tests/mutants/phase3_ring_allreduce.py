@@ -495,6 +495,7 @@ MUTANTS = [
         "                for _, _, handles in started:\n"
         "                    for handle in handles:\n"
         "                        handle.wait()\n"
+        "                    handles.clear()\n"
         "                while started:\n"
         "                    finish(*started.popleft())\n",
         killed_by=HIDDEN,
