@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pip
 import pytest
 
 from distlab.course import root
@@ -257,7 +257,9 @@ def own(course: ModuleType) -> Callable[..., str]:
     found = course.Environment()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", found.folder], check=True)
     purelib = course.ask(found.python, "import sysconfig; print(sysconfig.get_path('purelib'))")
-    (Path(purelib) / "pip").symlink_to(Path(pip.__file__).parent)  # making one takes seconds
+    # making one takes seconds; importing it here would take setuptools' distutils from others
+    pip = importlib.metadata.distribution("pip").locate_file("pip")
+    (Path(purelib) / "pip").symlink_to(pip)
 
     def run(*arguments: str) -> str:
         if arguments:
