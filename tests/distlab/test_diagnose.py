@@ -289,3 +289,13 @@ def test_tolerance_covers_every_order_of_summation(terms: int, dtype: torch.dtyp
         for i in order.tolist():
             total = total + parts[i]
         assert bool(((total.double() - exact).abs() <= rtol * scale).all())
+
+
+def test_rounding_has_no_factor() -> None:
+    """Noise below the tolerance is a small multiple of anything."""
+    generator = torch.Generator().manual_seed(3)
+    want, noise = torch.randn(2, 18, dtype=torch.float64, generator=generator)
+    found = explain(1e-11 * noise, want, atol=1e-10, rtol=1e-10)
+    assert found is not None
+    assert found.cause == "wrong"
+    assert explain(1e-3 * want, want, atol=1e-10, rtol=1e-10).cause == "scaled"
