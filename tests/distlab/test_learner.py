@@ -30,6 +30,7 @@ from distlab.grading.report import LIKELY, print_report
 from distlab.grading.session import Request
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
 from distlab.mutants import all_mutants, patched
+from distlab.processes import descendants
 
 COURSE = load_course()
 SOLUTIONS = root() / "solutions" / "phase1_data_parallel"
@@ -112,15 +113,6 @@ def watch_command(course: Path, exercise: str) -> tuple[list[str], dict[str, str
     return [sys.executable, "-m", "distlab", "watch", exercise], os.environ | own
 
 
-def descendants(pid: int) -> set[int]:
-    """The processes that ``pid`` has started, and theirs."""
-    found = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found |= {child} | descendants(child)
-    return found
-
-
 @pytest.fixture
 def watching(course: Path) -> Iterator[Terminal]:
     """``distlab watch 1.1`` in a terminal, where 1.1 is in a loop that does not end."""
@@ -181,7 +173,7 @@ def test_watching(watching: Terminal, course: Path) -> None:
     watching.press("n")
     watching.wait("grading 1.2")
     watching.wait("1.1 (on which 1.2 builds) check 1 of")
-    left = descendants(watching.pid) if sys.platform == "linux" else set()
+    left = set(descendants(watching.pid)) if sys.platform == "linux" else set()
     assert left or sys.platform != "linux"
     watching.press("q")
     assert watching.status() == 0

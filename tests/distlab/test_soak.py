@@ -16,7 +16,7 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 from benchmarks import soak, soak_book, soak_page
 from benchmarks.soak_book import Book, Verdict, upper_bound
 from distlab.course import load_course, root
-from distlab.processes import is_ending
+from distlab.processes import descendants, is_ending
 
 KEY = ["check", "code", "toolkit"]
 
@@ -165,13 +165,6 @@ def test_what_is_interrupted_does_not_count_and_leaves_nothing(tmp_path: Path, n
     command = [sys.executable, "-m", "benchmarks.soak", "--book", str(book)]
     command += ["--loaded", "--busy", "1", "--phases", "1", "--solutions"]
     process = subprocess.Popen(command, cwd=root(), stdout=subprocess.PIPE, text=True)
-
-    def descendants(pid: int) -> list[int]:
-        found = []
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in map(int, task.read_text().split()):
-                found += [child, *descendants(child)]
-        return found
 
     end, wanted = time.monotonic() + 120, os.cpu_count() + 1
     while len(alive := descendants(process.pid)) < wanted:  # busy ones and the grader
