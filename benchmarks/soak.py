@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from distlab.course import Exercise, load_course, root
+from distlab.processes import die_with_parent
 
 from . import soak_page
 from .soak_book import Book, Verdict, key_of
@@ -135,10 +135,17 @@ def graded(subject: Subject, seed: int, limit: float = LIMIT) -> list[dict[str, 
 
 
 def _fork() -> int:
-    """``os.fork``; an interrupt comes before or after it: inside, Python would lose it."""
+    """``os.fork``, for a child that ends with this process.
+
+    An interrupt comes before or after it: inside, Python would lose it.
+    """
+    parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return os.fork()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+        return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -150,7 +157,6 @@ def _answer(call: Callable[[], Any], pipe: int, limit: float) -> None:
     status = 1
     try:
         os.setsid()
-        _end_with_parent()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(limit))
         text = json.dumps(call())
@@ -173,11 +179,6 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
     """``count`` processes that do nothing but compute; they end with the context or with us."""
@@ -186,7 +187,6 @@ def busy(count: int) -> Iterator[None]:
         for _ in range(count):
             pid = _fork()
             if pid == 0:
-                _end_with_parent()
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 while True:
                     pass
