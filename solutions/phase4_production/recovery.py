@@ -322,7 +322,7 @@ class Watchdog:
         # Step 16: a process that is stopped by SIGSTOP or holds the interpreter's lock is killed
         folder, attempt = self.heartbeat.folder, self.heartbeat.latest.attempt
         path = folder / f"report-{attempt}.txt"
-        patience = time.monotonic() + 3 * self.interval
+        patience = time.monotonic() + 8 * self.interval
         try:
             os.close(os.open(path.with_suffix(".author"), os.O_CREAT | os.O_EXCL))
         except FileExistsError:

@@ -117,7 +117,7 @@ MUTANTS = [
         WAIT,
         "        trees",
         ONE,
-        "exception",
+        "overtaken",
     ),
     mutant(
         "stall-of-copy",

@@ -161,7 +161,7 @@ class Watchdog:
         stack = traceback.format_stack(sys._current_frames()[self.main])
         (self.heartbeat.folder / f"stack{rank}").write_text("".join(stack))
         if rank == author:
-            time.sleep(3 * self.interval)
+            time.sleep(8 * self.interval)
             self.write(what, blamed)
         else:
             end = time.monotonic() + 8 * self.interval
