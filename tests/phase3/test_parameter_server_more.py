@@ -254,16 +254,17 @@ def test_models_that_differ_are_refused(impl, run):
 def test_fit_trains_in_all_three_ways(impl, run, seed):
     """fit() with each kind of server, in a group: every batch counts, the loss goes down."""
 
-    def body(ctx, staleness):
+    def body(ctx, staleness, lr):
         group = dist.new_group([1, 2, 3, 4])
         if ctx.rank == 0:
             return [{}]
         own = batches(seed, ctx.rank % 2, 4)
-        options = {"servers": 2, "lr": LR, "staleness": staleness, "group": group}
+        options = {"servers": 2, "lr": lr, "staleness": staleness, "group": group}
         return [impl.fit(network(seed), own, **options)]
 
-    for staleness in (None, INFINITY, 1):
-        got = gathered(run(body, 5, staleness)[1:], 2)
+    # small steps go down in any order; after large ones the loss may be higher
+    for staleness, lr in ((None, LR), (INFINITY, LR / 10), (1, LR / 10)):
+        got = gathered(run(body, 5, staleness, lr)[1:], 2)
         expect_equal(len(got), 6, what=f"keys that fit(staleness={staleness}) returns on servers")
         model = network(seed)
         data = [batch for worker in (0, 1) for batch in batches(seed, worker, 4)]
@@ -273,7 +274,7 @@ def test_fit_trains_in_all_three_ways(impl, run, seed):
             if values:
                 model.load_state_dict(values)
             losses.append(float(torch.nn.functional.cross_entropy(model(inputs), targets)))
-        if not losses[1] < losses[0]:
+        if staleness is not None and not losses[1] < losses[0]:
             problem = f"fit(staleness={staleness}): loss {losses[0]:.4f} before, {losses[1]:.4f}"
             fail(problem, cause="not-learning")
         for name, value in in_rounds(seed, [4, 4])[0].items() if staleness is None else ():
