@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -37,9 +38,9 @@ PATIENCE = 180.0  # seconds until something must have happened on a machine that
 class Cluster:
     """A virtual cluster, and one training's checkpoints and logs."""
 
-    def __init__(self, folder: Path, work: Path) -> None:
-        self.folder, self.work = folder, work
-        self.environment = start(folder)
+    def __init__(self, folder: Path, work: Path, gpus: int) -> None:
+        self.folder, self.work, self.gpus = folder, work, gpus
+        self.environment = start(folder, gpus=gpus)
         path = f"{Path(sys.executable).parent}{os.pathsep}{self.environment['PATH']}"
         self.environment |= {"PATH": path, "OMP_NUM_THREADS": "1"}
 
@@ -66,17 +67,18 @@ class Cluster:
         assert found == 1
         (self.work / "config.yaml").write_text(text, encoding="utf-8")
 
-    def submit(self, *trainer: str, ranks: int = 2) -> str:
-        """Hand in the job as it is, on two nodes with ``ranks`` GPUs each; its number."""
+    def submit(self, *trainer: str) -> str:
+        """Hand in the job as it is, on two nodes with all GPUs of each; its number."""
         self.configure(None)
         answer = self.call(
-            *("sbatch", "--parsable", f"--gpus-per-node={ranks}"),
+            *("sbatch", "--parsable", f"--gpus-per-node={self.gpus}"),
             *(f"--output={self.work}/job-%j.log", str(SCRIPT)),
             *("--config", f"{self.work}/config.yaml", "--data", "synthetic"),
             *("--checkpoints", f"{self.work}/checkpoints", "--logs", f"{self.work}/logs"),
             # one data worker: without cgroups SLURM signals every process of a job, it too
             *("--workers", "1", "--save-every", "0", "--watchdog-seconds", "300", *trainer),
             MASTER_PORT=str(free_ports(1)[0]),
+            NPROC_PER_NODE="3",  # where there are GPUs they count
         )
         return answer.strip()
 
@@ -113,14 +115,21 @@ class Cluster:
         self.wait(number, "training", lambda: metrics.exists() and metrics.stat().st_size > 0)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+@contextlib.contextmanager
+def running(gpus: int) -> Iterator[Cluster]:
+    """A cluster of nodes with so many GPUs each."""
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:  # short, as sockets need it
-        cluster = Cluster(Path(folder) / "c", Path(folder) / "work")
+        cluster = Cluster(Path(folder) / "c", Path(folder) / "work", gpus)
         try:
             yield cluster
         finally:
             stop(cluster.folder)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running(gpus=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -144,7 +153,7 @@ def test_preempted_job_saves_is_requeued_and_goes_on_to_its_end(own: Cluster) ->
 
     The first life has no end. Before the second one begins, it learns of its last step.
     """
-    number = own.submit("--epochs", "100000", "--log-every", "1", ranks=1)
+    number = own.submit("--epochs", "100000", "--log-every", "1")
     own.wait_for_step(number)
     own.begin_jobs(False)
     own.call("scancel", "--batch", "--signal=USR1", number)
@@ -177,16 +186,19 @@ def test_refused_job_ends_with_the_refusal_and_is_not_requeued(own: Cluster) -> 
 
 @needs_slurm
 @pytest.mark.skipif("DISTLAB_SLOW" not in os.environ, reason="a minute: DISTLAB_SLOW=1 runs it")
-def test_job_of_a_dead_node_goes_on_elsewhere(own: Cluster) -> None:
-    number = own.submit("--epochs", "100000", "--log-every", "1", "--save-every", "20")
-    own.wait_for_step(number)
-    own.wait(number, "a checkpoint", lambda: any((own.work / "checkpoints").glob("*/COMPLETE")))
-    first, second = own.call("scontrol", "show", "hostnames", own.job(number)["NodeList"]).split()
-    fail_node(own.folder, second)
-    own.wait(number, "the way back", lambda: own.job(number)["Restarts"] == "1")
-    own.wait(number, "going on", lambda: saved_step(own.log(number), 4) > 0)
-    assert second not in own.call("scontrol", "show", "hostnames", own.job(number)["NodeList"])
-    own.call("scancel", number)
+def test_job_of_a_dead_node_goes_on_elsewhere() -> None:
+    """With two ranks on each node."""
+    with running(gpus=2) as own:
+        number = own.submit("--epochs", "100000", "--log-every", "1", "--save-every", "20")
+        own.wait_for_step(number)
+        checkpoints = own.work / "checkpoints"
+        own.wait(number, "a checkpoint", lambda: any(checkpoints.glob("*/COMPLETE")))
+        names = own.job(number)["NodeList"]
+        _, second = own.call("scontrol", "show", "hostnames", names).split()
+        fail_node(own.folder, second)
+        own.wait(number, "the way back", lambda: own.job(number)["Restarts"] == "1")
+        own.wait(number, "going on", lambda: saved_step(own.log(number), 4) > 0)
+        assert second not in own.call("scontrol", "show", "hostnames", own.job(number)["NodeList"])
 
 
 def test_packages_are_those_that_ci_installs() -> None:
