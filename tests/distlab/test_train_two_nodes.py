@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import distributed_c10d
 
-from distlab.course import root
-from distlab.netcluster import cluster_obstacle, run_cluster
+from distlab.netcluster import Network, cluster_obstacle, run_cluster
+from distlab.ranks import RankContext, run_ranks
+from solutions.phase3_multi_node import train_two_nodes
+from tests.at_exit import sitecustomize as at_exit
 from tests.at_exit.expected import environment, no_threads_left
+from tests.forked_agents import start
 
 OBSTACLE = cluster_obstacle()
 needs_cluster = pytest.mark.skipif(OBSTACLE is not None, reason=f"needs a cluster: {OBSTACLE}")
@@ -35,19 +39,34 @@ STATE = {  # bytes per parameter on the fullest rank; the units' padding is the 
 }
 
 
+def trained(arguments: list[str], rate: str, ends: Path) -> str:
+    """What two nodes of two ranks print, all forked; ``ends``: what was left of their groups."""
+    environ = environment(ends)
+    with Network(2, rate=rate) as network:
+        environ |= {"MASTER_ADDR": network.addresses[0], "MASTER_PORT": "29500"}
+
+        def body(ctx: RankContext) -> None:
+            os.environ.update(environ, RANK=str(ctx.rank), WORLD_SIZE="4")
+            sys.argv = [MODULE, *arguments]
+            watch = at_exit.Watch()
+            watch.start(distributed_c10d)
+            train_two_nodes.main()
+            watch.write(str(ends))
+
+        placed = network.placement((0, 0, 1, 1))
+        done = run_ranks(body, 4, enter=placed, process_group=False, ledger=False, timeout=240.0)
+    return "".join(done.output)
+
+
 @needs_cluster
-def test_knowing_the_nodes_saves_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knowing_the_nodes_saves_bytes(tmp_path: Path) -> None:
     """Bytes by the link's counter, not times: those depend on what else the machine does."""
-    for name, value in environment(tmp_path / "ends").items():
-        monkeypatch.setenv(name, value)
     numbers, picture = tmp_path / "nodes.json", tmp_path / "nodes.png"
-    command = ["python", "-m", MODULE, "--every=5", "--cnn-steps=10", "--gpt-steps=10"]
-    done = run_cluster(
-        [*command, f"--json={numbers}", f"--plot={picture}"], rate="500mbit", timeout=240
-    )
-    assert done.status == 0, done.stderr
+    arguments = ["--every=3", "--cnn-steps=6", "--gpt-steps=6"]
+    files = [f"--json={numbers}", f"--plot={picture}"]
+    printed = trained([*arguments, *files], "500mbit", tmp_path / "ends")
     no_threads_left(tmp_path / "ends", 4)
-    assert "of the bytes and" in done.stdout
+    assert "of the bytes and" in printed
     assert picture.read_bytes()[:4] == b"\x89PNG"
     tables = json.loads(numbers.read_text())["tables"]
     assert list(tables) == list(PARAMETERS)
@@ -67,13 +86,14 @@ def test_knowing_the_nodes_saves_bytes(tmp_path: Path, monkeypatch: pytest.Monke
 
 @needs_cluster
 def test_one_node_is_refused_in_one_line() -> None:
-    done = run_cluster(["python", "-m", MODULE, "--cnn-steps=20"], nodes=1, timeout=60)
+    command = ["python", "-m", MODULE, "--cnn-steps=20"]
+    done = run_cluster(command, nodes=1, ranks_per_node=1, timeout=60)
     assert done.status != 0
     assert "train_two_nodes: it takes two or more equal nodes" in done.stderr
 
 
-def test_it_says_how_it_is_started() -> None:
-    command = [sys.executable, "-m", MODULE]
-    alone = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=60)
-    assert alone.returncode == 1
-    assert alone.stderr.startswith("start it with: distlab cluster run")
+def test_it_says_how_it_is_started(tmp_path: Path) -> None:
+    outside = {name: value for name, value in os.environ.items() if name != "RANK"}
+    said = tmp_path / "said"
+    assert start([sys.executable, "-m", MODULE], said, outside).wait(60) == 1
+    assert said.read_text().startswith("start it with: distlab cluster run")

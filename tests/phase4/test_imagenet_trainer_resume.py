@@ -21,6 +21,7 @@ from distlab.system import tells_of_processes
 from solutions.phase4_production.exit_codes import PREEMPTED, REFUSED
 from solutions.phase4_production.trainer_config import Config
 from tests.at_exit.expected import environment, no_threads_left
+from tests.forked_agents import Child, processes_of, ranks_of, start
 
 INTERRUPTED = {
     "ddp": ["--ema-decay=0.9", "--mixup=0.2"],
@@ -76,14 +77,21 @@ def test_compressors_hand_on_what_is_owed_to_fewer_ranks(data: Path, tmp_path: P
     assert len(records(config)) == 6
 
 
-# -- real processes -------------------------------------------------------------------------------
-EPOCHS = 16
-KILLED = [f"--epochs={EPOCHS}", "--save-every=8", "--workers=1", "--mixup=0.2", "--ema-decay=0.9"]
+# -- processes of a launcher -----------------------------------------------------------------------
+ENDLESS = ["--epochs=1000", "--warmup-epochs=3", "--save-every=4", "--workers=1"]
+KILLED = [*ENDLESS, "--mixup=0.2", "--ema-decay=0.9"]
+MORE = 4  # steps of the last life
+# stands for Python in the launcher: writes down its process id, its command line and environment
+PYTHON = """#!/bin/sh
+case $2 in *.preflight) exec {python} "$@" ;; esac
+printf '%s\\0' "$$" "$@" > {folder}/command
+env -0 > {folder}/environment
+"""
 
 
 @contextlib.contextmanager
-def started(command: list[str], out: Path, **environ: str) -> Iterator[subprocess.Popen]:
-    """A process in a session of its own, of which nothing is left afterwards."""
+def new(command: list[str], out: Path, **environ: str) -> Iterator[subprocess.Popen]:
+    """A new process, of which nothing is left afterwards."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with open(out, "ab") as output:
         process = subprocess.Popen(
@@ -94,22 +102,41 @@ def started(command: list[str], out: Path, **environ: str) -> Iterator[subproces
             env={**os.environ, "PATH": path, **environ},
             start_new_session=True,
         )
-    try:
+    with ended(process, out):
         yield process
+
+
+@contextlib.contextmanager
+def ended(process: Child | subprocess.Popen, out: Path) -> Iterator[None]:
+    """At the end nothing is left that prints there."""
+    try:
+        yield
     finally:
-        for pid in (*ranks_of(process.pid), process.pid):
+        for pid in {*processes_of(out), process.pid}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
-def ranks_of(agent: int) -> list[int]:
-    """The processes that an agent has started."""
-    found = []
-    for task in Path(f"/proc/{agent}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(pid) for pid in task.read_text().split()]
-    return found
+@contextlib.contextmanager
+def launched(
+    config: Config, out: Path, folder: Path, ranks: int, **environ: str
+) -> Iterator[Child]:
+    """What ``launch_training.sh`` becomes: its agent, and ``ranks`` ranks over all restarts."""
+    folder.mkdir(exist_ok=True)
+    python = folder / "python"
+    python.write_text(PYTHON.format(python=sys.executable, folder=folder))
+    python.chmod(0o755)
+    command = ["./launch_training.sh", *fields_of(config)]
+    with new(command, folder / "said", LAUNCH_PYTHON=str(python), **environ) as launcher:
+        assert launcher.wait(60) == 0, (folder / "said").read_text()
+    pid, *words = (folder / "command").read_text().split("\0")[:-1]
+    assert int(pid) == launcher.pid, "signals for the launcher are the agent's"
+    lines = (folder / "environment").read_text().split("\0")[:-1]
+    given = dict(line.split("=", 1) for line in lines)
+    process = start([sys.executable, *words], out, given, ranks)
+    with ended(process, out):
+        yield process
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:
@@ -117,7 +144,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def recorded(config: Config, step: int) -> Callable[[], bool]:
@@ -130,67 +157,68 @@ def recorded(config: Config, step: int) -> Callable[[], bool]:
     return condition
 
 
-def processes_of(folder: Path) -> list[int]:
-    """All processes that have the folder's name in their command: ranks, and what they forked."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if f"{folder}/logs".encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found
-
-
 @pytest.mark.skipif(not tells_of_processes(), reason="no /proc that lists an agent's ranks")
 def test_a_run_is_killed_refused_told_to_leave_and_comes_to_its_end(
     data: Path, tmp_path: Path
 ) -> None:
     """kill -9 of a rank: the agent goes on. Of the agent: all end. SIGTERM: all save. At the end
     it is the curve of a calm run, and nobody else could save into the folder meanwhile."""
-    calm, config = (config_of(data, tmp_path / name, *KILLED) for name in ("calm", "killed"))
-    want, log = losses(calm), tmp_path / "output"
-    launch = ["./launch_training.sh", *fields_of(config)]
-    with started(launch, log, NPROC_PER_NODE="2") as process:
-        wait_for(recorded(config, 12))
-        os.kill(ranks_of(process.pid)[1], signal.SIGKILL)  # the agent starts both again
-        wait_for(recorded(config, 20))
-        ranks, second = ranks_of(process.pid), tmp_path / "second"
+    config, log = config_of(data, tmp_path / "killed", *KILLED), tmp_path / "output"
+    agents = tmp_path / "agents"
+    with launched(config, log, agents, 4, NPROC_PER_NODE="2") as process:
+        wait_for(recorded(config, 6))
+        os.kill(ranks_of(process.pid, log)[1], signal.SIGKILL)  # the agent starts both again
+        wait_for(lambda: log.read_text().count("resumed after step") == 1)
+        wait_for(recorded(config, 10))
+        ranks, second = ranks_of(process.pid, log), tmp_path / "second"
         for rank in ranks:
-            os.kill(rank, signal.SIGSTOP)  # or they would come to the end meanwhile
-        with started(launch, second, NPROC_PER_NODE="1") as other:
+            os.kill(rank, signal.SIGSTOP)  # what the lock tells of the holder comes from it alone
+        assert len(processes_of(log)) > len([process.pid, *ranks]), "no loader's process is known"
+        with launched(config, second, agents, 1, NPROC_PER_NODE="1") as other:
             assert other.wait(150) == REFUSED, second.read_text()
         line = rf"imagenet_trainer: \S+/checkpoints is in use by process {ranks[0]} on .*\n"
         assert re.fullmatch(line, second.read_text())
         process.kill()
         process.wait()
-        wait_for(lambda: not processes_of(tmp_path / "killed"))  # and their loaders' processes
+        wait_for(lambda: not processes_of(log))  # and their loaders' processes
     crashed = len(log.read_text())
-    with started(launch, log, NPROC_PER_NODE="2") as process:
+    with launched(config, log, agents, 2, NPROC_PER_NODE="2") as process:
         wait_for(lambda: log.read_text().count("resumed after step") == 2)
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(100) == PREEMPTED, log.read_text()
         said = log.read_text().splitlines()[-1]
-        assert re.fullmatch(r"imagenet_trainer: told to leave: saved after step \d+, .*", said)
-        assert not processes_of(tmp_path / "killed")
+        left = re.fullmatch(r"imagenet_trainer: told to leave: saved after step (\d+), .*", said)
+        assert left
+        assert not processes_of(log)
     assert not (tmp_path / "killed" / "checkpoints" / "LOCK").exists()
-    with started(launch, log, NPROC_PER_NODE="2") as process:
-        assert process.wait(200) == 0, log.read_text()
-    assert log.read_text().count("resumed after step") == 3
     assert log.read_text().count("took over") == 2
-    assert "Traceback" not in log.read_text()[crashed:]
-    assert loss_curve(config) == want
-    assert [r["step"] for r in records(config)] == list(range(EPOCHS * 6))
+    steps = int(left[1]) + MORE
+    calm, config = (
+        config_of(data, tmp_path / name, *KILLED, f"--max-steps={steps}")
+        for name in ("calm", "killed")
+    )
+    last = train(config)
+    assert last["complete"]
+    assert f"resumed after step {left[1]}, " in last["output"]
+    assert "took over" not in last["output"]
+    assert "Traceback" not in log.read_text()[crashed:] + last["output"]
+    assert loss_curve(config) == losses(calm)
+    assert [r["step"] for r in records(config)] == list(range(steps))
 
 
 def test_two_nodes_on_one_host(data: Path, tmp_path: Path) -> None:
-    """An agent per node by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; sums node by node."""
+    """An agent per node by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; sums node by node.
+
+    On the first node all processes are new ones.
+    """
     config = config_of(data, tmp_path, "--pattern=hierarchical", "--max-steps=2")
     environ = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "127.0.0.1"}
     environ |= {"MASTER_PORT": str(free_port()), "MAX_RESTARTS": "0"}
     environ |= environment(tmp_path / "ends")
     command, log = ["./launch_training.sh", *fields_of(config)], tmp_path / "output"
     with (
-        started(command, log, **environ, NODE_RANK="0") as first,
-        started(command, log, **environ, NODE_RANK="1") as second,
+        new(command, log, **environ, NODE_RANK="0") as first,
+        launched(config, log, tmp_path / "agents", 1, **environ, NODE_RANK="1") as second,
     ):
         assert [first.wait(150), second.wait(150)] == [0, 0], log.read_text()
     no_threads_left(tmp_path / "ends", 2)
@@ -202,18 +230,19 @@ def test_two_nodes_on_one_host(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_preempted_run_saves_first(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     """The signal comes to all processes of the job, those that decode images too."""
-    config = config_of(data, tmp_path, "--epochs=200", "--workers=1")
+    config = config_of(data, tmp_path, *ENDLESS)
     environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     program = "solutions.phase4_production.imagenet_trainer"
     command, log = [sys.executable, "-m", program, *fields_of(config)], tmp_path / "output"
-    with started(command, log, **environ) as process:
+    process = start(command, log, os.environ | environ)
+    with ended(process, log):
         wait_for(recorded(config, 3))
         os.killpg(process.pid, number)
         assert process.wait(60) == PREEMPTED, log.read_text()
     assert log.read_text().splitlines()[-1].startswith("imagenet_trainer: told to leave: saved")
     last = records(config)[-1]["step"]
-    assert [int(p.parent.name[-8:]) for p in tmp_path.rglob("COMPLETE")] == [last + 1]
+    assert max(int(p.parent.name[-8:]) for p in tmp_path.rglob("COMPLETE")) == last + 1
 
 
 def free_port() -> int:

@@ -1,4 +1,7 @@
-"""The elastic program under the real torchrun: workers and a whole node are killed."""
+"""The elastic program under the real torchrun: workers and a whole node are killed.
+
+The node that stays is one of new processes, the others are forked.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from distlab.course import root
 from distlab.system import loopback, tells_of_processes
 from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
 from tests.at_exit.expected import environment, no_threads_left
+from tests.forked_agents import Child, processes_of, ranks_of, start
 
 EPOCHS, BATCH, SAVE_EVERY = 2, 48, 10
 LIMIT = 120.0  # seconds for a job, on a busy machine
@@ -52,35 +56,34 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.agents: list[subprocess.Popen[bytes]] = []
-        self.pids: set[int] = set()
+        self.agents: list[Child | subprocess.Popen[bytes]] = []
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """One agent."""
+    def output(self, agent: int) -> Path:
+        """What an agent and its workers print."""
+        return self.folder / f"output{agent}"
+
+    def start(self, *options: str, forks: int = 0) -> Child | subprocess.Popen[bytes]:
+        """One agent. It and up to ``forks`` workers are forked; without, they are all new."""
         program = ["-m", "solutions.phase4_production.train_elastic", "--folder", str(self.folder)]
         program += ["--epochs", str(EPOCHS), "--global-batch", str(BATCH)]
         program += ["--save-every", str(SAVE_EVERY), "--pause", "0.1"]
         logs = ["--log-dir", str(self.folder / "logs"), "--monitor-interval", "0.1"]
-        number = len(self.agents)
-        with open(self.folder / f"output{number}", "wb") as output:
-            agent = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *logs, *options, *program],
-                cwd=root(),
-                stdout=output,
-                stderr=output,
-                env=os.environ
-                | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback()}
-                | environment(self.folder / "ends"),
-            )
-        self.agents.append(agent)
-        return agent
+        command = [sys.executable, "-m", "torch.distributed.run", *logs, *options, *program]
+        environ = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback()}
+        environ = {**os.environ, **environ, **environment(self.folder / "ends")}
+        out = self.output(len(self.agents))
+        if forks:
+            self.agents.append(start(command, out, environ, forks))
+        else:
+            with open(out, "wb") as output:
+                self.agents.append(
+                    subprocess.Popen(command, cwd=root(), stdout=output, stderr=output, env=environ)
+                )
+        return self.agents[-1]
 
-    def workers(self, agent: subprocess.Popen[bytes]) -> list[int]:
+    def workers(self, agent: Child | subprocess.Popen[bytes]) -> list[int]:
         """The processes that an agent has started."""
-        listing = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
-        found = [int(pid) for pid in listing.read_text().split()] if listing.exists() else []
-        self.pids |= set(found)
-        return found
+        return ranks_of(agent.pid, self.output(self.agents.index(agent)))
 
     def lines(self) -> list[dict]:
         """The log so far."""
@@ -92,24 +95,21 @@ class Job:
         """Until something has happened; fails with what the agents said."""
         end = time.monotonic() + LIMIT
         while not happened():
-            for agent in self.agents:
-                self.workers(agent)
             if time.monotonic() > end:
                 said = [path.read_text()[-3000:] for path in sorted(self.folder.glob("output*"))]
                 pytest.fail("nothing happens:\n" + "\n---\n".join(said))
-            time.sleep(0.05)
+            time.sleep(0.02)
 
     def end(self) -> None:
         """Leave nothing running."""
-        for agent in self.agents:
-            self.workers(agent)
+        for number, agent in enumerate(self.agents):
             agent.kill()
             agent.wait()
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            for pid in processes_of(self.output(number)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def kill_node(self, agent: subprocess.Popen[bytes]) -> None:
+    def kill_node(self, agent: Child | subprocess.Popen[bytes]) -> None:
         """What a power cut does to a node."""
         workers = self.workers(agent)
         agent.kill()
@@ -136,7 +136,7 @@ def expect_curve(lines: list[dict]) -> None:
 
 @needs_children
 def test_worker_is_killed_under_torchrun(job: Job) -> None:
-    agent = job.start("--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
+    agent = job.start("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", forks=4)
     job.wait(lambda: len(job.lines()) > 14)
     os.kill(job.workers(agent)[1], signal.SIGKILL)
     job.wait(lambda: agent.poll() is not None)
@@ -171,7 +171,7 @@ def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
     options += ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
     options += ("--local-addr", "localhost")
     first = job.start(*options, "--rdzv-conf", f"{patience},is_host=1")
-    second = job.start(*options, "--rdzv-conf", f"{patience},is_host=0")
+    second = job.start(*options, "--rdzv-conf", f"{patience},is_host=0", forks=1)
     job.wait(lambda: len(job.lines()) > 14)
     assert job.lines()[-1]["world_size"] == 2
     job.kill_node(second)
