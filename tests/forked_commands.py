@@ -287,7 +287,6 @@ def _until_the_end(kind: str, program: str, names: dict[str, Any]) -> tuple[int,
         status = _status_of(end.code)
     except BaseException as error:
         status, interrupted = 1, isinstance(error, KeyboardInterrupt)
-
         trace = getattr(error.__traceback__, "tb_next", None)  # without this function
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     threading._shutdown()  # waits for threads
