@@ -34,6 +34,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -191,6 +192,7 @@ def _forget_pytest() -> None:
     sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
     sys.displayhook, threading.excepthook = sys.__displayhook__, threading.__excepthook__
     sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("_pytest")]
+    tempfile.tempdir = None  # where it is depends on the environment
     atexit._clear()
     weakref.finalize._registry.clear()  # folders that are removed at the end of pytest
     weakref.finalize._registered_with_atexit = False
@@ -276,6 +278,9 @@ def _until_the_end(kind: str, program: str, names: dict[str, Any]) -> tuple[int,
     status, interrupted = 0, False
     try:
         if kind == "-m":
+            package = hasattr(sys.modules.get(program), "__path__")
+            name = f"{program}.__main__" if package else program
+            sys.modules.pop(name, None)  # it becomes __main__
             runpy._run_module_as_main(program)
         else:
             text: str | bytes = program

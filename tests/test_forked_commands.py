@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 import weakref
@@ -19,7 +20,7 @@ import torch
 from distlab.course import load_course
 
 LOOKS = """
-import json, logging, os, signal, sys, warnings
+import json, logging, os, signal, sys, tempfile, warnings
 main = sys.modules["__main__"]
 warnings.warn("shown", stacklevel=1)
 warnings.warn("not shown", ImportWarning, stacklevel=1)
@@ -37,7 +38,7 @@ print(json.dumps({
     "filters": [[f[0], f[2].__name__] for f in warnings.filters],
     "finders": [type(f).__name__ for f in sys.meta_path if "importlib" in type(f).__module__],
     "hooks": [sys.excepthook is sys.__excepthook__, sys.stdout is sys.__stdout__],
-    "input": sys.stdin.read(),
+    "input": sys.stdin.read(), "temporary": tempfile.gettempdir(),
     "level": logging.root.level, "logging to": [repr(h) for h in logging.root.handlers[1:]],
 }))
 """
@@ -108,9 +109,16 @@ def test_program_sees_what_a_new_interpreter_shows_it(
         "code": [sys.executable, "-c", LOOKS, "1", "-m"],
     }[kind]
     cwd = other if kind == "file" else folder
-    environment = {"HERE": "1", "PATH": "/bin", "PYTHONPATH": str(other), "LC_ALL": "C.UTF-8"}
+    environment = {
+        "HERE": "1",
+        "PATH": "/bin",
+        "TMPDIR": str(other),
+        "PYTHONPATH": str(other),
+        "LC_ALL": "C.UTF-8",
+    }
     monkeypatch.setenv("NOT_HERE", "1")
     monkeypatch.setattr(sys, "argv", ["pytest"])
+    assert tempfile.gettempdir() != str(other)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -138,6 +146,14 @@ def test_it_ends_as_in_a_new_interpreter(how: str, tmp_path: Path) -> None:
 def test_module_that_is_not_there() -> None:
     real, forked = both([sys.executable, "-m", "no_such_module"])
     assert (forked.returncode, forked.stderr) == (real.returncode, real.stderr) != (0, "")
+
+
+def test_a_module_that_is_imported_here_is_run_as_any_other() -> None:
+    """Else runpy would warn of it."""
+    assert "distlab.course" in sys.modules
+    command = [sys.executable, "-m", "distlab.course"]
+    done = forked_commands.run(command, cwd=Path(__file__).parent.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_modules_found_elsewhere_are_imported_again(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_commands
 import pytest
 
 from distlab.course import root
@@ -74,6 +74,6 @@ def test_one_node_is_refused_in_one_line() -> None:
 
 def test_it_says_how_it_is_started() -> None:
     command = [sys.executable, "-m", MODULE]
-    alone = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=60)
+    alone = forked_commands.run(command, cwd=root(), timeout=60)
     assert alone.returncode == 1
     assert alone.stderr.startswith("start it with: distlab cluster run")
