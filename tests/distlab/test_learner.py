@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from fcntl import ioctl
 from pathlib import Path
 
+import forked_commands
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 from rich.console import Console
@@ -186,7 +187,7 @@ def test_watching_without_a_terminal(course: Path) -> None:
     wrong = solved("data_loader").replace("start, self.skip = self.skip, 0", "start = 0", 1)
     save(course, "data_loader", wrong)
     command, environment = watch_command(course, "1.1")
-    process = subprocess.Popen(
+    process = forked_commands.Popen(
         command,
         cwd=course,
         env=environment,
@@ -457,5 +458,3 @@ def test_reset_asks_in_a_terminal_only(
     said = capsys.readouterr().out
     assert said.index("with it, in the same file: 1.3") < said.index("is blank again")
     os.close(master)
-
-

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_commands
 import pytest
 import torch
 import torch._dynamo  # torch.optim imports it: once here, not in every rank
@@ -132,14 +133,8 @@ def torchrun(
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     command += ["--standalone", "-m", "solutions.phase2_advanced.train_gpt", "--device=cpu"]
-    return subprocess.run(
-        [*command, *arguments],
-        cwd=root(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=os.environ | (environ or {}),
-    )
+    environment = os.environ | (environ or {})
+    return forked_commands.run([*command, *arguments], cwd=root(), timeout=180, env=environment)
 
 
 def test_the_program_trains_and_compares(tmp_path: Path) -> None:
@@ -158,6 +153,6 @@ def test_the_program_refuses_in_one_line() -> None:
     assert done.returncode != 0
     assert "train_gpt: 6 sequences of 64 tokens don't divide into 4 micro-batches" in done.stderr
     command = [sys.executable, "-m", "solutions.phase2_advanced.train_gpt"]
-    alone = subprocess.run(command, cwd=root(), capture_output=True, text=True)
+    alone = forked_commands.run(command, cwd=root())
     assert alone.returncode == 1
     assert alone.stderr.startswith("start it with: torchrun")

@@ -9,27 +9,24 @@ import threading
 import time
 from pathlib import Path
 
+import forked_commands
 import pytest
 import torch
 import torch.distributed as dist
 
+from distlab.processes import descendants, is_ending
 from distlab.ranks import RankContext, RankFailure, fork_problem, run_ranks
 from distlab.system import tells_of_processes
 from distlab.virtual import reap_children
 
 HERE = (__file__,)
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def failure_of(body, world_size: int = 4, timeout: float = 20.0, **options) -> RankFailure:
     with pytest.raises(RankFailure) as caught:
         run_ranks(body, world_size, timeout=timeout, learner_files=HERE, **options)
     return caught.value
-
-
-def live_processes(marker: str) -> list[str]:
-    command = ["ps", "-ww", "-eo", "pid,args"]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [line for line in listing.stdout.splitlines() if marker in line]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -150,7 +147,7 @@ def test_endless_loop_ends_with_the_time_limit() -> None:
             pass
         dist.barrier()
 
-    failure = failure_of(body, 3, timeout=1.5)
+    failure = failure_of(body, 3, timeout=0.5)
     assert failure.kind == "hang"
     assert failure.cause == "endless-loop"
     assert failure.rank == 1
@@ -234,28 +231,34 @@ def test_nothing_is_left_running() -> None:
     raise AssertionError(f"still there: {left} of {pids}")
 
 
-def test_interrupt_and_kill_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.skipif(not tells_of_processes(), reason="no /proc that lists children")
+@pytest.mark.parametrize(
+    ("number", "start"),
+    [(2, subprocess.Popen), (15, forked_commands.Popen), (9, forked_commands.Popen)],
+)
+def test_interrupt_and_kill_leave_nothing(
+    number: int, start: type[subprocess.Popen], tmp_path: Path
+) -> None:
     script = tmp_path / "interrupted_run.py"
     script.write_text(
         "import signal, time\nfrom distlab.ranks import run_ranks\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # none in background jobs
-        "def body(ctx):\n    print('up', flush=True)\n    time.sleep(1000)\n"
+        "def body(ctx):\n"
+        f"    open({str(tmp_path)!r} + f'/up{{ctx.rank}}', 'w')\n    time.sleep(1000)\n"
         "run_ranks(body, 3, timeout=900)\n"
     )
-    root = str(Path(__file__).resolve().parents[2])
-    for signal_number in (2, 15, 9):
-        process = subprocess.Popen(
-            [sys.executable, str(script)],
-            env=os.environ | {"PYTHONPATH": root},
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            wait_for(lambda: len(live_processes(str(script))) == 4)
-            process.send_signal(signal_number)
-            process.wait(timeout=20)
-            wait_for(lambda: not live_processes(str(script)))
-        finally:
-            process.kill()
+    environment = os.environ | {"PYTHONPATH": ROOT}
+    command = [sys.executable, str(script)]
+    process = start(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("up*"))) == 3)
+        ranks = descendants(process.pid)
+        assert len(ranks) == 3
+        process.send_signal(number)
+        assert process.wait(timeout=20) == -number
+        wait_for(lambda: all(map(is_ending, ranks)))
+    finally:
+        process.kill()
 
 
 def wait_for(condition) -> None:
@@ -271,9 +274,8 @@ def test_two_runs_side_by_side() -> None:
         "def body(ctx):\n    x = torch.ones(3)\n    dist.all_reduce(x)\n    return x.sum().item()\n"
         "for _ in range(3): assert list(run_ranks(body, 3)) == [9.0] * 3\n"
     )
-    root = str(Path(__file__).resolve().parents[2])
     both = [
-        subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": root})
+        forked_commands.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ROOT})
         for _ in range(2)
     ]
     assert [p.wait(timeout=120) for p in both] == [0, 0]

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked_commands
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
@@ -158,13 +159,18 @@ def test_a_damaged_book_is_refused_and_kept(tmp_path: Path, capfd) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ends with its parent: Linux")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_what_is_interrupted_does_not_count_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "start"),
+    [(signal.SIGINT, subprocess.Popen), (signal.SIGKILL, forked_commands.Popen)],
+)
+def test_what_is_interrupted_does_not_count_and_leaves_nothing(
+    tmp_path: Path, number: int, start: type[subprocess.Popen]
+) -> None:
     """Stopped in the first grading, beside busy processes."""
     book = tmp_path / "soak.json"
     command = [sys.executable, "-m", "benchmarks.soak", "--book", str(book)]
     command += ["--loaded", "--busy", "1", "--phases", "1", "--solutions"]
-    process = subprocess.Popen(command, cwd=root(), stdout=subprocess.PIPE, text=True)
+    process = start(command, cwd=root(), stdout=subprocess.PIPE, text=True)
 
     end, wanted = time.monotonic() + 120, os.cpu_count() + 1
     while len(alive := descendants(process.pid)) < wanted:  # busy ones and the grader

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_commands
 import pytest
 
 from distlab.course import root
@@ -80,7 +80,7 @@ def test_report_names_the_bottleneck(kind: str, tmp_path: Path) -> None:
 
 def test_missing_metrics_are_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "solutions.phase4_production.training_report", str(tmp_path)]
-    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=120)
+    done = forked_commands.run(command, cwd=root(), timeout=120)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"{tmp_path / 'metrics.jsonl'} does not exist: nothing to report on"
