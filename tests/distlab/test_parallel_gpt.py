@@ -18,6 +18,7 @@ from distlab.virtual import run_virtual
 from distlab.workloads import GPT
 from solutions.phase2_advanced.gradient_accumulation import clip_by_global_norm
 from solutions.phase2_advanced.parallel_gpt import Layout, ParallelGPT, make_groups, train_step
+from tests import forked_commands
 from tests.at_exit.expected import environment, no_threads_left
 
 WORDS, LENGTH, BATCH, STEPS, NORM = 97, 8, 8, 3, 0.5
@@ -158,6 +159,6 @@ def test_the_program_refuses_in_one_line() -> None:
     assert done.returncode != 0
     assert "train_gpt: 6 sequences of 64 tokens don't divide into 4 micro-batches" in done.stderr
     command = [sys.executable, "-m", "solutions.phase2_advanced.train_gpt"]
-    alone = subprocess.run(command, cwd=root(), capture_output=True, text=True)
+    alone = forked_commands.run(command, cwd=root(), timeout=180)
     assert alone.returncode == 1
     assert alone.stderr.startswith("start it with: torchrun")
