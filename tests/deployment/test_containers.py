@@ -12,12 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import check_jsonschema  # noqa: F401 (forked command lines find it imported)
 import pytest
 import yaml
 from manifests import DEPLOYMENT, config_of, documents, is_under, launcher_variables
 from packaging.requirements import Requirement
 
 from distlab.course import root
+from tests import forked_commands
 
 DOCKERFILE = (DEPLOYMENT / "Dockerfile").read_text(encoding="utf-8")
 HADOLINT = shutil.which(
@@ -216,7 +218,8 @@ def test_image_is_not_root_and_checks_itself(tmp_path: Path) -> None:
 # -- compose
 def schema(file: Path) -> subprocess.CompletedProcess[str]:
     options = ("--builtin-schema", "vendor.compose-spec", "--no-cache")
-    return run(sys.executable, "-m", "check_jsonschema", *options, file)
+    command = [sys.executable, "-m", "check_jsonschema", *options, str(file)]
+    return forked_commands.run(command, timeout=120)
 
 
 @pytest.mark.parametrize("name", ["docker-compose.yaml", "docker-compose.gpu.yaml"])

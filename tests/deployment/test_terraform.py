@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from manifests import DEPLOYMENT, Document, config_of
 from starters import UNIT
 
 from distlab.course import root
+from given.parent import end_with_parent
 
 TERRAFORM = DEPLOYMENT / "terraform"
 MIRRORS = [  # where Terraform's own defaults and common practice put providers
@@ -47,15 +49,24 @@ needs_provider = pytest.mark.skipif(
 )
 
 
-def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call Terraform with nothing of this machine's configuration."""
+def environment() -> dict[str, str]:
+    """Nothing of this machine's configuration; programs in Go don't collect their garbage, which
+    takes them longer than their work."""
+    kept = {name: each for name, each in os.environ.items() if not name.startswith("TF_")}
+    return {**kept, "CHECKPOINT_DISABLE": "1", "GOGC": "off", "GOMEMLIMIT": "2GiB"}
+
+
+def terraform(
+    folder: Path, *arguments: str, provider: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Call Terraform, which starts its own providers or takes ``provider``, which runs already."""
     empty = folder / "empty.tfrc"
     empty.touch()
-    environment = {name: each for name, each in os.environ.items() if not name.startswith("TF_")}
+    running = {} if provider is None else {"TF_REATTACH_PROVIDERS": provider}
     return subprocess.run(
         ["terraform", arguments[0], "-no-color", *arguments[1:]],
         cwd=folder,
-        env={**environment, "TF_CLI_CONFIG_FILE": str(empty), "CHECKPOINT_DISABLE": "1"},
+        env={**environment(), **running, "TF_CLI_CONFIG_FILE": str(empty)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -78,6 +89,35 @@ def initialised(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = terraform(root_module, "init", "-backend=false", f"-plugin-dir={mirror()}")
         assert done.returncode == 0, done.stdout
     return folder
+
+
+@pytest.fixture(scope="session")
+def provider(initialised: Path) -> Iterator[str]:
+    """The AWS provider that ``init`` chose, as TF_REATTACH_PROVIDERS names it.
+
+    Terraform would hash its 700 MB and start it for every plan, which takes longer than the plan.
+    For plans with ``mock_provider`` only: one that is configured serves a single plan.
+    """
+    providers = initialised / ".terraform" / "providers" / "registry.terraform.io"
+    (program,) = providers.glob("hashicorp/aws/*/*/terraform-provider-aws_*")
+    with subprocess.Popen(
+        [program, "-debug"],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # its log: a pipe that nobody reads would stop it
+        text=True,
+        preexec_fn=end_with_parent,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            printed = iter(process.stdout.readline, "")
+            found = (re.search("TF_REATTACH_PROVIDERS='(.*)'", line) for line in printed)
+            named = next(filter(None, found), None)
+            assert named is not None, "the provider has ended"
+            yield named[1]
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -103,9 +143,9 @@ def test_is_formatted(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def check_tested(folder: Path, tests: str) -> None:
+def check_tested(folder: Path, tests: str, provider: str) -> None:
     """`terraform test` validates, too."""
-    planned = terraform(folder, "test")
+    planned = terraform(folder, "test", provider=provider)
     assert planned.returncode == 0, planned.stdout
     runs = (folder / "tests" / tests).read_text(encoding="utf-8").count("\nrun ")
     assert runs
@@ -113,14 +153,14 @@ def check_tested(folder: Path, tests: str) -> None:
 
 
 @needs_provider
-def test_is_valid_and_plans_as_it_should(module: Path) -> None:
-    check_tested(module, "cluster.tftest.hcl")
+def test_is_valid_and_plans_as_it_should(module: Path, provider: str) -> None:
+    check_tested(module, "cluster.tftest.hcl", provider)
 
 
 # -- checkpoints outlive a `terraform destroy` ----------------------------------------------------
 @needs_provider
-def test_storage_is_valid_and_plans_as_it_should(storage: Path) -> None:
-    check_tested(storage, "storage.tftest.hcl")
+def test_storage_is_valid_and_plans_as_it_should(storage: Path, provider: str) -> None:
+    check_tested(storage, "storage.tftest.hcl", provider)
 
 
 FILE_SYSTEMS = {
@@ -197,19 +237,20 @@ def test_nodes_take_what_the_storage_gives(cloud: str) -> None:
 
 
 @needs_provider
-def test_ssh_from_everywhere_is_found(module: Path) -> None:
+def test_ssh_from_everywhere_is_found(module: Path, provider: str) -> None:
     network = module / "network.tf"
     text = network.read_text(encoding="utf-8")
     spoilt = text.replace("= var.ssh_cidr", '= "0.0.0.0/0"')
     assert spoilt != text
     network.write_text(spoilt)
-    done = terraform(module, "test", "-filter=tests/cluster.tftest.hcl")
+    done = terraform(module, "test", "-filter=tests/cluster.tftest.hcl", provider=provider)
     assert done.returncode == 1
     assert "the only rule that names addresses is SSH from ssh_cidr" in done.stdout
 
 
 @needs_provider
 def test_misspelt_argument_is_found(module: Path) -> None:
+    """Without help: Terraform starts the provider that ``init`` has locked."""
     nodes = module / "nodes.tf"
     text = nodes.read_text(encoding="utf-8")
     nodes.write_text(text.replace("placement_group  ", "placement_grup  "))

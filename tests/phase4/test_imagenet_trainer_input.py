@@ -26,6 +26,7 @@ from solutions.phase4_production.trainer_config import (
     parse,
     read_yaml,
 )
+from tests import forked_commands
 
 PACKAGE = "solutions.phase4_production"
 RECIPES = sorted((root() / "configs").glob("*.yaml"))
@@ -298,7 +299,7 @@ def test_the_program_refuses_alone_as_under_the_launcher() -> None:
         (["--data=nowhere", "--dry-run"], "there is no data folder nowhere/train"),
         (["--data=synthetic"], "start it with ./launch_training.sh"),
     ):
-        found = run([*program, *arguments])
+        found = forked_commands.run([*program, *arguments], cwd=root(), timeout=300)
         assert found.returncode == REFUSED
         assert (found.stdout, found.stderr.count("\n")) == ("", 1), found.stderr
         assert words in found.stderr
