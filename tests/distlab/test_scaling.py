@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 
 from benchmarks import scaling, scaling_page
 from benchmarks.scaling import COUNTS, ROWS, key_of, load
