@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+
 import pytest
+import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 
 from benchmarks import scaling, scaling_page
 from benchmarks.scaling import COUNTS, ROWS, key_of, load
@@ -11,6 +15,14 @@ from distlab.virtual.simulate import Plan, simulate
 from solutions.phase3_multi_node.sharding_strategies import estimate
 
 CLUSTER = "dgx-h100"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def profiles() -> Iterator[None]:
+    """Each model's profile is taken once for all tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling_page, "profile_of", functools.cache(scaling_page.profile_of))
+        yield
 
 
 def cells_of(model: str) -> scaling_page.Cells:

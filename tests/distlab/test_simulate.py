@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 import shutil
 import subprocess
@@ -11,17 +12,35 @@ import sys
 from pathlib import Path
 
 import pytest
+import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 
 from distlab.cli import main
 from distlab.ranks import RankFailure
 from distlab.virtual import show
-from distlab.virtual.models import MODELS
+from distlab.virtual.models import GPT, MODELS
 from distlab.virtual.simulate import IMPLS, Answer, Plan, simulate
 from distlab.virtual.strategies import ALIKE
 
+# of alike ranks only two run: test_two_ranks_tell_what_all_of_them_do
+TWO = {"two_ranks": True}
 
-def answers_of(**fields) -> list[Answer]:
-    return list(simulate(Plan(**fields)))
+
+@functools.cache
+def answers(plan: Plan) -> tuple[Answer, ...]:
+    return tuple(simulate(plan))
+
+
+def answers_of(**fields) -> tuple[Answer, ...]:
+    return answers(Plan(**fields))
+
+
+@pytest.fixture
+def short_gpt(monkeypatch: pytest.MonkeyPatch) -> str:
+    """GPT-1B with 8 of its 24 layers, and a head so small that stages are of the same length."""
+    build = functools.partial(GPT, 1024, 2048, 8, 2048, 16)
+    spec = dataclasses.replace(MODELS["gpt-1b"], name="gpt-short", build=build)
+    monkeypatch.setitem(MODELS, spec.name, spec)
+    return spec.name
 
 
 @pytest.mark.parametrize("impl", ["solutions", "torch"])
@@ -48,7 +67,7 @@ def test_bytes_flops_and_memory_of_a_known_model() -> None:
 
 
 def test_torchs_ddp_hides_communication_and_ours_does_not() -> None:
-    common = {"model": "gpt-1b", "gpus": (2,), "cluster": "p4d-a100"}
+    common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100", **TWO}
     (torchs,), (ours,) = answers_of(impl="torch", **common), answers_of(impl="solutions", **common)
     assert torchs.hidden > 0.8 * (torchs.hidden + torchs.exposed)
     assert ours.hidden < 0.1 * ours.exposed
@@ -56,7 +75,8 @@ def test_torchs_ddp_hides_communication_and_ours_does_not() -> None:
 
 
 def test_bucketed_hides_what_torchs_ddp_hides() -> None:
-    common = {"model": "gpt-1b", "gpus": (2,), "cluster": "p4d-a100", "strategy": "bucketed"}
+    common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100", **TWO}
+    common |= {"strategy": "bucketed"}
     (ours,), (torchs,) = answers_of(impl="solutions", **common), answers_of(impl="torch", **common)
     assert ours.hidden > 0.8 * (ours.hidden + ours.exposed)
     assert ours.step < 1.01 * torchs.step
@@ -81,7 +101,7 @@ def test_local_sgd_communicates_once_in_a_round() -> None:
 
 def test_zero1_shards_the_state_and_sends_half_as_much_again() -> None:
     common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100", "impl": "solutions"}
-    (whole,), (sharded,) = (answers_of(strategy=s, **common) for s in ("bucketed", "zero1"))
+    (whole,), (sharded,) = (answers_of(strategy=s, **common, **TWO) for s in ("bucketed", "zero1"))
     sent = [sum(answer.bytes_per_link.values()) for answer in (whole, sharded)]
     assert sent[1] == pytest.approx(1.5 * sent[0], rel=0.02)
     assert sharded.memory < whole.memory
@@ -163,12 +183,13 @@ def test_vision_transformers_attention_is_fused_as_a_gpus_is() -> None:
 
 def test_slower_networks_and_algorithms_tell() -> None:
     fast, slow = (
-        answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed
+        answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c, **TWO)[0].exposed
         for c in ("dgx-h100", "ethernet-v100")
     )
     assert slow > 3 * fast
     ring, tree = (
-        answers_of(model="mlp", gpus=(64,), collective=c)[0].exposed for c in ("ring", "tree")
+        answers_of(model="mlp", gpus=(64,), collective=c, **TWO)[0].exposed
+        for c in ("ring", "tree")
     )
     assert ring > tree  # small messages: latency of 64 hops against that of a tree
 
@@ -176,12 +197,12 @@ def test_slower_networks_and_algorithms_tell() -> None:
 def test_seven_billion_parameters_need_no_memory_here() -> None:
     (answer,) = answers_of(model="gpt-7b", gpus=(2,), impl="torch")
     assert answer.memory > 4 * 2 * 6.6e9  # weights, gradients and two moments in 16 bits
-    assert not answers_of(model="gpt-7b", gpus=(1,), cluster="p4d-a100")[0].fits
+    assert not answers_of(model="gpt-7b", gpus=(1,), batch=1, cluster="p4d-a100")[0].fits
 
 
-def test_tensor_and_pipeline_parallelism_cut_memory_and_cost_a_bubble() -> None:
-    common = {"model": "gpt-1b", "gpus": (4,), "batch": 2}
-    (whole,) = answers_of(**common)
+def test_tensor_and_pipeline_parallelism_cut_memory_and_cost_a_bubble(short_gpt: str) -> None:
+    common = {"model": short_gpt, "gpus": (4,), "batch": 2}
+    (whole,) = answers_of(**common, **TWO)
     (tensor,) = answers_of(tensor=4, **common)
     (sequence,) = answers_of(tensor=4, sequence_parallel=True, **common)
     (pipeline,) = answers_of(pipeline=4, micro_batches=8, **common)
@@ -195,8 +216,8 @@ def test_tensor_and_pipeline_parallelism_cut_memory_and_cost_a_bubble() -> None:
     assert max(rates) < 4 * min(rates)
 
 
-def test_better_schedules_have_smaller_bubbles() -> None:
-    common = {"model": "gpt-1b", "gpus": (2,), "batch": 2, "pipeline": 2, "micro_batches": 4}
+def test_better_schedules_have_smaller_bubbles(short_gpt: str) -> None:
+    common = {"model": short_gpt, "gpus": (2,), "batch": 2, "pipeline": 2, "micro_batches": 4}
     bubbles = [
         answers_of(schedule=schedule, chunks=chunks, **common)[0].bubble
         for schedule, chunks in (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1))
@@ -205,9 +226,9 @@ def test_better_schedules_have_smaller_bubbles() -> None:
 
 
 def test_sharding_saves_memory_and_hides_its_messages() -> None:
-    common = {"model": "gpt-1b", "cluster": "p4d-a100", "batch": 2}
-    (sharded,) = answers_of(strategy="fsdp", gpus=(4,), **common)
-    (replicated,) = answers_of(strategy="ddp", gpus=(4,), impl="torch", **common)
+    common = {"model": "gpt-1b", "cluster": "p4d-a100", "gpus": (4,), **TWO}
+    (sharded,) = answers_of(strategy="fsdp", **common)
+    (replicated,) = answers_of(strategy="ddp", impl="torch", **common)
     state = 4 * 2 * 1.31e9  # weights, gradients and two moments in 16 bits
     assert replicated.memory > state
     assert sharded.memory < replicated.memory - 0.45 * state  # 3/4, less root and units in full
@@ -218,7 +239,7 @@ def test_sharding_saves_memory_and_hides_its_messages() -> None:
 
 
 def test_hybrid_sharding_keeps_gathers_in_the_node() -> None:
-    common = {"model": "gpt-1b", "cluster": "p4d-a100", "batch": 1, "gpus": (16,)}
+    common = {"model": "gpt-1b", "cluster": "p4d-a100", "batch": 1, "gpus": (16,), **TWO}
     (full,), (hybrid,) = (answers_of(strategy=s, **common) for s in ("fsdp", "hybrid"))
     assert full.bytes_per_link["inside"] == 0
     between = hybrid.bytes_per_link["between"] / 16
@@ -229,7 +250,7 @@ def test_hybrid_sharding_keeps_gathers_in_the_node() -> None:
 
 def test_every_model_has_an_input_that_fits() -> None:
     for name in MODELS:
-        (answer,) = answers_of(model=name, gpus=(1,), batch=1)
+        (answer,) = answers_of(model=name, gpus=(1,), batch=1, cluster="p4d-a100")
         assert answer.rate > 0
         assert not answer.unmodelled
 
@@ -255,7 +276,7 @@ def test_what_takes_too_long_leaves_a_line_and_the_rows_before(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
     def slow(plan: Plan):
-        yield from simulate(dataclasses.replace(plan, gpus=(1, 2)))
+        yield from answers(dataclasses.replace(plan, gpus=(1, 2)))
         raise RankFailure("no result after 1800 s", kind="hang")
 
     monkeypatch.setattr(show, "simulate", slow)
@@ -268,6 +289,8 @@ def test_what_takes_too_long_leaves_a_line_and_the_rows_before(
 
 def test_what_will_take_long_is_said_beforehand(monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setattr(show, "LONG", 0.0)
+    monkeypatch.setattr(show, "simulate", answers)
+    monkeypatch.setattr(show, "write", lambda *_: [])
     for strategy, words in (("ddp", "--two-ranks runs only two"), ("tree", "larger --bucket-mb")):
         arguments = ["--model", "mlp", "--gpus", "1", "2", "--strategy", strategy]
         assert main(["simulate", *arguments, "--out", str(tmp_path)]) == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 
 from distlab.ranks import RankContext
 from distlab.virtual import load_cluster, run_virtual

@@ -22,11 +22,26 @@ EXPECTED = {
 }
 # the same cells, less often around: text of a cell, and what runs instead
 SMALL = {
-    "phase3_multi_node": {"for workers in (1, 2, 4, 8, 16):": "for workers in (1, 4):"},
-    "phase4_production": {"LR, STEPS = 0.1, 6 * 22": "LR, STEPS = 0.1, 23"},
+    "phase1_data_parallel": {
+        'WORKLOADS["digits_mlp"], 4\n': 'WORKLOADS["digits_mlp"], 1\n',
+    },
+    "phase2_advanced": {"STEPS, BATCH = 12, 8": "STEPS, BATCH = 3, 8"},
+    "phase3_multi_node": {
+        "for workers in (1, 2, 4, 8, 16):": "for workers in (1, 3):",
+        "for lr in (0.05, 0.2, 0.4):": "for lr in (0.05, 0.4):",
+        "GRADIENTS = 4, 0.01, 1.5, 240": "GRADIENTS = 4, 0.01, 0.5, 60",
+        "131_072, 1_048_576, 4_194_304]": "131_072]",
+        "worlds, found = (1, 2, 4, 8), {}": "worlds, found = (1, 2), {}",
+    },
+    "phase4_production": {
+        "EPOCHS, EVERY, KILLED = 4, 20, 57": "EPOCHS, EVERY, KILLED = 2, 10, 27",
+        "LR, STEPS = 0.1, 6 * 22": "LR, STEPS = 0.1, 23",
+    },
     "virtual_cluster": {
-        "GPUS = (1, 2, 4, 8, 16, 32)": "GPUS = (1, 2, 4, 8)",
+        "train, w, 3, cluster": "train, w, 1, cluster",
+        "GPUS = (1, 2, 4, 8, 16, 32)": "GPUS = (1, 2, 4)",
         '"p4d-a100", "ethernet-v100", "bigbasin-p100")': '"p4d-a100")',
+        "gpus=(16,), impl=MINE": "gpus=(16,), impl=MINE, two_ranks=True",
     },
 }
 NOTEBOOKS = sorted((root() / "notebooks").glob("*.ipynb"))
