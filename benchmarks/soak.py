@@ -18,6 +18,7 @@ import re
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from distlab.course import Exercise, load_course, root
+from distlab.grading.run import run_session
+from distlab.grading.session import Request
+from distlab.mutants import beside_solutions
 from distlab.processes import die_with_parent
 
 from . import soak_page
@@ -51,12 +55,9 @@ class Subject:
 
     def grade(self, seed: int) -> list[dict[str, Any]]:
         """The verdicts of one grading, in this process."""
-        from distlab.grading.run import run_session
-        from distlab.grading.session import Request
-
-        some = {"exercises": (self.exercise,), "tier": "gloo"} if self.exercise else {}
-        request = Request(impl=self.impl, device="cpu", seed=seed, **some)  # type: ignore[arg-type]
-        report = run_session(load_course().phase(self.phase), request)
+        with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+            request = self._request(seed, Path(folder))
+            report = run_session(load_course().phase(self.phase), request)
         if report.notes:
             raise RuntimeError("; ".join(report.notes))
         return [
@@ -65,6 +66,12 @@ class Subject:
             for c in e.checks
             if c.name and c.verdict not in WORTH_NOTHING
         ]
+
+    def _request(self, seed: int, folder: Path) -> Request:
+        if not self.exercise:
+            return Request(impl=self.impl, device="cpu", seed=seed)
+        chosen = load_course().exercise(self.exercise)
+        return beside_solutions(Path(self.impl), chosen, folder, seed=seed, tier="gloo")
 
     def key(self, exercise: str, check: str) -> list[str]:
         """What the verdict of a check depends on."""

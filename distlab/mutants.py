@@ -5,13 +5,15 @@ They prove that the checks can fail, and that the learner is told the right caus
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .course import load_course, root
+from .course import Exercise, load_course, root
 from .grading.run import grade
 from .grading.session import Request
 from .grading.verdicts import CheckResult, Report
@@ -92,6 +94,20 @@ def patched(mutant: Mutant) -> str:
             )
         text = text.replace(find, replace)
     return text
+
+
+def beside_solutions(own: Path, exercise: Exercise, folder: Path, **options: Any) -> Request:
+    """What to ask a grader of one exercise by the files in ``own``, and of nothing it builds on.
+
+    ``folder`` (empty) takes them, and solutions of the phase where ``own`` has none.
+    """
+    for path in (*own.glob("*.py"), *exercise.solution_path.parent.glob("*.py")):
+        with contextlib.suppress(FileExistsError):
+            (folder / path.name).symlink_to(path.resolve())
+    others = frozenset(e.id for e in load_course().exercises if e.id != exercise.id)
+    return Request(
+        impl=str(folder), device="cpu", exercises=(exercise.id,), known=others, **options
+    )
 
 
 def run_mutant(

@@ -9,8 +9,8 @@ import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course import load_course
-from distlab.grading.session import Request
 from distlab.grading.warm import WarmGrader
+from distlab.mutants import beside_solutions
 
 HERE = Path(__file__).parent
 CASES = sorted(
@@ -31,10 +31,12 @@ def grader() -> Iterator[WarmGrader]:
 
 
 @pytest.mark.parametrize(("folder", "exercise"), CASES, ids=lambda v: getattr(v, "name", v))
-def test_alternative_passes(folder: Path, exercise: str, grader: WarmGrader) -> None:
-    number = load_course().exercise(exercise).phase.number
-    request = Request(impl=str(folder), device="cpu", exercises=(exercise,))
-    result = grader.grade(number, request).exercises[0]
+def test_alternative_passes(
+    folder: Path, exercise: str, tmp_path: Path, grader: WarmGrader
+) -> None:
+    chosen = load_course().exercise(exercise)
+    request = beside_solutions(folder, chosen, tmp_path)
+    (result,) = grader.grade(chosen.phase.number, request).exercises
     failures = [(c.name, c.message) for c in result.checks if c.verdict != "pass"]
     assert result.verdict == "pass", failures
 
