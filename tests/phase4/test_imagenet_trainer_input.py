@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from image_runs import STEPS, config_of, few_digits, fields_of, losses, records, train
+from launches import becomes, launched
 
 from distlab.course import root
 from distlab.ranks import RankFailure
@@ -167,13 +168,12 @@ def test_missing_digits_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_ranks_that_refuse_end_the_run_with_one_line(data: Path, tmp_path: Path) -> None:
     """No second attempt, no report of the agent's, whichever rank is faster."""
-    config = config_of(data, tmp_path, "--memory-gb=0.0005")
-    fields = [f"--{n}={v}" for n, v in vars(config).items() if v is not None]
-    found = launch(*fields, NPROC_PER_NODE="2")
-    assert found.returncode == REFUSED
-    said = [line for line in found.stdout.split("\n") if line and not line.startswith("[Gloo]")]
-    assert (said, found.stderr.count("\n")) == ([], 1), found.stderr  # torch 2.8's gloo prints
-    assert "imagenet_trainer: small_cnn does not fit into 500 kB on 2 ranks" in found.stderr
+    config, out = config_of(data, tmp_path, "--memory-gb=0.0005"), tmp_path / "output"
+    with launched(config, out, tmp_path / "agent", 2, NPROC_PER_NODE="2") as agent:
+        assert agent.wait(150) == REFUSED, out.read_text()
+    said = [line for line in out.read_text().splitlines() if not line.startswith("[Gloo]")]
+    assert len(said) == 1, said  # torch 2.8's gloo prints
+    assert said[0].startswith("imagenet_trainer: small_cnn does not fit into 500 kB on 2 ranks")
 
 
 @pytest.mark.parametrize("which", ["MASTER_PORT", "metrics_port"])
@@ -193,9 +193,10 @@ def test_a_port_in_use_is_one_line(data: Path, which: str) -> None:
     )
 
 
-def test_a_dry_run_prints_the_plan(data: Path) -> None:
+def test_a_dry_run_prints_the_plan(data: Path, tmp_path: Path) -> None:
     options = "--data", str(data), "--ema-decay=0.9", "--max-steps=9", "--dry-run"
-    found = launch("4", "auto", "32", *options)
+    command, environ = becomes(["4", "auto", "32", *options], tmp_path)
+    found = forked_commands.run(command, cwd=root(), env=environ, timeout=300)
     assert found.returncode == 0, found.stderr
     rows, table = found.stdout.split("\n\n")
     lines = dict(line.split(None, 1) for line in rows.splitlines())
