@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from image_runs import fields_of
@@ -77,3 +78,11 @@ def launched(
     process = start(command, out, given, ranks)
     with ended(process, out):
         yield process
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:
+    """Return when ``condition()`` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

@@ -7,13 +7,12 @@ import re
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from image_runs import config_of, few_digits, fields_of, loss_curve, losses, records, train
-from launches import ended, launched, new
+from launches import ended, launched, new, wait_for
 
 from distlab.system import tells_of_processes
 from solutions.phase4_production.exit_codes import PREEMPTED, REFUSED
@@ -79,14 +78,6 @@ def test_compressors_hand_on_what_is_owed_to_fewer_ranks(data: Path, tmp_path: P
 ENDLESS = ["--epochs=1000", "--warmup-epochs=3", "--save-every=4", "--workers=1"]
 KILLED = [*ENDLESS, "--mixup=0.2", "--ema-decay=0.9"]
 MORE = 4  # steps of the last life
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:
-    """Return when ``condition()`` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def recorded(config: Config, step: int) -> Callable[[], bool]:
