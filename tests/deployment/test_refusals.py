@@ -30,6 +30,8 @@ from starters import (
 
 from distlab.course import root
 from solutions.phase4_production import exit_codes
+from solutions.phase4_production.trainer_config import parse
+from tests.phase4 import image_runs
 
 STARTERS = ("kubernetes", "kubeflow", "compose", "systemd", "slurm")
 LIMIT = 300  # seconds after which a command hangs
@@ -38,7 +40,7 @@ WRAPPED = pytest.mark.skipif(
     "DISTLAB_SLOW" not in os.environ, reason="a minute for all: DISTLAB_SLOW=1 runs it"
 )
 SMALLEST = (
-    *("--config", "configs/smoke.yaml", "--data", "synthetic", "--device", "cpu"),
+    *("--config", f"{root()}/configs/smoke.yaml", "--data", "synthetic", "--device", "cpu"),
     *("--workers", "0", "--global-batch", "8", "--max-steps", "1"),
 )
 
@@ -94,8 +96,8 @@ def test_refused_before_a_rank_starts(name: str, refusal: str, tmp_path: Path) -
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the checkpoint of a small model."""
     folder = tmp_path_factory.mktemp("foreign")
-    done = run(systemd(), *SMALLEST, *kept_in(folder))
-    assert done.returncode == exit_codes.DONE, done.stderr
+    config, _ = parse([*SMALLEST, *kept_in(folder)])
+    assert image_runs.train(config, 1)["complete"]
     return folder
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,15 +19,19 @@ import torch.utils.tensorboard  # a sink imports it
 
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase3_multi_node.ddp import DDP
-from solutions.phase4_production import engines, trainer_loop, trainer_setup
+from solutions.phase3_multi_node.step_profile import Profile
+from solutions.phase4_production import engines, trainer_loop, trainer_setup, training_plan
 from solutions.phase4_production.digits_folder import write_digits
 from solutions.phase4_production.monitoring import matmul_peak
+from solutions.phase4_production.recipe import make_optimizer_class
 from solutions.phase4_production.trainer_config import Config, make_config
 from solutions.phase4_production.trainer_loop import Trainer
+from solutions.phase4_production.training_plan import profile_of
 
 FEW = {"train": 9, "val": 3}  # images of each class
 BUCKET = 1 << 14  # bytes
 STEPS = 6  # of one epoch of 90 images: five batches of 16 and one of 10
+PROFILES: dict[str, Profile] = {}  # of the runs so far
 
 
 def few_digits(folder: Path) -> Path:
@@ -65,14 +71,19 @@ def train(
     """What a run comes to on rank 0, what all could not read, and what they printed.
 
     Without ``report`` no pictures are drawn, which takes longer than such a run; so does the peak
-    of the processor, which is that of small products here. ``environ``: what
-    the ranks find in their environment beside the rest. DDP makes several buckets, as of a larger
-    model.
+    of the processor, which is that of small products here. A step that an earlier run has profiled
+    is not profiled again, which takes longer than to train. ``environ``: what the ranks find in
+    their environment beside the rest. DDP makes several buckets, as of a larger model.
     """
+    if config.model != "small_cnn":
+        importlib.import_module("torchvision")  # here once, not in every rank
+    if config.parallel == "torch":
+        importlib.import_module("solutions.phase4_production.torch_engines")
 
     def body(ctx: RankContext) -> dict[str, Any]:
         engines.DDP = functools.partial(DDP, bucket_bytes=BUCKET, first_bucket_bytes=BUCKET // 4)
         trainer_setup.matmul_peak = lambda device, dtype, n: matmul_peak(device, dtype, 64)
+        training_plan.profile_of = profile_once
         os.environ.update(environ or {})
         if not report:
             trainer_loop.write_report = lambda logs: None
@@ -83,14 +94,28 @@ def train(
             "summary": trainer.summary(),
             "unreadable": sorted(trainer.unreadable),
             "plan": str(trainer.plan),
+            "profiles": pickle.dumps(PROFILES).hex(),
         }
 
     found = run_ranks(body, world_size, ledger=False, timeout=timeout)
+    PROFILES.update(pickle.loads(bytes.fromhex(found[0].pop("profiles"))))
     return {
         **found[0],
         "unreadable": sorted({path for each in found for path in each["unreadable"]}),
         "output": "".join(found.output),
     }
+
+
+def profile_once(
+    config: Config, model: torch.nn.Module, micro_batch: int, device: torch.device
+) -> Profile:
+    """``profile_of``, which depends on these alone."""
+    strides = [tensor.stride() for tensor in model.state_dict().values()]
+    steps = config.image_size, config.precision, config.activation_checkpointing, micro_batch
+    key = str((model, strides, make_optimizer_class(config), *steps, device))
+    if key not in PROFILES:
+        PROFILES[key] = profile_of(config, model, micro_batch, device)
+    return PROFILES[key]
 
 
 def records(config: Config) -> list[dict[str, Any]]:
@@ -108,4 +133,3 @@ def losses(config: Config, world_size: int = 2) -> list[float]:
 def loss_curve(config: Config) -> list[float]:
     """The loss of every step that was recorded."""
     return [record["loss"] for record in records(config)]
-

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from image_runs import STEPS, config_of, few_digits, losses, records, train
+from torch import nn
 
 STRATEGIES = {
     "ddp": [],
@@ -93,9 +95,29 @@ def test_mixup_and_average_of_weights_train(data: Path, tmp_path: Path) -> None:
     assert all(0 <= record["top1"] <= 1 for record in records(config) if "top1" in record)
 
 
+def with_fewer_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision makes its models as ever, of classes that take less of what is repeated."""
+    from torchvision import models  # only here: it takes a second
+
+    resnet, vision = models.resnet.ResNet, models.vision_transformer.VisionTransformer
+
+    def small_resnet(block: type[nn.Module], layers: list[int], **options: Any) -> nn.Module:
+        return resnet(block, [1 for _ in layers], **options)
+
+    def small_vision(**options: Any) -> nn.Module:
+        narrow = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+        return vision(**(options | narrow))
+
+    monkeypatch.setattr(models.resnet, "ResNet", small_resnet)
+    monkeypatch.setattr(models.vision_transformer, "VisionTransformer", small_vision)
+
+
 @pytest.mark.parametrize("model", ["resnet18", "vit_b_16"])
-def test_models_of_torchvision_train(data: Path, tmp_path: Path, model: str) -> None:
+def test_models_of_torchvision_train(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
     """Sharded with recomputed activations: batch norm and attention under both."""
+    with_fewer_layers(monkeypatch)
     arguments = [f"--model={model}", "--image-size=32", "--max-steps=1", "--strategy=fsdp"]
     config = config_of(data, tmp_path, *arguments, "--activation-checkpointing")
     assert train(config)["complete"]

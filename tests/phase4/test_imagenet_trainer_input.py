@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from image_runs import STEPS, config_of, few_digits, fields_of, losses, records, train
+from launches import becomes, launched, new, wait_for
 
 from distlab.course import root
 from distlab.ranks import RankFailure
@@ -27,6 +31,7 @@ from solutions.phase4_production.trainer_config import (
     read_yaml,
 )
 from tests import forked_commands
+from tests.forked_agents import processes_of
 
 PACKAGE = "solutions.phase4_production"
 RECIPES = sorted((root() / "configs").glob("*.yaml"))
@@ -167,13 +172,12 @@ def test_missing_digits_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_ranks_that_refuse_end_the_run_with_one_line(data: Path, tmp_path: Path) -> None:
     """No second attempt, no report of the agent's, whichever rank is faster."""
-    config = config_of(data, tmp_path, "--memory-gb=0.0005")
-    fields = [f"--{n}={v}" for n, v in vars(config).items() if v is not None]
-    found = launch(*fields, NPROC_PER_NODE="2")
-    assert found.returncode == REFUSED
-    said = [line for line in found.stdout.split("\n") if line and not line.startswith("[Gloo]")]
-    assert (said, found.stderr.count("\n")) == ([], 1), found.stderr  # torch 2.8's gloo prints
-    assert "imagenet_trainer: small_cnn does not fit into 500 kB on 2 ranks" in found.stderr
+    config, out = config_of(data, tmp_path, "--memory-gb=0.0005"), tmp_path / "output"
+    with launched(config, out, tmp_path / "agent", 2, NPROC_PER_NODE="2") as agent:
+        assert agent.wait(150) == REFUSED, out.read_text()
+    said = [line for line in out.read_text().splitlines() if not line.startswith("[Gloo]")]
+    assert len(said) == 1, said  # torch 2.8's gloo prints
+    assert said[0].startswith("imagenet_trainer: small_cnn does not fit into 500 kB on 2 ranks")
 
 
 @pytest.mark.parametrize("which", ["MASTER_PORT", "metrics_port"])
@@ -193,9 +197,10 @@ def test_a_port_in_use_is_one_line(data: Path, which: str) -> None:
     )
 
 
-def test_a_dry_run_prints_the_plan(data: Path) -> None:
+def test_a_dry_run_prints_the_plan(data: Path, tmp_path: Path) -> None:
     options = "--data", str(data), "--ema-decay=0.9", "--max-steps=9", "--dry-run"
-    found = launch("4", "auto", "32", *options)
+    command, environ = becomes(["4", "auto", "32", *options], tmp_path)
+    found = forked_commands.run(command, cwd=root(), env=environ, timeout=300)
     assert found.returncode == 0, found.stderr
     rows, table = found.stdout.split("\n\n")
     lines = dict(line.split(None, 1) for line in rows.splitlines())
@@ -336,14 +341,34 @@ def test_a_full_disk_ends_the_run_with_the_checkpoint_before_intact(
     assert len(records(config_of(data, tmp_path))) == STEPS
 
 
-def test_a_run_that_fails_ends_with_one_line(data: Path, tmp_path: Path) -> None:
-    """No file may have more than 200 kB: the save fails, and the processes that decode end too."""
+@contextlib.contextmanager
+def small_files() -> Iterator[None]:
+    """A process that begins here can't make a file of more than 200 KiB."""
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200 << 10, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+
+
+@pytest.mark.parametrize("ranks", [1, 2], ids=["one new rank", "two forked ranks"])
+def test_a_run_that_fails_ends_with_one_line(data: Path, tmp_path: Path, ranks: int) -> None:
+    """The save fails, and the processes that decode end too."""
     config = config_of(data, tmp_path, "--save-every=1", "--workers=1")
-    limited = ["bash", "-c", 'ulimit -f 200 && exec "$0" "$@"', "./launch_training.sh"]
-    done = run([*limited, *fields_of(config)], NPROC_PER_NODE="2", MAX_RESTARTS="0")
-    said = [line for line in done.stderr.splitlines() if line.startswith("imagenet_trainer")]
-    assert done.returncode == CRASHED, "there may be room the next time"
-    assert len(said) == 1, done.stderr
+    out, environ = tmp_path / "output", {"NPROC_PER_NODE": str(ranks), "MAX_RESTARTS": "0"}
+    with contextlib.ExitStack() as stack:
+        with small_files():
+            if ranks == 1:
+                command = ["./launch_training.sh", *fields_of(config)]
+                agent = stack.enter_context(new(command, out, **environ))
+            else:
+                running = launched(config, out, tmp_path / "agent", ranks, **environ)
+                agent = stack.enter_context(running)
+        assert agent.wait(300) == CRASHED, "there may be room the next time"
+        wait_for(lambda: not processes_of(out))
+    said = [line for line in out.read_text().splitlines() if line.startswith("imagenet_trainer")]
+    assert len(said) == 1, out.read_text()
     assert "rank 0: OSError: [Errno 27] File too large" in said[0]
 
 

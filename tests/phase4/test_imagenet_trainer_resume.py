@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from image_runs import config_of, few_digits, fields_of, loss_curve, losses, records, train
+from launches import ended, launched, new, wait_for
 
-from distlab.course import root
 from distlab.system import tells_of_processes
 from solutions.phase4_production.exit_codes import PREEMPTED, REFUSED
 from solutions.phase4_production.trainer_config import Config
 from tests.at_exit.expected import environment, no_threads_left
-from tests.forked_agents import Child, processes_of, ranks_of, start
+from tests.forked_agents import processes_of, ranks_of, start
 
 INTERRUPTED = {
     "ddp": ["--ema-decay=0.9", "--mixup=0.2"],
@@ -81,70 +78,6 @@ def test_compressors_hand_on_what_is_owed_to_fewer_ranks(data: Path, tmp_path: P
 ENDLESS = ["--epochs=1000", "--warmup-epochs=3", "--save-every=4", "--workers=1"]
 KILLED = [*ENDLESS, "--mixup=0.2", "--ema-decay=0.9"]
 MORE = 4  # steps of the last life
-# stands for Python in the launcher: writes down its process id, its command line and environment
-PYTHON = """#!/bin/sh
-case $2 in *.preflight) exec {python} "$@" ;; esac
-printf '%s\\0' "$$" "$@" > {folder}/command
-env -0 > {folder}/environment
-"""
-
-
-@contextlib.contextmanager
-def new(command: list[str], out: Path, **environ: str) -> Iterator[subprocess.Popen]:
-    """A new process, of which nothing is left afterwards."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with open(out, "ab") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=root(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PATH": path, **environ},
-            start_new_session=True,
-        )
-    with ended(process, out):
-        yield process
-
-
-@contextlib.contextmanager
-def ended(process: Child | subprocess.Popen, out: Path) -> Iterator[None]:
-    """At the end nothing is left that prints there."""
-    try:
-        yield
-    finally:
-        for pid in {*processes_of(out), process.pid}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-
-@contextlib.contextmanager
-def launched(
-    config: Config, out: Path, folder: Path, ranks: int, **environ: str
-) -> Iterator[Child]:
-    """What ``launch_training.sh`` becomes: its agent, and ``ranks`` ranks over all restarts."""
-    folder.mkdir(exist_ok=True)
-    python = folder / "python"
-    python.write_text(PYTHON.format(python=sys.executable, folder=folder))
-    python.chmod(0o755)
-    command = ["./launch_training.sh", *fields_of(config)]
-    with new(command, folder / "said", LAUNCH_PYTHON=str(python), **environ) as launcher:
-        assert launcher.wait(60) == 0, (folder / "said").read_text()
-    pid, *words = (folder / "command").read_text().split("\0")[:-1]
-    assert int(pid) == launcher.pid, "signals for the launcher are the agent's"
-    lines = (folder / "environment").read_text().split("\0")[:-1]
-    given = dict(line.split("=", 1) for line in lines)
-    process = start([sys.executable, *words], out, given, ranks)
-    with ended(process, out):
-        yield process
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:
-    """Return when ``condition()`` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def recorded(config: Config, step: int) -> Callable[[], bool]:
