@@ -27,7 +27,7 @@ from distlab.virtual import reap_children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="daemons are found by Linux only")
 
-LIMIT = 1.5  # seconds after which a run that hangs is ended
+LIMIT = 0.5  # seconds after which a run that hangs is ended
 SAMPLER = """
 import torch
 {imported}
