@@ -20,7 +20,7 @@ from distlab.ranks import RankFailure, run_ranks
 from distlab.virtual import run_worlds
 
 MINE = (__file__,)
-LIMIT = 0.25  # seconds until the looks begin
+LIMIT = 0.4  # seconds until the looks begin
 
 
 def helper() -> int:
