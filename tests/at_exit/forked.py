@@ -9,6 +9,7 @@ shuts down. The exit statuses of the ranks, by program, go to FOLDER/statuses.js
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -16,11 +17,15 @@ import signal
 import sys
 from pathlib import Path
 
+import rich.progress  # noqa: F401
 import sitecustomize as at_exit
 import torch.distributed as dist
+import torch.fx.experimental.symbolic_shapes  # noqa: F401 (optimizers import it)
 from torch.distributed import distributed_c10d
 
 from distlab import workloads  # noqa: F401 (the digits)
+
+LATE = "torch.distributed.nn.functional"
 
 
 def rank_main(module: str, arguments: list[str], folder: Path) -> None:
@@ -70,6 +75,8 @@ def run(module: str, arguments: list[str], world_size: int, folder: Path) -> lis
 def main() -> None:
     """All programs; a rank returns at the end of its own."""
     folder, statuses = Path(sys.argv[1]), {}
+    assert LATE not in sys.modules, "a rank imports it before joining, or it keeps the group"
+    gc.freeze()  # a rank's collections, and its end, then leave alone what they would copy
     for world_size, module, *arguments in json.loads(sys.argv[2]):
         statuses[module] = run(module, arguments, world_size, folder / module)
         if statuses[module] is None:

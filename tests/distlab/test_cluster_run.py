@@ -167,7 +167,9 @@ def test_time_out_ends_all(script, tmp_path: Path) -> None:
 
 
 @needs_cluster
-def test_two_clusters_side_by_side_and_their_end(script, tmp_path: Path) -> None:
+def test_two_clusters_side_by_side_and_their_end(
+    script, tmp_path: Path, interruptible: None
+) -> None:
     """Ctrl-C ends one, SIGKILL of the command the other: nothing stays."""
     command = [sys.executable, "-m", "distlab", "cluster", "run", "--nodes", "1"]
     command += ["--ranks-per-node", "1", "--", "python", script(LINGER), "-", "600"]

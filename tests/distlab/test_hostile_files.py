@@ -17,6 +17,7 @@ import hostile_files as hostile
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
+from distlab import rank_watch
 from distlab.course import load_course
 from distlab.grading import grade, run, session
 from distlab.grading.report import console, print_report
@@ -27,7 +28,7 @@ from distlab.virtual import reap_children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="daemons are found by Linux only")
 
-LIMIT = 1.5  # seconds after which a run that hangs is ended
+LIMIT = 0.5  # seconds after which a run that hangs is ended
 SAMPLER = """
 import torch
 {imported}
@@ -88,6 +89,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         if verdict == "hang":
             monkeypatch.setattr(session, "RUN_LIMIT", LIMIT)
             monkeypatch.setattr(session, "CHECK_LIMIT", LIMIT)
+            monkeypatch.setattr(rank_watch, "ANSWER", 0.1)
+            monkeypatch.setattr("distlab.virtual.run.GRACE", 0.5)
 
     return shorten
 

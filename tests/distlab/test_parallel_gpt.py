@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from distlab.workloads import GPT
 from solutions.phase2_advanced.gradient_accumulation import clip_by_global_norm
 from solutions.phase2_advanced.parallel_gpt import Layout, ParallelGPT, make_groups, train_step
 from tests.at_exit.expected import environment, no_threads_left
+from tests.forked_agents import start
 
 WORDS, LENGTH, BATCH, STEPS, NORM = 97, 8, 8, 3, 0.5
 
@@ -128,31 +128,34 @@ def test_a_layout_for_other_ranks_is_refused() -> None:
         run_virtual(body, 3, {"tensor": 2}, timeout=20)
 
 
-def torchrun(
-    ranks: int, *arguments: str, environ: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    command += ["--standalone", "-m", "solutions.phase2_advanced.train_gpt", "--device=cpu"]
-    environment = os.environ | (environ or {})
-    return forked_commands.run([*command, *arguments], cwd=root(), timeout=180, env=environment)
+PROGRAM = "solutions.phase2_advanced.train_gpt"
+
+
+def torchrun(ranks: int) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    return [*launcher, "--standalone", "-m", PROGRAM, "--device=cpu"]
 
 
 def test_the_program_trains_and_compares(tmp_path: Path) -> None:
-    picture, ends = tmp_path / "gpt.png", tmp_path / "ends"
-    layout = ["--tensor=2", "--pipeline=2", "--steps=4", "--batch=4"]
-    done = torchrun(4, *layout, "--compare", f"--plot={picture}", environ=environment(ends))
-    assert done.returncode == 0, done.stderr
+    """On ranks that are forked; those of the next test are new interpreters."""
+    picture, ends, out = tmp_path / "gpt.png", tmp_path / "ends", tmp_path / "said"
+    layout = ["--tensor=2", "--pipeline=2", "--steps=3", "--batch=4"]
+    command = [*torchrun(4), *layout, "--compare", f"--plot={picture}"]
+    torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
+    status = start(command, out, os.environ | environment(ends), ranks=4).wait(180)
+    said = out.read_text()
+    assert status == 0, said
     no_threads_left(ends, 4)
-    assert "tensor 2 x pipeline 2 x data 1" in done.stdout
-    assert float(done.stdout.partition("largest difference ")[2].split()[0]) < 1e-5
+    assert "tensor 2 x pipeline 2 x data 1" in said
+    assert float(said.partition("largest difference ")[2].split()[0]) < 1e-5
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_program_refuses_in_one_line() -> None:
-    done = torchrun(2, "--tensor=2", "--steps=1", "--batch=6")
+    command = [*torchrun(2), "--tensor=2", "--steps=1", "--batch=6"]
+    done = forked_commands.run(command, cwd=root(), timeout=180)
     assert done.returncode != 0
     assert "train_gpt: 6 sequences of 64 tokens don't divide into 4 micro-batches" in done.stderr
-    command = [sys.executable, "-m", "solutions.phase2_advanced.train_gpt"]
-    alone = forked_commands.run(command, cwd=root())
+    alone = forked_commands.run([sys.executable, "-m", PROGRAM], cwd=root())
     assert alone.returncode == 1
     assert alone.stderr.startswith("start it with: torchrun")

@@ -164,7 +164,7 @@ def test_a_damaged_book_is_refused_and_kept(tmp_path: Path, capfd) -> None:
     [(signal.SIGINT, subprocess.Popen), (signal.SIGKILL, forked_commands.Popen)],
 )
 def test_what_is_interrupted_does_not_count_and_leaves_nothing(
-    tmp_path: Path, number: int, start: type[subprocess.Popen]
+    tmp_path: Path, number: int, start: type[subprocess.Popen], interruptible: None
 ) -> None:
     """Stopped in the first grading, beside busy processes."""
     book = tmp_path / "soak.json"

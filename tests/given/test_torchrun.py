@@ -152,7 +152,7 @@ READY = ': > "$1/ready$RANK"; while :; do sleep 600 & wait; done'
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_leave_its_status_is_that_of_the_ranks(
-    start: Callable[..., Agent], number: signal.Signals
+    start: Callable[..., Agent], number: signal.Signals, interruptible: None
 ) -> None:
     """They get SIGTERM, whatever the agent got; it adds nothing to what they say."""
     saves = "trap 'echo saved; exit 75' TERM; "
