@@ -25,7 +25,7 @@ def said(check: CheckResult | None) -> tuple[object, ...]:
 def test_warm_and_cold_agree(tmp_path: Path) -> None:
     """A wrong implementation between two right ones: nothing is left to the next."""
     mutant = next(m for m in all_mutants() if m.exercise == "1.4")
-    solutions = Request(device="cpu", exercises=("1.4",), tier="virtual")
+    solutions = Request(device="cpu", exercises=("1.4",))
     with WarmGrader() as warm:
         before = warm.grade(1, solutions)
         (tmp_path / "mutant").mkdir()
