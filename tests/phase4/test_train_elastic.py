@@ -157,7 +157,7 @@ def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    patience = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=2"
+    patience = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=6"
     options = (
         "--nnodes",
         "1:2",
@@ -172,8 +172,8 @@ def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
     options += ("--local-addr", "localhost")
     first = job.start(*options, "--rdzv-conf", f"{patience},is_host=1")
     second = job.start(*options, "--rdzv-conf", f"{patience},is_host=0", forks=1)
-    job.wait(lambda: len(job.lines()) > 14)
-    assert job.lines()[-1]["world_size"] == 2
+    # one that comes late, on a busy machine, is let in by a restart
+    job.wait(lambda: sum(line["world_size"] == 2 for line in job.lines()) > 14)
     job.kill_node(second)
     job.wait(lambda: first.poll() is not None)
     assert first.returncode == 0
