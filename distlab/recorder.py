@@ -81,6 +81,7 @@ class Ledger(TorchDispatchMode):
         self.threads = itertools.count()
         self.by_tensor: dict[int, Event] = {}
         self.in_flight: dict[int, Sending] = {}  # by index of the event
+        self.futures: dict[int, torch.futures.Future[Any]] = {}  # the same, until they are done
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -182,6 +183,7 @@ class Ledger(TorchDispatchMode):
         self.emit("wait", fields | {"patience": patience or event.patience})
 
     def _end(self, event: Event) -> None:
+        self.futures.pop(event.index, None)
         if event.end is None:
             event.end = time.monotonic()
             sending = self.in_flight.pop(event.index, None)
@@ -249,6 +251,9 @@ class Ledger(TorchDispatchMode):
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
         self._undo.close()
+        for index, future in [*self.futures.items()]:
+            if future.done():  # who waits for it goes on before its callbacks are called
+                self._end(self.events[index])
 
     def _wrap_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -301,6 +306,7 @@ class Ledger(TorchDispatchMode):
             event, _ = _EVENT_OF.pop(id(work), (None, None))
             future = original(work)
             if event is not None:
+                self.futures[event.index] = future
                 future.add_done_callback(lambda _: self._end(event))
             return future
 

@@ -264,7 +264,7 @@ def _forget_modules() -> None:
             del sys.modules[name]
             continue
         for value in list(vars(sys.modules[name]).values()):
-            if isinstance(value, functools._lru_cache_wrapper):
+            if type(value) is functools._lru_cache_wrapper:  # some deprecated objects warn if asked
                 value.cache_clear()
     random.seed()
     if "numpy" in sys.modules:

@@ -111,6 +111,24 @@ def test_unwaited_and_overwritten_are_seen() -> None:
         assert caught.value.cause == "overwritten-in-flight"
 
 
+def test_a_future_that_was_waited_for_has_ended() -> None:
+    """Whoever waits for a future goes on, perhaps to the end, before its callbacks are called."""
+
+    def body(ctx: RankContext) -> None:
+        end = ctx.ledger._end
+
+        def late(event: Event) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.5)
+            end(event)
+
+        ctx.ledger._end = late
+        dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+
+    for log in run_ranks(body, 2).logs:
+        assert not log.unwaited
+
+
 @pytest.mark.parametrize("runner", [run_ranks, run_virtual])
 def test_writing_beside_what_is_sent_is_no_overwriting(runner) -> None:
     """Pipelines write to one part of a tensor while another is in flight."""
