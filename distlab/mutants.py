@@ -101,13 +101,19 @@ def beside_solutions(own: Path, exercise: Exercise, folder: Path, **options: Any
 
     ``folder`` (empty) takes them, and solutions of the phase where ``own`` has none.
     """
-    for path in (*own.glob("*.py"), *exercise.solution_path.parent.glob("*.py")):
-        with contextlib.suppress(FileExistsError):
-            (folder / path.name).symlink_to(path.resolve())
+    _fill(folder, own)
+    _fill(folder, exercise.solution_path.parent)
     others = frozenset(e.id for e in load_course().exercises if e.id != exercise.id)
     return Request(
         impl=str(folder), device="cpu", exercises=(exercise.id,), known=others, **options
     )
+
+
+def _fill(folder: Path, source: Path) -> None:
+    """Link the modules of ``source`` into ``folder``, but for those that it has."""
+    for path in source.glob("*.py"):
+        with contextlib.suppress(FileExistsError):
+            (folder / path.name).symlink_to(path.resolve())
 
 
 def run_mutant(
@@ -121,9 +127,8 @@ def run_mutant(
     ``grade``: that of a ``WarmGrader``, where many are graded.
     """
     exercise = load_course().exercise(mutant.exercise)
-    for sibling in exercise.solution_path.parent.glob("*.py"):
-        (folder / sibling.name).write_text(sibling.read_text(encoding="utf-8"), encoding="utf-8")
     (folder / exercise.solution_path.name).write_text(patched(mutant), encoding="utf-8")
+    _fill(folder, exercise.solution_path.parent)
     request = Request(
         impl=str(folder),
         device="cpu",

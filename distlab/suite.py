@@ -21,8 +21,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from .course import root
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers inherit it: all processors are in use
-
 # minutes of waiting for time-outs, links and restarts, in one chain
 WAITS = (
     "tests/deployment/test_slurm.py",

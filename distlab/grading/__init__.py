@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-# before torch is imported: else each virtual rank, a thread, has OpenMP threads of its own
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 from ..failure import CheckFailed
 from ..ledger import expect_same_sequence
 from .checks import (

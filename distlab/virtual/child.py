@@ -143,6 +143,7 @@ class Child:
         own = f"{world_size}_{world.scheduler.seed}_{rank.index}"  # the name its modules go by
         threading.current_thread().virtual_rank = own  # type: ignore[attr-defined]
         torch.autograd.set_multithreading_enabled(False).__enter__()
+        torch.set_num_threads(1)  # OpenMP counts per thread: this one would start more
         if self.settings.process_group:
             internals.join_world(rank.index, world_size, world.store)
         ctx = RankContext(rank.index, world_size, torch.device("cpu"), self.settings.base_seed)

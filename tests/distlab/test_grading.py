@@ -92,18 +92,15 @@ def test_misbehaviour_gets_a_verdict(
     folder: Path, code: str, verdict: str, expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_average(folder, code)
-    hangs = "sleep(1000)" in code and "fork" not in code
-    checks = ("test_dtypes_and_groups",) if hangs else ()
-    if "fork" in code or "99999" in code:  # again and again would prove no more
-        checks = ("test_mean_over_the_ranks", "test_padded_shards_cover_the_data")
-    report = graded(folder, "1.4", "1.1", checks=checks)
+    check = "test_dtypes_and_groups" if "sleep(1000)" in code and "fork" not in code else ""
+    report = graded(folder, "1.4", "1.1", checks=(check,) if check else ())
     by_id = {e.id: e for e in report.exercises}
     assert by_id["1.4"].verdict == verdict
     text = printed(report, capsys)
     assert "Traceback" not in text
     if "printed" not in expected[0]:
         assert all(part in text for part in expected), text
-    if not hangs:
+    if not check:
         assert by_id["1.1"].verdict == "blank"  # one failing exercise hides no other
 
 
