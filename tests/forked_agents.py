@@ -10,12 +10,9 @@ new interpreters stands beside each of those that use this.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
-import logging
 import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 import time
@@ -32,10 +29,10 @@ from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from distlab.course import root
+from tests import forked_commands
 from tests.at_exit import sitecustomize as at_exit
 
 FORK = multiprocessing.get_context("fork")
-QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 
 
 class Child:
@@ -160,47 +157,14 @@ class Waiting:
 
 
 def _become(command: list[str], environ: Mapping[str, str]) -> None:
-    """Be the process of ``command`` to its end; SystemExit has its status."""
+    """Be the process of ``command`` to its end."""
     os.setsid()
-    os.chdir(root())
-    os.environ.clear()
-    os.environ.update(environ)
-    _forget_pytest()
-    watched = "RANK" in os.environ and os.environ.get("THREADS_AT_EXIT")
+    words = command[2:] if command[1] == "-u" else command[1:]
+    watched = "RANK" in environ and environ.get("THREADS_AT_EXIT")
     watch = at_exit.Watch()
     if watched:
         watch.start(distributed_c10d)
-    try:
-        _run(command[1:])
-    except Exception as error:
-        sys.last_value = error
-        raise
-    finally:
-        if watched:
-            watch.write(watched)
-
-
-def _forget_pytest() -> None:
-    """Logs and warnings go where a new interpreter's would."""
-    logging.getLogger().handlers.clear()
-    loggers = [logging.getLogger(name) for name in logging.Logger.manager.loggerDict]
-    for handler in {handler for logger in loggers for handler in logger.handlers}:
-        if type(handler) is logging.StreamHandler:
-            handler.setStream(sys.stderr)
-    importlib.reload(warnings)
-    warnings.resetwarnings()
-    for category in QUIET:
-        warnings.simplefilter("ignore", category)
-    if hasattr(sys, "last_value"):
-        del sys.last_value
-
-
-def _run(words: list[str]) -> None:
-    while words[0] == "-u":
-        del words[0]
-    if words[0] == "-m":
-        sys.argv = words[1:]
-        importlib.import_module(words[1]).main()
-    else:
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+    status = forked_commands.become(words, dict(environ), str(root()))
+    if watched:
+        watch.write(watched)
+    os._exit(status)

@@ -93,7 +93,7 @@ class Popen(subprocess.Popen):
             try:
                 os.setsid()
                 _connect((p2cread, c2pwrite, errwrite), pass_fds)
-                status = _become(args[1:], environment, cwd)
+                status = become(args[1:], environment, cwd)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -155,8 +155,8 @@ def _connect(streams: Sequence[int], kept: Sequence[int]) -> None:
     forget_descriptors(kept)
 
 
-def _become(arguments: list[str], environment: dict[str, str], cwd: str | None) -> int:
-    """In the child: all that the interpreter does from its start to its end; the exit status."""
+def become(arguments: list[str], environment: dict[str, str], cwd: str | None) -> int:
+    """In a fork: all that the interpreter does from its start to its end; the exit status."""
     _forget_pytest()
     if cwd is not None:
         os.chdir(cwd)
@@ -192,6 +192,7 @@ def _forget_pytest() -> None:
     sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
     sys.displayhook, threading.excepthook = sys.__displayhook__, threading.__excepthook__
     sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("_pytest")]
+    vars(sys).pop("last_value", None)  # of a test that failed
     tempfile.tempdir = None  # where it is depends on the environment
     atexit._clear()
     weakref.finalize._registry.clear()  # folders that are removed at the end of pytest
@@ -293,6 +294,7 @@ def _until_the_end(kind: str, program: str, names: dict[str, Any]) -> tuple[int,
     except BaseException as error:
         status, interrupted = 1, isinstance(error, KeyboardInterrupt)
         trace = getattr(error.__traceback__, "tb_next", None)  # without this function
+        sys.last_value = error
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     threading._shutdown()  # waits for threads
     atexit._run_exitfuncs()
