@@ -47,6 +47,7 @@ class Ending:
     told: signal.Signals | None = None
     when: float = 0.0
     running: bool = False  # torchrun's loop, which an exception ends in order
+    starting: bool = False  # ranks, of which the loop does not know yet
     ranks: dict[int, Any] = field(default_factory=dict)  # the processes, by local rank
 
     def note(self, number: int, frame: FrameType | None) -> None:
@@ -56,15 +57,21 @@ class Ending:
             logging.disable(logging.WARNING)  # torchrun tells of each signal that it passes on
             if not self.running:
                 self.leave(self.status_when_told())
-            from torch.distributed.elastic.multiprocessing import SignalException
-
-            raise SignalException(self.told.name, signal.SIGTERM)
+            if not self.starting:
+                self.end_loop()
         if time.monotonic() - self.when > SAME:
             for process in self.ranks.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             self.say(f"{signal.Signals(number).name} again: ended at once, nothing was saved")
             self.leave(128 + number)
+
+    def end_loop(self) -> None:
+        """torchrun then passes SIGTERM on to the ranks that it knows."""
+        from torch.distributed.elastic.multiprocessing import SignalException
+
+        assert self.told is not None
+        raise SignalException(self.told.name, signal.SIGTERM)
 
     def leave(self, status: int) -> None:
         sys.stdout.flush()
@@ -126,9 +133,15 @@ def agent_class(ending: Ending) -> type:
 
     class Agent(LocalElasticAgent):
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
-            started = super()._start_workers(worker_group)
-            handlers = self._pcontext.subprocess_handlers
-            ending.ranks = {rank: handler.proc for rank, handler in handlers.items()}
+            ending.starting = True
+            try:
+                started = super()._start_workers(worker_group)
+                handlers = self._pcontext.subprocess_handlers
+                ending.ranks = {rank: handler.proc for rank, handler in handlers.items()}
+            finally:
+                ending.starting = False
+            if ending.told:
+                ending.end_loop()
             return started
 
         def _monitor_workers(self, worker_group: Any) -> Any:

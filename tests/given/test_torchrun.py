@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed.run  # once here, not in every agent
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from distlab.processes import is_ending
@@ -158,6 +159,26 @@ def test_told_to_leave_its_status_is_that_of_the_ranks(
     saves = "trap 'echo saved; exit 75' TERM; "
     agent = start(saves + READY, 3, final=[78], again=[75])
     agent.tell(number)
+    assert agent.status() == 75
+    assert agent.output() == "saved\nsaved\n"
+    assert len(agent.ranks()) == 2
+
+
+def test_told_while_its_ranks_are_being_started(
+    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run already, the agent does not know them yet: they are told as well."""
+    start_workers = LocalElasticAgent._start_workers
+
+    def told_meanwhile(agent: LocalElasticAgent, group: object) -> dict[int, object]:
+        started = start_workers(agent, group)
+        while len(list(tmp_path.glob("ready*"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started
+
+    monkeypatch.setattr(LocalElasticAgent, "_start_workers", told_meanwhile)
+    agent = start("trap 'echo saved; exit 75' TERM; " + READY, 3, final=[78], again=[75])
     assert agent.status() == 75
     assert agent.output() == "saved\nsaved\n"
     assert len(agent.ranks()) == 2

@@ -30,7 +30,6 @@ SMALL = {
         "for workers in (1, 2, 4, 8, 16):": "for workers in (1, 3):",
         "for lr in (0.05, 0.2, 0.4):": "for lr in (0.05, 0.4):",
         "GRADIENTS = 4, 0.01, 1.5, 240": "GRADIENTS = 4, 0.01, 0.5, 60",
-        "131_072, 1_048_576, 4_194_304]": "131_072]",
         "worlds, found = (1, 2, 4, 8), {}": "worlds, found = (1, 2), {}",
     },
     "phase4_production": {

@@ -148,16 +148,22 @@ def test_who_is_done_is_not_waited_for(impl, run, seed):
         expect_equal(found, ("done", 0), what="status, reports", rank=rank, cause="not-done")
 
 
-def watched(impl, folder: Path, seconds: float) -> int:
-    """A process of its own that passes one place and stays there; its id. Ends with status 0."""
+def watched(impl, folder: Path, seconds: float, hangs: Path | None = None) -> int:
+    """A process of its own that stays at one place; its id. Ends with status 0.
+
+    With ``hangs`` it goes on from place to place until there is that file.
+    """
     pid, began = os.fork(), folder.with_suffix(".began")
     if not pid:
         try:
             beats = impl.Heartbeat(folder, 0, 1, "now")
             with impl.Watchdog(beats, timeout=PATIENCE):
                 beats.beat(1, "step")
-                end = time.monotonic() + seconds
                 began.touch()
+                while hangs and not hangs.exists():
+                    beats.beat(1, "step")
+                    time.sleep(0.05)
+                end = time.monotonic() + seconds
                 while time.monotonic() < end:
                     time.sleep(0.05)
                 os._exit(0)
@@ -190,13 +196,14 @@ def test_what_passes_by(impl, run, seed):
 
     def body(ctx, folder):
         impl.Heartbeat(folder / "three", 0, 1).beat(0, "step")  # if it raises: here, not there
-        hangs = watched(impl, folder / "two", 600.0)
+        hangs = watched(impl, folder / "two", 600.0, folder / "hang")
         stopped = watched(impl, folder / "one", 2.6 * PATIENCE)
         time.sleep(0.4 * PATIENCE)  # its watchdog has looked
         os.kill(stopped, signal.SIGSTOP)
         (folder / "two").rename(folder / "away")
         time.sleep(0.5 * PATIENCE)
         (folder / "away").rename(folder / "two")
+        (folder / "hang").touch()  # no sooner: a report has a folder, however busy the machine is
         time.sleep(1.0 * PATIENCE)
         os.kill(stopped, signal.SIGCONT)
         return status_of(stopped, 5 * PATIENCE), status_of(hangs, 5 * PATIENCE), impl.EXIT_HUNG

@@ -152,6 +152,11 @@ def test_worker_is_killed_under_torchrun(job: Job) -> None:
 
 
 @needs_children
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) == 0
+
+
 def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
     """Two agents; one is killed together with its worker, the other goes on alone."""
     with socket.socket() as probe:
@@ -171,6 +176,7 @@ def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
     options += ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
     options += ("--local-addr", "localhost")
     first = job.start(*options, "--rdzv-conf", f"{patience},is_host=1")
+    job.wait(lambda: listens(port))  # who comes before it backs off for long
     second = job.start(*options, "--rdzv-conf", f"{patience},is_host=0", forks=1)
     # one that comes late, on a busy machine, is let in by a restart
     job.wait(lambda: sum(line["world_size"] == 2 for line in job.lines()) > 14)
