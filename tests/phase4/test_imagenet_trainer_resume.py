@@ -109,8 +109,11 @@ def test_a_run_is_killed_refused_told_to_leave_and_comes_to_its_end(
         assert len(processes_of(log)) > len([process.pid, *ranks]), "no loader's process is known"
         with launched(config, second, agents, 1, NPROC_PER_NODE="1") as other:
             assert other.wait(150) == REFUSED, second.read_text()
-        line = rf"imagenet_trainer: \S+/checkpoints is in use by process {ranks[0]} on .*\n"
-        assert re.fullmatch(line, second.read_text())
+        line = rf"imagenet_trainer: \S+/checkpoints is in use by process {ranks[0]} on .*"
+        said = second.read_text().splitlines()
+        said = [text for text in said if not text.startswith("[Gloo]")]  # torch 2.8 tells of groups
+        assert len(said) == 1
+        assert re.fullmatch(line, said[0])
         process.kill()
         process.wait()
         wait_for(lambda: not processes_of(log))  # and their loaders' processes
