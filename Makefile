@@ -12,7 +12,7 @@ cpu:
 	@$(PYTHON) scripts/environment.py --cpu
 
 demo: env
-	@$(RUN) -m distlab.demo
+	@$(RUN) -m distlab.commands.demo
 
 # the closing run of phase 2: tensor parallel 2 x pipeline 2, beside one process
 gpt: env

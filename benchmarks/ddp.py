@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import GPT, build_model, digits
+from distlab.reference.workloads import GPT, build_model, digits
 from solutions.phase3_multi_node.ddp import DDP
 
 from .common import Table, in_turn, spread

@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import GPT
+from distlab.reference.workloads import GPT
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
 from .common import Table, spread

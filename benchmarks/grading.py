@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from distlab.course import Exercise, load_course, root
+from distlab.course.catalogue import Exercise, load_course, root
 
 from .common import Table, seconds, spread
 

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 from solutions.phase3_multi_node.local_sgd import DiLoCo, LocalSGD
 from solutions.phase3_multi_node.local_sgd import train as train_rounds
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import GPT
+from distlab.reference.workloads import GPT
 from solutions.phase2_advanced import gradient_accumulation as float32
 from solutions.phase2_advanced import mixed_precision as mixed
 

@@ -14,7 +14,7 @@ import torch.utils.tensorboard  # takes a second: once here, not in the ranks
 from torch import Tensor, nn
 
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import build_model
+from distlab.reference.workloads import build_model
 from solutions.phase3_multi_node.overlap import BucketedDDP
 from solutions.phase4_production.monitoring import StepMonitor, count_flops
 from solutions.phase4_production.sinks import Sinks, open_sinks

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 from solutions.phase3_multi_node.parameter_server import (
     Client,
     Shard,

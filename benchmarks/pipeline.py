@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase2_advanced.pipeline_parallel import Pipeline, make_schedule
 

@@ -22,10 +22,11 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from distlab.hardware.collectives import collective_time
 from distlab.ranks import RankContext
+from distlab.simulate.plan import Plan
+from distlab.simulate.prediction import Answer, simulate
 from distlab.virtual import load_cluster, run_virtual
-from distlab.virtual.collectives import collective_time
-from distlab.virtual.simulate import Answer, Plan, simulate
 from solutions.phase3_multi_node.fsdp import clip_by_global_norm
 from solutions.phase3_multi_node.fsdp_precision import MixedPrecisionFlat
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP

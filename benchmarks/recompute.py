@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as torchs
 
-from distlab.memory import PeakMemory
-from distlab.workloads import Block
+from distlab.observe.memory import PeakMemory
+from distlab.reference.workloads import Block
 from solutions.phase2_advanced.activation_checkpointing import checkpoint_sequential
 
 from .common import Table, in_turn, seconds, spread

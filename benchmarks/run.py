@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from distlab.course import root
-from distlab.references import cpu_name
+from distlab.course.catalogue import root
+from distlab.reference.compare import cpu_name
 
 from .common import Table
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from distlab.virtual.simulate import Plan, simulate
+from distlab.simulate.plan import Plan
+from distlab.simulate.prediction import simulate
 
 from . import scaling_page
 from .scaling_page import FOLDER

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from distlab.hardware.clusters import Cluster, load_cluster
 from distlab.ranks import RankContext
+from distlab.simulate.models import blocks_of, model_spec
 from distlab.virtual import run_virtual
-from distlab.virtual.cluster import Cluster, load_cluster
-from distlab.virtual.models import blocks_of, model_spec
 from solutions.phase3_multi_node.sharding_strategies import Links, choose_strategy
 from solutions.phase3_multi_node.step_profile import Phase, Profile, profile
 

@@ -26,11 +26,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from distlab.course import Exercise, load_course, root
+from distlab.course.catalogue import Exercise, load_course, root
 from distlab.grading.run import run_session
 from distlab.grading.session import Request
-from distlab.mutants import beside_solutions
-from distlab.processes import die_with_parent
+from distlab.grading.wrong import beside_solutions
+from distlab.host.processes import die_with_parent
 
 from . import soak_page
 from .soak_book import Book, Verdict, key_of

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from distlab.course import root
+from distlab.course.catalogue import root
 
 CONDITIONS = ("idle", "loaded", "disturbed")
 CONFIDENCE = 0.95

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import GPT
+from distlab.reference.workloads import GPT
 from solutions.phase2_advanced import model_parallel
 
 from .common import Table, in_turn, spread

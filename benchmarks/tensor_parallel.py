@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from distlab.memory import SavedActivations
+from distlab.observe.memory import SavedActivations
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import Block
+from distlab.reference.workloads import Block
 from solutions.phase2_advanced.parallel_transformer import ParallelBlock, rows_by_rank
 from solutions.phase2_advanced.sequence_parallel import (
     SequenceParallelBlock,

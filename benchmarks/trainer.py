@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from distlab.ranks import RankContext, run_ranks
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 from solutions.phase1_data_parallel import trainer
 from solutions.phase1_data_parallel.data_loader import build_loader
 

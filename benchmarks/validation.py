@@ -19,8 +19,8 @@ import torch._dynamo  # imported by torch.optim: once here
 import torch.distributed as dist
 
 from distlab.ranks import RankContext, run_ranks
+from distlab.reference.workloads import digits
 from distlab.virtual import Cluster, load_cluster, run_virtual
-from distlab.workloads import digits
 from solutions.phase1_data_parallel import collectives
 from solutions.phase1_data_parallel.data_loader import build_loader
 

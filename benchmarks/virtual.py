@@ -10,8 +10,9 @@ import torch._dynamo  # imported by torch.optim: once here
 import torch.distributed as dist
 
 from distlab.ranks import RankContext
+from distlab.simulate.plan import Plan
+from distlab.simulate.prediction import simulate
 from distlab.virtual import run_virtual
-from distlab.virtual.simulate import Plan, simulate
 
 from .common import Table
 

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from distlab.memory import held_by
+from distlab.observe.memory import held_by
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase3_multi_node.zero import ZeroOptimizer
 

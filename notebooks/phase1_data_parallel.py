@@ -39,12 +39,13 @@ import torch.nn.functional as F
 from IPython.display import Image, display
 from matplotlib import pyplot as plt
 
-from distlab.course import load_course
+from distlab.course.catalogue import load_course
 from distlab.grading.implementation import Implementation, find_source, protect_this_process
-from distlab.ranks import RankFailure, run_ranks
-from distlab.references import train_alone
-from distlab.timeline import draw, spans_of
-from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+from distlab.ranks import run_ranks
+from distlab.ranks import RankFailure
+from distlab.reference.compare import train_alone
+from distlab.picture import draw, spans_of
+from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits
 
 torch.set_num_threads(1)
 protect_this_process()

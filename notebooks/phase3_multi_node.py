@@ -37,12 +37,13 @@ import torch.nn.functional as F
 from matplotlib import pyplot as plt
 from torch import nn
 
-from distlab.course import load_course
+from distlab.course.catalogue import load_course
 from distlab.grading.implementation import Implementation, find_source, protect_this_process
-from distlab.memory import storage_bytes
-from distlab.ranks import RankFailure, run_ranks
+from distlab.observe.memory import storage_bytes
+from distlab.ranks import run_ranks
+from distlab.ranks import RankFailure
 from distlab.virtual import run_virtual
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 
 torch.set_num_threads(1)
 protect_this_process()

@@ -42,11 +42,12 @@ from matplotlib import pyplot as plt
 from torch import nn
 from torch.utils.data import DataLoader
 
-from distlab.course import load_course
+from distlab.course.catalogue import load_course
 from distlab.grading.implementation import Implementation, find_source, protect_this_process
-from distlab.ranks import RankFailure, run_ranks
+from distlab.ranks import run_ranks
+from distlab.ranks import RankFailure
 from distlab.virtual import run_virtual
-from distlab.workloads import build_model, digits, epoch_order
+from distlab.reference.workloads import build_model, digits, epoch_order
 from solutions.phase3_multi_node.comm_hooks import all_reduce, bf16_compress
 from solutions.phase3_multi_node.ddp import DDP
 

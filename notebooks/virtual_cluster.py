@@ -39,13 +39,14 @@ import torch._dynamo  # torch.optim imports it: once here, not in every rank
 import torch.distributed as dist
 from matplotlib import pyplot as plt
 
-from distlab.course import load_course
+from distlab.course.catalogue import load_course
 from distlab.grading.implementation import Implementation, find_source, protect_this_process
 from distlab.ranks import RankFailure
 from distlab.virtual import load_cluster, run_virtual
-from distlab.virtual.collectives import ALGORITHMS, collective_time
-from distlab.virtual.simulate import Plan, simulate
-from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+from distlab.hardware.collectives import ALGORITHMS, collective_time
+from distlab.simulate.prediction import simulate
+from distlab.simulate.plan import Plan
+from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits
 
 torch.set_num_threads(1)
 protect_this_process()

@@ -37,7 +37,8 @@ open(sys.argv[1], "w").write(re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTAL
 
 def learner_file(name: str, written: tuple[str, ...]) -> str:
     """The learner's file: the exercises in ``written`` done, 1.4 wrongly, the others blank."""
-    from distlab import mutants, templates
+    from distlab.course import templates
+    from distlab.grading import wrong as mutants
 
     mutant = next(m for m in mutants.all_mutants() if m.id == MUTANT)
     path = ROOT / "solutions" / "phase1_data_parallel" / f"{name}.py"

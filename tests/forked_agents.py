@@ -28,7 +28,7 @@ import torch.utils.tensorboard  # noqa: F401 (a sink imports it)
 from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from tests import forked_commands
 from tests.at_exit import sitecustomize as at_exit
 

@@ -44,7 +44,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from distlab.processes import descendants, forget_descriptors
+from distlab.host.processes import descendants, forget_descriptors
 
 LOST_OUTPUT = 120  # the interpreter's status if what is left in stdout can't be written
 

@@ -17,7 +17,7 @@ import forked_commands
 import pytest
 import torch
 
-from distlab.course import load_course
+from distlab.course.catalogue import load_course
 
 LOOKS = """
 import json, logging, os, signal, sys, tempfile, warnings
@@ -150,8 +150,8 @@ def test_module_that_is_not_there() -> None:
 
 def test_a_module_that_is_imported_here_is_run_as_any_other() -> None:
     """Else runpy would warn of it."""
-    assert "distlab.course" in sys.modules
-    command = [sys.executable, "-m", "distlab.course"]
+    assert "distlab.course.catalogue" in sys.modules
+    command = [sys.executable, "-m", "distlab.course.catalogue"]
     done = forked_commands.run(command, cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -165,7 +165,7 @@ def test_modules_found_elsewhere_are_imported_again(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:2] == ["True", "the copy"], done
     assert str(tmp_path) in done.stdout
     load_course()
-    code = "from distlab.course import load_course as f; print(f.cache_info().currsize)"
+    code = "from distlab.course.catalogue import load_course as f; print(f.cache_info().currsize)"
     done = forked_commands.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent)
     assert done.stdout == "0\n"
     assert load_course.cache_info().currsize

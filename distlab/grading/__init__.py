@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..failure import CheckFailed
-from ..ledger import expect_same_sequence
+from ..observe.failure import CheckFailed
+from ..observe.log import expect_same_sequence
 from .checks import (
     exercise,
     expect_close,
@@ -14,7 +14,8 @@ from .checks import (
     refusal,
     trace,
 )
-from .run import grade, main
+from .command import main
+from .run import grade
 
 __all__ = [
     "CheckFailed",

@@ -8,9 +8,9 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 import torch
 
-from ..diagnose import explain
-from ..failure import CheckFailed
-from ..ranks import RankResults
+from ..explain.diagnosis import explain
+from ..observe.failure import CheckFailed
+from ..ranks.results import RankResults
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..course import Exercise, Phase, functions_of, root
+from ..course.catalogue import Exercise, Phase, functions_of, root
 
 PACKAGE = "implementation"
 _grader = 0
@@ -161,13 +161,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         file = self._file(name)
         replaced = [e for e in self.substitutes if e.file == name]
         if replaced and (_whole(replaced) or not _importable(file)):
-            vars(module).update(vars(_solution(replaced[0])))
+            vars(module).update(vars(solution(replaced[0].phase, name)))
             return
         exec(_compiled(file, file.stat().st_mtime_ns), vars(module))
         for exercise in replaced:
             for function in functions_of(exercise):
                 owner = function.split(".")[0]
-                setattr(module, owner, getattr(_solution(exercise), owner))
+                setattr(module, owner, getattr(solution(exercise.phase, name), owner))
 
 
 @functools.lru_cache
@@ -190,5 +190,6 @@ def _importable(file: Path) -> bool:
     return True
 
 
-def _solution(exercise: Exercise) -> ModuleType:
-    return importlib.import_module(f"solutions.{exercise.phase.folder}.{exercise.file}")
+def solution(phase: Phase, module: str) -> ModuleType:
+    """The solution's module, which all ranks of a process share: the only import of solutions."""
+    return importlib.import_module(f"solutions.{phase.folder}.{module}")

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
-from ..processes import become_subreaper, children, end_strays, not_for_children
+from ..host.processes import become_subreaper, children, end_strays, not_for_children
 from ..virtual import reap_children
 
 # $0 is the folder; it is gone already unless the grader was killed. What still belongs to the

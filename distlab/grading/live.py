@@ -15,8 +15,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from ..course import Exercise
-from .report import NOT_RUN, STYLE, console
+from ..course.catalogue import Exercise
+from ..host.terminal import console
+from .report import NOT_RUN, STYLE
 from .verdicts import CheckResult, ExerciseResult
 
 

@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from ..course import Exercise
-from ..forking import prepare_to_fork
+from ..course.catalogue import Exercise
+from ..host.forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
 from .implementation import Implementation, protect_this_process
-from .session import NotRun, Request, Runner, Session, verdict_of
+from .judge import verdict_of
+from .obstacles import NotRun
+from .places import definition
+from .runners import Runner
+from .session import Request, Session
 from .verdicts import TIERS
 
 KEPT_OUTPUT = 4096  # characters of what a rank printed
@@ -142,7 +146,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if check.verdict in ("fail", "hang") and not check.line:
         source = inspect.getsource(item.function)  # type: ignore[attr-defined]
         file = item.path.read_text(encoding="utf-8")
-        check.line = item.config.stash[SESSION].definition(exercise, source, file)
+        own = item.config.stash[SESSION].source(exercise).path(exercise.file)
+        check.line = definition(own, exercise, source, file)
     item.config.stash[SESSION].record(exercise, check)
     if check.verdict == "needs":
         report.outcome = "skipped"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import shlex
-import sys
 from collections.abc import Sequence
-from typing import IO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..course import Phase
-from ..rank_report import names
-from ..words import command, say
+from ..course.catalogue import Phase
+from ..host.terminal import command, say
+from ..observe.lines import names
 from .verdicts import TIERS, CheckResult, ExerciseResult, Report
 
 STYLE = {
@@ -59,15 +56,6 @@ WIDE = 80  # columns in which the table shows the tiers as well
 OUTPUT_LINES = 8
 OUTPUT_WIDTH = 160
 NOT_RUN = ("needs", "blocked", "blank")
-
-
-def console(file: IO[str] | None = None) -> Console:
-    """A console that is plain when its output is not a terminal, and can print any text."""
-    for stream in (sys.stdout, sys.stderr, file):
-        if isinstance(stream, io.TextIOWrapper):  # what it can't encode is shown as an escape
-            stream.reconfigure(errors="backslashreplace")
-    plain = Console(file=file)
-    return plain if plain.is_terminal else Console(file=file, width=100, color_system=None)
 
 
 def print_report(report: Report, phase: Phase, out: Console) -> None:

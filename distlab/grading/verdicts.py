@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -122,3 +123,24 @@ def _exercise_json(e: ExerciseResult) -> dict[str, Any]:
         "hints_used": e.hints_used,
         "used_solution_of": e.used_solution_of,
     }
+
+
+def dumped(report: Report) -> str:
+    """The report as one line of text."""
+    exercises = [vars(e) | {"checks": [vars(c) for c in e.checks]} for e in report.exercises]
+    return json.dumps(vars(report) | {"exercises": exercises})
+
+
+def loaded(text: str) -> Report:
+    """The report that ``dumped`` has written."""
+    data = json.loads(text)
+
+    def check(fields: dict[str, Any]) -> CheckResult:
+        printed = {int(rank): said for rank, said in fields["printed"].items()}
+        return CheckResult(**fields | {"printed": printed})
+
+    exercises = [
+        ExerciseResult(**e | {"checks": [check(c) for c in e["checks"]]})
+        for e in data["exercises"]
+    ]
+    return Report(**data | {"exercises": exercises})

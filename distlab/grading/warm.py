@@ -14,14 +14,15 @@ from typing import NoReturn, TextIO
 
 import pytest
 
-from ..course import load_course
-from ..processes import children, die_with_parent, end_strays
+from ..course.catalogue import load_course
+from ..host.processes import children, die_with_parent, end_strays
 from ..virtual import reap_children
+from .choice import plan
 from .implementation import protect_this_process
 from .plugin import SESSION, pytest_collection_modifyitems
-from .run import Carrier, call_pytest, dumped, loaded, plan
+from .run import Carrier, call_pytest
 from .session import Request, Session
-from .verdicts import Report
+from .verdicts import Report, dumped, loaded
 
 
 class WarmGrader:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..course import root
+from ..course.catalogue import root
 from .network import Network, node_environment
 
 PORT = 29500  # of the rendezvous; every cluster has a network, hence ports, of its own

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .. import system
+from ..host import system
 
 MOST_NODES = 64
 INTERFACE = "link0"  # a name that machines don't have, so that nobody counts the wrong one

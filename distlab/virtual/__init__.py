@@ -1,7 +1,8 @@
 """Virtual ranks: the unchanged program on a virtual cluster, under a virtual clock."""
 
-from .cluster import Cluster, load_cluster
-from .run import VirtualResults, reap_children, run_virtual, run_worlds
+from ..hardware.clusters import Cluster, load_cluster
+from .reports import VirtualResults
+from .run import reap_children, run_virtual, run_worlds
 
 __all__ = [
     "Cluster",

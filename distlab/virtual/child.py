@@ -7,7 +7,6 @@ import faulthandler
 import gc
 import io
 import json
-import math
 import os
 import signal
 import sys
@@ -20,47 +19,26 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..ledger import Event
-from ..lines import learner_line
-from ..looks import PAUSES, Looks, endless_loop
-from ..processes import die_with_parent
-from ..raised import describe
-from ..rank_process import Pipe, readable_content
-from ..ranks import PIPE_LOST, RankContext
+from ..host.processes import die_with_parent
+from ..observe.lines import learner_line
+from ..observe.log import Event
+from ..observe.looks import PAUSES, Looks, endless_loop
+from ..observe.raised import describe
+from ..ranks.context import RankContext
+from ..ranks.process import Pipe, readable_content
+from ..ranks.results import PIPE_LOST
 from . import internals
-from .cluster import Cluster, Network
 from .compute import ComputeModel
 from .isolation import enter, entered
+from .options import VirtualOptions
 from .scheduler import VirtualRank
-from .world import RankLost, RankState, World
+from .state import RankState
+from .world import RankLost, World
 
 TIME_IS_UP = signal.SIGUSR1  # the parent's word
 # bound before learner code runs, which may replace them in their modules
 _exit, _dumps, _save = os._exit, json.dumps, torch.save
 STACK = 16 << 20  # bytes of (virtual) stack per rank
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How virtual ranks are run; see ``run_virtual``."""
-
-    cluster: Cluster
-    world_sizes: tuple[int, ...]
-    seed: int | None
-    seeds: int
-    learner_files: tuple[str, ...]
-    slow_ranks: dict[int, float]
-    slow_links: dict[int, float]
-    base_seed: int = 0
-    timeout: float = 20.0
-    ledger: bool = True
-    process_group: bool = True
-    compute: str = "none"
-    algorithm: str = "backend"
-    lose: tuple[int, int] | None = None
-    survivable: bool = False
-    patience: float = math.inf
-    only: tuple[int, ...] = ()
 
 
 @dataclass
@@ -69,7 +47,8 @@ class Child:
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
-    settings: Settings
+    options: VirtualOptions
+    world_sizes: tuple[int, ...]
     pipe: Pipe
     who: memoryview
 
@@ -89,47 +68,33 @@ class Child:
             gc.set_threshold(50_000, 20, 100)
             gc.freeze()  # what the parent made is not searched again, and its pages stay shared
             signal.signal(TIME_IS_UP, lambda *_: entered().scheduler.over.set())
-            for place, world_size in enumerate(self.settings.world_sizes):
+            for place, world_size in enumerate(self.world_sizes):
                 self.who[1] = place
                 if not self._explore(world_size):
                     break
         except BaseException as error:
-            said = describe(error, self.settings.learner_files)
+            said = describe(error, self.options.learner_files)
             state = RankData(rank=0, error=said)
             self.pipe.send(b"V", _dumps(vars(state)).encode())
             self.pipe.send(b"F", _dumps({"verdict": "failed"}).encode())
 
     def _explore(self, world_size: int) -> bool:
         """Run every interleaving; report the first that fails, else one whose results differ."""
-        settings = self.settings
+        options = self.options
         first: list[Any] | None = None
-        absent = {settings.lose[0]} if settings.lose and settings.survivable else set()
-        if settings.only:
-            absent |= set(range(world_size)) - set(settings.only)
-        for number in range(settings.seeds):
-            seed = None if settings.seed is None else settings.seed + number
-            world = World(
-                world_size,
-                Network(settings.cluster, settings.algorithm, settings.slow_links),
-                seed=seed,
-                base_seed=settings.base_seed,
-                learner_files=settings.learner_files,
-                record=settings.ledger,
-                measured=settings.compute == "measured",
-                modelled=settings.compute == "roofline",
-                lose=settings.lose,
-                slow_ranks=settings.slow_ranks,
-                patience=settings.patience,
-                note=self._note,
-                only=settings.only,
-            )
+        absent = {options.lose[0]} if options.lose and options.survivable else set()
+        if options.only:
+            absent |= set(range(world_size)) - set(options.only)
+        for number in range(options.seeds):
+            seed = None if options.seed is None else options.seed + number
+            world = World(world_size, options, seed, self._note)
             enter(world)
             world.scheduler.run(lambda rank, w=world: self._body(w, rank), STACK)
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
             ended = [v for r, v in enumerate(values) if r not in absent]
             failed = None in ended or any(state.defaults for state in world.states)
-            if failed or values != first or number == settings.seeds - 1:
+            if failed or values != first or number == options.seeds - 1:
                 _report(world, self.pipe, seed)
                 break
         return not failed
@@ -144,9 +109,9 @@ class Child:
         threading.current_thread().virtual_rank = own  # type: ignore[attr-defined]
         torch.autograd.set_multithreading_enabled(False).__enter__()
         torch.set_num_threads(1)  # OpenMP counts per thread: this one would start more
-        if self.settings.process_group:
+        if self.options.process_group:
             internals.join_world(rank.index, world_size, world.store)
-        ctx = RankContext(rank.index, world_size, torch.device("cpu"), self.settings.base_seed)
+        ctx = RankContext(rank.index, world_size, torch.device("cpu"), self.options.base_seed)
         ctx.ledger = state.ledger  # type: ignore[assignment]
         if world.modelled:
             state.model = ComputeModel(world, state)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,12 +35,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..memory import PeakMemory, following
+from ..observe.memory import PeakMemory, following
 from .isolation import entered
 from .shadows import READS_VALUES, read_value, set_shadow, shadow_of, with_shadow
-
-if TYPE_CHECKING:
-    from .world import RankState, World
+from .state import RankState
+from .world import World
 
 VIEWS = {"detach", "lift_fresh", "alias", "_unsafe_view"}
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}

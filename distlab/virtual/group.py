@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from .machine import Machine
 from .moves import COMBINE
-from .transport import Part
+from .part import Part
 from .work import VirtualWork
-
-if TYPE_CHECKING:
-    from .world import World
 
 
 def _many(tensors: Any) -> list[Tensor]:
@@ -37,7 +35,7 @@ def _flat(tensor: Tensor, what: str) -> Tensor:
 class VirtualGroup(dist.ProcessGroup):
     """One rank's membership in a group; ``channel`` is the same object for all its members."""
 
-    def __init__(self, world: World, ranks: tuple[int, ...], channel: Any, rank: int) -> None:
+    def __init__(self, world: Machine, ranks: tuple[int, ...], channel: Any, rank: int) -> None:
         super().__init__(rank, len(ranks))
         self.world, self.ranks, self.channel = world, ranks, channel
         self.member = world.scheduler.me

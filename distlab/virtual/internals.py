@@ -10,16 +10,13 @@ Tested on the oldest and the newest version of torch that the course supports. W
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-
-if TYPE_CHECKING:
-    from .scheduler import Scheduler, VirtualRank
 
 NAME = "virtual"
 
@@ -76,69 +73,4 @@ class Unseen:
         del self.guard
 
 
-class VirtualStore(dist.Store):
-    """The store of a run, shared by all ranks; who waits for a key hands the baton on."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
-        self.scheduler = scheduler
-        self.data: dict[str, bytes] = {}
-        self.waiting: list[tuple[list[str], VirtualRank]] = []
-        self.limit = timedelta(minutes=5)
-        self.counting = scheduler.runs[-1]  # for those that don't run as well
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Set a key and wake who waits for it."""
-        self.data[key] = value.encode() if isinstance(value, str) else bytes(value)
-        woken = [rank for keys, rank in self.waiting if all(k in self.data for k in keys)]
-        self.waiting = [(k, rank) for k, rank in self.waiting if rank not in woken]
-        for rank in woken:
-            self.scheduler.make_ready(rank)
-
-    def get(self, key: str) -> bytes:
-        """The value of a key, once there is one."""
-        self.wait([key])
-        return self.data[key]
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return when all keys are set."""
-        if not all(key in self.data for key in keys):
-            rank = self.scheduler.me
-            self.waiting.append((keys, rank))
-            self.scheduler.sleep(rank, keys)
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter; returns its new value."""
-        if key.startswith(c10d.STORE_BASED_BARRIER_PREFIX) and self.scheduler.me is self.counting:
-            amount *= 1 + len(self.scheduler.ranks) - len(self.scheduler.runs)
-        value = int(self.data.get(key, b"0")) + amount
-        self.set(key, str(value))
-        return value
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys are set."""
-        return all(key in self.data for key in keys)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set ``desired`` if the value is ``expected`` (or there is none); returns the value."""
-        now = self.data.get(key)
-        if now == expected.encode() or (now is None and not expected):
-            self.set(key, desired)
-        return self.data.get(key, expected.encode())
-
-    def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
-        return self.data.pop(key, None) is not None
-
-    def num_keys(self) -> int:
-        """How many keys are set."""
-        return len(self.data)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Kept, not used: a wait that cannot end is reported at once."""
-        self.limit = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        """What ``set_timeout`` was given."""
-        return self.limit
+cpu_time = time.thread_time  # the real one

@@ -13,19 +13,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ..defaults import Change, note, notice_changes
+from ..observe.defaults import Change, note, notice_changes
 from . import internals
-
-if TYPE_CHECKING:
-    from .world import RankState, World
+from .state import RankState
+from .world import World
 
 KEPT_OUTPUT = 64 * 1024
 READ_CLOCK = 5e-8  # virtual seconds that reading the time takes, so that a loop until a time ends
-cpu_time = time.thread_time  # the real one
 
 _world: World | None = None
 

@@ -8,16 +8,14 @@ Reductions combine in the order of the ranks, so their result does not depend on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from .part import Part
 from .shadows import set_shadow, shadow
-
-if TYPE_CHECKING:
-    from .transport import Part
 
 COMBINE: list[tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = [
     (ReduceOp.SUM, torch.Tensor.add_),

@@ -9,84 +9,20 @@ the values at once for all; the network decides the virtual time at which that i
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from ..failure import CheckFailed
-from ..ledger import P2P, Event, signature, traffic
-from ..operators import Sending
-from .cluster import Network
+from ..observe.failure import CheckFailed
+from ..observe.log import P2P, signature
+from ..observe.operators import Sending
 from .internals import Unseen
 from .moves import MOVE, copy, own_places
+from .network import Network
+from .part import Part
 from .scheduler import Scheduler, VirtualRank
 from .shadows import shadow
-
-
-@dataclass(eq=False, slots=True)
-class Part:
-    """One rank's share of a transfer; ``gives`` is read and ``gets`` written at delivery."""
-
-    rank: VirtualRank
-    op: str
-    group: tuple[int, ...]
-    gives: Sequence[Tensor] = ()
-    gets: Sequence[Tensor] = ()
-    peer: int | None = None  # global rank
-    tag: int = 0
-    reduce_op: Any = None
-    payload: Sequence[Tensor] = ()
-    posted: float = 0.0
-    finish: float = 0.0
-    done: bool = False
-    waited: bool = False
-    transfer: Any = None
-    event: Event | None = None
-    sending: Sending | None = None
-    broken: bool = False  # the other end of the message is lost
-
-    def done_by(self, clock: float) -> bool:
-        """Whether it is complete at this virtual time."""
-        return self.done and self.finish <= clock
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that this rank passes in."""
-        return sum(t.nbytes for t in self.payload)
-
-    def describe(self, line: str = "") -> Event:
-        """This part as an event of the ledger."""
-        if self.event is not None:
-            return self.event
-        payload = 0 if self.op == "barrier" else self.nbytes
-        me = self.rank.index
-        sent, received = traffic(self.op, len(self.group), payload, is_root=self.peer == me)
-        return Event(
-            op=self.op,
-            group=self.group,
-            peer=self.peer,
-            numel=sum(t.numel() for t in self.payload),
-            dtype=str(self.payload[0].dtype).removeprefix("torch.") if self.payload else "",
-            payload=payload,
-            sent=sent,
-            received=received,
-            start=self.posted,
-            line=line,
-            tag=self.tag,
-        )
-
-    def acknowledge(self) -> None:
-        """The rank has waited for it: only now may it use what it got and change what it gave."""
-        self.waited = True
-        event = self.event
-        if event is not None and event.end is None:
-            event.end = self.finish
-            if self.sending is not None:
-                with Unseen():
-                    event.overwritten = self.sending.overwritten()
-                self.sending = None
 
 
 class Mismatched(Exception):

@@ -5,26 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ledger import P2P, waited_twice
-from ..lines import learner_line
-from ..rank_report import source_line
+from ..observe.lines import learner_line, source_line
+from ..observe.log import P2P, waited_twice
 from .internals import at_end_of_backward, in_backward
-
-if TYPE_CHECKING:
-    from .transport import Part
-    from .world import World
+from .machine import Machine
+from .part import Part
 
 
 class RankFuture(torch.futures.Future[Any]):
     """A future of an operation in flight: waiting for it hands the baton on."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Machine) -> None:
         super().__init__()
         self.world = world
 
@@ -50,7 +47,7 @@ class RankFuture(torch.futures.Future[Any]):
 class VirtualWork(dist.Work):
     """Handle of an operation in flight."""
 
-    def __init__(self, world: World, part: Part, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, world: Machine, part: Part, outputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.world, self.part, self.outputs = world, part, outputs
         self.future: RankFuture | None = None

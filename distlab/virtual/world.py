@@ -7,30 +7,28 @@ time, clocks and standard output, looks up the current rank instead (``isolation
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..defaults import Change
-from ..failure import CheckFailed
-from ..ledger import Event
-from ..lines import learner_line
-from ..looks import Looks
-from ..rank_report import source_line
+from ..observe.failure import CheckFailed
+from ..observe.lines import learner_line, source_line
 from . import internals
-from .cluster import Network
 from .group import VirtualGroup
-from .isolation import cpu_time
+from .internals import cpu_time
+from .network import Network
+from .options import VirtualOptions
+from .part import Part
 from .scheduler import Scheduler, VirtualRank
-from .transport import Exchange, Mismatched, Part
+from .state import RankState
+from .store import VirtualStore
+from .transport import Exchange, Mismatched
 from .work import VirtualWork
 
 _torch_random = torch.default_generator
@@ -42,28 +40,6 @@ class RankLost(Exception):
     """The run was asked to lose this rank here."""
 
 
-class VirtualLedger:
-    """A rank's recorder: what ``RankContext`` needs, filled by the process group."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.raw_spans: list[tuple[str, float, float]] = []
-        self.picture_from = 0.0
-        self.region = ""
-        self.depth = 0
-        self.phase = ""
-        self.named = ""
-
-    @contextlib.contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Record what is computed inside by this name."""
-        self.named = name
-        try:
-            yield
-        finally:
-            self.named = ""
-
-
 @dataclass(eq=False)
 class Channel:
     """What the members of a group have in common; compared by identity, which is fast."""
@@ -71,72 +47,35 @@ class Channel:
     name: str
 
 
-@dataclass(eq=False, slots=True)
-class RankState:
-    """What belongs to one rank."""
-
-    rank: VirtualRank
-    environ: dict[Any, Any]
-    torch_state: torch.Tensor
-    numpy_state: Any
-    random: random.Random
-    groups: internals.GroupTable = field(default_factory=internals.GroupTable)
-    ledger: VirtualLedger = field(default_factory=VirtualLedger)
-    output: list[str] = field(default_factory=list)
-    printed: int = 0
-    works: dict[int, VirtualWork] = field(default_factory=dict)
-    expecting: list[VirtualWork] = field(default_factory=list)
-    communications: int = 0
-    inits: int = 0  # how often the rank has made its default group
-    compute_since: float = 0.0
-    looks: Looks = field(default_factory=Looks)  # taken where it sleeps for long
-    model: Any = None
-    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
-    defaults: dict[str, Change] = field(default_factory=dict)
-
-
 class World:
     """One run's ranks with all that is theirs; the process group's methods end here.
 
-    ``record``: keep an event for every operator. ``measured``: a rank's real CPU time goes into its
-    clock; ``modelled``: the time of a compute model does. ``lose``: (rank, n): that rank disappears
-    at its n-th communication. ``slow_ranks``: factors on compute time. ``patience``: a rank that
-    sleeps beyond this virtual time ends the run. ``note``: told who runs. ``only``: the ranks that
-    run; the others do what these do.
+    ``note``: told who runs, each time.
     """
 
     def __init__(
         self,
         world_size: int,
-        network: Network,
-        *,
-        seed: int | None,
-        base_seed: int,
-        learner_files: tuple[str, ...],
-        record: bool = True,
-        measured: bool = False,
-        modelled: bool = False,
-        lose: tuple[int, int] | None = None,
-        slow_ranks: dict[int, float] | None = None,
-        patience: float = math.inf,
+        options: VirtualOptions,
+        seed: int | None = None,
         note: Callable[[int], None] = lambda rank: None,
-        only: tuple[int, ...] = (),
     ) -> None:
-        runs = tuple(sorted(only)) or tuple(range(world_size))
+        runs = tuple(sorted(options.only)) or tuple(range(world_size))
+        self.network = Network(options.machine(), options.algorithm, options.slow_links)
+        self.record, self.measured = options.ledger, options.compute == "measured"
+        self.modelled = options.compute == "roofline"
         self.scheduler = Scheduler(world_size, seed, self.install, self.remove, runs)
-        self.exchange = Exchange(self.scheduler, network, modelled, runs)
-        self.network = network
+        self.exchange = Exchange(self.scheduler, self.network, self.modelled, runs)
         self.channels: dict[Any, Channel] = {}
         self.named: dict[tuple[int, str], tuple[int, ...]] = {}  # ranks of the groups made so far
-        self.store = internals.VirtualStore(self.scheduler)
-        self.learner_files = frozenset(learner_files)
-        self.record, self.measured, self.modelled, self.lose = record, measured, modelled, lose
-        self.note, self.patience = note, patience
-        self.slow_ranks = slow_ranks or {}
-        self.crowding = network.cluster.crowding(world_size)
-        self.overhead = network.cluster.overhead
+        self.store = VirtualStore(self.scheduler)
+        self.learner_files = frozenset(options.learner_files)
+        self.lose, self.note, self.patience = options.lose, note, options.patience
+        self.slow_ranks = options.slow_ranks
+        self.crowding = self.network.cluster.crowding(world_size)
+        self.overhead = self.network.cluster.overhead
         self.mismatch: Mismatched | None = None
-        self.states = [self._state(r, world_size, base_seed) for r in self.scheduler.ranks]
+        self.states = [self._state(r, world_size, options.base_seed) for r in self.scheduler.ranks]
 
     def _state(self, rank: VirtualRank, world_size: int, base_seed: int) -> RankState:
         own_seed = base_seed * 1_000_003 + rank.index  # ranks that don't synchronise must differ

@@ -36,7 +36,7 @@ from given.process_group import process_group
 from .data_loader import build_loader
 
 if TYPE_CHECKING:
-    from distlab.workloads import Workload
+    from distlab.reference.workloads import Workload
 
 Group = dist.ProcessGroup | None
 OnStep = Callable[[int, float, int], None]
@@ -285,7 +285,7 @@ def run(chosen: Workload, epochs: int, device: torch.device, save: str | None) -
     """Train the workload on all ranks, with progress and the test accuracy on rank 0."""
     from rich.progress import Progress, TextColumn
 
-    from distlab.workloads import build_model, build_optimizer, digits
+    from distlab.reference.workloads import build_model, build_optimizer, digits
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = build_model(chosen.model, chosen.seed + rank).to(device)  # broadcast makes it equal
@@ -326,7 +326,7 @@ def run(chosen: Workload, epochs: int, device: torch.device, save: str | None) -
 def main() -> None:
     """Train a workload under torchrun, with progress, and print its test accuracy."""
     end_with_parent()
-    from distlab.workloads import WORKLOADS
+    from distlab.reference.workloads import WORKLOADS
 
     parser = argparse.ArgumentParser(description="Data-parallel training of a digits classifier.")
     names = sorted(w.name for w in WORKLOADS.values() if w.data == "digits")

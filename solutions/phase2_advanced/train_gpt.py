@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from rich.progress import Progress, TextColumn
 from torch import Tensor
 
-from distlab.workloads import CONTEXT, build_model, text
+from distlab.reference.workloads import CONTEXT, build_model, text
 from given.parent import end_with_parent
 from given.process_group import process_group
 from solutions.phase1_data_parallel.trainer import print_once, set_up

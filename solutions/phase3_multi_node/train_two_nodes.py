@@ -36,7 +36,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distlab.workloads import DATA, Workload, build_model, workload
+from distlab.reference.workloads import DATA, Workload, build_model, workload
 from given.parent import end_with_parent
 from given.process_group import process_group
 

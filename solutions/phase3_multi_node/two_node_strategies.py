@@ -33,7 +33,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distlab.workloads import Workload, build_optimizer
+from distlab.reference.workloads import Workload, build_optimizer
 
 from .comm_hooks import Hook, blocking
 from .ddp import DDP

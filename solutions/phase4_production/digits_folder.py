@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from distlab.workloads import digits
+from distlab.reference.workloads import digits
 
 
 def write_digits(folder: str | Path) -> Path:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits
+from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits
 from given.parent import end_with_parent
 from given.process_group import leaving_group
 from solutions.phase1_data_parallel.trainer import average_gradients, global_metrics, weight_hash

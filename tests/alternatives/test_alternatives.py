@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
-from distlab.course import load_course
+from distlab.course.catalogue import load_course
 from distlab.grading.warm import WarmGrader
-from distlab.mutants import beside_solutions
+from distlab.grading.wrong import beside_solutions
 
 HERE = Path(__file__).parent
 CASES = sorted(

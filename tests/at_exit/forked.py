@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.fx.experimental.symbolic_shapes  # noqa: F401 (optimizers import it)
 from torch.distributed import distributed_c10d
 
-from distlab import workloads  # noqa: F401 (the digits)
+from distlab.reference import workloads  # noqa: F401 (the digits)
 
 LATE = "torch.distributed.nn.functional"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from solutions.phase4_production.trainer_config import Config, make_config
 
 DEPLOYMENT = root() / "solutions" / "phase4_production" / "deployment"

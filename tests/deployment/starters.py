@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 from manifests import DEPLOYMENT, Document, after_exit, documents, launcher_variables, one
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from solutions.phase4_production.deployment.slurm_cluster import free_ports
 
 UNIT = DEPLOYMENT / "terraform" / "training.service.tftpl"

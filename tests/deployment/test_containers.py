@@ -18,7 +18,7 @@ import yaml
 from manifests import DEPLOYMENT, config_of, documents, is_under, launcher_variables
 from packaging.requirements import Requirement
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from tests import forked_commands
 
 DOCKERFILE = (DEPLOYMENT / "Dockerfile").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from manifests import (
     one,
 )
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from solutions.phase4_production import exit_codes
 
 OLDEST = (1, 33)  # in which backoffLimitPerIndex is stable

@@ -28,7 +28,7 @@ from starters import (
     unit,
 )
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from solutions.phase4_production import exit_codes
 from solutions.phase4_production.trainer_config import parse
 from tests.phase4 import image_runs

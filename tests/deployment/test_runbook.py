@@ -10,7 +10,7 @@ import typing
 import pytest
 from manifests import DEPLOYMENT, config_of, documents, launcher_variables
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from solutions.phase4_production import exit_codes
 from solutions.phase4_production.deployment.slurm_cluster import PACKAGES
 from solutions.phase4_production.trainer_config import FIELDS, Strategy

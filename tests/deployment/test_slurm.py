@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from manifests import DEPLOYMENT
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from solutions.phase4_production import exit_codes
 from solutions.phase4_production.deployment.slurm_cluster import (
     PACKAGES,

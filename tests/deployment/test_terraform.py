@@ -20,7 +20,7 @@ import yaml
 from manifests import DEPLOYMENT, Document, config_of
 from starters import UNIT
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from given.parent import end_with_parent
 
 TERRAFORM = DEPLOYMENT / "terraform"

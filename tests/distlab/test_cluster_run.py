@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from distlab import cli
-from distlab.course import root
+from distlab.course.catalogue import root
 from distlab.netcluster import (
     ClusterUnavailable,
     Network,

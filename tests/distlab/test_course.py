@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from distlab import progress, templates
-from distlab.cli import _scenario
-from distlab.course import functions_of, load_course, regions_of, root, validate
-from distlab.mutants import mutants_per_exercise
+from distlab.commands.trace import _scenario
+from distlab.course import progress, templates
+from distlab.course.catalogue import functions_of, load_course, regions_of, root, validate
+from distlab.grading.wrong import mutants_per_exercise
 
 COURSE = load_course()
 SOLUTION = '''"""Module."""

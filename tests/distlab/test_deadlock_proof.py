@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab import rank_proof
 from distlab.ranks import RankContext, RankFailure, run_ranks
+from distlab.ranks import proof as rank_proof
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from distlab.diagnose import Case, Diagnosis, explain, tolerance
+from distlab.explain.case import Case, Diagnosis
+from distlab.explain.diagnosis import explain, tolerance
 
 DTYPES = [torch.float32, torch.float64]
 HALVES = [torch.bfloat16, torch.float16]

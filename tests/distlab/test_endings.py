@@ -15,10 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab import cli, grading, processes
-from distlab.course import Course, Phase, load_course, root
-from distlab.grading import grade, run
+from distlab import cli, grading
+from distlab.course.catalogue import Course, Phase, load_course, root
+from distlab.grading import choice, grade
+from distlab.grading import command as grader
 from distlab.grading.session import Request
+from distlab.host import processes
 from distlab.ranks import RankContext, RankFailure, run_ranks
 from distlab.virtual import run_virtual
 
@@ -51,7 +53,7 @@ time.sleep(1000)
 
 def command(impl: str) -> int:
     """``python test_phase1.py``."""
-    return run.main(1, ["1.1", "--impl", impl])
+    return grader.main(1, ["1.1", "--impl", impl])
 
 
 def from_code(impl: str) -> int:
@@ -61,7 +63,7 @@ def from_code(impl: str) -> int:
 
 def watched(impl: str) -> int:
     """``distlab watch``, which forks a grader."""
-    grading.main = lambda phase, args, **how: run.main(phase, [*args, "--impl", impl], **how)
+    grading.main = lambda phase, args, **how: grader.main(phase, [*args, "--impl", impl], **how)
     return cli.main(["watch", "1.1"])
 
 
@@ -269,8 +271,8 @@ def test_a_phase_without_exercises_is_refused(
     real = load_course()
     phases = [*real.phases, Phase(9, "To come", "phase9", "ready")]
     empty = Course(phases, real.exercises)
-    monkeypatch.setattr(run, "load_course", lambda: empty)
-    assert run.main(9, []) == 2
+    monkeypatch.setattr(choice, "load_course", lambda: empty)
+    assert grader.main(9, []) == 2
     said = capsys.readouterr().err
     assert said == "test_phase9.py: phase 9 has no exercises yet: there is nothing to grade\n"
     with pytest.raises(ValueError, match="no exercises yet"):

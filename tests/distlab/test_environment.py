@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from distlab.course import root
+from distlab.course.catalogue import root
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,7 +11,7 @@ import yaml
 from check_jsonschema.cli import main as check_jsonschema
 from click.testing import CliRunner
 
-from distlab.course import root
+from distlab.course.catalogue import root
 
 WORKFLOW = root() / ".github" / "workflows" / "test.yml"
 README = (root() / "README.md").read_text(encoding="utf-8")

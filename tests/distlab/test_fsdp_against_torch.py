@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from distlab.ranks import RankFailure, run_ranks
+from distlab.reference.workloads import GPT
 from distlab.virtual import run_virtual
-from distlab.workloads import GPT
 from solutions.phase3_multi_node.fsdp import FSDP, clip_by_global_norm
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 

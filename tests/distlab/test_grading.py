@@ -16,13 +16,16 @@ import torch
 import torch._dynamo  # once here instead of in every forked grader
 import torch.distributed as dist
 
-from distlab import templates
-from distlab.course import load_course, root
+from distlab.course import templates
+from distlab.course.catalogue import load_course, root
 from distlab.grading import CheckFailed, expect_refused, grade, plugin, refusal
-from distlab.grading.report import console, print_report
-from distlab.grading.session import Request, Session, VirtualRunner
+from distlab.grading.places import definition
+from distlab.grading.report import print_report
+from distlab.grading.runners import VirtualRunner
+from distlab.grading.session import Request
 from distlab.grading.verdicts import Report
-from distlab.ledger import Event, Log
+from distlab.host.terminal import console
+from distlab.observe.log import Event, Log
 from distlab.ranks import RankContext, RankResults
 from distlab.virtual import load_cluster
 
@@ -258,8 +261,8 @@ def test_without_nodes_a_check_is_needs(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_a_wrong_value_points_to_what_the_check_is_about(check: str, file: str, place: str) -> None:
-    session, exercise = Session(Request()), load_course().exercise("2.15")
-    number = int(session.definition(exercise, check, file).split(":")[1])
+    exercise = load_course().exercise("2.15")
+    number = int(definition(exercise.solution_path, exercise, check, file).split(":")[1])
     lines = exercise.solution_path.read_text().splitlines()
     before = [line for line in lines[:number] if line.startswith(("class ", "def "))]
     assert before[-1].startswith(place)

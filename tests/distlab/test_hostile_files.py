@@ -17,13 +17,14 @@ import hostile_files as hostile
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
-from distlab import rank_watch
-from distlab.course import load_course
-from distlab.grading import grade, run, session
-from distlab.grading.report import console, print_report
+from distlab.course.catalogue import load_course
+from distlab.grading import grade, run, runners
+from distlab.grading.report import print_report
 from distlab.grading.session import Request
 from distlab.grading.verdicts import VERDICTS, ExerciseResult
-from distlab.processes import children, end_strays
+from distlab.host.processes import children, end_strays
+from distlab.host.terminal import console
+from distlab.ranks import stacks
 from distlab.virtual import reap_children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="daemons are found by Linux only")
@@ -87,10 +88,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def shorten(verdict: str) -> None:
         if verdict == "hang":
-            monkeypatch.setattr(session, "RUN_LIMIT", LIMIT)
-            monkeypatch.setattr(session, "CHECK_LIMIT", LIMIT)
-            monkeypatch.setattr(rank_watch, "ANSWER", 0.1)
-            monkeypatch.setattr("distlab.virtual.run.GRACE", 0.5)
+            monkeypatch.setattr(runners, "RUN_LIMIT", LIMIT)
+            monkeypatch.setattr(runners, "CHECK_LIMIT", LIMIT)
+            monkeypatch.setattr(stacks, "ANSWER", 0.1)
+            monkeypatch.setattr("distlab.virtual.reports.GRACE", 0.5)
 
     return shorten
 

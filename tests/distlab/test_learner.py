@@ -24,14 +24,17 @@ import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 from rich.console import Console
 
-from distlab import cli, progress
-from distlab.course import Exercise, load_course, root
+from distlab import cli
+from distlab.commands import learn
+from distlab.course import progress
+from distlab.course.catalogue import Exercise, load_course, root
+from distlab.course.templates import template_of
 from distlab.grading import grade, main
 from distlab.grading.report import LIKELY, print_report
 from distlab.grading.session import Request
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
-from distlab.mutants import all_mutants, patched
-from distlab.processes import descendants
+from distlab.grading.wrong import all_mutants, patched
+from distlab.host.processes import descendants
 
 COURSE = load_course()
 SOLUTIONS = root() / "solutions" / "phase1_data_parallel"
@@ -346,8 +349,8 @@ def test_sentences_wrap_at_words_and_commands_stay_whole(
     out = Console(force_terminal=True, width=width, file=io.StringIO(), color_system=None)
     impl = "a/long/folder/in/which/the/work/of/this/learner/lies"
     print_report(example_report(impl), COURSE.phase(1), out)
-    cli.show_map(COURSE, out)
-    cli.hint(COURSE.exercise("1.4"), out)
+    learn.show_map(COURSE, out)
+    learn.hint(COURSE.exercise("1.4"), out)
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue()
     lines = text.splitlines()
@@ -388,11 +391,11 @@ def test_the_next_command_repeats_what_is_graded(
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exercise:
     """Exercise 1.4 of a learner who has written 1.3 and 1.4 and has passed both."""
     monkeypatch.setattr(progress, "progress_file", lambda: tmp_path / ".distlab" / "progress.json")
-    monkeypatch.setattr(cli, "root", lambda: tmp_path)
+    monkeypatch.setattr(learn, "root", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     exercise = COURSE.exercise("1.4")
     moved = type(exercise)(**{**vars(exercise), "folder": tmp_path})
-    text = cli.templates.template_of(exercise)
+    text = template_of(exercise)
     for written in ("1.3", "1.4"):
         text = text.replace(f'raise NotImplementedError("exercise {written}")', "pass")
         progress.update(written, verdict="pass", points=10, hints=1, fingerprint="x")
@@ -418,18 +421,18 @@ def test_reset_says_what_it_blanks_and_updates_the_map(
         asked.append(answer)
         return answer
 
-    assert cli.reset(begun, out, ask=lambda: ask(False)) == 0
+    assert learn.reset(begun, out, ask=lambda: ask(False)) == 0
     assert "nothing was changed" in capsys.readouterr().out
     assert begun.template_path.read_text(encoding="utf-8") == text
     assert progress.entry("1.4")["verdict"] == "pass"
-    assert cli.reset(begun, out, ask=lambda: ask(True)) == 0
+    assert learn.reset(begun, out, ask=lambda: ask(True)) == 0
     assert asked == [False, True]
     for number in ("1.3", "1.4"):
         assert progress.entry(number) == {"verdict": "blank", "points": 0, "hints": 1}
     assert progress.entry("1.5") == {}, "it was never graded"
     (kept,) = (begun.folder / ".distlab" / "kept").iterdir()
     assert kept.read_text(encoding="utf-8") == text
-    assert begun.template_path.read_text(encoding="utf-8") == cli.templates.template_of(begun)
+    assert begun.template_path.read_text(encoding="utf-8") == template_of(begun)
     assert progress.known_passes(COURSE.phase(1)) == []
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from distlab.failure import CheckFailed
-from distlab.ledger import Event, Log, expect_same_sequence, readable, traffic
+from distlab.observe.failure import CheckFailed
+from distlab.observe.log import Event, Log, expect_same_sequence, readable, traffic
+from distlab.picture import chrome_trace, draw, spans_of
 from distlab.ranks import RankContext, run_ranks
-from distlab.timeline import chrome_trace, draw, spans_of
 from distlab.virtual import run_virtual
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab.grading import grade, session
+from distlab.grading import grade, runners
 from distlab.grading.report import LIKELY
 from distlab.grading.session import Request
-from distlab.looks import ENOUGH, endless_loop
+from distlab.observe.looks import ENOUGH, endless_loop
 from distlab.ranks import RankFailure, run_ranks
 from distlab.virtual import run_worlds
 
@@ -180,7 +180,7 @@ def test_an_endless_loop_in_the_first_exercise(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RUN_LIMIT", "CHECK_LIMIT"):
-        monkeypatch.setattr(session, name, 0.5)
+        monkeypatch.setattr(runners, name, 0.5)
     folder = Path(__file__).parents[2] / "solutions" / "phase1_data_parallel"
     text = (folder / "data_loader.py").read_text(encoding="utf-8")
     loop = "while True:\n{0}    number = 1\n"

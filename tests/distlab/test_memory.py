@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from distlab.failure import CheckFailed
-from distlab.memory import PeakMemory, SavedActivations, held_by
+from distlab.observe.failure import CheckFailed
+from distlab.observe.memory import PeakMemory, SavedActivations, held_by
 from distlab.ranks import run_ranks
 
 

@@ -12,10 +12,10 @@ import torch
 import torch._dynamo  # torch.optim imports it: once here, not in every rank
 import torch.nn.functional as F
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from distlab.ranks import RankFailure, run_ranks
+from distlab.reference.workloads import GPT
 from distlab.virtual import run_virtual
-from distlab.workloads import GPT
 from solutions.phase2_advanced.gradient_accumulation import clip_by_global_norm
 from solutions.phase2_advanced.parallel_gpt import Layout, ParallelGPT, make_groups, train_step
 from tests.at_exit.expected import environment, no_threads_left

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from distlab.ranks import RankContext, run_ranks
 from given.process_group import process_group
 from solutions.phase3_multi_node.ddp import DDP

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab import program_clock
-from distlab.grading.session import CHECK_LIMIT, RUN_LIMIT, Runner
-from distlab.program_clock import ProgramClock
+from distlab.grading.runners import CHECK_LIMIT, RUN_LIMIT, Runner
+from distlab.host import program_clock
+from distlab.host.program_clock import ProgramClock
 from distlab.ranks import RankContext, RankFailure, run_ranks
 from distlab.virtual import run_virtual
 
@@ -95,7 +95,7 @@ def test_without_proc_it_is_the_wall_clock(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_check_has_a_minute_for_all_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     used = [100.0]
-    monkeypatch.setattr("distlab.grading.session.spent", lambda: used[0])
+    monkeypatch.setattr("distlab.grading.runners.spent", lambda: used[0])
     runner = Runner((), 1, "cpu")
     assert runner.limit({}) == RUN_LIMIT
     used[0] += CHECK_LIMIT - 4
@@ -134,7 +134,7 @@ def test_virtual_ranks_that_never_end_are_ended(
     hangs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if hangs != "in Python":
-        monkeypatch.setattr("distlab.virtual.run.GRACE", 0.5)  # it can't report: no use waiting
+        monkeypatch.setattr("distlab.virtual.reports.GRACE", 0.5)  # it can't report: no use waiting
 
     def body(ctx: RankContext) -> None:
         x = torch.ones(3)

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab.processes import descendants, is_ending
+from distlab.host.processes import descendants, is_ending
+from distlab.host.system import tells_of_processes
 from distlab.ranks import RankContext, RankFailure, fork_problem, run_ranks
-from distlab.system import tells_of_processes
 from distlab.virtual import reap_children
 
 HERE = (__file__,)
@@ -290,7 +290,7 @@ def test_results_are_plain_data_only() -> None:
 
 
 def test_where_fork_is_unsafe_ranks_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distlab.rank_watch.fork_problem", lambda: "a test says so")
+    monkeypatch.setattr("distlab.ranks.parent.fork_problem", lambda: "a test says so")
 
     def body(ctx: RankContext, factor: int) -> float:
         value = torch.tensor([float(ctx.rank + 1)])

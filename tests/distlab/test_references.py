@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from distlab import references
-from distlab.course import root
-from distlab.workloads import (
+from distlab.course.catalogue import root
+from distlab.reference import compare as references
+from distlab.reference.workloads import (
     CHARACTERS,
     CONTEXT,
     DATA,

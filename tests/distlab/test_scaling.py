@@ -10,8 +10,9 @@ import torchvision  # noqa: F401 (here, once: not in every process that simulate
 
 from benchmarks import scaling, scaling_page
 from benchmarks.scaling import COUNTS, ROWS, key_of, load
-from distlab.virtual.cluster import load_cluster
-from distlab.virtual.simulate import Plan, simulate
+from distlab.hardware.clusters import load_cluster
+from distlab.simulate.plan import Plan
+from distlab.simulate.prediction import simulate
 from solutions.phase3_multi_node.sharding_strategies import estimate
 
 CLUSTER = "dgx-h100"

@@ -16,10 +16,10 @@ import torchvision  # noqa: F401 (here, once: not in every process that simulate
 
 from distlab.cli import main
 from distlab.ranks import RankFailure
-from distlab.virtual import show
-from distlab.virtual.models import GPT, MODELS
-from distlab.virtual.simulate import IMPLS, Answer, Plan, simulate
-from distlab.virtual.strategies import ALIKE
+from distlab.simulate import report as show
+from distlab.simulate.models import GPT, MODELS
+from distlab.simulate.plan import ALIKE, IMPLS, Plan
+from distlab.simulate.prediction import Answer, simulate
 
 # of alike ranks only two run: test_two_ranks_tell_what_all_of_them_do
 TWO = {"two_ranks": True}

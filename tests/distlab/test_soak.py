@@ -16,8 +16,8 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from benchmarks import soak, soak_book, soak_page
 from benchmarks.soak_book import Book, Verdict, upper_bound
-from distlab.course import load_course, root
-from distlab.processes import descendants, is_ending
+from distlab.course.catalogue import load_course, root
+from distlab.host.processes import descendants, is_ending
 
 KEY = ["check", "code", "toolkit"]
 
@@ -98,7 +98,7 @@ def test_the_toolkit_is_what_grading_imports() -> None:
         "virtual/scheduler",
     }
     assert {f"distlab/{name}.py" for name in deciding} < names
-    assert not {"distlab/cli.py", "distlab/watch.py"} & names
+    assert not {"distlab/cli.py", "distlab/commands/watch.py"} & names
 
 
 @pytest.fixture

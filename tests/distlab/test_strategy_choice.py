@@ -15,11 +15,12 @@ import pytest
 import torch
 import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 
+from distlab.hardware.clusters import FOLDER
 from distlab.ranks import RankContext
+from distlab.simulate.models import blocks_of, model_spec
+from distlab.simulate.plan import Plan
+from distlab.simulate.prediction import Answer, simulate
 from distlab.virtual import load_cluster, run_virtual
-from distlab.virtual.cluster import FOLDER
-from distlab.virtual.models import blocks_of, model_spec
-from distlab.virtual.simulate import Answer, Plan, simulate
 from solutions.phase3_multi_node.sharding_strategies import (
     STRATEGIES,
     Estimate,

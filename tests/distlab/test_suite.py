@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from distlab import suite
-from distlab.course import root
+from distlab.course.catalogue import root
 
 
 def item(file: str, name: str) -> SimpleNamespace:

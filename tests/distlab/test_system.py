@@ -17,13 +17,14 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.utils.data import DataLoader, TensorDataset
 
-from distlab import system
-from distlab.course import load_course, root
-from distlab.grading.session import NotRun, Request, Session
+from distlab.commands.watch import watch
+from distlab.course.catalogue import load_course, root
+from distlab.grading.obstacles import NotRun
+from distlab.grading.session import Request, Session
+from distlab.host import system
+from distlab.host.system import fork_obstacle
 from distlab.ranks import RankContext, RankFailure, fork_problem, run_ranks
-from distlab.system import fork_obstacle
 from distlab.virtual import reap_children, run_virtual
-from distlab.watch import watch
 
 
 class LibraryWithoutPrctl:

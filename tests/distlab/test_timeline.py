@@ -12,21 +12,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab.ledger import Event, Log
-from distlab.ranks import RankContext, run_ranks
-from distlab.timeline import (
-    WAIT,
+from distlab.observe.log import Event, Log
+from distlab.picture import (
     Span,
     chrome_trace,
     covered,
     draw,
     draw_pipeline,
     idle_share,
-    overlapping,
     spans_of,
-    stack,
     trace_run,
 )
+from distlab.picture.spans import WAIT, overlapping, stack
+from distlab.ranks import RankContext, run_ranks
 from distlab.virtual import run_virtual
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import forked_commands
 import pytest
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from solutions.phase4_production.sinks import JsonLines
 from solutions.phase4_production.stragglers import ClusterMetrics, RankMetrics, Straggler
 from solutions.phase4_production.training_report import write_report

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import nn
 
 from distlab.grading.implementation import Implementation, Source
-from distlab.memory import PeakMemory
-from distlab.processes import children
+from distlab.host.processes import children
+from distlab.host.system import tells_of_processes
+from distlab.observe.memory import PeakMemory
 from distlab.ranks import RankContext, RankFailure
-from distlab.system import tells_of_processes
 from distlab.virtual import reap_children, run_virtual, run_worlds
 
 HERE = (__file__,)

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab.grading.session import VirtualRunner
+from distlab.grading.runners import VirtualRunner
+from distlab.hardware.clusters import names, numbers
+from distlab.hardware.collectives import ALGORITHMS, collective_time
 from distlab.ranks import RankContext
 from distlab.virtual import Cluster, load_cluster, run_virtual
-from distlab.virtual.cluster import names, numbers
-from distlab.virtual.collectives import ALGORITHMS, collective_time
 from solutions.phase3_multi_node import ring_allreduce, tree_allreduce
 
 NODE = dataclasses.replace(load_cluster("dgx-h100"), gpus_per_node=256, nics_per_node=256)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from distlab.forking import HUGE, prepare_to_fork
 from distlab.grading.session import Request
 from distlab.grading.verdicts import CheckResult
 from distlab.grading.warm import WarmGrader
-from distlab.mutants import all_mutants, run_mutant
-from distlab.rank_watch import children
+from distlab.grading.wrong import all_mutants, run_mutant
+from distlab.host.forking import HUGE, prepare_to_fork
+from distlab.ranks.parent import children
 
 
 def said(check: CheckResult | None) -> tuple[object, ...]:

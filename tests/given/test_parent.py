@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from given import parent as given_parent
 
 PROGRAMS = [

@@ -20,7 +20,7 @@ import torch.distributed.run  # once here, not in every agent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from distlab.processes import is_ending
+from distlab.host.processes import is_ending
 from given import torchrun as given_torchrun
 from given.torchrun import Ending, torchrun
 

@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 1.7 to 1.9."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 ROOT, ROOT_P2P = "test_root_combines_all_operators", "test_root_uses_point_to_point_only"
 ROOT_VIEW, BOTH = "test_root_writes_into_the_callers_view", "test_direct_and_chain_combine"

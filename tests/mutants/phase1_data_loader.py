@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 1.1 and 1.2."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 PAD, REST = "test_padded_shards_cover_the_data", "test_dropped_and_kept_remainders"
 EPOCHS, RESUME = "test_epochs_differ_and_repeat", "test_resume_continues_where_training_was"

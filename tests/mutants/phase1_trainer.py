@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 1.3 to 1.6."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 STATE, ONCE = "test_state_equals_the_source", "test_state_is_sent_once"
 AVERAGE, UNEVEN = "test_average_equals_global_batch", "test_uneven_batches_are_weighted"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.7."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 NESTED, RANDOM = (
     "test_nested_arguments_and_outputs",

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.4."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 RATE, DIVIDE = "test_learning_rate_follows_the_linear_rule", "test_accumulation_steps_divide"
 SEARCH, REFUSE = (

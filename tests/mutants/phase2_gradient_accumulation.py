@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 2.1 to 2.3."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 FULL, ALIVE = "test_window_equals_the_full_batch", "test_one_micro_batch_is_alive_at_a_time"
 CUT, ADD = "test_windows_cut_the_stream", "test_gradients_add_to_what_is_there"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 2.5 and 2.6."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 MASTERS, TYPES = "test_masters_are_the_parameters", "test_each_tensor_has_its_type"
 SMALL, READS = "test_small_updates_are_not_lost", "test_forward_reads_the_rounded_masters"

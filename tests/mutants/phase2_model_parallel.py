@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.8."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 CUT, REFUSE = "test_partition_is_the_best_one", "test_partition_refuses"
 BYTES, MEASURED = (

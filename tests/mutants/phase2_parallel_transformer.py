@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.17."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 EQUALS, TAKES = "test_block_equals_one_process", "test_block_takes_over_the_weights"
 TWO, REFUSED = (

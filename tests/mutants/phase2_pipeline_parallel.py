@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 2.10 to 2.12."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 EQUAL, ADD = "test_gpipe_equals_one_process", "test_gradients_add_up_over_steps"
 COMPLETE = "test_gpipe_is_complete_and_forwards_come_first"

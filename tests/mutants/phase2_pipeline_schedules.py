@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.9."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 RUNNABLE, REFUSED = "test_messages_make_an_order_runnable", "test_broken_schedules_are_refused"
 IMPOSSIBLE = "test_impossible_orders_are_refused"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.19."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 EQUAL = "test_equal_where_replicated_different_where_sharded"
 SEEDS, CALLER = "test_streams_of_neighbouring_seeds_differ", "test_callers_numbers_are_left_alone"

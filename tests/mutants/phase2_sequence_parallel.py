@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.18."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 PAIR, BLOCK = "test_gather_and_scatter_are_conjugate", "test_sequence_block_equals_one_process"
 BYTES, KEPT = "test_same_bytes_as_tensor_parallelism", "test_activations_follow_the_formula"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 2.14 and 2.15."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 PAIR, KEPT = "test_pair_is_conjugate", "test_nothing_is_changed_in_place"
 SENDS, SUBGROUP = "test_pair_sends_one_all_reduce_each", "test_pair_in_a_subgroup"

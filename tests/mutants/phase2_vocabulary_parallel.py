@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.16."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 SHARED, VECTORS = "test_words_are_shared_out", "test_embedding_equals_one_process"
 LOSS, SIXTEEN = "test_loss_equals_one_process", "test_loss_in_sixteen_bits"

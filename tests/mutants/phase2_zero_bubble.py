@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 2.13."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 WHOLE, ALONE = "test_both_halves_make_the_whole_gradient", "test_backward_leaves_the_weights_alone"
 TWICE = "test_nothing_is_computed_twice"

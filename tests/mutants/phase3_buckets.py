@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.9."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 CUT, VIEWS = "test_partition_cuts_by_bytes_and_kind", "test_views_cover_the_buffer_once"
 TAKE, KEEP = (

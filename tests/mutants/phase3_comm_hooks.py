@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.12."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 BLOCKING = "test_blocking_reductions_are_hooks"
 BF16, LOSES = "test_bf16_sends_half_and_keeps_the_range", "test_bf16_loses_precision_and_not_more"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.11."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 NONE, ONE = "test_what_no_rank_uses_stays_none", "test_training_equals_one_process"
 NO_MORE = "test_without_agreement_nothing_more_is_sent"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.15."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 FIRST, TRAIN = "test_first_step_moves_by_the_mean_gradient", "test_training_equals_one_process"
 STATE, LIVE = "test_state_is_one_part_of_w", "test_full_parameters_live_for_one_unit"

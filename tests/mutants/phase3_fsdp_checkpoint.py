@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.20."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 FULL, COST = (
     "test_full_state_is_the_plain_modules",

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.19."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 GROUPS, MEAN_OF_ALL = (
     "test_groups_are_nodes_and_places",

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.18."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 WHERE, BUS = "test_everything_is_where_it_should_be", "test_only_shards_cross_the_bus"
 TRAIN, NOTHING = "test_training_equals_one_process", "test_device_keeps_nothing"

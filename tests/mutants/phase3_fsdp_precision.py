@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.17."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 DTYPES, ROUNDED = (
     "test_every_tensor_has_its_dtype",

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.16."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 TRAIN, NEXT = "test_training_equals_one_process", "test_next_unit_is_on_its_way"
 HIDES, BYTES = (

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.25."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 LOCAL, OUTER = "test_rounds_of_local_sgd", "test_rounds_of_diloco"
 BYTES, BUFFERS = "test_bytes_of_a_round", "test_buffers_agree"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.10."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 MEANS, START = (
     "test_gradients_are_means_over_the_ranks",

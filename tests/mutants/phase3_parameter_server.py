@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 3.22 to 3.24."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 PLACE, ROLES = "test_keys_are_placed_by_size", "test_impossible_roles_are_refused"
 ROUNDS, USED = "test_rounds_equal_one_process", "test_only_what_is_used_travels"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 3.1 to 3.4."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 OWN, RS_BYTES = (
     "test_reduce_scatter_completes_the_own_chunk",

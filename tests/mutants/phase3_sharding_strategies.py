@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.21."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 MEMORY, BYTES = "test_memory_is_what_the_ledger_measures", "test_bytes_are_what_the_ledger_counts"
 SECONDS, CHEAPEST = "test_seconds_follow_the_slowest_link", "test_cheapest_that_fits_is_chosen"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 3.7 and 3.8."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 PLACE, LIST = "test_place_comes_from_the_launcher", "test_all_ranks_get_the_same_list"
 NODES, REFUSED = "test_hosts_make_nodes", "test_contradictions_are_refused_everywhere"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercises 3.5 and 3.6."""
 
-from distlab.mutants import Mutant
+from distlab.grading.wrong import Mutant
 
 REDUCES, BROADCASTS = "test_tree_reduces_to_any_root", "test_tree_broadcasts_from_any_root"
 TREE, EACH_WAY = "test_tree_all_reduce_on_every_rank", "test_tree_sends_w_minus_1_messages_each_way"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.13."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 TRAIN, STATE = "test_training_equals_one_process", "test_state_is_one_part_of_w"
 BYTES, MOVES = "test_bytes_of_a_step", "test_state_moves_to_another_world_size"

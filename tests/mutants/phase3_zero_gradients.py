@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 3.14."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 TRAIN, PART = "test_training_equals_one_process", "test_gradients_are_one_part_of_w"
 BYTES, OVERLAP = "test_bytes_of_a_step", "test_gradients_leave_during_backward"

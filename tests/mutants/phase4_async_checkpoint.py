@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.3."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 COPIED, REUSED = "test_snapshot_is_a_copy", "test_snapshot_memory_is_used_again"
 MOMENT, ONE = "test_file_holds_the_moment_of_the_call", "test_one_save_at_a_time"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.4."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 EVERY, REFUSED, EPOCHS = (
     "test_every_sample_once_however_many_ranks",

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.1."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 LOADED, FILES = "test_what_was_saved_is_loaded", "test_files_are_safe_and_written_once"
 REFUSED, SAME = (

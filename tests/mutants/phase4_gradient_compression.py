@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.6."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 LARGEST, MOMENTUM = (
     "test_sends_the_largest_and_owes_the_rest",

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.7."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 SUMS, LIKELY = "test_sums_at_shared_places_and_owes_the_rest", "test_every_place_is_as_likely"
 BYTES, STATE = "test_bytes_are_those_of_k_values", "test_random_state_goes_on_to_the_bit"

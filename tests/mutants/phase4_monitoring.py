@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.10."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 FLOPS, GROUPED = "test_flops_are_those_of_torchs_counter", "test_flops_of_grouped_convolutions"
 NO_TRACE, PHASE_TIMES = "test_counting_leaves_no_trace", "test_phases_add_up"

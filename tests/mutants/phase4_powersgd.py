@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.8."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 EXACT, NEXT = "test_a_sum_of_low_rank_is_exact", "test_what_is_left_out_comes_next"
 WARM, BYTES = (

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.9."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 WITHIN, MEAN = "test_int8_is_the_sum_within_its_steps", "test_int8_rounding_is_right_in_the_mean"
 NOISE, BYTES8 = "test_int8_ranks_round_independently", "test_int8_bytes"

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.5."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 KILLED, TOLD, HUNG, FAILED = (
     "test_killed_ranks",

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.2."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 EXACT = "test_interrupted_and_resumed_equals_uninterrupted"
 WORKERS = "test_loader_workers_go_on_with_the_same_samples"

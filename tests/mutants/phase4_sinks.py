@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.12."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 LINE, RESUMED = (
     "test_each_line_is_on_its_way_when_it_is_written",

@@ -1,6 +1,6 @@
 """Wrong implementations of exercise 4.11."""
 
-from distlab.mutants import mutants_of
+from distlab.grading.wrong import mutants_of
 
 REPORT, EMPTY = "test_report_is_of_all_ranks", "test_ranks_without_samples"
 MESSAGE, GROUP = "test_one_small_message_per_report", "test_reports_of_a_group"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
-from distlab.course import load_course
+from distlab.course.catalogue import load_course
 from distlab.grading.warm import WarmGrader
-from distlab.mutants import Mutant, all_mutants, patched, run_mutant
+from distlab.grading.wrong import Mutant, all_mutants, patched, run_mutant
 
 MUTANTS = all_mutants()
 

@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
-from distlab.course import root
+from distlab.course.catalogue import root
 
 # pictures, and words of an output
 EXPECTED = {

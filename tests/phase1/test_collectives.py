@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import torch
 import torch.distributed as dist
 
-from distlab.diagnose import tolerance
+from distlab.explain.diagnosis import tolerance
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 
 OPS = {

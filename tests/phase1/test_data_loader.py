@@ -8,7 +8,7 @@ from collections import Counter
 import torch
 
 from distlab.grading import exercise, expect_equal, fail, trace
-from distlab.workloads import digits
+from distlab.reference.workloads import digits
 
 LIMIT = 6  # seconds for each run of 1.1: an endless loop in a first exercise is told soon
 CASES = [

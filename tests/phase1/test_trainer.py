@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_same_sequence, fail, trace
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 
 
 class Zoo(nn.Module):

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from distlab import references
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
+from distlab.reference import compare as references
+from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
 
 OPTIMIZERS = {
     "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9),

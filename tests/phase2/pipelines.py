@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import expect_close, fail
 
 WORDS = 11  # of the embedding on the first stage

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_same_sequence, fail, trace
-from distlab.ledger import readable
-from distlab.memory import PeakMemory
-from distlab.workloads import Block, digits
+from distlab.observe.log import readable
+from distlab.observe.memory import PeakMemory
+from distlab.reference.workloads import Block, digits
 
 ROWS, WIDTH = 1024, 32
 A = ROWS * WIDTH * 4  # bytes of a layer's input

@@ -20,8 +20,8 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import PeakMemory
-from distlab.workloads import build_model, digits
+from distlab.observe.memory import PeakMemory
+from distlab.reference.workloads import build_model, digits
 
 UNIT = 1000  # bytes per sample of the trials that only say what they need
 

@@ -16,8 +16,8 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import PeakMemory
-from distlab.workloads import build_model, digits
+from distlab.observe.memory import PeakMemory
+from distlab.reference.workloads import build_model, digits
 
 CLASSES = 3
 

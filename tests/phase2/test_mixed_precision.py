@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 
 FEATURES, CLASSES = 6, 3
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 
 FEATURES, CLASSES = 6, 3
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.workloads import GPT
+from distlab.reference.workloads import GPT
 
 VOCABULARY, LENGTH, BLOCKS, WIDTH = 13, 6, 3, 8
 BOUNDS = {1: [0, 5], 2: [0, 2, 5], 3: [0, 1, 3, 5], 4: [0, 1, 2, 4, 5]}  # of the five layers

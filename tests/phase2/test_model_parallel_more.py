@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail
-from distlab.memory import PeakMemory, held_by
-from distlab.workloads import GPT
+from distlab.observe.memory import PeakMemory, held_by
+from distlab.reference.workloads import GPT
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "reduce")
 VOCABULARY, LENGTH, WIDTH, BATCH = 13, 6, 8, 4

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import (
     exercise,
     expect_close,
@@ -16,8 +16,8 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import storage_bytes
-from distlab.workloads import Block
+from distlab.observe.memory import storage_bytes
+from distlab.reference.workloads import Block
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 BATCH, LENGTH = 2, 5

@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed import pipelining
 
 from distlab.grading import exercise, expect_equal, fail, trace
-from distlab.ledger import readable
-from distlab.memory import PeakMemory
+from distlab.observe.log import readable
+from distlab.observe.memory import PeakMemory
 from tests.phase2.pipeline_orders import plain
 from tests.phase2.pipeline_runs import (
     PER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import (
     exercise,
     expect_close,
@@ -15,8 +15,8 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import SavedActivations
-from distlab.workloads import Block
+from distlab.observe.memory import SavedActivations
+from distlab.reference.workloads import Block
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 BATCH, LENGTH = 2, 12  # divides by 1, 2, 3 and 4 ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import exercise, expect_close, fail, refusal, trace
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}

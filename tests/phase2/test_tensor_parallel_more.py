@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import (
     exercise,
     expect_close,
@@ -16,7 +16,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import storage_bytes
+from distlab.observe.memory import storage_bytes
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 D, INNER = 12, 24  # divide by 1, 2, 3 and 4 ranks

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import (
     exercise,
     expect_close,
@@ -20,8 +20,8 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import storage_bytes
-from distlab.operators import tensors_in
+from distlab.observe.memory import storage_bytes
+from distlab.observe.operators import tensors_in
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 WIDTH = 6

@@ -18,7 +18,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.workloads import Block
+from distlab.reference.workloads import Block
 from tests.phase2.pipeline_orders import any_order, as_steps, completed, placement, plain
 from tests.phase2.pipeline_runs import (
     UNIT,

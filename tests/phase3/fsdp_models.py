@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading import expect_close, fail
-from distlab.workloads import GPT
+from distlab.reference.workloads import GPT
 from solutions.phase3_multi_node.fsdp_checkpoint import flats_of, merge, parts_of
 
 WIDTH = 5

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import (
     expect_close,
     expect_equal,
@@ -19,9 +19,9 @@ from distlab.grading import (
     fail,
     refusal,
 )
-from distlab.ledger import Log
+from distlab.hardware.clusters import Link
+from distlab.observe.log import Log
 from distlab.virtual import load_cluster
-from distlab.virtual.cluster import Link
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(0),

@@ -16,7 +16,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import PeakMemory, storage_bytes
+from distlab.observe.memory import PeakMemory, storage_bytes
 
 F32, F64 = torch.float32, torch.float64
 

@@ -21,7 +21,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.workloads import digits
+from distlab.reference.workloads import digits
 
 WIDTH, LAYERS = 6, 4
 

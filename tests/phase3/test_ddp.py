@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail
-from distlab.memory import PeakMemory
-from distlab.program_clock import until
+from distlab.host.program_clock import until
+from distlab.observe.memory import PeakMemory
 
 CLASSES = 3
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.workloads import digits
+from distlab.reference.workloads import digits
 
 
 # -- buffers --------------------------------------------------------------------------------------

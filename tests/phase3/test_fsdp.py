@@ -24,7 +24,7 @@ from fsdp_models import (
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.memory import PeakMemory, held_by
+from distlab.observe.memory import PeakMemory, held_by
 
 SLACK = 8000  # bytes of activations of one sample, and of what is in hand
 

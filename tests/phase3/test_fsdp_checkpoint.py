@@ -19,7 +19,7 @@ from fsdp_models import (
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 from solutions.phase3_multi_node.fsdp import FSDP
 
 

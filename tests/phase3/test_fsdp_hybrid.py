@@ -32,7 +32,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import held_by
+from distlab.observe.memory import held_by
 from solutions.phase3_multi_node.fsdp import FSDP, clip_by_global_norm
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distlab.grading import exercise, expect_equal, fail, trace
-from distlab.memory import storage_bytes
+from distlab.observe.memory import storage_bytes
 from solutions.phase3_multi_node.fsdp import FSDP, clip_by_global_norm
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 

@@ -32,7 +32,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 from solutions.phase3_multi_node.fsdp import FSDP
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 

@@ -23,7 +23,7 @@ from fsdp_models import (
 from torch import nn
 
 from distlab.grading import exercise, expect_close, fail, trace
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 from solutions.phase3_multi_node.fsdp import clip_by_global_norm
 
 DEPTH = 12

@@ -18,7 +18,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 
 # Accuracy on the test digits that fewer rounds may cost, mean of two models. With one model, in
 # 24 runs, local SGD was 0.3 points better than H=1, DiLoCo 0.6; standard deviations 1.0 and 1.7.

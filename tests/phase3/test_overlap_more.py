@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from distlab.grading import exercise, expect_equal, fail, trace
-from distlab.memory import PeakMemory
-from distlab.program_clock import until
-from distlab.virtual.cluster import load_cluster
-from distlab.virtual.collectives import collective_time
-from distlab.workloads import digits
+from distlab.hardware.clusters import load_cluster
+from distlab.hardware.collectives import collective_time
+from distlab.host.program_clock import until
+from distlab.observe.memory import PeakMemory
+from distlab.reference.workloads import digits
 
 
 @exercise("3.10", "virtual gloo")

@@ -17,7 +17,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.workloads import build_model, digits
+from distlab.reference.workloads import build_model, digits
 
 
 @exercise("3.22", "gloo")

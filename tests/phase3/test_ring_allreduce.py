@@ -28,7 +28,7 @@ from reductions import (
 )
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 
 LARGE = 10_080  # divides by all of 2 … 8
 

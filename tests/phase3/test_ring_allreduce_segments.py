@@ -26,7 +26,7 @@ from reductions import (
 )
 
 from distlab.grading import exercise, fail, trace
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 
 LONG = round(4 * ALPHA / BETA / 4)  # elements of 4 bytes that take four times the latency
 

@@ -21,7 +21,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.memory import PeakMemory, held_by, storage_bytes
+from distlab.observe.memory import PeakMemory, held_by, storage_bytes
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase3_multi_node.fsdp_hybrid import HybridFlat, node_groups
 from solutions.phase3_multi_node.fsdp_offload import OffloadFlat

@@ -18,10 +18,10 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.ledger import readable
+from distlab.hardware.collectives import hierarchical
 from distlab.netcluster import bytes_sent
+from distlab.observe.log import readable
 from distlab.virtual import load_cluster
-from distlab.virtual.collectives import hierarchical
 
 OPS = {
     "sum": lambda x: x.sum(0),

@@ -24,7 +24,7 @@ from reductions import (
 )
 
 from distlab.grading import exercise, expect_close, fail, trace
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 
 LARGE = 10_080
 TENSOR = ALPHA + 4 * LARGE * BETA  # one message of the whole tensor

@@ -29,7 +29,7 @@ from zero_models import (
 )
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
-from distlab.memory import held_by
+from distlab.observe.memory import held_by
 
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.05}),

@@ -31,7 +31,7 @@ from zero_models import (
 )
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, trace
-from distlab.memory import PeakMemory
+from distlab.observe.memory import PeakMemory
 
 PLAN = (1, 2, 1)  # backward passes before each step
 

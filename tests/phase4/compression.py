@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import expect_close, expect_equal, expect_refusals, fail, refusal
-from distlab.ledger import Log
 from distlab.netcluster import bytes_sent
+from distlab.observe.log import Log
 from distlab.ranks import RankContext, RankResults
 from solutions.phase3_multi_node.buckets import Bucket
 from solutions.phase3_multi_node.comm_hooks import all_reduce

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import ProcessContext
 
-from distlab.program_clock import ProgramClock
+from distlab.host.program_clock import ProgramClock
 
 SIZE, BATCH, EPOCHS, SAVE_EVERY = 22, 4, 2, 4
 STEPS = EPOCHS * 6  # the last batch of an epoch has 2 samples

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from image_runs import fields_of
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from solutions.phase4_production.trainer_config import Config
 from tests.forked_agents import Child, processes_of, start
 

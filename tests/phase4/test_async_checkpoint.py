@@ -17,7 +17,7 @@ from disk import full_for, without_waiting
 from torch import Tensor, nn
 
 from distlab.grading import exercise, expect_equal, fail, trace
-from distlab.program_clock import until
+from distlab.host.program_clock import until
 from solutions.phase4_production.fault_tolerance import CheckpointError, CheckpointStore
 
 PATIENCE = 2.0  # seconds (of the rank's own time): then a disk that nobody frees gives up waiting

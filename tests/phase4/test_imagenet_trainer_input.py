@@ -18,7 +18,7 @@ import yaml
 from image_runs import STEPS, config_of, few_digits, fields_of, losses, records, train
 from launches import becomes, launched, new, wait_for
 
-from distlab.course import root
+from distlab.course.catalogue import root
 from distlab.ranks import RankFailure
 from solutions.phase4_production import recovery
 from solutions.phase4_production.exit_codes import CRASHED, DONE, HUNG, MEANING, PREEMPTED, REFUSED

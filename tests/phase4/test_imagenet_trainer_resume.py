@@ -14,7 +14,7 @@ import pytest
 from image_runs import config_of, few_digits, fields_of, loss_curve, losses, records, train
 from launches import ended, launched, new, wait_for
 
-from distlab.system import tells_of_processes
+from distlab.host.system import tells_of_processes
 from solutions.phase4_production.exit_codes import PREEMPTED, REFUSED
 from solutions.phase4_production.trainer_config import Config
 from tests.at_exit.expected import environment, no_threads_left

@@ -20,7 +20,7 @@ from compression import (
 )
 from torch import Tensor, nn
 
-from distlab.diagnose import Case, Diagnosis
+from distlab.explain.case import Case, Diagnosis
 from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
 from solutions.phase3_multi_node.buckets import Bucket
 

@@ -13,7 +13,7 @@ import torch._dynamo  # noqa: F401 (torch.optim imports it: once here, not per r
 import torch.distributed as dist
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
-from distlab.program_clock import ProgramClock
+from distlab.host.program_clock import ProgramClock
 
 PATIENCE = 2.0  # seconds: the timeout of watchdogs
 BARE = {"process_group": False, "ledger": False}

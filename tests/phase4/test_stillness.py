@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from jobs import Stillness
 
-from distlab.system import tells_of_processes
+from distlab.host.system import tells_of_processes
 
 SPINS = "while True: pass"
 WAITS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPINS!r}])"

@@ -20,9 +20,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from distlab.course import root
-from distlab.system import loopback, tells_of_processes
-from distlab.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
+from distlab.course.catalogue import root
+from distlab.host.system import loopback, tells_of_processes
+from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits, epoch_order
 from tests.at_exit.expected import environment, no_threads_left
 from tests.forked_agents import Child, processes_of, ranks_of, start
 

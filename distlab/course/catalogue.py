@@ -1,0 +1,232 @@
+"""The map of the course: which exercises there are, where they live, what they build on.
+
+Read from ``course.toml``; ``validate`` proves that every exercise is complete. Imports neither
+torch nor any exercise, so that the map shows at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+START = re.compile(r"^\s*# --- exercise (?P<id>\d+\.\d+): start\s*$")
+END = re.compile(r"^\s*# --- exercise (?P<id>\d+\.\d+): end\s*$")
+
+
+def root() -> Path:
+    """The course's folder."""
+    return Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: ``ready`` when its exercises exist."""
+
+    number: int
+    title: str
+    folder: str
+    status: str
+    exercises: list[Exercise] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the phase can be worked on."""
+        return self.status == "ready"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise; ``uses`` are taken from the solution where the learner's don't pass,
+    ``requires`` must pass first."""
+
+    id: str
+    title: str
+    file: str
+    points: int
+    uses: tuple[str, ...]
+    requires: tuple[str, ...]
+    hints: tuple[str, ...]
+    phase: Phase = field(compare=False, repr=False)
+    folder: Path = field(default_factory=root, compare=False, repr=False)
+
+    @property
+    def solution_path(self) -> Path:
+        """The file with the solution's regions."""
+        return self.folder / "solutions" / self.phase.folder / f"{self.file}.py"
+
+    @property
+    def template_path(self) -> Path:
+        """The file that the learner edits."""
+        return self.folder / self.phase.folder / f"template_{self.file}.py"
+
+    @property
+    def checks_glob(self) -> str:
+        """Pattern, relative to the course's folder, of the check files."""
+        return f"tests/phase{self.phase.number}/test_{self.file}*.py"
+
+    @property
+    def guidelines_path(self) -> Path:
+        """The phase's teaching text; the exercise's section is headed ``## <id>``."""
+        return self.folder / self.phase.folder / "guidelines.md"
+
+
+@dataclass(frozen=True)
+class Course:
+    """All phases and their exercises, in order."""
+
+    phases: list[Phase]
+    exercises: list[Exercise]
+
+    def exercise(self, exercise_id: str) -> Exercise:
+        """The exercise called ``exercise_id``; ValueError names the nearest one otherwise."""
+        for exercise in self.exercises:
+            if exercise.id == exercise_id:
+                return exercise
+        ids = [e.id for e in self.exercises]
+        near = difflib.get_close_matches(exercise_id, ids, n=1, cutoff=0.3)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(
+            f"no exercise {exercise_id!r}{guess} (there are {ids[0]} to {ids[-1]}; "
+            "`distlab` shows the map)"
+        )
+
+    def phase(self, number: int) -> Phase:
+        """The phase with this number."""
+        for phase in self.phases:
+            if phase.number == number:
+                return phase
+        raise ValueError(f"no phase {number}: there are {[p.number for p in self.phases]}")
+
+
+@functools.cache
+def load_course(folder: Path | None = None) -> Course:
+    """Read ``course.toml`` of ``folder`` (default: this course); ValueError if it is malformed."""
+    base = folder or root()
+    try:
+        data = tomllib.loads((base / "course.toml").read_text(encoding="utf-8"))
+        phases = [Phase(**p) for p in data["phase"]]
+        exercises = [_exercise(e, phases, base) for e in data["exercise"]]
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"course.toml can't be read: {error}") from None
+    for exercise in exercises:
+        exercise.phase.exercises.append(exercise)
+    return Course(phases, exercises)
+
+
+def _exercise(entry: dict[str, Any], phases: list[Phase], base: Path) -> Exercise:
+    number = int(entry["id"].split(".")[0])
+    phase = next((p for p in phases if p.number == number), None)
+    if phase is None:
+        raise KeyError(f"exercise {entry['id']} belongs to no phase")
+    lists = {k: tuple(entry[k]) for k in ("uses", "requires", "hints")}
+    return Exercise(**(entry | lists), phase=phase, folder=base)
+
+
+@dataclass(frozen=True)
+class Region:
+    """The lines (1-based, markers included) of one solution region."""
+
+    exercise: str
+    start: int
+    end: int
+
+
+def regions_of(text: str, name: str = "solution") -> list[Region]:
+    """The regions of a solution file, in order; ValueError names the line of a broken marker."""
+    found: list[Region] = []
+    open_: tuple[str, int] | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        start, end = START.match(line), END.match(line)
+        if start:
+            if open_:
+                raise ValueError(f"{name}:{number}: region {open_[0]} has not ended")
+            open_ = start["id"], number
+        elif end:
+            if not open_ or open_[0] != end["id"]:
+                raise ValueError(f"{name}:{number}: end of {end['id']} without its start")
+            found.append(Region(open_[0], open_[1], number))
+            open_ = None
+        elif "# --- exercise" in line:
+            raise ValueError(f"{name}:{number}: not a region marker: {line.strip()}")
+    if open_:
+        raise ValueError(f"{name}: region {open_[0]} never ends")
+    return found
+
+
+def functions_of(exercise: Exercise) -> list[str]:
+    """Qualified names of the functions whose bodies hold the exercise's regions."""
+    text = exercise.solution_path.read_text(encoding="utf-8")
+    spans = [r for r in regions_of(text) if r.exercise == exercise.id]
+    found = []
+    for name, node in _functions(ast.parse(text)):
+        if any(node.lineno < r.start and r.end <= (node.end_lineno or 0) + 1 for r in spans):
+            found.append(name)
+    return found
+
+
+def _functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found.append((node.name, node))
+        elif isinstance(node, ast.ClassDef):
+            methods = [m for m in node.body if isinstance(m, ast.FunctionDef)]
+            found += [(f"{node.name}.{m.name}", m) for m in methods]
+    return found
+
+
+def validate(course: Course, mutants: dict[str, int]) -> list[str]:
+    """What is missing: each line names the exercise and the part (empty: all complete).
+
+    ``mutants``: number of wrong implementations per exercise.
+    """
+    problems = []
+    seen: set[str] = set()
+    for exercise in course.exercises:
+        problems += [f"{exercise.id}: {text}" for text in _missing(exercise, seen)]
+        if mutants.get(exercise.id, 0) < 2:
+            problems.append(f"{exercise.id}: fewer than two wrong implementations")
+        seen.add(exercise.id)
+    return problems
+
+
+def _missing(exercise: Exercise, earlier: set[str]) -> list[str]:
+    found = []
+    if exercise.id in earlier:
+        found.append("the id is not unique")
+    others = {*exercise.uses, *exercise.requires} - earlier
+    found += [f"builds on {other}, which does not come earlier" for other in sorted(others)]
+    if exercise.points < 1:
+        found.append("points must be positive")
+    if len(exercise.hints) != 3 or not all(h.strip() for h in exercise.hints):
+        found.append("needs three hints")
+    if not exercise.solution_path.is_file():
+        return [*found, "has no solution file"]
+    try:
+        if not functions_of(exercise):
+            found.append("has no solution region inside a function")
+    except ValueError as error:
+        found.append(str(error))
+    if not exercise.template_path.is_file():
+        found.append("has no template")
+    checks = [p.read_text(encoding="utf-8") for p in exercise.folder.glob(exercise.checks_glob)]
+    if not any(f'@exercise("{exercise.id}"' in text for text in checks):
+        found.append("has no check")
+    guidelines = exercise.guidelines_path
+    text = guidelines.read_text(encoding="utf-8") if guidelines.is_file() else ""
+    heading = rf"^## {re.escape(exercise.id)} [^\n]*\n"
+    section = re.search(heading + r"(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if not section or len(section[1].strip()) < 200:
+        found.append("has no section in guidelines.md")
+    return found

@@ -1,0 +1,87 @@
+"""What a request comes to: which exercises are graded, and where their checks are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..course.catalogue import Course, Exercise, Phase, load_course, root
+from .live import View
+from .session import Request, Session
+from .verdicts import CheckResult, ExerciseResult, Report
+
+
+def _prerequisites(course: Course, ids: Iterable[str]) -> set[str]:
+    """All exercises that those in ``ids`` build on."""
+    found: set[str] = set()
+    todo = list(ids)
+    while todo:
+        exercise = course.exercise(todo.pop())
+        new = {*exercise.uses, *exercise.requires} - found
+        found |= new
+        todo += new
+    return found
+
+
+def check_files(exercise: Exercise) -> list[Path]:
+    """The files with checks of the exercise; others are not even imported."""
+    marker = f'@exercise("{exercise.id}"'
+    files = root().glob(exercise.checks_glob)
+    return [path for path in files if marker in path.read_text(encoding="utf-8")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a request comes to: the exercises to grade (``selected``), those and all that they
+    build on (``every``), and the files that hold their checks."""
+
+    phase: Phase
+    request: Request
+    selected: tuple[str, ...]
+    every: list[Exercise]
+    files: tuple[str, ...]
+
+    def session(self, view: View | None = None) -> Session:
+        """The state of a new run, of which ``view`` is told."""
+        ids = tuple(e.id for e in self.every)
+        return Session(Request(**vars(self.request) | {"exercises": ids}), load_course(), view=view)
+
+    def report(self, session: Session, notes: Sequence[str] = (), whole: bool = True) -> Report:
+        """The results of a run; ``whole``: a selected exercise without any is an error."""
+        device = "cuda" if self.request.device == "cuda" else "cpu"
+        number, impl = self.phase.number, self.request.impl
+        report = Report(number, impl, session.seed, device, notes=list(notes))
+        for exercise in self.every:
+            if exercise.id not in self.selected:
+                continue
+            result = session.results.get(exercise.id)
+            if result is not None:
+                report.exercises.append(result)
+            elif whole and not self.request.checks:
+                report.exercises.append(_unchecked(exercise))
+        return report
+
+
+def plan(phase: Phase, request: Request) -> Plan:
+    """Which exercises are graded for this request, and where their checks are."""
+    course = load_course()
+    selected = request.exercises or tuple(e.id for e in phase.exercises)
+    needed = set() if request.trusted else _prerequisites(course, selected) - request.known
+    every = [e for e in course.exercises if e.id in needed or e.id in selected]
+    files = tuple(sorted({str(path) for e in every for path in check_files(e)}))
+    return Plan(phase=phase, request=request, selected=selected, every=every, files=files)
+
+
+def _unchecked(exercise: Exercise) -> ExerciseResult:
+    """An exercise none of whose checks ran is an error of the course, never a pass."""
+    check = CheckResult("", "error", "no check of this exercise could be loaded", "error")
+    return ExerciseResult(exercise.id, exercise.title, exercise.points, checks=[check])
+
+
+def phase_of(number: int) -> Phase:
+    """The phase; ValueError if there is nothing in it to grade."""
+    phase = load_course().phase(number)
+    if not phase.exercises:
+        raise ValueError(f"phase {number} has no exercises yet: there is nothing to grade")
+    return phase

@@ -1,0 +1,130 @@
+"""The command behind python test_phaseN.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ..course.catalogue import Phase, load_course
+from ..host.processes import (
+    TERMINATED,
+    Terminated,
+    terminable,
+)
+from ..host.terminal import console
+from .choice import phase_of
+from .implementation import find_source
+from .live import View
+from .report import print_report
+from .run import run_session
+from .session import Request
+
+
+def _parser(phase: Phase) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"test_phase{phase.number}.py",
+        description=f"Grade phase {phase.number}: {phase.title}.",
+        epilog="Exit status: 0 if all that was asked for passed, 1 if not, 2 for a wrong call, "
+        "130 after Ctrl-C, 143 after SIGTERM.",
+    )
+    parser.add_argument("exercises", nargs="*", help="exercise ids, for example 1.4; default: all")
+    parser.add_argument("--impl", default="templates", help="templates, solutions or a folder")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--junitxml", metavar="FILE", help="write the result as JUnit XML")
+    parser.add_argument("--seed", type=int, help="repeat a run: inputs and delays come from it")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("-k", dest="keyword", default="", help="only checks whose name matches")
+    return parser
+
+
+def main(phase: int, argv: Sequence[str] | None = None, watched: bool = False) -> int:
+    """The command behind ``python test_phaseN.py``; returns the exit status.
+
+    ``watched``: by ``distlab watch``, which has said what is graded, and may end it at any time.
+    """
+    out = console()
+    try:
+        with terminable():
+            return _run(phase, argv, out, watched)
+    except (ValueError, OSError) as error:
+        print(f"test_phase{phase}.py: {error}", file=sys.stderr)
+        return 2
+    except Terminated:
+        print("ended by SIGTERM: nothing was recorded, no rank is left running", file=sys.stderr)
+        return TERMINATED
+    except KeyboardInterrupt:
+        if not watched:
+            print("interrupted: nothing was recorded, no rank is left running", file=sys.stderr)
+        return 130
+
+
+def _run(phase: int, argv: Sequence[str] | None, out: Console, watched: bool) -> int:
+    chosen = phase_of(phase)
+    options = _parser(chosen).parse_args(argv)
+    for exercise_id in options.exercises:
+        if load_course().exercise(exercise_id).phase.number != phase:
+            raise ValueError(f"exercise {exercise_id} is not in phase {phase}")
+    find_source(options.impl, chosen)
+    for name in filter(None, (options.json, options.junitxml)):
+        _check_writable(Path(name))
+    return _grade_and_print(chosen, options, out, watched)
+
+
+def _grade_and_print(
+    phase: Phase, options: argparse.Namespace, out: Console, watched: bool
+) -> int:
+    from ..course import progress
+
+    begun = time.monotonic()
+    mine = options.impl == "templates"
+    known: Iterable[str] = progress.known_passes(phase) if mine and options.exercises else ()
+    if options.impl == "solutions":  # taken for themselves, whether they pass or not
+        known = {e.id for e in load_course().exercises} - set(options.exercises)
+        known = known if options.exercises else ()
+    request = Request(
+        impl=options.impl,
+        device=options.device,
+        seed=options.seed,
+        exercises=tuple(options.exercises),
+        known=frozenset(known),
+    )
+    if not (out.is_terminal or watched):
+        report = run_session(phase, request, options.keyword, options.junitxml or "")
+    else:
+        asked = options.exercises or [e.id for e in phase.exercises]
+        if not watched:
+            many = f"{len(asked)} exercises of phase {phase.number}"
+            out.print(Text(f"grading {asked[0] if len(asked) == 1 else many} …", "dim"))
+        with View(asked) as view:
+            report = run_session(phase, request, options.keyword, options.junitxml or "", view)
+        out.print()
+    if mine:
+        for exercise in report.exercises:
+            exercise.hints_used = progress.hints_used(exercise.id)
+        if not options.keyword:
+            results = [(e.id, e.verdict, e.points) for e in report.exercises]
+            report.notes += progress.record(results)
+    if options.json:
+        Path(options.json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    print_report(report, phase, out)
+    out.print(f"graded in {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
+    if not report.exercises:
+        raise ValueError(f"no check matches -k {options.keyword!r}")
+    return 0 if report.passed else 1
+
+
+def _check_writable(path: Path) -> None:
+    """Fail before grading if a result file can't be written, and lose nothing."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise ValueError(f"{path}: the folder {folder} does not exist")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ValueError(f"{path}: no permission to write there")

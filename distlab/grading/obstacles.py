@@ -1,0 +1,83 @@
+"""What keeps an exercise's checks from being run: its file is absent, blank, broken or deleted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..course.catalogue import Exercise
+from ..ranks import RankContext, RankFailure, run_ranks
+from . import runners
+from .implementation import Implementation, Source, blank_places
+from .verdicts import CheckResult
+
+
+class NotRun(Exception):
+    """A check was not run, and why: its verdict is this one."""
+
+    def __init__(self, verdict: str, message: str, line: str = "", cause: str = "") -> None:
+        super().__init__(message)
+        self.result = CheckResult("", verdict, message, cause or verdict, line=line)
+
+
+def comes_back(path: Path) -> bool:
+    """Whether the file is there, or is again soon."""
+    for _ in range(10):
+        if path.is_file():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def in_the_file(source: Source, exercise: Exercise) -> NotRun | None:
+    """The exercise's file can't be read, or the exercise is still blank in it."""
+    path = source.path(exercise.file)
+    name = path.name
+    if not path.is_file():
+        return NotRun("error", f"{name} does not exist: `distlab reset {exercise.id}` makes it")
+    try:
+        left = blank_places(path, exercise.id)
+    except SyntaxError as error:
+        text = (error.text or "").strip()
+        line = f"{name}:{error.lineno}: {text}" if error.lineno else ""
+        return NotRun("error", f"{name} is not valid Python: {error.msg}", line)
+    except (OSError, ValueError) as error:
+        return NotRun("error", f"{name} can't be read: {error}")
+    except (RecursionError, MemoryError):
+        return NotRun("error", f"{name} is nested too deeply for Python to read it")
+    if left and _regions(exercise) <= len(left):
+        return NotRun("blank", f"still to be written, {name} line {left[0]}")
+    return None
+
+
+def _regions(exercise: Exercise) -> int:
+    text = exercise.solution_path.read_text(encoding="utf-8")
+    return max(1, text.count(f"# --- exercise {exercise.id}: start"))
+
+
+def at_import(source: Source, exercise: Exercise, replaced: Sequence[Exercise]) -> NotRun | None:
+    """Import the learner's file once, in a rank of its own, before any check needs it.
+
+    Exercises in ``replaced`` are the solution's.
+    """
+    impl = Implementation(source, exercise.file, replaced)
+
+    def body(ctx: RankContext) -> None:
+        impl.module(exercise.file)
+
+    try:
+        run_ranks(
+            body,
+            1,
+            timeout=runners.RUN_LIMIT,
+            process_group=False,
+            ledger=False,
+            learner_files=source.files(),
+        )
+    except RankFailure as failure:
+        verdict = failure.kind if failure.kind in ("hang", "crash") else "error"
+        message = f"importing {source.path(exercise.file).name}: {failure.message}"
+        told = verdict == "hang" or failure.cause == "changed-default"
+        return NotRun(verdict, message, failure.line, failure.cause if told else "")
+    return None

@@ -1,0 +1,103 @@
+"""Run a check's ranks: on real or virtual ones, within the check's limits, with its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ..host.program_clock import spent
+from ..ranks.results import RankResults
+from ..ranks.run import run_ranks
+from ..virtual import VirtualResults, run_worlds
+
+# seconds on a machine that does nothing else (``ProgramClock``)
+CHECK_LIMIT = 60.0  # for all runs of one check
+RUN_LIMIT = 10.0  # for one run of ranks, unless the check says otherwise
+INTERLEAVINGS = 2  # explored by every run on virtual ranks
+DELAYED = 8  # the same, where timing is what is checked
+R = TypeVar("R", bound=RankResults)
+
+
+class Runner:
+    """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
+
+    def __init__(self, files: tuple[str, ...], seed: int, device: str) -> None:
+        self.files, self.seed, self.device = files, seed, device
+        self.end = spent() + CHECK_LIMIT
+        self.printed: list[str] = []  # by each rank of the run whose values were read last
+
+    def note(self, results: R) -> R:
+        """Remember what the ranks printed as soon as the check judges what they returned."""
+
+        def read() -> None:
+            self.printed = results.output
+
+        results.on_read = read
+        return results
+
+    def limit(self, options: dict[str, Any]) -> float:
+        """Seconds for the next run: what its options say, as far as the check has them left."""
+        asked = options.pop("timeout", RUN_LIMIT)
+        return round(min(asked, max(1.0, self.end - spent())), 1)
+
+    def __call__(
+        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
+    ) -> RankResults:
+        """``run_ranks`` with the defaults of checks."""
+        defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
+        limit = self.limit(options)
+        results = run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+        return self.note(results)
+
+    def worlds(
+        self, body: Callable[..., Any], world_sizes: Sequence[int], *args: Any, **options: Any
+    ) -> list[RankResults]:
+        """The results for several world sizes."""
+        return [self(body, w, *args, **options) for w in world_sizes]
+
+
+class VirtualRunner(Runner):
+    """The same on virtual ranks: several interleavings each time, several sizes in one process."""
+
+    def __call__(
+        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
+    ) -> RankResults:
+        """``run_virtual`` with the defaults of checks."""
+        return self.worlds(body, (world_size,), *args, **options)[0]
+
+    def worlds(
+        self, body: Callable[..., Any], world_sizes: Sequence[int], *args: Any, **options: Any
+    ) -> list[RankResults]:
+        """The results for several world sizes."""
+        more = DELAYED if options.pop("delays", False) else INTERLEAVINGS
+        return [*self._run(body, world_sizes, args, {"seed": self.seed, "seeds": more} | options)]
+
+    def simulate(
+        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
+    ) -> VirtualResults:
+        """One run in the order of virtual time, for checks of the clock; see ``run_virtual``.
+
+        Its ``clock`` and ``traffic`` are those of the ``cluster`` given. (Links that an adversarial
+        order reserves too early would make it late.)
+        """
+        return self._run(body, (world_size,), args, options)[0]
+
+    def _run(
+        self,
+        body: Callable[..., Any],
+        world_sizes: Sequence[int],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> list[VirtualResults]:
+        limit = self.limit(options)
+        every = run_worlds(
+            body,
+            world_sizes,
+            *args,
+            base_seed=self.seed,
+            timeout=limit,
+            patience=limit,
+            learner_files=self.files,
+            **options,
+        )
+        return [self.note(results) for results in every]

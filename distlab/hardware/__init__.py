@@ -1,0 +1,6 @@
+"""Clusters as data, and what a backend's collectives cost on them; numbers with their sources."""
+
+from .clusters import Cluster, load_cluster
+from .collectives import collective_time
+
+__all__ = ["Cluster", "collective_time", "load_cluster"]

@@ -1,0 +1,173 @@
+"""Clusters as data, and the network model: α + n·β on links that transfers occupy one at a time.
+
+A cluster has nodes of ``gpus_per_node`` GPUs; rank r is GPU r mod G of node r div G. A message of n
+bytes from one rank to another passes every link on its path; it begins when both ends are ready and
+all these links are free, occupies each for n/bandwidth, and is complete α + n/(slowest bandwidth)
+after it began:
+
+- inside a node: the sender's GPU port out, the receiver's GPU port in (NVLink, PCIe, memory);
+- between nodes: also the network card of either node (shared by the GPUs that have no card of their
+  own) and the core of the network, if it is oversubscribed.
+
+A ring all-reduce of N bytes over W ranks, written with messages, thus takes 2(W-1)(α + N/W·β).
+A collective of the backend is timed by the closed form of its algorithm (``collectives.py``) and
+occupies the ports of its ranks, between nodes their network cards as well. Model: Hockney 1994;
+LogGP (Alexandrov et al. 1995) has the same large-message limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAY_BE_ZERO = ("launch", "crowded_launch", "overhead", "processors")
+FOLDER = Path(__file__).resolve().parents[2] / "clusters"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A compute device: FLOP/s by dtype, bytes/s and bytes of its memory, seconds per kernel.
+
+    ``flops`` and ``bandwidth`` are what real kernels reach (``peak_flops`` is the data sheet's, for
+    MFU); ``kernel`` is the least time between two kernels.
+    """
+
+    name: str
+    flops: dict[str, float]
+    peak_flops: dict[str, float]
+    bandwidth: float
+    memory: float
+    kernel: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Latency ``alpha`` in seconds per message and ``bandwidth`` in bytes/s, each direction."""
+
+    alpha: float
+    bandwidth: float
+
+    @property
+    def beta(self) -> float:
+        """Seconds per byte."""
+        return 1 / self.bandwidth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What a run is simulated on; see the YAML files in ``clusters/``.
+
+    ``inside``: a GPU's port to the others of its node. ``between``: one network card; a node has
+    ``nics_per_node``. ``oversubscription``: bandwidth of all cards over that of the network's core.
+    ``processors``: cores of a node that compute for its ranks and move their bytes, two of them
+    busy with each message (0: GPUs compute, links move). ``launch``: seconds that a collective of
+    the backend needs before its first byte moves. ``crowded_launch``: the same where a
+    node's ranks outnumber its processors (0: no difference). ``overhead``: seconds of a rank's own
+    time to issue an operator (LogP's o). ``in_network``: the switch in a node can sum,
+    with this latency for the whole all-reduce and this bandwidth per GPU.
+    """
+
+    name: str
+    gpus_per_node: int
+    nics_per_node: int
+    gpu: Gpu
+    inside: Link
+    between: Link
+    oversubscription: float = 1.0
+    processors: int = 0
+    launch: float = 0.0
+    crowded_launch: float = 0.0
+    overhead: float = 0.0
+    in_network: Link | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def node(self, rank: int) -> int:
+        """The node that ``rank`` is on."""
+        return rank // self.gpus_per_node
+
+    def crowding(self, ranks: int) -> float:
+        """How much slower each rank computes because ``ranks`` of a node share its processors."""
+        on_node = min(ranks, self.gpus_per_node)
+        return max(1.0, on_node / self.processors) if self.processors else 1.0
+
+    def nic(self, rank: int) -> tuple[int, int]:
+        """The network card that ``rank`` uses: (node, number on the node)."""
+        local = rank % self.gpus_per_node
+        return self.node(rank), local * self.nics_per_node // self.gpus_per_node
+
+
+def names() -> list[str]:
+    """The clusters that come with the course."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_cluster(name: str | Path) -> Cluster:
+    """Read ``clusters/<name>.yaml`` or a file of one's own.
+
+    Raises ValueError with the nearest name, or with the field that is missing or wrong.
+    """
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        near = difflib.get_close_matches(str(name), names(), 1, 0.3)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"no cluster {name!r}{guess} There are: {', '.join(names())}")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _cluster({"name": path.stem, **data})
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: not a cluster description: {error}") from None
+
+
+def _cluster(data: dict[str, Any]) -> Cluster:
+    """Build a cluster; every number must say where it comes from."""
+    known = {f.name for f in dataclasses.fields(Cluster)}
+    unknown = set(data) - known
+    if unknown:
+        raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+    data = {k: _number(v) for k, v in data.items()}
+    for name in ("gpus_per_node", "nics_per_node", "processors"):
+        data[name] = int(data.get(name, 0))
+    gpu = Gpu(**{k: _number(v) for k, v in data["gpu"].items()})
+    links = {k: Link(**data[k]) for k in ("inside", "between", "in_network") if k in data}
+    cluster = Cluster(**{**data, "gpu": gpu, **links})
+    for name, value in numbers(cluster):
+        if not value > 0 and name not in MAY_BE_ZERO:
+            raise ValueError(f"{name} must be positive, got {value}")
+        if not value:
+            continue
+        if name not in cluster.sources and name.split(".")[0] not in cluster.sources:
+            raise ValueError(f"sources says nothing about {name}")
+    return cluster
+
+
+def numbers(cluster: Cluster) -> Iterator[tuple[str, float]]:
+    """Every number of the description with its dotted name."""
+    for f in dataclasses.fields(Cluster):
+        value = getattr(cluster, f.name)
+        if isinstance(value, (Gpu, Link)):
+            for inner in dataclasses.fields(value):
+                number = getattr(value, inner.name)
+                if isinstance(number, dict):
+                    yield from ((f"{f.name}.{inner.name}", n) for n in number.values())
+                elif not isinstance(number, str):
+                    yield f"{f.name}.{inner.name}", number
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f.name, value
+
+
+def _number(value: Any) -> Any:
+    """YAML reads ``1e12`` as a string."""
+    if isinstance(value, dict):
+        return {k: _number(v) for k, v in value.items()}
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+

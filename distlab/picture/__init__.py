@@ -1,0 +1,17 @@
+"""What ranks did over time: spans, pictures of them, and traces for Perfetto."""
+
+from .lanes import draw
+from .pipeline import draw_pipeline
+from .spans import Span, covered, idle_share, spans_of
+from .traces import chrome_trace, trace_run
+
+__all__ = [
+    "Span",
+    "chrome_trace",
+    "covered",
+    "draw",
+    "draw_pipeline",
+    "idle_share",
+    "spans_of",
+    "trace_run",
+]

@@ -1,0 +1,213 @@
+"""Recorded training runs: what one process on one device really got, to compare others with.
+
+A record holds the workload's configuration and its hash, the data's hash (some data differ between
+versions of Python, then nothing can be compared), the loss and gradient norm of every step, a
+float64 sum and norm of every parameter at the end, speed, memory, where and with what it ran,
+and a hash over all of that. GPU runs (fp32, TF32 off) are the yardstick; the CPU run in float64
+stands in where there is none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..course.catalogue import root
+from .workloads import DATA, Workload, build_model, build_optimizer, data_hash, epoch_order
+
+# fp32 on another device or number of ranks against the record: rounding (6e-8 per operation) grows
+# with each step of training. Measured against float64: digits_mlp (SGD) 1.3e-6 over all 345 steps;
+# digits_cnn (AdamW, whose steps follow the sign of tiny gradients) 2e-5 over 46 steps and 5e-3 over
+# 230, so compare it over few steps, or in float64.
+LOSS_TOLERANCE = 1e-4
+
+
+def digest(data: object) -> str:
+    """SHA-256 of data's canonical JSON."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+class OtherData(ValueError):
+    """The record was made with other data than there are here: nothing can be compared with it."""
+
+
+def global_batches(chosen: Workload, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The global batches in order: (inputs, targets) of at most ``global_batch_size`` samples."""
+    return islice(_all_batches(chosen, epochs), chosen.steps)
+
+
+def _all_batches(chosen: Workload, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    inputs, targets = DATA[chosen.data]().tensors
+    for epoch in range(epochs):
+        order = epoch_order(len(targets), chosen.seed, epoch)
+        for start in range(0, len(order), chosen.global_batch_size):
+            batch = order[start : start + chosen.global_batch_size]
+            yield inputs[batch], targets[batch]
+
+
+def train_alone(
+    chosen: Workload, *, epochs: int, device: str = "cpu", dtype: torch.dtype = torch.float64
+) -> tuple[list[float], list[float], torch.nn.Module]:
+    """(losses, gradient norms, trained model) of one process: the plain loop."""
+    model = build_model(chosen.model, chosen.seed, dtype).to(device)
+    optimizer = build_optimizer(chosen, model)
+    losses, norms = [], []
+    for inputs, targets in global_batches(chosen, epochs):
+        optimizer.zero_grad()
+        inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
+        loss = F.cross_entropy(model(inputs), targets.to(device).flatten())
+        loss.backward()
+        grads = [p.grad.double().norm() for p in model.parameters() if p.grad is not None]
+        norms.append(torch.stack(grads).norm().item())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms, model
+
+
+def record(chosen: Workload, device: str) -> dict[str, Any]:
+    """Train the workload on one device and return its record."""
+    on_gpu = device == "cuda"
+    if on_gpu:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.cuda.reset_peak_memory_stats()
+    dtype = torch.float32 if on_gpu else torch.float64
+    begun = time.perf_counter()
+    losses, norms, model = train_alone(chosen, epochs=chosen.epochs, device=device, dtype=dtype)
+    seconds = time.perf_counter() - begun
+    samples = sum(len(targets) for _, targets in global_batches(chosen, chosen.epochs))
+    configuration = asdict(chosen)
+    data = {
+        "configuration": configuration,
+        "configuration_hash": digest(configuration),
+        "data_hash": data_hash(chosen.data),
+        "losses": losses,
+        "gradient_norms": norms,
+        "parameters": {
+            name: {"sum": p.double().sum().item(), "norm": p.double().norm().item()}
+            for name, p in model.named_parameters()
+        },
+        "dtype": str(dtype).removeprefix("torch."),
+        "samples_per_second": samples / seconds,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else _peak_memory(),
+        "device": device,
+        "device_name": torch.cuda.get_device_name() if on_gpu else cpu_name(),
+        "cores": os.cpu_count(),
+        "driver": _driver() if on_gpu else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+    return data | {"hash": digest(data)}
+
+
+def _peak_memory() -> int:
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes if platform.system() == "Darwin" else kilobytes * 1024
+
+
+def cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.split()[0]
+
+
+def reference_path(device: str, name: str, folder: Path | None = None) -> Path:
+    """Where the record of a workload on a device lies."""
+    return (folder or root() / "references") / device / f"{name}.json"
+
+
+def load(device: str, name: str, folder: Path | None = None) -> dict[str, Any]:
+    """A record whose hashes hold; ValueError says in one line what is wrong with it otherwise."""
+    path = reference_path(device, name, folder)
+    again = f"record it anew: python -m distlab.record --device {device} --workload {name}"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        claimed = data.pop("hash")
+        sound = claimed == digest(data)
+        sound = sound and data["configuration_hash"] == digest(data["configuration"])
+    except FileNotFoundError:
+        raise ValueError(f"no reference run {device}/{name}: {again}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"reference run {path.name} can't be read ({error}): {again}") from None
+    if not sound:
+        raise ValueError(f"reference run {path.name} is corrupt (its hash differs): {again}")
+    return data
+
+
+def expect_same_data(reference: dict[str, Any]) -> None:
+    """Raise OtherData unless the record was made with the data that there are here."""
+    name, data = (reference["configuration"][key] for key in ("name", "data"))
+    if reference["data_hash"] != data_hash(data):
+        raise OtherData(
+            f"the reference run of {name} can't be compared: its {data} differs from the one here "
+            f"(recorded with Python {reference['python']}, this is {platform.python_version()})"
+        )
+
+
+def best(name: str) -> tuple[dict[str, Any], str]:
+    """The GPU record if there is one, else the CPU's float64 run, and a note that says which.
+
+    Raises OtherData if what was trained on differs from the data here.
+    """
+    data, note = _best(name)
+    expect_same_data(data)
+    return data, note
+
+
+def _best(name: str) -> tuple[dict[str, Any], str]:
+    if reference_path("cuda", name).exists():
+        data = load("cuda", name)
+        return data, f"recorded on {data['device_name']}, fp32"
+    return load("cpu", name), "recorded on a CPU in float64, no GPU run is recorded yet"
+
+
+def compare(reference: dict[str, Any], losses: Sequence[float], tolerance: float) -> list[str]:
+    """Where ``losses`` leave the record by more than ``tolerance``: the first step, in words."""
+    for step, (got, want) in enumerate(zip(losses, reference["losses"], strict=False)):
+        if not math.isclose(got, want, rel_tol=tolerance, abs_tol=tolerance):
+            return [
+                f"step {step}: loss {got:.6f}, the reference run has {want:.6f} "
+                f"(tolerance {tolerance:g})"
+            ]
+    return []
+
+
+def compare_parameters(
+    reference: dict[str, Any], model: torch.nn.Module, tolerance: float
+) -> list[str]:
+    """Parameters whose norm leaves the record by more than ``tolerance``, relatively."""
+    problems = []
+    for name, p in model.named_parameters():
+        want, got = reference["parameters"][name]["norm"], p.detach().double().norm().item()
+        if not math.isclose(got, want, rel_tol=tolerance):
+            problems.append(f"{name}: norm {got:.9g}, the reference run has {want:.9g}")
+    return problems

@@ -1,0 +1,180 @@
+"""What to simulate: a cluster, a model, a strategy, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from ..hardware import load_cluster
+from .models import ModelSpec, model_spec
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of a strategy: ``alike``: every rank does the same steps; ``of_torch``: torch
+    has it as well, for ``--impl torch``."""
+
+    alike: bool = False
+    of_torch: bool = False
+
+
+STRATEGIES = {
+    "ddp": Kind(alike=True, of_torch=True),
+    "bucketed": Kind(alike=True, of_torch=True),
+    "ring": Kind(),
+    "tree": Kind(),
+    "halving-doubling": Kind(),
+    "hierarchical": Kind(),
+    "zero1": Kind(alike=True, of_torch=True),
+    "zero2": Kind(alike=True),
+    "fsdp": Kind(alike=True),
+    "hybrid": Kind(alike=True),
+    "local-sgd": Kind(alike=True),
+    "parameter-server": Kind(),
+}
+ALIKE = tuple(name for name, kind in STRATEGIES.items() if kind.alike)
+IMPLS = ("solutions", "mine", "torch")
+COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
+
+
+def _option(default: Any, help: str, metavar: str | None = None) -> Any:
+    """A field with what the command line says of it."""
+    return field(default=default, metadata={"help": help, "metavar": metavar})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to simulate; ``batch`` per GPU and ``dtype`` are the model's usual ones if 0 and "".
+
+    ``staleness``: of a parameter server without rounds, infinity for none; None for rounds.
+    ``two_ranks``: only the first and the last rank run; the others are taken to do as the last.
+    """
+
+    cluster: str = _option("dgx-h100", "name in clusters/, or a YAML file")
+    gpus: tuple[int, ...] = _option((1, 2, 4, 8, 16), "numbers of GPUs", metavar="N")
+    model: str = _option("resnet50", "resnet50, vit_b16, gpt-1b, gpt-7b or mlp")
+    strategy: str = _option("ddp", "ddp; phase 3: bucketed, ring, zero1, fsdp …")
+    impl: str = _option("solutions", "solutions, mine or torch")
+    collective: str = _option("backend", "backend, ring, tree or hierarchical")
+    batch: int = _option(0, "samples per GPU")
+    dtype: str = _option("", "of weights and activations")
+    bucket_mb: float = _option(25.0, "of a bucket, MiB")
+    every: int = _option(8, "steps in local-sgd's round", metavar="H")
+    servers: int = _option(1, "of parameter-server")
+    staleness: float | None = _option(None, "parameter-server without rounds; or inf", metavar="S")
+    tensor: int = _option(1, "GPUs that share every layer")
+    pipeline: int = _option(1, "GPUs that share the layers")
+    chunks: int = _option(1, "stages per GPU, interleaved")
+    micro_batches: int = _option(0, "per step; default: up to 4 per stage")
+    schedule: str = _option("1f1b", "gpipe, 1f1b, interleaved or zero-bubble")
+    sequence_parallel: bool = _option(False, "split what is between tensor parallel layers, too")
+    two_ranks: bool = _option(
+        False, "run the first and the last GPU only, where all do the same: much faster"
+    )
+    timeout: float = _option(1800.0, "seconds that one number of GPUs may take")
+
+    def __post_init__(self) -> None:
+        load_cluster(self.cluster)
+        model_spec(self.model)
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"no strategy {self.strategy!r}: there is {', '.join(STRATEGIES)}")
+        for name, value, known in (
+            ("impl", self.impl, IMPLS),
+            ("collective", self.collective, COLLECTIVES),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.impl == "torch" and not STRATEGIES[self.strategy].of_torch:
+            raise ValueError(f"strategy {self.strategy} is simulated with solutions or mine")
+        if not self.gpus or min(self.gpus) < 1:
+            raise ValueError(f"numbers of GPUs must be positive, got {list(self.gpus)}")
+        if self.batch < 0 or self.bucket_mb <= 0 or self.every < 1:
+            raise ValueError("batch, bucket size and steps in a round must be positive")
+        self._check_servers()
+        if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
+        self._check_layout()
+        if self.two_ranks and (self.strategy not in ALIKE or self.model_ranks > 1):
+            raise ValueError(
+                f"with {self.how} the ranks do not all do the same: every one must run; two ranks "
+                f"are enough for {', '.join(ALIKE)}"
+            )
+        if self.two_ranks and self.strategy == "zero1" and self.impl == "torch":
+            raise ValueError("torch's ZeRO-1 gives each rank other parameters: every one must run")
+
+    def _check_servers(self) -> None:
+        if self.strategy != "parameter-server":
+            return
+        if not 0 < self.servers < min(self.gpus):
+            raise ValueError(
+                f"{self.servers} servers need more than {self.servers} GPUs, and at least one is "
+                f"needed; got {min(self.gpus)} GPUs"
+            )
+        if self.staleness is not None and not self.staleness >= 0:
+            raise ValueError(f"the staleness must be at least 0, got {self.staleness}")
+
+    def _check_layout(self) -> None:
+        if min(self.tensor, self.pipeline, self.chunks) < 1 or self.micro_batches < 0:
+            raise ValueError("tensor, pipeline, chunks and micro-batches must be positive")
+        if self.model_ranks == 1:
+            return
+        if self.impl == "torch" or self.strategy != "ddp":
+            raise ValueError(
+                "tensor and pipeline parallelism go with --strategy ddp and the "
+                "implementations solutions and mine"
+            )
+        if not self.model.startswith("gpt"):
+            raise ValueError(f"tensor and pipeline parallelism are for the GPTs, not {self.model}")
+        odd = [gpus for gpus in self.gpus if gpus % self.model_ranks]
+        if odd:
+            raise ValueError(
+                f"{odd[0]} GPUs are no multiple of tensor {self.tensor} x pipeline {self.pipeline}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps that are timed: a whole round; ``every`` where servers know no rounds."""
+        no_rounds = self.strategy == "parameter-server" and self.staleness is not None
+        return self.every if no_rounds or self.strategy == "local-sgd" else 1
+
+    @property
+    def calls(self) -> int:
+        """Calls of the strategy's step that are timed; a parameter server does all in one."""
+        return 1 if self.strategy == "parameter-server" else self.steps
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return model_spec(self.model)
+
+    @property
+    def model_ranks(self) -> int:
+        """The GPUs that share one copy of the model."""
+        return self.tensor * self.pipeline
+
+    def only(self, gpus: int) -> tuple[int, ...]:
+        """The ranks that run, if not all do."""
+        return tuple(sorted({0, gpus - 1})) if self.two_ranks else ()
+
+    def workers(self, gpus: int) -> range:
+        """The ranks that train."""
+        return range(self.servers if self.strategy == "parameter-server" else 0, gpus)
+
+    @property
+    def how(self) -> str:
+        """The strategy in a few words: "ddp", or "tp8 sp pp4 1f1b" and what else there is."""
+        words = [f"tp{self.tensor}"] * (self.tensor > 1) + ["sp"] * self.sequence_parallel
+        if self.pipeline > 1:
+            words += [f"pp{self.pipeline}", self.schedule]
+            words += [f"x{self.chunks}"] * (self.chunks > 1)
+        if self.strategy == "parameter-server" and self.staleness is not None:
+            return f"{self.strategy} staleness {self.staleness:g}"
+        return " ".join(words) if self.model_ranks > 1 else self.strategy
+
+    @property
+    def samples(self) -> int:
+        """Samples per step of one copy of the model."""
+        return (self.batch or self.spec.batch) * self.model_ranks

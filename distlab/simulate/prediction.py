@@ -1,0 +1,198 @@
+"""Predict how a training step scales: the program runs, its transport and clock are virtual.
+
+For each number of GPUs every virtual rank runs one step of the chosen implementation on meta
+tensors. Compute takes what the roofline says, communication what the links say; an asynchronous
+collective goes on beside compute, and what is not hidden is *exposed*:
+
+    step = compute + exposed communication        efficiency(W) = rate(W) / (W · rate(1))
+
+MFU (model FLOPs utilisation) is the FLOPs of the step over the peak that the GPU's data sheet
+states for that time. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), appendix B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch._dynamo  # torch.optim imports it, and can't inside a dispatch mode
+
+from ..hardware.clusters import Cluster, load_cluster
+from ..observe.log import P2P, Log
+from ..picture import Span, covered, spans_of
+from ..ranks.context import RankContext
+from ..virtual.isolation import entered
+from ..virtual.reports import VirtualResults
+from ..virtual.run import run_virtual
+from .plan import Plan
+from .strategies import learners, trainer_of
+
+SHOWN_RANKS = 8  # in the timeline
+FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """One row: seconds, bytes and rates of a step with ``gpus`` GPUs."""
+
+    gpus: int
+    step: float
+    compute: float
+    exposed: float
+    hidden: float
+    rate: float
+    unit: str
+    efficiency: float
+    memory: int
+    fits: bool
+    mfu: float
+    bubble: float
+    bytes_per_link: dict[str, int]
+    unmodelled: dict[str, int]
+    spans: list[Span] = field(default_factory=list, repr=False)
+
+    @property
+    def communication_share(self) -> float:
+        """Share of the step in which the GPU waits for communication."""
+        return self.exposed / self.step
+
+    def row(self) -> dict[str, Any]:
+        """Plain data, without the timeline."""
+        data = asdict(self)
+        del data["spans"]
+        return data | {"communication_share": self.communication_share}
+
+
+def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
+    """One rank: build the model, train; begin, end and FLOPs of the step that counts."""
+    import time
+
+    spec = plan.spec
+    dtype = getattr(torch, plan.dtype or spec.dtype)
+    with torch.device("meta"):
+        model = spec.build().to(dtype)
+    inputs, targets = spec.inputs(plan.samples, "meta", dtype)
+    with trainer_of(plan)(plan, model) as (trained, train_step):
+        del model
+        optimizer = spec.optimizer([p for p in trained.parameters() if p.requires_grad])
+        if plan.model_ranks == 1:  # DDP makes its buckets after the first step
+            for _ in range(plan.calls):
+                train_step(trained, optimizer, inputs, targets)
+        else:  # one step is long; all it would leave is the optimizer's state
+            _make_state(optimizer)
+        ctx.start_picture()
+        model_of_rank = entered().mine.model
+        model_of_rank.memory.peak = model_of_rank.memory.current  # building it may have taken more
+        begin, flops = time.perf_counter(), model_of_rank.flops
+        for _ in range(plan.calls):
+            train_step(trained, optimizer, inputs, targets)
+        return begin, time.perf_counter(), model_of_rank.flops - flops
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer make its state: memory that is there in every step but the first."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def simulate(plan: Plan) -> Iterator[Answer]:
+    """An answer for each number of GPUs in ``plan``, as they are done.
+
+    Raises RankFailure with the rank and line if the implementation fails on the way.
+    """
+    cluster, alone = load_cluster(plan.cluster), 0.0
+    files = [file for phase in (1, 2, 3) for file in learners(phase).files()]
+    for gpus in plan.gpus:
+        results = run_virtual(
+            _body,
+            gpus,
+            plan,
+            cluster=cluster,
+            compute="roofline",
+            algorithm=plan.collective,
+            timeout=plan.timeout,
+            learner_files=tuple(files),
+            only=plan.only(gpus),
+        )
+        answer = _answer(plan, cluster, gpus, results)
+        alone = alone or answer.rate / answer.gpus  # relative to the smallest that was asked for
+        answer.efficiency = answer.rate / (answer.gpus * alone)
+        yield answer
+
+
+def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
+    workers = plan.workers(gpus)
+    ran = [rank for rank in workers if results[rank] is not None]
+    slowest = max(ran, key=lambda rank: results[rank][1] - results[rank][0])
+    begin, end, flops = results[slowest]
+    count = plan.steps
+    step = (end - begin) / count
+    log = results.logs[slowest]
+    busy = [Span(slowest, "compute", n, a, b) for n, a, b in log.spans if a >= begin]
+    compute = sum(span.seconds for span in busy) / count
+    moving = [
+        Span(slowest, "communication", e.op, e.start, e.end or end)
+        for e in log.events
+        if e.start >= begin
+    ]
+    together, apart = covered([*busy, *moving]) / count, covered(moving) / count
+    spec = plan.spec
+    dtype = plan.dtype or spec.dtype
+    peak = cluster.gpu.peak_flops.get(dtype, cluster.gpu.peak_flops["float32"])
+    return Answer(
+        gpus=gpus,
+        step=step,
+        compute=compute,
+        exposed=max(0.0, together - compute),
+        hidden=max(0.0, apart - (together - compute)),
+        rate=len(workers) * plan.samples / plan.model_ranks * spec.per_sample / step,
+        unit=spec.unit,
+        efficiency=1.0,
+        memory=max(results.peaks),
+        fits=max(results.peaks) <= cluster.gpu.memory,
+        mfu=flops / count / step / peak,
+        bubble=_bubble(results),
+        bytes_per_link={k: n // count for k, n in _bytes_per_link(cluster, results).items()},
+        unmodelled=results.unmodelled,
+        spans=spans_of(results.logs[:SHOWN_RANKS]),
+    )
+
+
+def _steps(results: VirtualResults) -> list[tuple[float, float, Log]]:
+    """(begin, end, log) of the step of each rank that ran."""
+    ran = [(r, log) for r, log in zip(results, results.logs, strict=True) if r is not None]
+    return [(begin, end, log) for (begin, end, _), log in ran]
+
+
+def _bubble(results: VirtualResults) -> float:
+    """The share of all ranks' steps in which a rank has nothing to do but wait for a stage."""
+    shares = []
+    for begin, end, log in _steps(results):
+        rest = [Span(log.rank, "compute", n, a, b) for n, a, b in log.spans if a >= begin]
+        messages: list[Span] = []
+        for event in log.events:
+            if event.start >= begin:
+                span = Span(log.rank, "communication", event.op, event.start, event.end or end)
+                (messages if event.op in FROM_STAGES else rest).append(span)
+        shares.append((covered([*rest, *messages]) - covered(rest)) / (end - begin))
+    return sum(shares) / len(shares)
+
+
+def _bytes_per_link(cluster: Cluster, results: VirtualResults) -> dict[str, int]:
+    """Bytes that all ranks together sent in the step: inside the nodes, and between them."""
+    sent = {"inside": 0, "between": 0}
+    steps = _steps(results)
+    absent = len(results) - len(steps)  # each of which does what the last does
+    for begin, _, log in steps:
+        times = 1 + absent if log is steps[-1][2] else 1
+        for event in log.events:
+            if event.start >= begin:
+                members = event.group if event.peer is None else (log.rank, event.peer)
+                near = len({cluster.node(rank) for rank in members}) == 1
+                sent["inside" if near else "between"] += event.sent * times
+    return sent

@@ -1,0 +1,38 @@
+"""What handles and groups ask of the world that their ranks live in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from .part import Part
+from .scheduler import Scheduler
+
+
+class Machine(Protocol):
+    """The world, as ``VirtualWork`` and ``VirtualGroup`` see it; ``World`` is the only one."""
+
+    scheduler: Scheduler
+    measured: bool
+    learner_files: Collection[str]
+
+    @property
+    def states(self) -> Sequence[Any]:
+        """What belongs to each rank."""
+
+    def post(self, part: Part, channel: Any) -> None:
+        """Issue a part on a group."""
+
+    def charge(self, state: Any) -> None:
+        """Put the compute time since the last call on the rank's clock, where it is measured."""
+
+    def settle(self, work: Any) -> None:
+        """The operation is complete."""
+
+    def expect(self, work: Any) -> None:
+        """Fulfil the handle's future as soon as the operation is complete."""
+
+    def fulfil(self, future: torch.futures.Future[Any]) -> None:
+        """Wait for operations in flight until ``future`` is done."""

@@ -1,0 +1,51 @@
+"""How virtual ranks are run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..hardware.clusters import Cluster, load_cluster
+from ..ranks.options import RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualOptions(RunOptions):
+    """How virtual ranks are run.
+
+    ``cluster``: a description or the name of one; its α and β make the virtual time. ``seed``: None
+    simulates in the order of virtual time; a number explores one adversarial interleaving, and
+    ``seeds`` as many from there on. The first that fails is raised, and names its seed; else the
+    results are those of one that differs from the first, if there is any, for the caller to judge.
+    ``compute``: how a rank's clock moves between communications: ``"none"``, ``"roofline"``
+    (counted FLOPs and bytes on the cluster's GPU) or ``"measured"`` (this machine's CPU time).
+    ``algorithm``: how the backend's all-reduce is timed. ``lose``: (rank, n), that rank disappears
+    at its n-th communication, and messages between it and others raise RuntimeError there, as
+    gloo's do; ``survivable``: the run does not fail of it, the lost rank's result is None.
+    ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random state.
+    ``patience``: the virtual time beyond which a rank's sleep ends the run as a hang.
+    ``only``: run these ranks; every other one is taken to do what one of them does, so that its
+    part of a collective comes with theirs, and its result is None. They must not send messages.
+    """
+
+    cluster: Cluster | str | Path = "laptop"
+    seed: int | None = None
+    seeds: int = 1
+    base_seed: int = 0
+    compute: str = "none"
+    algorithm: str = "backend"
+    lose: tuple[int, int] | None = None
+    survivable: bool = False
+    slow_ranks: dict[int, float] = field(default_factory=dict)
+    slow_links: dict[int, float] = field(default_factory=dict)
+    patience: float = math.inf
+    only: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1 or (self.seeds > 1 and self.seed is None):
+            raise ValueError("seeds counts the interleavings from a seed on: give a seed as well")
+
+    def machine(self) -> Cluster:
+        """The cluster's description."""
+        return self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster)

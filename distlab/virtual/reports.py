@@ -1,0 +1,172 @@
+"""What the child of a virtual run reports: read as it comes, made into results or a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import select
+from typing import Any
+
+import torch
+
+from ..host.processes import is_ending
+from ..host.program_clock import EVERY, ProgramClock
+from ..observe.log import Log
+from ..ranks import report as rank_report
+from ..ranks.member import KEPT_OUTPUT, Member, Wait
+from ..ranks.results import RankFailure, RankResults
+from .child import TIME_IS_UP
+from .options import VirtualOptions
+
+GRACE = 5.0  # seconds on its clock that the child may take to report after its time is up
+
+
+class VirtualResults(RankResults):
+    """The W return values with ``logs`` and ``output``, and what the clocks and links say.
+
+    ``clocks``: virtual seconds at which each rank was done. ``traffic``: bytes by kind of link.
+    ``unmodelled``: operators without a rule of their own in the compute model, and how often.
+    ``peaks``: most bytes of tensors alive on each rank (with a compute model).
+    """
+
+    def __init__(
+        self, values: list[Any], logs: list[Log], output: list[str], more: dict[str, Any]
+    ) -> None:
+        super().__init__(values, logs, output)
+        self.clocks: list[float] = more["clocks"]
+        self.traffic: dict[str, int] = more["traffic"]
+        self.unmodelled: dict[str, int] = more["unmodelled"]
+        self.peaks: list[int] = more["peaks"]
+        self.flops: list[float] = more["flops"]
+
+    @property
+    def clock(self) -> float:
+        """Virtual seconds until the last rank was done."""
+        return max(self.clocks)
+
+
+Frames = list[tuple[bytes, bytes]]
+
+
+class Reports(list[Frames]):
+    """One list of frames per world, what was printed, and how it ended if worlds are missing.
+
+    ``ending``: "silent" (too long), "garbled", "died", or "lives on" (without its pipe).
+    """
+
+    ending = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.printed = bytearray()
+
+    def keep(self, data: bytes) -> bool:
+        """Add to what was printed, up to a limit; False at its end."""
+        self.printed += data[: KEPT_OUTPUT - len(self.printed)]
+        return bool(data)
+
+
+def read_reports(pid: int, fd: int, printed: int, worlds: int, timeout: float) -> Reports:
+    """What the child reports, until it has said all or ends."""
+    clock, reports = ProgramClock([pid]), Reports()
+    reader, frames = Member(0, 0, -1, -1), Frames()
+    sources: list[int] = [fd, printed]
+    told = False
+    while len(reports) < worlds:
+        left = timeout - clock.read()
+        if left <= 0 and not told:
+            told = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, TIME_IS_UP)  # it tells where it is
+        if left <= -GRACE:
+            reports.ending = "silent"
+            break
+        soon = left if left > 0 else left + GRACE
+        ready = select.select(sources, [], [], min(max(soon, EVERY), 0.5))[0]
+        if printed in ready and not reports.keep(os.read(printed, 1 << 16)):
+            sources.remove(printed)  # closed by the learner's code
+        if fd not in ready:
+            continue
+        data = os.read(fd, 1 << 20)
+        if not data:
+            reports.ending = "died" if is_ending(pid) else "lives on"
+            break
+        reader.buffer += data
+        try:
+            for frame in reader.frames():
+                frames.append(frame)
+                if frame[0] == b"F":
+                    reports.append(frames)
+                    frames = Frames()
+        except RankFailure:
+            reports.ending = "garbled"
+            break
+    while select.select([printed], [], [], 0)[0] and len(reports.printed) < KEPT_OUTPUT:
+        if not reports.keep(os.read(printed, KEPT_OUTPUT)):
+            break
+    return reports
+
+
+def results_of(
+    frames: Frames, members: list[Member], options: VirtualOptions, printed: str
+) -> VirtualResults:
+    """The results of one world; raises RankFailure if a rank failed there."""
+    values: list[Any] = [None] * len(members)
+    summary: dict[str, Any] = {}
+    for kind, content in frames:
+        if kind == b"F":
+            summary = json.loads(content)
+        elif kind == b"R":
+            rank = int.from_bytes(content[:4], "little")
+            members[rank].result = content
+            values[rank] = torch.load(io.BytesIO(content[4:]), weights_only=True)
+        else:
+            _load(members, json.loads(content))
+    members[0].head += printed.encode()
+    try:
+        with rank_report.defaults_named(members, options):
+            _raise_if_failed(summary, members, options)
+    except RankFailure as failure:
+        failure.interleaving = summary.get("seed")
+        first = options.seed
+        if None not in (failure.interleaving, first) and failure.interleaving != first:
+            failure.message += "\n(not in every order of the ranks: other interleavings went well)"
+        raise
+    return VirtualResults(values, [m.log() for m in members], [m.output for m in members], summary)
+
+
+def _load(members: list[Member], data: dict[str, Any]) -> None:
+    """Take in what one rank did."""
+    member = members[data["rank"]]
+    for event in data["events"]:
+        member.began(event)
+    member.error = data["error"]
+    member.defaults = data["defaults"]
+    member.spans = {"spans": data["spans"], "picture_from": data["picture_from"]}
+    member.head += data["output"].encode(errors="backslashreplace")
+    if data["waiting"] is not None:
+        member.waits[0] = Wait(member.events[data["waiting"]], data["line"], None)
+
+
+def _raise_if_failed(
+    summary: dict[str, Any], members: list[Member], options: VirtualOptions
+) -> None:
+    verdict = summary["verdict"]
+    if verdict == "mismatch":
+        first, second = ((r, members[r].events[i]) for r, i in summary["parts"])
+        found = (first[0], second[0], first[1], second[1])
+        raise rank_report.mismatch(members, found, options, summary["message"])
+    for member in members if options.survivable else ():
+        if member.error is not None and member.error["type"] == "lost rank":
+            member.error = None
+    if any(m.error is not None for m in members):
+        raise rank_report.failure(members, options)
+    if verdict != "done":
+        stacks = {int(rank): text for rank, text in summary["stacks"].items()}
+        loops = {int(rank): place for rank, place in summary["loops"].items()}
+        for member in members:
+            member.loop = loops.get(member.rank, "")
+            member.idle = member.rank not in stacks
+        raise rank_report.hang(members, stacks, options, proven=verdict == "deadlock")

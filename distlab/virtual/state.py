@@ -1,0 +1,64 @@
+"""What belongs to one virtual rank."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..observe.defaults import Change
+from ..observe.log import Event
+from ..observe.looks import Looks
+from . import internals
+from .scheduler import VirtualRank
+from .work import VirtualWork
+
+
+class VirtualLedger:
+    """A rank's recorder: what ``RankContext`` needs, filled by the process group."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.raw_spans: list[tuple[str, float, float]] = []
+        self.picture_from = 0.0
+        self.region = ""
+        self.depth = 0
+        self.phase = ""
+        self.named = ""
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Record what is computed inside by this name."""
+        self.named = name
+        try:
+            yield
+        finally:
+            self.named = ""
+
+
+@dataclass(eq=False, slots=True)
+class RankState:
+    """What belongs to one rank."""
+
+    rank: VirtualRank
+    environ: dict[Any, Any]
+    torch_state: torch.Tensor
+    numpy_state: Any
+    random: random.Random
+    groups: internals.GroupTable = field(default_factory=internals.GroupTable)
+    ledger: VirtualLedger = field(default_factory=VirtualLedger)
+    output: list[str] = field(default_factory=list)
+    printed: int = 0
+    works: dict[int, VirtualWork] = field(default_factory=dict)
+    expecting: list[VirtualWork] = field(default_factory=list)
+    communications: int = 0
+    inits: int = 0  # how often the rank has made its default group
+    compute_since: float = 0.0
+    looks: Looks = field(default_factory=Looks)  # taken where it sleeps for long
+    model: Any = None
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    defaults: dict[str, Change] = field(default_factory=dict)
