@@ -33,7 +33,7 @@ train: env
 
 # the templates are the learner's: nothing written there fails the project's own tests
 LINT := $(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
-PYTEST := -m pytest -q -p distlab.suite -n auto --maxprocesses 5 --dist loadscope \
+PYTEST := -m pytest -q -p tests.suite -n auto --maxprocesses 5 --dist loadscope \
 	--no-loadscope-reorder
 
 test: env

@@ -13,6 +13,7 @@ from .commands import cluster, simulate
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
+from .commands.watch import watch
 from .course.catalogue import load_course, root
 from .host.processes import TERMINATED, Terminated, terminable
 from .host.terminal import console
@@ -58,8 +59,6 @@ def run(options: argparse.Namespace, out: Console) -> int:
     if options.command == "cluster":
         return cluster.cluster(options, out)
     if options.command == "watch":
-        from .commands.watch import watch
-
         return watch(course, options.exercise, out)
     exercise = course.exercise(options.exercise)
     if options.command == "hint":

@@ -25,11 +25,11 @@ LEFT_OUT = (".git", ".venv", ".distlab", "__pycache__", "*.egg-info", "notebooks
 RECORD = """
 import io, re, sys
 from rich.console import Console
-from distlab.grading import run
+from distlab.grading import command
 out = Console(record=True, width=100, force_terminal=True, file=io.StringIO())
 out.print("[bold]$ python test_phase1.py[/]", highlight=False)
-run.console = lambda *args, **kwargs: out
-run.main(1, [])
+command.console = lambda *args, **kwargs: out
+command.main(1, [])
 svg = out.export_svg(title="a learner's terminal")
 open(sys.argv[1], "w").write(re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL))
 """

@@ -8,6 +8,7 @@ import sys
 from rich.console import Console
 
 from ..host.processes import TERMINATED, Terminated
+from ..netcluster import run_cluster
 
 
 def add_arguments(cluster: argparse.ArgumentParser) -> None:
@@ -27,8 +28,6 @@ def add_arguments(cluster: argparse.ArgumentParser) -> None:
 
 def cluster(options: argparse.Namespace, out: Console) -> int:
     """Run a program on a cluster on this machine; its exit status."""
-    from ..netcluster import run_cluster
-
     def write(stream: str, text: bytes) -> None:
         file = getattr(sys, stream)
         file.buffer.write(text)

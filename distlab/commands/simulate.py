@@ -11,7 +11,8 @@ from rich.console import Console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command; imports torch, which others need not wait for."""
+    """The options of the command."""
+    # start-up time: it imports torch, which other commands need not wait for
     from ..simulate.plan import Plan
 
     types = get_type_hints(Plan)
@@ -37,6 +38,7 @@ def _argument(field: Field[Any], types: dict[str, Any]) -> dict[str, Any]:
 
 def simulate(options: argparse.Namespace, out: Console) -> int:
     """Predict step time, efficiency and memory for several numbers of GPUs."""
+    # start-up time: as above
     from ..simulate.plan import Plan
     from ..simulate.report import load_plan, run
 

@@ -16,6 +16,7 @@ from ..host.terminal import short
 
 def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     """Run the exercise's scenario on 4 ranks and write picture and Chrome trace."""
+    # start-up time: they import torch, which other commands need not wait for
     from ..grading.implementation import Implementation, find_source, protect_this_process
     from ..picture import chrome_trace, draw, draw_pipeline, spans_of
     from ..ranks.results import RankFailure

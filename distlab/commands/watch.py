@@ -47,7 +47,7 @@ def watch(course: Course, exercise_id: str | None, out: Console) -> int:
     if fork_obstacle():
         raise ValueError(f"watch forks its graders ({fork_obstacle()}): use python test_phaseN.py")
     _load_what_graders_need()
-    from ..grading.lifetime import contained
+    from ..grading.lifetime import contained  # start-up time: what it says comes first
 
     signal.signal(signal.SIGHUP, _leave)  # the terminal is gone; SIGTERM is the caller's matter
     with contained(), _raw_keys() as has_keys:
@@ -67,6 +67,7 @@ def _load_what_graders_need() -> None:
     import pytest  # noqa: F401
     import torch._dynamo
 
+    # start-up time: of each grader; this process says first that it loads
     from ..grading import plugin  # noqa: F401
     from ..observe import recorder  # noqa: F401
     from ..ranks import parent as rank_watch  # noqa: F401
@@ -178,7 +179,7 @@ def _grade(exercise: Exercise, parent: int, folder: str, mask: set[int | signal.
     """The child: grade, print the report, never return."""
     status = 1
     try:
-        from ..grading import main
+        from ..grading import main  # start-up time: of the map and other commands
 
         die_with_parent(parent, signal.SIGTERM)
         tempfile.tempdir = folder

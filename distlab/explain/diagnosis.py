@@ -58,11 +58,9 @@ def explain(
     ``before``: the tensor before the call; ``bias``: a summand that may be in it several times;
     ``chunks``: number of chunks of the flat tensor; ``rank``: where it was seen.
     """
-    if got.shape != want.shape:
-        text = f"the shape is {tuple(got.shape)}, expected {tuple(want.shape)}"
-        return Diagnosis("shape", text)
-    if got.dtype != want.dtype:
-        return Diagnosis("dtype", f"the dtype is {got.dtype}, expected {want.dtype}")
+    other = _other_kind(got, want)
+    if other is not None:
+        return other
     parts = tuple(map(_wide, () if contributions is None else contributions))
     shares = () if weights is None else tuple(map(float, weights))
     if shares and len(shares) != len(parts):
@@ -90,6 +88,16 @@ def explain(
     )
     found = (rule(case) for rule in (*rules, *RULES))
     return next((diagnosis for diagnosis in found if diagnosis is not None), _unexplained(case))
+
+
+def _other_kind(got: Tensor, want: Tensor) -> Diagnosis | None:
+    """Another shape or dtype: no formula needs to be tried."""
+    if got.shape != want.shape:
+        text = f"the shape is {tuple(got.shape)}, expected {tuple(want.shape)}"
+        return Diagnosis("shape", text)
+    if got.dtype != want.dtype:
+        return Diagnosis("dtype", f"the dtype is {got.dtype}, expected {want.dtype}")
+    return None
 
 
 def _wide(tensor: Tensor) -> Tensor:

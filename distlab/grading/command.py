@@ -13,12 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from ..course import progress
 from ..course.catalogue import Phase, load_course
-from ..host.processes import (
-    TERMINATED,
-    Terminated,
-    terminable,
-)
+from ..host.processes import TERMINATED, Terminated, terminable
 from ..host.terminal import console
 from .choice import phase_of
 from .implementation import find_source
@@ -81,8 +78,6 @@ def _run(phase: int, argv: Sequence[str] | None, out: Console, watched: bool) ->
 def _grade_and_print(
     phase: Phase, options: argparse.Namespace, out: Console, watched: bool
 ) -> int:
-    from ..course import progress
-
     begun = time.monotonic()
     mine = options.impl == "templates"
     known: Iterable[str] = progress.known_passes(phase) if mine and options.exercises else ()

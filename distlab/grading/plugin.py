@@ -22,12 +22,11 @@ from .judge import verdict_of
 from .obstacles import NotRun
 from .places import definition
 from .runners import Runner
-from .session import Request, Session
+from .session import SESSION, Request, Session
 from .verdicts import TIERS
 
 KEPT_OUTPUT = 4096  # characters of what a rank printed
 TROUBLE = ("fail", "error", "hang", "crash")
-SESSION = pytest.StashKey[Session]()
 MANY = 30  # checks, from which on it pays to prepare for forks
 
 

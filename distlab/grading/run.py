@@ -22,7 +22,7 @@ from ..host.processes import (
 from .choice import phase_of, plan
 from .lifetime import contained
 from .live import View
-from .session import Request, Session
+from .session import SESSION, Request, Session
 from .verdicts import Report, dumped, loaded
 
 
@@ -36,8 +36,6 @@ class Carrier:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        from .plugin import SESSION
-
         config.stash[SESSION] = self.session
         config.option.tbstyle = "line"  # the plugin writes what failed; tracebacks cost time
 

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from ..course.catalogue import Course, Exercise, load_course
 from ..host.system import fork_obstacle
 from ..host.terminal import short
@@ -165,3 +167,6 @@ class Session:
 
 def _counts(check: CheckResult) -> bool:
     return check.verdict not in ("pass", "needs", "blocked")
+
+
+SESSION = pytest.StashKey[Session]()  # where the configuration of pytest holds it

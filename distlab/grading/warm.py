@@ -19,9 +19,9 @@ from ..host.processes import children, die_with_parent, end_strays
 from ..virtual import reap_children
 from .choice import plan
 from .implementation import protect_this_process
-from .plugin import SESSION, pytest_collection_modifyitems
+from .plugin import pytest_collection_modifyitems
 from .run import Carrier, call_pytest
-from .session import Request, Session
+from .session import SESSION, Request, Session
 from .verdicts import Report, dumped, loaded
 
 

@@ -22,9 +22,9 @@ from .member import Member
 from .options import Options
 from .process import group_timeout, rank_main
 from .proof import Proof, look
-from .results import RankResults
+from .results import RankResults, garbled
 from .stacks import Stacks
-from .start import fork_problem, memory_file, store_file
+from .start import fork_problem, memory_file, spawn, store_file
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
 PATIENCE = 5.0  # the same, while nobody has told why a connection broke
@@ -125,7 +125,7 @@ class Parent:
                 try:
                     event = member.take(kind, content)
                 except (ValueError, LookupError, TypeError):
-                    raise rank_report.garbled(member.rank) from None
+                    raise garbled(member.rank) from None
                 if event and not self.mismatch:
                     self.mismatch = self.sequence.add(member.rank, event)
                 changed = True

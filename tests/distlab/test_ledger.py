@@ -115,14 +115,14 @@ def test_a_future_that_was_waited_for_has_ended() -> None:
     """Whoever waits for a future goes on, perhaps to the end, before its callbacks are called."""
 
     def body(ctx: RankContext) -> None:
-        end = ctx.ledger._end
+        end = ctx.ledger.end
 
         def late(event: Event) -> None:
             if threading.current_thread() is not threading.main_thread():
                 time.sleep(0.5)
             end(event)
 
-        ctx.ledger._end = late
+        ctx.ledger.end = late
         dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
 
     for log in run_ranks(body, 2).logs:

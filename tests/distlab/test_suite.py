@@ -6,8 +6,8 @@ import functools
 from pathlib import Path
 from types import SimpleNamespace
 
-from distlab import suite
 from distlab.course.catalogue import root
+from tests import suite
 
 
 def item(file: str, name: str) -> SimpleNamespace:

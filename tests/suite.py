@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from .course.catalogue import root
+from distlab.course.catalogue import root
 
 # minutes of waiting for time-outs, links and restarts, in one chain
 WAITS = (
