@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.syntax import Syntax
@@ -12,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..course import progress, templates
-from ..course.catalogue import Course, Exercise, regions_of, root
+from ..course.catalogue import Course, Exercise, root
+from ..course.excerpts import excerpts
 from ..host.terminal import command, say, short
 
 
@@ -125,22 +127,26 @@ def yes() -> bool:
 
 
 def solution(exercise: Exercise, give_up: bool, out: Console) -> int:
-    """The solution's regions, once the exercise passed or was given up."""
-    mine = progress.entry(exercise.id)
+    """The solution's functions, once the exercise passed or was given up."""
     if give_up:
         for warning in progress.update(exercise.id, gave_up=True):
             say(out, warning, "yellow")
-    elif not (mine.get("passed_once") or mine.get("gave_up")):
+    elif not _may_see(progress.entry(exercise.id)):
         raise ValueError(
             f"{exercise.id} has not passed yet: `distlab hint {exercise.id}` helps, "
             f"`distlab solution {exercise.id} --give-up` shows the solution all the same"
         )
-    lines = exercise.solution_path.read_text(encoding="utf-8").splitlines()
-    text = "\n".join(lines)
-    for region in regions_of(text):
-        if region.exercise == exercise.id:
-            body = "\n".join(lines[region.start : region.end - 1])
-            out.print(Text(f"{short(exercise.solution_path)}, line {region.start + 1}", "dim"))
-            syntax = Syntax(body, "python", background_color="default")
-            out.print(syntax if out.is_terminal else body, highlight=False, markup=False)
+    entries, _ = progress.load()
+    secret = {e.id for e in exercise.phase.exercises if not _may_see(entries.get(e.id, {}))}
+    path = short(exercise.solution_path)
+    for each in excerpts(exercise, secret - {exercise.id}):
+        out.print(Text(f"{path}, line {each.line}: {each.name}", "dim"), soft_wrap=True)
+        syntax = Syntax(each.text, "python", background_color="default")
+        out.print(syntax if out.is_terminal else each.text, highlight=False, markup=False)
+        out.print()
     return 0
+
+
+def _may_see(entry: Mapping[str, Any]) -> bool:
+    """Whether the solution of an exercise spoils nothing any more."""
+    return bool(entry.get("passed_once") or entry.get("gave_up"))

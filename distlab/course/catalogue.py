@@ -141,6 +141,10 @@ class Region:
     start: int
     end: int
 
+    def within(self, node: ast.FunctionDef) -> bool:
+        """Whether the region lies in the function's body; its end may be a line behind it."""
+        return node.lineno < self.start and self.end <= (node.end_lineno or 0) + 1
+
 
 def regions_of(text: str, name: str = "solution") -> list[Region]:
     """The regions of a solution file, in order; ValueError names the line of a broken marker."""
@@ -168,14 +172,11 @@ def functions_of(exercise: Exercise) -> list[str]:
     """Qualified names of the functions whose bodies hold the exercise's regions."""
     text = exercise.solution_path.read_text(encoding="utf-8")
     spans = [r for r in regions_of(text) if r.exercise == exercise.id]
-    found = []
-    for name, node in _functions(ast.parse(text)):
-        if any(node.lineno < r.start and r.end <= (node.end_lineno or 0) + 1 for r in spans):
-            found.append(name)
-    return found
+    return [n for n, node in functions_in(ast.parse(text)) if any(r.within(node) for r in spans)]
 
 
-def _functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
+def functions_in(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
+    """Functions and methods of a module, by their qualified names."""
     found = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):

@@ -10,7 +10,15 @@ import pytest
 
 from distlab.commands.trace import _scenario
 from distlab.course import progress, templates
-from distlab.course.catalogue import functions_of, load_course, regions_of, root, validate
+from distlab.course.catalogue import (
+    Phase,
+    functions_of,
+    load_course,
+    regions_of,
+    root,
+    validate,
+)
+from distlab.course.excerpts import Excerpt, excerpts, excerpts_of
 from distlab.grading.wrong import mutants_per_exercise
 
 COURSE = load_course()
@@ -152,3 +160,71 @@ def test_fingerprint_ignores_other_exercises(tmp_path: Path) -> None:
     dumps = [ast.dump(tree) for tree in seen]
     assert dumps[0] == dumps[1]
     assert dumps[0] != dumps[2]
+
+
+SHARED = '''class C:
+    """Both exercises write in step()."""
+
+    @torch.no_grad()
+    def step(self):
+        """Contract."""
+        # --- exercise 1.1: start
+        # Step 1: begin
+        x = 1
+        # --- exercise 1.1: end
+        given = x
+        # --- exercise 1.2: start
+        if given:
+            return secret
+        # --- exercise 1.2: end
+        # --- exercise 1.1: start
+        return given
+        # --- exercise 1.1: end
+
+    def other(self):
+        return 3
+
+
+def last():
+    # --- exercise 1.1: start
+    return 4
+    # --- exercise 1.1: end
+'''
+STEP = '''@torch.no_grad()
+def step(self):
+    """Contract."""
+    # Step 1: begin
+    x = 1
+    given = x
+{}
+    return given'''
+
+
+def test_a_solution_is_shown_in_whole_functions_without_markers() -> None:
+    theirs = "    if given:\n        return secret"
+    both = [
+        Excerpt("C.step", 4, STEP.format(theirs)),
+        Excerpt("last", 24, "def last():\n    return 4"),
+    ]
+    assert excerpts_of(SHARED, "1.1") == both
+    assert excerpts_of(SHARED, "1.2") == both[:1]
+    hidden = excerpts_of(SHARED, "1.1", secret={"1.2"})[0]
+    assert hidden.text == STEP.format("    ...  # exercise 1.2")
+
+
+@pytest.mark.parametrize("phase", COURSE.phases, ids=lambda p: str(p.number))
+def test_every_solution_can_be_shown(phase: Phase) -> None:
+    """Each function once, all steps, nothing of the markers."""
+    for exercise in phase.exercises:
+        shown = excerpts(exercise)
+        assert [each.name for each in shown] == functions_of(exercise)
+        assert not any("# --- " in each.text for each in shown)
+        lines = exercise.solution_path.read_text(encoding="utf-8").splitlines()
+        own = [r for r in regions_of("\n".join(lines)) if r.exercise == exercise.id]
+        steps = {
+            lines[i].strip() for r in own for i in range(r.start, r.end) if "# Step" in lines[i]
+        }
+        assert steps <= {line.strip() for each in shown for line in each.text.splitlines()}
+        for each in shown:
+            ast.parse(each.text)
+            assert lines[each.line - 1].strip() == each.text.splitlines()[0]

@@ -27,7 +27,7 @@ from rich.console import Console
 from distlab import cli
 from distlab.commands import learn
 from distlab.course import progress
-from distlab.course.catalogue import Exercise, load_course, root
+from distlab.course.catalogue import Exercise, functions_of, load_course, root
 from distlab.course.templates import template_of
 from distlab.grading import grade, main
 from distlab.grading.report import LIKELY, print_report
@@ -434,6 +434,26 @@ def test_reset_says_what_it_blanks_and_updates_the_map(
     assert kept.read_text(encoding="utf-8") == text
     assert begun.template_path.read_text(encoding="utf-8") == template_of(begun)
     assert progress.known_passes(COURSE.phase(1)) == []
+
+
+def test_the_solution_is_shown_after_passing_or_giving_up(
+    begun: Exercise, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole functions, each under its place; no marker line; what it costs is said before."""
+    out = Console(width=60, color_system=None)
+    with pytest.raises(ValueError, match=r"distlab solution 1\.4 --give-up"):
+        learn.solution(begun, False, out)
+    assert capsys.readouterr().out == ""
+    assert learn.solution(begun, True, out) == 0
+    text = capsys.readouterr().out
+    names = functions_of(begun)
+    heads = [line for line in text.splitlines() if "trainer.py, line" in line]
+    assert [line.rpartition(": ")[2] for line in heads] == names
+    assert text.count("\ndef ") == len(names)
+    assert "# Step 1" in text
+    assert "# --- exercise" not in text
+    assert learn.solution(begun, False, out) == 0, "given up once"
+    assert capsys.readouterr().out == text
 
 
 def test_reset_asks_in_a_terminal_only(
