@@ -94,7 +94,7 @@ class DCP:
         dist.destroy_process_group(self.group)
 
 
-CONTESTANTS = {"solution": Solution, "DCP": DCP}
+CONTESTANTS: dict[str, type[Solution | DCP]] = {"solution": Solution, "DCP": DCP}
 
 
 def compare(kind: str, repeats: int, scale: int = 1) -> dict[str, list[Times]]:

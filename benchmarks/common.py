@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -33,7 +33,9 @@ def seconds(fn: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def in_turn(contestants: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def in_turn(
+    contestants: Mapping[str, Callable[[], float]], repeats: int
+) -> dict[str, list[float]]:
     """Each contestant's values, one of each per round, so that a busy moment hits them all."""
     values: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):

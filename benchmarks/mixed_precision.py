@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -102,7 +103,7 @@ def compare(dtype: torch.dtype, world_size: int, repeats: int) -> dict[str, list
             dist.barrier()
             return 1e3 * seconds(lambda: losses[name].append(steps[name](*batch)))
 
-        contestants = {name: lambda name=name: timed(name) for name in steps}
+        contestants = {name: partial(timed, name) for name in steps}
         in_turn(contestants, 2)  # warm-up
         return in_turn(contestants, repeats), losses
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def measure(repeats: int = 7) -> Table:
         forked(world_size)  # warm: what is imported on first use is there
         times = in_turn(
             {
-                "forked": lambda w=world_size: seconds(lambda: forked(w)),
-                "spawned": lambda w=world_size: seconds(lambda: spawned(w)),
+                "forked": partial(seconds, partial(forked, world_size)),
+                "spawned": partial(seconds, partial(spawned, world_size)),
             },
             repeats,
         )

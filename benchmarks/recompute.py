@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -62,9 +63,13 @@ def compare(case: str, repeats: int) -> tuple[dict[str, list[float]], dict[str, 
         gradients[name] = torch.cat([p.grad.flatten() for p in layers.parameters()])
     for found in gradients.values():
         torch.testing.assert_close(found, gradients["none"])
-    timed = {name: lambda name=name: 1e3 * seconds(lambda: step(name)) for name in CONTESTANTS}
-    in_turn(timed, 1)
-    return in_turn(timed, repeats), peaks
+
+    def timed(name: str) -> float:
+        return 1e3 * seconds(lambda: step(name))
+
+    contestants = {name: partial(timed, name) for name in CONTESTANTS}
+    in_turn(contestants, 1)
+    return in_turn(contestants, repeats), peaks
 
 
 def measure(repeats: int = 25) -> Table:

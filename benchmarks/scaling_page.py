@@ -33,8 +33,10 @@ STYLES = (  # colour, marker, line; families share a line
     ("tab:blue", "s", ":"), ("tab:green", "^", ":"), ("tab:red", "v", ":"), ("black", "P", ":"),
     ("tab:brown", "o", "--"), ("tab:pink", "s", "--"), ("tab:gray", "D", "--"),
 )  # fmt: skip
-GIGABYTES = (2.6, 2.7, 2.8, 2.9, 3, 3.1, 3.2, 3.5, 4, 4.5, 5, 6, 8, 10, 12, 15, 18, 20, 22, 25)
-GIGABYTES += (30, 40, 50, 60, 80, 120, 160, 240, 320)
+GIGABYTES = (
+    *(2.6, 2.7, 2.8, 2.9, 3, 3.1, 3.2, 3.5, 4, 4.5, 5, 6, 8, 10, 12, 15, 18, 20, 22, 25),
+    *(30, 40, 50, 60, 80, 120, 160, 240, 320),
+)
 INTRODUCTION = """# 1 to 256 GPUs, strategy by strategy
 
 Written by `python -m benchmarks.scaling`: every cell is a training step of the course's own

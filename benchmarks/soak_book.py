@@ -118,8 +118,8 @@ class Book:
         pairs = zip(PARTS, count.key, verdict.key, strict=True)
         changed = [name for name, before, now in pairs if before != now]
         said = {"what": what, "check": verdict.check, "changed": " and ".join(changed)}
-        said |= {"runs": count.all_runs, "wrong": count.all_wrong}
-        self.anew.append(said | {k: v for k, v in story.items() if k == "at"})
+        counted = {"runs": count.all_runs, "wrong": count.all_wrong}
+        self.anew.append(said | counted | {k: v for k, v in story.items() if k == "at"})
         return Count(verdict.key)
 
     def gradings(self, what: str, condition: str, keys: dict[str, list[str]]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -89,7 +90,7 @@ def compare(world_size: int, repeats: int) -> dict[str, list[float]]:
 
         losses = [[step(inputs, targets) for _ in range(3)] for step in steps.values()]
         torch.testing.assert_close(*map(torch.tensor, losses))  # warm, and the same training
-        return in_turn({name: lambda s=step: timed(s) for name, step in steps.items()}, repeats)
+        return in_turn({name: partial(timed, step) for name, step in steps.items()}, repeats)
 
     found: dict[str, list[float]] = run_ranks(body, world_size, ledger=False, timeout=120)[0]
     return found

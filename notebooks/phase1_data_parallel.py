@@ -23,46 +23,25 @@
 IMPL = "solutions"
 
 # %%
-import os
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "course.toml").exists())
-os.chdir(ROOT)
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [".", ".."]  # where the course lies
 
 import torch
-import torch._dynamo  # torch.optim imports it: once here, not in every rank
 import torch.distributed as dist
-import torch.nn.functional as F
 from IPython.display import Image, display
 from matplotlib import pyplot as plt
 
-from distlab.course.catalogue import load_course
-from distlab.grading.implementation import Implementation, find_source, protect_this_process
-from distlab.ranks import run_ranks
-from distlab.ranks import RankFailure
+from distlab.commands.notebook import Notebook
 from distlab.reference.compare import train_alone
 from distlab.picture import draw, spans_of
 from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits
 
-torch.set_num_threads(1)
-protect_this_process()
-source = find_source(IMPL, load_course().phase(1))
-data_loader, trainer, collectives = (
-    Implementation(source, name) for name in ("data_loader", "trainer", "collectives")
-)
-
-
-def ranks(body, world_size, **options):
-    """The ranks' results, or None with one line that says why there are none."""
-    try:
-        return run_ranks(body, world_size, timeout=60, learner_files=source.files(), **options)
-    except RankFailure as failure:
-        print(f"{failure.message}  {failure.line}")
-        return None
-
+notebook = Notebook(1, IMPL)
+ranks = notebook.ranks
+data_loader, trainer, collectives = map(notebook.module, ("data_loader", "trainer", "collectives"))
 
 # %% [markdown]
 # ## 1. Who trains on what?

@@ -22,46 +22,24 @@
 IMPL = "solutions"
 
 # %%
-import os
 import sys
 from itertools import pairwise
-from pathlib import Path
 
-ROOT = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "course.toml").exists())
-os.chdir(ROOT)
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [".", ".."]  # where the course lies
 
 import torch
-import torch._dynamo  # torch.optim imports it: once here, not in every rank
 import torch.nn.functional as F
 from matplotlib import pyplot as plt
 from torch import nn
 
-from distlab.course.catalogue import load_course
-from distlab.grading.implementation import Implementation, find_source, protect_this_process
-from distlab.observe.memory import storage_bytes
+from distlab.commands.notebook import Notebook
 from distlab.ranks import run_ranks
-from distlab.ranks import RankFailure
+from distlab.observe.memory import storage_bytes
 from distlab.virtual import run_virtual
 from distlab.reference.workloads import build_model, digits
 
-torch.set_num_threads(1)
-protect_this_process()
-source = find_source(IMPL, load_course().phase(3))
-
-
-def module(name):
-    return Implementation(source, name)
-
-
-def ranks(body, world_size, run=run_virtual, **options):
-    """The ranks' results, or None with one line that says why there are none."""
-    try:
-        return run(body, world_size, timeout=60, learner_files=source.files(), **options)
-    except RankFailure as failure:
-        print(f"{failure.message}  {failure.line}")
-        return None
-
+notebook = Notebook(3, IMPL, run=run_virtual)
+module, ranks = notebook.module, notebook.ranks
 
 # %% [markdown]
 # ## 1. The ring, step by step

@@ -29,12 +29,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "course.toml").exists())
-os.chdir(ROOT)
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [".", ".."]  # where the course lies
 
 import torch
-import torch._dynamo  # torch.optim imports it: once here, not in every rank
 import torch.distributed as dist
 import torch.nn.functional as F
 from IPython.display import Image, Markdown, display
@@ -42,34 +39,16 @@ from matplotlib import pyplot as plt
 from torch import nn
 from torch.utils.data import DataLoader
 
-from distlab.course.catalogue import load_course
-from distlab.grading.implementation import Implementation, find_source, protect_this_process
-from distlab.ranks import run_ranks
-from distlab.ranks import RankFailure
+from distlab.commands.notebook import Notebook
 from distlab.virtual import run_virtual
 from distlab.reference.workloads import build_model, digits, epoch_order
 from solutions.phase3_multi_node.comm_hooks import all_reduce, bf16_compress
 from solutions.phase3_multi_node.ddp import DDP
 
-torch.set_num_threads(1)
-protect_this_process()
-source = find_source(IMPL, load_course().phase(4))
+notebook = Notebook(4, IMPL)
+module, ranks = notebook.module, notebook.ranks
 folder = tempfile.TemporaryDirectory()
 FOLDER = Path(folder.name)
-
-
-def module(name):
-    return Implementation(source, name)
-
-
-def ranks(body, world_size, run=run_ranks, **options):
-    """The ranks' results, or None with one line that says why there are none."""
-    try:
-        return run(body, world_size, timeout=60, learner_files=source.files(), **options)
-    except RankFailure as failure:
-        print(f"{failure.message}  {failure.line}")
-        return None
-
 
 # %% [markdown]
 # ## 1. Kill and resume

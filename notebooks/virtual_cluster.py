@@ -26,43 +26,24 @@
 IMPL = "solutions"
 
 # %%
-import os
 import sys
-from pathlib import Path
 
-ROOT = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "course.toml").exists())
-os.chdir(ROOT)
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [".", ".."]  # where the course lies
 
 import torch
-import torch._dynamo  # torch.optim imports it: once here, not in every rank
 import torch.distributed as dist
 from matplotlib import pyplot as plt
 
-from distlab.course.catalogue import load_course
-from distlab.grading.implementation import Implementation, find_source, protect_this_process
-from distlab.ranks import RankFailure
+from distlab.commands.notebook import Notebook
 from distlab.virtual import load_cluster, run_virtual
 from distlab.hardware.collectives import ALGORITHMS, collective_time
 from distlab.simulate.prediction import simulate
 from distlab.simulate.plan import Plan
 from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits
 
-torch.set_num_threads(1)
-protect_this_process()
-source = find_source(IMPL, load_course().phase(1))
-trainer = Implementation(source, "trainer")
+notebook = Notebook(1, IMPL)
+attempt, trainer = notebook.attempt, notebook.module("trainer")
 MINE = "solutions" if IMPL == "solutions" else "mine"
-
-
-def attempt(run):
-    """What ``run()`` gives, or None with one line that says why there is nothing."""
-    try:
-        return run()
-    except RankFailure as failure:
-        print(failure.message.splitlines()[0])
-        return None
-
 
 # %% [markdown]
 # ## 1. Four emulated GPUs train the digits

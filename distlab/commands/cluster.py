@@ -28,6 +28,7 @@ def add_arguments(cluster: argparse.ArgumentParser) -> None:
 
 def cluster(options: argparse.Namespace, out: Console) -> int:
     """Run a program on a cluster on this machine; its exit status."""
+
     def write(stream: str, text: bytes) -> None:
         file = getattr(sys, stream)
         file.buffer.write(text)

@@ -36,7 +36,7 @@ def excerpts_of(text: str, exercise: str, secret: Collection[str] = ()) -> list[
     for name, node in functions_in(ast.parse(text)):
         inside = [r for r in regions if r.within(node)]
         if any(r.exercise == exercise for r in inside):
-            first = min(n.lineno for n in (node, *node.decorator_list))
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             lines = text.splitlines()[: node.end_lineno]
             for region in reversed(inside):
                 lines[region.start - 1 : region.end] = _shown(lines, region, secret)

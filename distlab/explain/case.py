@@ -95,6 +95,8 @@ class Case:
         if self.combined == "weighted":
             return self.weighted([rank])
         return self.contributions[rank] / (1 if self.combined == "sum" else self.world_size)
+
+
 Rule = Callable[[Case], "Diagnosis | None"]
 
 

@@ -75,9 +75,7 @@ def _run(phase: int, argv: Sequence[str] | None, out: Console, watched: bool) ->
     return _grade_and_print(chosen, options, out, watched)
 
 
-def _grade_and_print(
-    phase: Phase, options: argparse.Namespace, out: Console, watched: bool
-) -> int:
+def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, watched: bool) -> int:
     begun = time.monotonic()
     mine = options.impl == "templates"
     known: Iterable[str] = progress.known_passes(phase) if mine and options.exercises else ()

@@ -50,7 +50,7 @@ class Session:
     def __post_init__(self) -> None:
         chosen = self.request.seed
         self.seed = random.randrange(1, 1_000_000) if chosen is None else chosen
-        self.tiers = ("virtual", "gloo") if self.request.device == "cpu" else TIERS
+        self.tiers: tuple[str, ...] = ("virtual", "gloo") if self.request.device == "cpu" else TIERS
         if self.request.tier:
             self.tiers = (self.request.tier,)
 

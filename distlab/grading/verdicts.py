@@ -140,7 +140,6 @@ def loaded(text: str) -> Report:
         return CheckResult(**fields | {"printed": printed})
 
     exercises = [
-        ExerciseResult(**e | {"checks": [check(c) for c in e["checks"]]})
-        for e in data["exercises"]
+        ExerciseResult(**e | {"checks": [check(c) for c in e["checks"]]}) for e in data["exercises"]
     ]
     return Report(**data | {"exercises": exercises})

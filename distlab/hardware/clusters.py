@@ -134,8 +134,11 @@ def _cluster(data: dict[str, Any]) -> Cluster:
     for name in ("gpus_per_node", "nics_per_node", "processors"):
         data[name] = int(data.get(name, 0))
     gpu = Gpu(**{k: _number(v) for k, v in data["gpu"].items()})
-    links = {k: Link(**data[k]) for k in ("inside", "between", "in_network") if k in data}
-    cluster = Cluster(**{**data, "gpu": gpu, **links})
+    links: dict[str, Link] = {
+        k: Link(**data[k]) for k in ("inside", "between", "in_network") if k in data
+    }
+    fields: dict[str, Any] = {**data, "gpu": gpu, **links}
+    cluster = Cluster(**fields)
     for name, value in numbers(cluster):
         if not value > 0 and name not in MAY_BE_ZERO:
             raise ValueError(f"{name} must be positive, got {value}")
@@ -169,5 +172,3 @@ def _number(value: Any) -> Any:
         return float(value)
     except ValueError:
         return value
-
-

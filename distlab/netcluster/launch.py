@@ -151,7 +151,7 @@ class _Job:
         try:
             while any(agent.process.poll() is None for agent in self.agents):
                 self._relay(0.1)
-                failed = [a.process.poll() for a in self.agents if a.process.poll()]
+                failed = [code for agent in self.agents if (code := agent.process.poll())]
                 if failed and not status:
                     status, patience = failed[0], time.monotonic() + PATIENCE
                 now = time.monotonic()

@@ -130,9 +130,11 @@ def _detach(parent: int, output_fd: int) -> None:
     os.dup2(output_fd, 1)
     os.dup2(output_fd, 2)
     os.close(output_fd)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = _printer(1)
-    sys.stderr = sys.__stderr__ = _printer(2)
+    closed = open(0, closefd=False)  # noqa: SIM115
+    own = {"stdin": closed, "stdout": _printer(1), "stderr": _printer(2)}
+    for name, stream in own.items():
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     if "fork" in multiprocessing.get_all_start_methods():
         # a loader's workers: as new processes (macOS, Python 3.14) they could not import the
         # learner's file, which was loaded by its path

@@ -28,6 +28,7 @@ from .plan import Plan
 
 TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
 Trained = tuple[nn.Module, TrainStep]
+Trainer = Callable[[Plan, nn.Module], AbstractContextManager[Trained]]
 
 
 def learners(phase: int) -> Source:
@@ -222,7 +223,7 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     yield share, step
 
 
-TRAINERS = {  # by the names in plan.STRATEGIES
+TRAINERS: dict[str, Trainer] = {  # by the names in plan.STRATEGIES
     "ddp": data_parallel,
     "bucketed": bucketed,
     **{name: partial(reduced_by, name=name) for name in REDUCERS},
@@ -235,6 +236,6 @@ TRAINERS = {  # by the names in plan.STRATEGIES
 }
 
 
-def trainer_of(plan: Plan) -> Callable[[Plan, nn.Module], AbstractContextManager[Trained]]:
+def trainer_of(plan: Plan) -> Trainer:
     """The plan's strategy."""
     return TRAINERS[plan.strategy] if plan.model_ranks == 1 else model_parallel

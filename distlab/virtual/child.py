@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -89,7 +90,7 @@ class Child:
             seed = None if options.seed is None else options.seed + number
             world = World(world_size, options, seed, self._note)
             enter(world)
-            world.scheduler.run(lambda rank, w=world: self._body(w, rank), STACK)
+            world.scheduler.run(partial(self._body, world), STACK)
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
             ended = [v for r, v in enumerate(values) if r not in absent]

@@ -30,6 +30,8 @@ def register(create: Callable[[Any, Any], dist.ProcessGroup]) -> None:
 class GroupTable:
     """A rank's own ``distributed_c10d._world``: the same names, each with a fresh value."""
 
+    pg_map: dict[Any, Any]
+
     def __init__(self) -> None:
         for name, value in vars(c10d._World).items():
             if isinstance(value, property) and name != "pg_config_info":

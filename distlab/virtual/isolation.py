@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -125,7 +125,7 @@ def _own_clock() -> None:
         offset = today if name == "time" else 0.0
         setattr(time, name, reader(getattr(time, name), 1.0, offset))
         setattr(time, name + "_ns", reader(getattr(time, name + "_ns"), 1e9, offset))
-    time.sleep = sleep
+    time.sleep = cast(Any, sleep)  # the real one takes what has __index__ as well
 
 
 def _own_random() -> None:

@@ -16,7 +16,10 @@ class Machine(Protocol):
 
     scheduler: Scheduler
     measured: bool
-    learner_files: Collection[str]
+
+    @property
+    def learner_files(self) -> Collection[str]:
+        """Source files whose frames are named as the learner's line."""
 
     @property
     def states(self) -> Sequence[Any]:

@@ -52,7 +52,10 @@ class Network:
         if c.node(source) == c.node(target):
             return c.inside.alpha * factor, ends
         card = c.between.beta * factor
-        links = [(("nic out", c.nic(source)), card), (("nic in", c.nic(target)), card)]
+        links: list[tuple[Any, float]] = [
+            (("nic out", c.nic(source)), card),
+            (("nic in", c.nic(target)), card),
+        ]
         if c.oversubscription > 1:
             node = c.between.beta * c.oversubscription / c.nics_per_node
             links += [(("uplink", c.node(source)), node), (("downlink", c.node(target)), node)]

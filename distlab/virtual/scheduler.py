@@ -119,7 +119,9 @@ class Scheduler:
                 self.make_ready(rank)
         finally:
             threading.stack_size(before)
-        self._next().baton.release()
+        first = self._next()
+        assert first is not None  # all are ready
+        first.baton.release()
         self.over.wait()
 
     def _main(self, rank: VirtualRank, body: Callable[[VirtualRank], Any]) -> None:

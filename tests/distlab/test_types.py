@@ -1,0 +1,30 @@
+"""A type checker reads the toolkit, the given code and the benchmarks; nothing is exempted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from distlab.course.catalogue import root
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT = tomllib.loads((root() / "pyproject.toml").read_text(encoding="utf-8"))
+CONFIGURATION = PROJECT["tool"]["mypy"]
+
+
+def test_types_fit() -> None:
+    """Reads torch as Any, so it takes seconds; its memory of the last run makes it shorter."""
+    command = [sys.executable, "-m", "mypy", "--no-error-summary"]
+    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_module_is_exempted() -> None:
+    assert {"distlab", "benchmarks", "given"} <= {*CONFIGURATION["files"]}
+    assert CONFIGURATION["disallow_untyped_defs"]
+    switches = {key for each in CONFIGURATION["overrides"] for key in each}
+    assert switches <= {"module", "follow_imports", "follow_imports_for_stubs"}
