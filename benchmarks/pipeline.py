@@ -138,8 +138,8 @@ def compare(name: str, ranks: int, repeats: int) -> list[dict[str, list[float]]]
         mine = stages(ranks * chunks)[ctx.rank :: ranks]
         theirs = copy.deepcopy(mine)
         steps = {
-            "ours": our_step(mine, name, ranks, batch),  # type: ignore[arg-type]
-            "torch": torch_step(theirs, name, ctx, batch),  # type: ignore[arg-type]
+            "ours": our_step(mine, name, ranks, batch),
+            "torch": torch_step(theirs, name, ctx, batch),
         }
         facts: dict[str, list[float]] = {}
         for who, parts in (("ours", mine), ("torch", theirs)):

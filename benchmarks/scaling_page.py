@@ -188,7 +188,11 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def rows_of(
-    cells: Cells, cluster: str, names: list[str], counts: tuple[int, ...], show: Callable
+    cells: Cells,
+    cluster: str,
+    names: list[str],
+    counts: tuple[int, ...],
+    show: Callable[[Cell], str],
 ) -> list[list[str]]:
     """A row for each strategy, a cell for each number of GPUs; – where there is none."""
     found = []

@@ -107,7 +107,7 @@ def step(side: Side, x: Tensor, weight: Tensor) -> list[Tensor]:
     y = model(x)
     (y * weight).sum().backward()
     complete()
-    return [y, x.grad, *[p.grad for p in model.parameters()]]  # type: ignore[list-item]
+    return [y, x.grad, *[p.grad for p in model.parameters()]]
 
 
 def data(kind: str, rank: int, world_size: int) -> list[Tensor]:

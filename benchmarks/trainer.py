@@ -95,7 +95,7 @@ def compare(model: str, world_size: int, epochs: int) -> dict[str, list[float]]:
         steps = {"solution": solution_step(MODELS[model]()), "DDP": ddp_step(MODELS[model]())}
         values: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
         for number in range(epochs + 1):
-            loader.batch_sampler.set_epoch(number)  # type: ignore[union-attr]
+            loader.batch_sampler.set_epoch(number)
             for name, step in steps.items():
                 values[name].append(epoch(step, loader))
         return values

@@ -184,7 +184,7 @@ _resize = torch.UntypedStorage.resize_
 def following() -> list[PeakMemory]:
     """What follows this thread's memory; resizing a storage is no operator that a mode sees."""
     if torch.UntypedStorage.resize_ is _resize:
-        torch.UntypedStorage.resize_ = _resize_and_tell  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = _resize_and_tell
     if not hasattr(_local, "memories"):
         _local.memories = []
     found: list[PeakMemory] = _local.memories

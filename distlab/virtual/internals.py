@@ -47,7 +47,7 @@ _original = c10d._world
 
 def use_groups(table: GroupTable) -> None:
     """Let ``torch.distributed`` in this process see the groups of ``table``."""
-    c10d._world = table  # type: ignore[assignment]
+    c10d._world = table
 
 
 def join_world(rank: int, world_size: int, store: dist.Store) -> None:

@@ -141,7 +141,7 @@ def _own_random() -> None:
 
     for name in random.__all__:
         original = getattr(random, name)
-        if getattr(original, "__self__", None) is random._inst:  # type: ignore[attr-defined]
+        if getattr(original, "__self__", None) is random._inst:
             setattr(random, name, of_rank(name, original))
 
 

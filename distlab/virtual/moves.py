@@ -51,7 +51,7 @@ def own_places(parts: list[Part]) -> list[tuple[int, Part]]:
 
 
 def _root(parts: list[Part]) -> int:
-    return parts[0].group.index(parts[0].peer)  # type: ignore[arg-type]
+    return parts[0].group.index(parts[0].peer)
 
 
 def _own_root(parts: list[Part]) -> list[tuple[int, Part]]:

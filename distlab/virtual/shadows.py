@@ -39,7 +39,7 @@ def set_shadow(tensor: Tensor, values: Tensor | None) -> None:
     if now is not None and values is not None and now.shape == values.shape:
         now.copy_(values)
     elif now is not values:
-        tensor._shadow = values if values is None else values.clone()  # type: ignore[attr-defined]
+        tensor._shadow = values if values is None else values.clone()
 
 
 def read_value(func: Any, args: Any, kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ def with_shadow(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         on_cpu = kwargs | ({"device": "cpu"} if kwargs.get("device") is not None else {})
         values = func(*_shadowed(args), **on_cpu)
         for tensor, value in zip(made, _tensors(values), strict=True):
-            tensor._shadow = value  # type: ignore[attr-defined]
+            tensor._shadow = value
     return out
 
 

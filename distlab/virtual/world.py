@@ -89,8 +89,8 @@ class World:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": 29500,
         }
-        encode = os.environ.encodekey  # type: ignore[attr-defined]
-        own = {encode(k): os.environ.encodevalue(str(v)) for k, v in environ.items()}  # type: ignore
+        encode = os.environ.encodekey
+        own = {encode(k): os.environ.encodevalue(str(v)) for k, v in environ.items()}
         return RankState(
             rank=rank,
             environ={**os.environ._data, **own},  # type: ignore[attr-defined]

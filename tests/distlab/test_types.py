@@ -25,6 +25,6 @@ def test_types_fit() -> None:
 
 def test_no_module_is_exempted() -> None:
     assert {"distlab", "benchmarks", "given"} <= {*CONFIGURATION["files"]}
-    assert CONFIGURATION["disallow_untyped_defs"]
+    assert CONFIGURATION["strict"]
     switches = {key for each in CONFIGURATION["overrides"] for key in each}
     assert switches <= {"module", "follow_imports", "follow_imports_for_stubs"}
