@@ -1,0 +1,1 @@
+"""What ``distlab …`` does, one file per family of commands."""

@@ -1,0 +1,1 @@
+"""The map of the course, the learner's files, and what has passed."""

@@ -1,0 +1,1 @@
+"""Why a tensor is wrong: the rules of known mistakes."""

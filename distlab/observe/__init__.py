@@ -1,0 +1,1 @@
+"""What one rank did and held: communication, compute, memory, the learner's line."""

@@ -1,0 +1,1 @@
+"""What everybody trains on, and recorded runs to compare with."""

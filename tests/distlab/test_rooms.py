@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from distlab.course.catalogue import root
+from scripts import structure
 from tests.distlab import rooms
 
 HOME = root() / "distlab"
@@ -41,6 +44,29 @@ def test_the_table_is_the_toolkit() -> None:
     assert {*rooms.ROOMS} == there | {"cli"}
     modules = {each.source for each in rooms.imports(HOME)}
     assert {rooms.room(name) for name in modules} >= {*rooms.ROOMS} - {"host"}
+
+
+def test_each_room_says_what_it_is_for() -> None:
+    """In its first line, in a paragraph of the documentation, and there in the order of imports."""
+    text = (root() / "docs" / "structure.md").read_text(encoding="utf-8")
+    assert [*re.findall(r"^\*\*`(\w+)/`\*\* ", text, re.M), "cli"] == [*rooms.ROOMS]
+    for name in rooms.ROOMS[:-1]:
+        assert ast.get_docstring(ast.parse((HOME / name / "__init__.py").read_text()))
+
+
+def test_the_picture_shows_the_imports() -> None:
+    again = "draw it again: python -m scripts.structure"
+    assert structure.told(structure.arrows()) in structure.PICTURE.read_text("utf-8"), again
+
+
+def test_the_picture_sets_importers_above() -> None:
+    arrows = [("cli", "commands"), ("cli", "host"), ("commands", "host"), ("commands", "course")]
+    level = structure.levels(arrows)
+    assert all(level[a] > level[b] for a, b in arrows)
+    thin = [each for each in arrows if structure.is_shown_by_others(each, arrows)]
+    assert thin == [("cli", "host")]
+    place = structure.places(arrows)
+    assert len({*place.values()}) == len(rooms.ROOMS), "no box covers another"
 
 
 def tree(home: Path, files: dict[str, str]) -> Path:
