@@ -176,7 +176,7 @@ class Choice:
         """One row per strategy: bytes per rank, communication per step, and why (not)."""
         heads = ("strategy", "param.", "grad.", "optim.", "activ.", "peak", "host", "sent",
                  "leaves node", "comm.", f"budget {readable(self.budget)}")  # fmt: skip
-        rows = [heads]
+        rows: list[tuple[str, ...]] = [heads]
         for e in self.estimates:
             sizes = (e.parameters, e.gradients, e.optimizer, e.activations, e.peak, e.host, e.sent,
                      e.across)  # fmt: skip

@@ -259,7 +259,7 @@ def build_loader(
     # Step 7: sampler -> batches -> loader; a generator seeded per rank gives the workers' seeds
     # Step 8: prefetch_factor and persistent workers are allowed with workers only
     sampler = ShardedSampler(
-        len(dataset),  # type: ignore[arg-type]
+        len(dataset),
         rank=rank,
         world_size=world_size,
         shuffle=shuffle,

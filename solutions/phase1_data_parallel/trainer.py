@@ -169,7 +169,7 @@ def train(
     model.train()
     losses: list[float] = []
     for epoch in range(epochs):
-        loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        loader.batch_sampler.set_epoch(epoch)
         for inputs, targets in loader:
             inputs = inputs.to(device, non_blocking=True)
             targets = targets.to(device, non_blocking=True)
@@ -235,7 +235,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     loss_sum, correct, count = 0.0, 0, 0
-    left = loader.batch_sampler.sampler.num_real  # type: ignore[union-attr]
+    left = loader.batch_sampler.sampler.num_real
     try:
         with torch.no_grad():
             for inputs, targets in loader:

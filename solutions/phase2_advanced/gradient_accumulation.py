@@ -167,7 +167,7 @@ def train_window(
     trainable = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
     if loss_scale != 1.0:
         for p in trainable:
-            p.grad.div_(loss_scale)  # type: ignore[union-attr]
+            p.grad.div_(loss_scale)
     norm = clip_by_global_norm(trainable, float("inf") if max_norm is None else max_norm)
     optimizer.step()
     return loss, norm

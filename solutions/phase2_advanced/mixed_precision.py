@@ -128,9 +128,9 @@ class MixedPrecision(nn.Module):
         """Move the gradient that backward has just made for weight ``p`` to its master."""
         # --- exercise 2.5: start
         # Step 5: the sum is taken in float32
-        master = self.master_of[p]  # type: ignore[index]
+        master = self.master_of[p]
         if master.grad is None:
-            master.grad = p.grad.float()  # type: ignore[union-attr]
+            master.grad = p.grad.float()
         else:
             master.grad += p.grad
         p.grad = None

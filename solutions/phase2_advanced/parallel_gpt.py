@@ -176,7 +176,7 @@ class ParallelGPT(nn.Module):
         self.chunks = nn.ModuleList(
             nn.Sequential(*map(self._shard, stages[stage])) for stage in mine
         )
-        self.ties = []
+        self.ties: list[tuple[Tensor, dist.ProcessGroup]] = []
         if self.tokens is not None and layout.pipeline > 1:
             self.ties = [(self.tokens.weight, groups.tied)]
 
@@ -264,7 +264,7 @@ class ParallelGPT(nn.Module):
         norm = squares.sqrt().item()
         if norm > max_norm:
             for p in trained:
-                p.grad.mul_(max_norm / norm)  # type: ignore[union-attr]
+                p.grad.mul_(max_norm / norm)
         return norm
 
 

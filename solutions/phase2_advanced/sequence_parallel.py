@@ -250,8 +250,8 @@ def sum_replicated_gradients(parameters: Iterable[nn.Parameter], group: Group = 
         same = [p for p in trainable if p.dtype == dtype]
         for p in same:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        flat = torch.cat([p.grad.flatten() for p in same])  # type: ignore[union-attr]
+        flat = torch.cat([p.grad.flatten() for p in same])
         dist.all_reduce(flat, group=group)
         for p, part in zip(same, flat.split([p.numel() for p in same]), strict=True):
-            p.grad.copy_(part.view(p.shape))  # type: ignore[union-attr]
+            p.grad.copy_(part.view(p.shape))
     # --- exercise 2.18: end

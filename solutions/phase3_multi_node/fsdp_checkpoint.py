@@ -132,7 +132,7 @@ def sharded_state_dict(model: FSDP, optimizer: Optimizer = None) -> State:
     #         copies, because training may go on before they are written
     pieces = []
     for flat in flats_of(model):
-        kept = optimizer.state.get(flat.shard, {}) if optimizer is not None else {}
+        kept: State = optimizer.state.get(flat.shard, {}) if optimizer is not None else {}
         for names, shape, first, where in parts_of(flat):
             state = {
                 key: value[where] if _is_like(value, flat.shard) else value

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -113,7 +113,7 @@ class Replicated(Engine):
         self,
         module: nn.Module,
         optimizer_class: OptimizerClass,
-        options: dict[str, float],
+        options: dict[str, Any],
         *,
         sharded_optimizer: bool,
         hook: Hook,
@@ -151,7 +151,7 @@ class Zero2(Engine):
     """zero2: backward leaves each rank its part of the gradient."""
 
     def __init__(
-        self, module: nn.Module, optimizer_class: OptimizerClass, options: dict[str, float]
+        self, module: nn.Module, optimizer_class: OptimizerClass, options: dict[str, Any]
     ) -> None:
         self.net = self.module = module
         broadcast_tensors([*module.parameters(), *module.buffers()], 25 * MIB)
@@ -187,13 +187,14 @@ class Sharded(Engine):
         self,
         module: nn.Module,
         optimizer_class: OptimizerClass,
-        options: dict[str, float],
+        options: dict[str, Any],
         *,
         node_size: int | None,
         offload: bool,
     ) -> None:
         broadcast_tensors([*module.parameters(), *module.buffers()], 25 * MIB)
         group, self.replicas = None, None
+        flat_type: Callable[..., fsdp.FlatParameter]
         flat_type = OffloadFlat if offload else fsdp.FlatParameter
         if node_size is not None:
             group, self.replicas = node_groups(node_size)
@@ -231,7 +232,7 @@ def make_engine(
     module: nn.Module,
     strategy: str,
     optimizer_class: OptimizerClass,
-    options: dict[str, float],
+    options: dict[str, Any],
     *,
     hook: Hook,
     compressor: Any = None,

@@ -227,6 +227,7 @@ class FolderLock:
                 if holder == self.own:
                     os.utime(path)
                 elif holder is None:  # deleted by hand, or by a holder that had been stopped
+                    assert self.own is not None  # or it were the holder's equal
                     with self._written(self.own) as aside:
                         put(aside, path)
                 elif not self._stop.is_set():

@@ -35,9 +35,9 @@ def check_environment(environ: Mapping[str, str]) -> None:
     nodes = environ.get("NNODES") or "1"
     if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", nodes):
         raise ConfigError(f"NNODES must be a number of nodes, or LEAST:MOST, not {nodes!r}")
-    least, _, most = nodes.partition(":")
-    if int(most or least) < int(least):
-        raise ConfigError(f"NNODES {nodes}: at least {least}, but at most {most}")
+    fewest, _, many = nodes.partition(":")
+    if int(many or fewest) < int(fewest):
+        raise ConfigError(f"NNODES {nodes}: at least {fewest}, but at most {many}")
 
 
 def check_data(config: Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 from torch import nn
@@ -47,7 +47,7 @@ def make_hook(config: Config, parameters: Iterable[nn.Parameter]) -> Hook:
     if config.pattern != "auto":
         return blocking(PATTERNS[config.pattern])
     momentum = config.momentum if config.optimizer == "sgd" else 0.0  # momentum correction
-    makers = {
+    makers: dict[str, Callable[[], Hook]] = {
         "none": lambda: all_reduce,
         "bf16": lambda: bf16_compress,
         "topk": lambda: TopK(parameters, config.compression_ratio, momentum),

@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -54,7 +55,7 @@ from .trainer_state import TrainerState
 from .training_plan import autocast
 from .training_report import write_report
 
-Loader = DataLoader[Batch]
+Loader: TypeAlias = DataLoader[Batch]
 PROFILED = 4  # steps
 
 
@@ -244,7 +245,8 @@ class Trainer:
             self.after_step(step + 1, self.leaving or step + 1 == steps, heartbeat)
             if self.leaving:
                 break
-        self.checkpoints.wait()
+        if isinstance(self.checkpoints, AsyncCheckpointer):
+            self.checkpoints.wait()
 
     def after_step(self, done: int, last: bool, heartbeat: Heartbeat) -> None:
         """What is due after ``done`` steps: evaluation, records, a checkpoint."""
@@ -280,6 +282,7 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """On ``val``, with the average of the weights if there is one; collective."""
+        assert self.val_set is not None  # see after_step
         batches = EvaluationBatches(
             len(self.val_set), self.plan.micro_batch, rank=self.rank, world_size=self.world_size
         )

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ def open_data(config: Config) -> tuple[Dataset[Decoded], ImageFolder | None]:
         return SyntheticImages(config.image_size), None
     files, tests = scan(config.data, "train"), scan(config.data, "val")
     check_classes(tests.classes, files.classes, f"{config.data}/val")
-    kind = {"augment": config.augment, "seed": config.seed}
+    kind: dict[str, Any] = {"augment": config.augment, "seed": config.seed}
     return (
         ImageFolder(files, config.image_size, **kind),
         ImageFolder(tests, config.image_size, **kind),
@@ -84,7 +85,7 @@ def check_compiler(device: torch.device) -> None:
 def wrap(config: Config, plan: Plan, model: nn.Module, monitor: StepMonitor) -> Engine:
     """The course's engine or PyTorch's for ``model``."""
     optimizer_class, options = make_optimizer_class(config)
-    common = {"node_size": plan.world.ranks_per_node, "offload": plan.offload}
+    common: dict[str, Any] = {"node_size": plan.world.ranks_per_node, "offload": plan.offload}
     if config.parallel == "torch":
         from .torch_engines import make_torch_engine  # a second, for those who compare
 

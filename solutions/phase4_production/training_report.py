@@ -52,11 +52,16 @@ def text(records: Sequence[dict[str, Any]], found: Bottleneck, plots: Sequence[P
     """The page, in Markdown."""
     last = records[-1]
 
-    def median(name: str) -> float | None:
-        known = [r[name] for r in records[1:] or records if r.get(name) is not None]
-        return statistics.median(known) if known else None
+    def values(name: str) -> list[float]:
+        return [r[name] for r in records[1:] or records if r.get(name) is not None]
 
-    step, hidden = median("step_seconds"), median("hidden_communication_seconds")
+    def median(name: str) -> float | None:
+        return statistics.median(known) if (known := values(name)) else None
+
+    step, hidden = (
+        statistics.median(values(name))
+        for name in ("step_seconds", "hidden_communication_seconds")
+    )
     rows = [
         ("steps", f"{records[0]['step'] + 1} to {last['step'] + 1}, on {last['ranks']} ranks"),
         ("loss", f"{_number(records[0]['loss'], '.4f')} to {_number(last['loss'], '.4f')}"),
@@ -109,7 +114,7 @@ def evidence(records: Sequence[dict[str, Any]], found: Bottleneck) -> str:
 
 def evaluated(records: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
     """Accuracies of the newest record that has any."""
-    newest = next((r for r in reversed(records) if r.get("top1") is not None), {})
+    newest: dict[str, Any] = next((r for r in reversed(records) if r.get("top1") is not None), {})
     return [(f"top-{k} accuracy", newest[f"top{k}"]) for k in (1, 5) if f"top{k}" in newest]
 
 

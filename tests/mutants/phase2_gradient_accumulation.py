@@ -29,7 +29,7 @@ REDUCE = (
 )
 UNSCALE = """    if loss_scale != 1.0:
         for p in trainable:
-            p.grad.div_(loss_scale)  # type: ignore[union-attr]
+            p.grad.div_(loss_scale)
 """
 CALL = '    norm = clip_by_global_norm(trainable, float("inf") if max_norm is None else max_norm)\n'
 

@@ -24,7 +24,7 @@ CAST = """            for p in module.parameters(recurse=False):
                     p.data = p.data.to(dtype)
 """
 SUM = """        if master.grad is None:
-            master.grad = p.grad.float()  # type: ignore[union-attr]
+            master.grad = p.grad.float()
         else:
             master.grad += p.grad
 """
@@ -464,7 +464,7 @@ MUTANTS = [
         bug="the gradient is divided by the scale twice",
         find=UNSCALE,
         replace=UNSCALE
-        + "    for p in trainable:\n        p.grad.div_(scaler.scale)  # type: ignore[union-attr]\n",
+        + "    for p in trainable:\n        p.grad.div_(scaler.scale)\n",
         killed_by=SCALED,
         cause="norm",
     ),
