@@ -24,6 +24,7 @@ STRATEGIES = {
     "all of random-K": ["--compression=randomk", "--compression-ratio=1.0"],
     "accumulation": ["--micro-batch=3"],
     "channels last": ["--channels-last"],
+    "saved while training waits": ["--async-save=false"],
     "torch ddp": ["--parallel=torch"],
     "torch zero1": ["--parallel=torch", "--strategy=zero1"],
     "torch zero2": ["--parallel=torch", "--strategy=zero2"],
