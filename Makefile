@@ -48,7 +48,7 @@ test-oldest:
 
 # under a minute, for the one who edits: lint, types, templates in step, the quick tests of the
 # toolkit, and one wrong implementation per exercise
-QUICK := course diagnose environment ledger memory suite timeline training_report virtual \
+QUICK := course diagnose environment ledger memory rooms suite timeline training_report virtual \
 	virtual_time warm
 check: env
 	@$(LINT)
