@@ -38,7 +38,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from .fault_tolerance import Group, Saved, Tree
+from given.agreement import Group
+
+from .fault_tolerance import Saved, Tree
 
 
 @dataclass

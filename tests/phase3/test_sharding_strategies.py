@@ -22,11 +22,11 @@ from distlab.grading import (
     trace,
 )
 from distlab.observe.memory import PeakMemory, held_by, storage_bytes
+from given.step_profile import Phase, Profile, profile
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase3_multi_node.fsdp_hybrid import HybridFlat, node_groups
 from solutions.phase3_multi_node.fsdp_offload import OffloadFlat
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
-from solutions.phase3_multi_node.step_profile import Phase, Profile, profile
 from solutions.phase3_multi_node.zero import Zero2Optimizer, ZeroOptimizer
 
 NAMES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")

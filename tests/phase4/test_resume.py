@@ -21,9 +21,9 @@ from small_training import (
 from torch import nn
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+from given.safe_format import pack
 from solutions.phase1_data_parallel.data_loader import build_loader
 from solutions.phase4_production.fault_tolerance import CheckpointStore
-from solutions.phase4_production.safe_format import pack
 
 POINTS = (4, 6, 8)  # within the first epoch, at its end, within the second
 

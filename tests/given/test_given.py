@@ -1,0 +1,71 @@
+"""Given code stands alone, and learners' files need nothing but it and the toolkit."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from distlab.course import templates
+from distlab.course.catalogue import load_course, root
+from tests import forked_commands
+
+FILES = templates.files_of(load_course())
+IMPORT_ALL = """
+import importlib, sys
+sys.modules["solutions"] = None  # wherever else some may be
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    print(name)
+"""
+
+
+def imported(text: str) -> Iterator[str]:
+    """The first parts of the names of all modules that the text imports, anywhere in it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).split(".")[0]
+
+
+def test_given_code_imports_neither_solutions_nor_the_toolkit() -> None:
+    files = sorted((root() / "given").glob("*.py"))
+    assert len(files) > 5
+    for path in files:
+        wrong = {"solutions", "distlab", "tests"} & {*imported(path.read_text(encoding="utf-8"))}
+        assert not wrong, f"given/{path.name} imports {wrong}"
+
+
+def test_no_template_imports_solutions() -> None:
+    for exercise in FILES:
+        assert "solutions" not in {*imported(templates.template_of(exercise))}, exercise.file
+
+
+def test_every_template_can_be_imported_where_there_are_no_solutions(tmp_path: Path) -> None:
+    without_caches = shutil.ignore_patterns("__pycache__")
+    for folder in ("distlab", "given"):
+        shutil.copytree(root() / folder, tmp_path / folder, ignore=without_caches)
+    shutil.copy(root() / "course.toml", tmp_path)
+    names = []
+    for exercise in FILES:
+        path = tmp_path / exercise.template_path.relative_to(root())
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(templates.template_of(exercise), encoding="utf-8")
+        names.append(f"{path.parent.name}.{path.stem}")
+    command = [sys.executable, "-c", IMPORT_ALL, *names]
+    done = forked_commands.run(command, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == names
+
+
+def test_the_type_of_a_group_and_the_check_of_membership_are_written_once() -> None:
+    files = [p for folder in ("given", "solutions") for p in (root() / folder).rglob("*.py")]
+    for what in (r"^Group = ", r"get_rank\(\w+\) < 0|raise ValueError\(.*no member"):
+        pattern = re.compile(what, re.MULTILINE)
+        found = [p.name for p in files if pattern.search(p.read_text(encoding="utf-8"))]
+        # the file of rank_in, which reads the rank before it looks at it
+        assert found == ["agreement.py"], f"{what}: {found}"
