@@ -23,26 +23,52 @@ for name in sys.argv[1:]:
 """
 
 
-def imported(text: str) -> Iterator[str]:
-    """The first parts of the names of all modules that the text imports, anywhere in it."""
+def modules(text: str) -> Iterator[str]:
+    """The names of all modules that the text imports, anywhere in it."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield str(node.module).split(".")[0]
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported(text: str) -> set[str]:
+    """The packages of these modules."""
+    return {name.split(".")[0] for name in modules(text)}
+
+
+def graded_checks() -> set[Path]:
+    """The files with graded checks, and all files of the tests that they import."""
+    found: set[Path] = set()
+    todo = [
+        path
+        for path in (root() / "tests").glob("phase*/test_*.py")
+        if '@exercise("' in path.read_text(encoding="utf-8")
+    ]
+    while todo:
+        path = todo.pop()
+        if path in found or not path.is_file():
+            continue
+        found.add(path)
+        for name in modules(path.read_text(encoding="utf-8")):
+            parts = name.split(".")
+            todo.append((root() if parts[0] == "tests" else path.parent).joinpath(*parts))
+            todo[-1] = todo[-1].with_suffix(".py")
+    return found
 
 
 def test_given_code_imports_neither_solutions_nor_the_toolkit() -> None:
     files = sorted((root() / "given").glob("*.py"))
     assert len(files) > 5
     for path in files:
-        wrong = {"solutions", "distlab", "tests"} & {*imported(path.read_text(encoding="utf-8"))}
+        wrong = {"solutions", "distlab", "tests"} & imported(path.read_text(encoding="utf-8"))
         assert not wrong, f"given/{path.name} imports {wrong}"
 
 
 def test_no_template_imports_solutions() -> None:
     for exercise in FILES:
-        assert "solutions" not in {*imported(templates.template_of(exercise))}, exercise.file
+        assert "solutions" not in imported(templates.template_of(exercise)), exercise.file
 
 
 def test_every_template_can_be_imported_where_there_are_no_solutions(tmp_path: Path) -> None:
@@ -60,6 +86,14 @@ def test_every_template_can_be_imported_where_there_are_no_solutions(tmp_path: P
     done = forked_commands.run(command, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == names
+
+
+def test_graded_checks_and_their_helpers_do_not_import_solutions() -> None:
+    """Another exercise's part is ``impl.module("fsdp").FSDP``, another phase's ``impl.earlier``."""
+    files = graded_checks()
+    assert {"fsdp_models.py", "compression.py", "bad_input.py"} <= {p.name for p in files}
+    found = [p.name for p in files if "solutions" in imported(p.read_text(encoding="utf-8"))]
+    assert not found
 
 
 def test_the_type_of_a_group_and_the_check_of_membership_are_written_once() -> None:
