@@ -41,8 +41,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from given.agreement import Group
+from given.safe_format import Tree
 
-from .template_fault_tolerance import Saved, Tree
+from .template_fault_tolerance import Saved
 
 
 @dataclass

@@ -119,8 +119,9 @@ class Implementation:
             sys.modules[package].__path__ = []
         return importlib.import_module(f"{package}.{self._source.prefix}{name}")
 
-    def earlier(self, phase: int, name: str) -> ModuleType:
-        """The module ``name`` of an earlier phase: the solution's, as no other is graded here."""
+    def solution(self, phase: int, name: str) -> ModuleType:
+        """The solution's module ``name``, whatever the learner's does: for a check that takes a
+        part from another phase, which is not graded now, or that measures the course's own."""
         return solution(load_course().phase(phase), name)
 
 

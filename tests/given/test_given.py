@@ -89,7 +89,7 @@ def test_every_template_can_be_imported_where_there_are_no_solutions(tmp_path: P
 
 
 def test_graded_checks_and_their_helpers_do_not_import_solutions() -> None:
-    """Another exercise's part is ``impl.module("fsdp").FSDP``, another phase's ``impl.earlier``."""
+    """They ask ``impl.module`` for another exercise's part, ``impl.solution`` for the course's."""
     files = graded_checks()
     assert {"fsdp_models.py", "compression.py", "bad_input.py"} <= {p.name for p in files}
     found = [p.name for p in files if "solutions" in imported(p.read_text(encoding="utf-8"))]

@@ -61,7 +61,7 @@ def batch_of(seed: int, size: int) -> tuple[Tensor, Tensor]:
 def host_flat(impl) -> type:
     """``OffloadFlat`` whose gradients are, on a machine without GPU, not followed as device's."""
 
-    class HostFlat(impl.module("fsdp_offload").OffloadFlat):
+    class HostFlat(impl.solution(3, "fsdp_offload").OffloadFlat):
         def mean(self, chunk):
             chunk = super().mean(chunk)
             with unfollowed():
@@ -71,11 +71,14 @@ def host_flat(impl) -> type:
 
 
 def built(impl, name: str):
-    """(model to call, optimizer, tensors of the gradients after backward) of the course's own."""
+    """(model to call, optimizer, tensors of the gradients after backward) of the course's own.
+
+    Not the learner's: a right one may need other memory than the estimate is held against.
+    """
     model = Tower()
-    zero, hybrid = impl.module("zero"), impl.module("fsdp_hybrid")
+    zero, hybrid = impl.solution(3, "zero"), impl.solution(3, "fsdp_hybrid")
     if name in ("ddp", "zero1"):
-        wrapped = impl.module("ddp").DDP(model, bucket_bytes=BUCKET)
+        wrapped = impl.solution(3, "ddp").DDP(model, bucket_bytes=BUCKET)
         make = partial(zero.ZeroOptimizer, optimizer_class=torch.optim.AdamW, bucket_bytes=BUCKET)
         optimizer = make(model.parameters()) if name == "zero1" else adam(model.parameters())
         return wrapped, optimizer, lambda: [p.grad for p in model.parameters()]
@@ -87,7 +90,7 @@ def built(impl, name: str):
     if name == "hybrid":
         group, replicas = hybrid.node_groups(LOCAL)
         options = {"group": group, "flat_type": partial(hybrid.HybridFlat, replicas=replicas)}
-    wrapped = impl.module("fsdp_prefetch").PrefetchFSDP(model, list(model.blocks), **options)
+    wrapped = impl.solution(3, "fsdp_prefetch").PrefetchFSDP(model, list(model.blocks), **options)
     return wrapped, adam(wrapped.parameters()), lambda: [p.grad for p in wrapped.parameters()]
 
 

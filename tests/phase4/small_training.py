@@ -71,9 +71,9 @@ class Training:
         self.model = Wrapped(network().to(ctx.device))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
-        self.scaler = impl.earlier(2, "mixed_precision").LossScaler(scale=64.0, growth_interval=4)
+        self.scaler = impl.solution(2, "mixed_precision").LossScaler(scale=64.0, growth_interval=4)
         self.average, self.mixup = Average(self.model), torch.Generator().manual_seed(seed)
-        self.loader = impl.earlier(1, "data_loader").build_loader(
+        self.loader = impl.solution(1, "data_loader").build_loader(
             impl.SampleSeeds(Augmented(), 7),
             rank=ctx.rank,
             world_size=ctx.world_size,

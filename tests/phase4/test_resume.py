@@ -93,7 +93,7 @@ def test_loader_workers_go_on_with_the_same_samples(impl, run, seed):
 
     def body(ctx):
         def samples(workers: int, position, sampler=None):
-            loader = impl.earlier(1, "data_loader").build_loader(
+            loader = impl.solution(1, "data_loader").build_loader(
                 impl.SampleSeeds(Augmented(), seed),
                 rank=0,
                 world_size=1,
