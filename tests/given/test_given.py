@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import sys
@@ -14,6 +13,7 @@ from distlab.course.catalogue import load_course, root
 from tests import forked_commands
 
 FILES = templates.files_of(load_course())
+IMPORT = re.compile(r"^[ \t]*(?:from|import) (\w[\w.]*)(?: import ([\w, ]+))?", re.MULTILINE)
 IMPORT_ALL = """
 import importlib, sys
 sys.modules["solutions"] = None  # wherever else some may be
@@ -25,12 +25,9 @@ for name in sys.argv[1:]:
 
 def modules(text: str) -> Iterator[str]:
     """The names of all modules that the text imports, anywhere in it."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for module, names in IMPORT.findall(text):
+        yield module
+        yield from (f"{module}.{name.split()[0]}" for name in names.split(",") if name.strip())
 
 
 def imported(text: str) -> set[str]:
@@ -94,6 +91,16 @@ def test_graded_checks_and_their_helpers_do_not_import_solutions() -> None:
     assert {"fsdp_models.py", "compression.py", "bad_input.py"} <= {p.name for p in files}
     found = [p.name for p in files if "solutions" in imported(p.read_text(encoding="utf-8"))]
     assert not found
+
+
+def test_installing_takes_the_toolkit_and_the_given_code() -> None:
+    code = "from setuptools.config.pyprojecttoml import read_configuration as read\n"
+    code += "print(*read('pyproject.toml')['tool']['setuptools']['packages'])"
+    done = forked_commands.run([sys.executable, "-c", code], cwd=root(), timeout=300, check=True)
+    files = [path for top in ("distlab", "given") for path in (root() / top).rglob("*.py")]
+    want = {".".join(path.parent.relative_to(root()).parts) for path in files}
+    assert {"given", "distlab.ranks"} < want
+    assert set(done.stdout.split()) == want
 
 
 def test_the_type_of_a_group_and_the_check_of_membership_are_written_once() -> None:
