@@ -17,7 +17,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.ranks import RankContext, run_ranks
-from solutions.phase3_multi_node.comm_hooks import Hook, bf16_compress, fp16_compress
+from given.bucket_hooks import Hook
+from solutions.phase3_multi_node.comm_hooks import bf16_compress, fp16_compress
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase3_multi_node.overlap import MIB
 from solutions.phase4_production.powersgd import PowerSGD

@@ -13,8 +13,8 @@ from distlab.hardware.clusters import Cluster, load_cluster
 from distlab.ranks import RankContext
 from distlab.simulate.models import blocks_of, model_spec
 from distlab.virtual import run_virtual
+from given.step_profile import Phase, Profile, profile
 from solutions.phase3_multi_node.sharding_strategies import Links, choose_strategy
-from solutions.phase3_multi_node.step_profile import Phase, Profile, profile
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "scaling"
 Cell = dict[str, Any]

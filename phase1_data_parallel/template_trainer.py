@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from given.agreement import Group
 from given.parent import end_with_parent
 from given.process_group import process_group
 
@@ -40,7 +41,6 @@ from .template_data_loader import build_loader
 if TYPE_CHECKING:
     from distlab.reference.workloads import Workload
 
-Group = dist.ProcessGroup | None
 OnStep = Callable[[int, float, int], None]
 
 

@@ -30,7 +30,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-Group = dist.ProcessGroup | None
+from given.agreement import Group
+
 Trial = Callable[[int], float]  # forward and backward of so many samples; the bytes at their peak
 Measure = Callable[[Callable[[], object]], float]  # calls what it is given; the bytes at its peak
 # what PyTorch says where it raises no torch.OutOfMemoryError: CPU allocator, cuBLAS workspace

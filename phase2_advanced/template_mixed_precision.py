@@ -39,6 +39,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.agreement import Group
+
 from .template_gradient_accumulation import (
     MicroBatch,
     accumulate_and_reduce,
@@ -46,7 +48,6 @@ from .template_gradient_accumulation import (
     train_window,
 )
 
-Group = dist.ProcessGroup | None
 # _NormBase: batch and instance norms of every dimension
 FP32_MODULES = (
     nn.LayerNorm,

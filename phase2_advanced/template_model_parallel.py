@@ -39,7 +39,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Group = dist.ProcessGroup | None
+from given.agreement import Group
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of activations
 MOST_DIMS = 8

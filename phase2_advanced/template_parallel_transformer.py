@@ -26,9 +26,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from given.agreement import Group
+
 from .template_tensor_parallel import (
     ColumnParallelLinear,
-    Group,
     RowParallelLinear,
     block_of,
     place_in,

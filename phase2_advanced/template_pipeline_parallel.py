@@ -34,9 +34,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.agreement import Group
+
 from .template_pipeline_schedules import Schedule, Step, rank_of_stages, validate, with_messages
 
-Group = dist.ProcessGroup | None
 Key = tuple[int, int]  # stage, micro-batch
 
 

@@ -39,10 +39,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from given.agreement import Group
+
 from .template_parallel_transformer import ParallelBlock
 from .template_tensor_parallel import (
     ColumnParallelLinear,
-    Group,
     RowParallelLinear,
     block_of,
     check_width,

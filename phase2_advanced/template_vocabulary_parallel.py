@@ -30,7 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from .template_tensor_parallel import Group, copy_to_ranks, place_in, shard, sum_over_ranks
+from given.agreement import Group
+
+from .template_tensor_parallel import copy_to_ranks, place_in, shard, sum_over_ranks
 
 IGNORED = -100
 

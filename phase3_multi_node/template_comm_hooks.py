@@ -19,40 +19,13 @@ for bfloat16; Goyal et al. 2017 (arXiv 1706.02677), section 4.1 for two levels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from solutions.phase3_multi_node.agreement import rank_in
-from .template_buckets import Bucket
-
-Group = dist.ProcessGroup | None
-
-
-class Handle(Protocol):
-    """What is on its way: ``wait()`` returns when it has arrived. ``dist.Work`` is one."""
-
-    def wait(self) -> object:
-        """Block until it is complete (on a GPU: let the current stream wait for it)."""
-
-
-Hook = Callable[[Bucket], "Handle | None"]  # None: complete already
-
-
-@dataclass(frozen=True)
-class Then:
-    """A handle for work in two steps: once ``first`` has arrived, ``after()``."""
-
-    first: Handle
-    after: Callable[[], object]
-
-    def wait(self) -> None:
-        """Wait for the first step and take the second."""
-        self.first.wait()
-        self.after()
+from given.agreement import Group, rank_in
+from given.bucket_hooks import Bucket, Handle, Hook, Then
 
 
 def all_reduce(bucket: Bucket, group: Group = None) -> Handle | None:

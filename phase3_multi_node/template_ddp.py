@@ -25,8 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.agreement import Group
+
 from .template_buckets import broadcast_tensors
-from .template_overlap import MIB, BucketedDDP, Group
+from .template_overlap import MIB, BucketedDDP
 
 
 class StepAborted(RuntimeError):

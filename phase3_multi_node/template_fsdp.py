@@ -34,7 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-Group = dist.ProcessGroup | None
+from given.agreement import Group, rank_in
+
 Place = tuple[nn.Module, str, str]  # a module, its attribute, the parameter's name from the root
 Parameters = dict[nn.Parameter, list[Place]]  # a tied parameter has several places
 
@@ -289,8 +290,7 @@ def owned_parameters(
 
     Raises ValueError as ``FSDP`` does.
     """
-    if dist.get_rank(group) < 0:
-        raise ValueError("this rank is no member of the group that it should shard over")
+    rank_in(group)
     names = {part: name for name, part in module.named_modules()}
     owner = dict.fromkeys(names, 0)
     for number, unit in enumerate(units, 1):

@@ -23,7 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .template_fsdp import FlatParameter, Group, Parameters
+from given.agreement import Group, rank_in
+
+from .template_fsdp import FlatParameter, Parameters
 
 
 def node_groups(node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
@@ -54,8 +56,7 @@ class HybridFlat(FlatParameter):
         replicas: dist.ProcessGroup,
     ) -> None:
         """As ``FlatParameter``."""
-        if dist.get_rank(replicas) < 0:
-            raise ValueError("this rank is no member of the group of replicas")
+        rank_in(replicas)
         both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(replicas)}
         if len(both) != 1:
             raise ValueError(f"ranks {sorted(both)} would shard and replicate with each other")

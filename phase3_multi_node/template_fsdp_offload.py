@@ -22,7 +22,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .template_fsdp import FlatParameter, Group, Parameters
+from given.agreement import Group
+
+from .template_fsdp import FlatParameter, Parameters
 
 
 class OffloadFlat(FlatParameter):

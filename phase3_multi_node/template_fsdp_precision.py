@@ -25,7 +25,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .template_fsdp import FlatParameter, Group, Parameters
+from given.agreement import Group
+
+from .template_fsdp import FlatParameter, Parameters
 
 
 class MixedPrecisionFlat(FlatParameter):

@@ -42,12 +42,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from given.agreement import Group
 from given.parent import end_with_parent
 from given.process_group import process_group
 
 from .template_ring_allreduce import (
     COMBINE,
-    Group,
     Op,
     agree,
     check_arguments,

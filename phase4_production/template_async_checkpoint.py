@@ -38,7 +38,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .template_fault_tolerance import CheckpointStore, Tree
+from given.safe_format import Tree
+
+from .template_fault_tolerance import CheckpointStore
 
 
 class Snapshot:

@@ -44,7 +44,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from .template_fault_tolerance import Saved, Tree
+from given.safe_format import Tree
+
+from .template_fault_tolerance import Saved
 from .template_resume import random_state, set_random_state
 
 

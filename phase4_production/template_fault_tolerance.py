@@ -44,7 +44,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from solutions.phase4_production.safe_format import (
+from given.agreement import Group
+from given.safe_format import (
     Tree,
     flush_folder,
     hash_of_file,
@@ -53,7 +54,6 @@ from solutions.phase4_production.safe_format import (
     write_trees,
 )
 
-Group = dist.ProcessGroup | None
 T = TypeVar("T")
 
 SHARED, MANIFEST, MARKER = "shared.safetensors", "manifest.json", "COMPLETE"

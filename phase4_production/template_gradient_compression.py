@@ -33,8 +33,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from solutions.phase3_multi_node.buckets import Bucket
-from solutions.phase3_multi_node.comm_hooks import Group, Handle, Then
+from given.agreement import Group
+from given.bucket_hooks import Bucket, Handle, Then
 
 State = dict[str, Any]  # nested dicts and lists of tensors and numbers
 

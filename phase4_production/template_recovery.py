@@ -52,13 +52,12 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from given.agreement import Group
 from given.process_group import join_group
 
 from .template_elastic import adapt
 from .template_fault_tolerance import CheckpointStore
 from .template_resume import Position, TrainingState, batches
-
-Group = dist.ProcessGroup | None
 
 EXIT_HUNG = 70  # a watchdog ended the job
 EXIT_PREEMPTED = 75  # saved, and to be started again (EX_TEMPFAIL)

@@ -40,7 +40,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from .template_fault_tolerance import Group, Saved, Tree
+from given.agreement import Group
+from given.safe_format import Tree
+
+from .template_fault_tolerance import Saved
 
 
 @dataclass

@@ -38,7 +38,8 @@ import torch
 import torch.distributed as dist
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-Group = dist.ProcessGroup | None
+from given.agreement import Group
+
 Metrics = Mapping[str, float | None]
 LONGEST = 256  # bytes of the sentence that tells all ranks why a sink can't be opened
 

@@ -32,9 +32,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from given.agreement import Group
+
 from .template_monitoring import PHASES, StepMetrics
 
-Group = dist.ProcessGroup | None
 NAN = float("nan")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from .catalogue import Course, Exercise, Region, functions_of, load_course, regions_of
 
 SIBLING = re.compile(r"^(\s*from )(\.)(\w+) import ")
+SOLUTIONS = re.compile(r"^\s*(from|import) solutions\b")
 
 
 def generate(solution: str, phase: int, name: str = "solution") -> str:
@@ -40,15 +41,18 @@ def generate(solution: str, phase: int, name: str = "solution") -> str:
 
 
 def sibling_import(line: str, phase: int) -> str:
-    """A line that imports from the file beside: from its template, or itself if it has none."""
+    """A line that imports from the file beside: from its template.
+
+    Raises ValueError for a file that learners lack: it has no template, or is a solution.
+    """
     found = SIBLING.match(line)
     if found is None:
+        if SOLUTIONS.match(line):
+            raise ValueError(f"learners lack solutions, a template can't have: {line.strip()}")
         return line
-    course = load_course()
-    if any((e.phase.number, e.file) == (phase, found[3]) for e in course.exercises):
-        return f"{found[1]}.template_{line[found.start(3) :]}"
-    folder = next(p.folder for p in course.phases if p.number == phase)
-    return f"{found[1]}solutions.{folder}.{line[found.start(3) :]}"
+    if not any((e.phase.number, e.file) == (phase, found[3]) for e in load_course().exercises):
+        raise ValueError(f"{found[3]}.py has no exercise, so learners lack it: move it to given/")
+    return f"{found[1]}.template_{line[found.start(3) :]}"
 
 
 def _blank(lines: list[str], region: Region) -> list[str]:

@@ -40,11 +40,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from given.agreement import Group
 from given.parent import end_with_parent
 from given.process_group import process_group
 
 Op = Literal["sum", "mean", "max", "min", "product"]
-Group = dist.ProcessGroup | None
 
 COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,

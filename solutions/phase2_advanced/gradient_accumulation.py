@@ -30,7 +30,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Group = dist.ProcessGroup | None
+from given.agreement import Group
+
 T = TypeVar("T")
 MicroBatch = tuple[Tensor, Tensor]  # inputs; targets (n,) int64, IGNORED where there is none
 IGNORED = -100

@@ -37,6 +37,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.agreement import Group
+
 from .gradient_accumulation import (
     MicroBatch,
     accumulate_and_reduce,
@@ -44,7 +46,6 @@ from .gradient_accumulation import (
     train_window,
 )
 
-Group = dist.ProcessGroup | None
 # _NormBase: batch and instance norms of every dimension
 FP32_MODULES = (
     nn.LayerNorm,

@@ -37,6 +37,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from given.agreement import Group
 from solutions.phase1_data_parallel.trainer import average_gradients
 
 from .model_parallel import Embed, Head, layers_of, partition, reduce_ties
@@ -49,7 +50,7 @@ from .sequence_parallel import (
     gather_sequence,
     sum_replicated_gradients,
 )
-from .tensor_parallel import Group, RowParallelLinear, split_to_ranks
+from .tensor_parallel import RowParallelLinear, split_to_ranks
 from .vocabulary_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from .zero_bubble import ZeroBubblePipeline, zero_bubble
 

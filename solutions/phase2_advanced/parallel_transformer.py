@@ -24,9 +24,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from given.agreement import Group
+
 from .tensor_parallel import (
     ColumnParallelLinear,
-    Group,
     RowParallelLinear,
     block_of,
     place_in,

@@ -32,9 +32,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.agreement import Group
+
 from .pipeline_schedules import Schedule, Step, rank_of_stages, validate, with_messages
 
-Group = dist.ProcessGroup | None
 Key = tuple[int, int]  # stage, micro-batch
 
 

@@ -29,7 +29,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Group = dist.ProcessGroup | None
+from given.agreement import Group
+
 States = list[Tensor]  # of the CPU's generator and, with CUDA, of the device's
 REPLICATED, SHARDED, CALLER = "replicated", "sharded", "caller"
 

@@ -37,10 +37,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from given.agreement import Group
+
 from .parallel_transformer import ParallelBlock
 from .tensor_parallel import (
     ColumnParallelLinear,
-    Group,
     RowParallelLinear,
     block_of,
     check_width,

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-Group = dist.ProcessGroup | None
+from given.agreement import Group
 
 
 def place_in(group: Group) -> tuple[int, int]:

@@ -25,9 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .agreement import rank_in
-
-Group = dist.ProcessGroup | None
+from given.agreement import Group, rank_in
 
 
 def partition(tensors: Sequence[Tensor], limit: int, first_limit: int) -> list[list[int]]:

@@ -23,8 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.agreement import Group
+
 from .buckets import broadcast_tensors
-from .overlap import MIB, BucketedDDP, Group
+from .overlap import MIB, BucketedDDP
 
 
 class StepAborted(RuntimeError):

@@ -21,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .fsdp import FlatParameter, Group, Parameters
+from given.agreement import Group, rank_in
+
+from .fsdp import FlatParameter, Parameters
 
 
 def node_groups(node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
@@ -61,8 +63,7 @@ class HybridFlat(FlatParameter):
         replicas: dist.ProcessGroup,
     ) -> None:
         """As ``FlatParameter``."""
-        if dist.get_rank(replicas) < 0:
-            raise ValueError("this rank is no member of the group of replicas")
+        rank_in(replicas)
         both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(replicas)}
         if len(both) != 1:
             raise ValueError(f"ranks {sorted(both)} would shard and replicate with each other")

@@ -23,7 +23,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .fsdp import FlatParameter, Group, Parameters
+from given.agreement import Group
+
+from .fsdp import FlatParameter, Parameters
 
 
 class MixedPrecisionFlat(FlatParameter):

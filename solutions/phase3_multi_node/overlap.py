@@ -28,13 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from given.agreement import Group, expect_alike, rank_in
+from given.bucket_hooks import Handle, Hook
 from given.hooks import weakly
 
-from .agreement import expect_alike, rank_in
 from .buckets import broadcast_tensors, make_buckets, order_of_first_rank
-from .comm_hooks import Handle, Hook, all_reduce
+from .comm_hooks import all_reduce
 
-Group = dist.ProcessGroup | None
 MIB = 1 << 20
 
 

@@ -35,9 +35,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .agreement import expect_alike, rank_in
+from given.agreement import Group, expect_alike, rank_in
 
-Group = dist.ProcessGroup | None
 PULL, PUSH, LEAVE, LOST = range(4)  # LOST is never sent: the connection broke
 FIELDS = 3  # kind, clock, samples; one 0 or 1 per key follows
 

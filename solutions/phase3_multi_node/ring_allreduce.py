@@ -34,10 +34,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .agreement import rank_in
+from given.agreement import Group, rank_in
 
 Op = Literal["sum", "mean", "max"]
-Group = dist.ProcessGroup | None
 
 COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # into the first, in place
     "sum": Tensor.add_,

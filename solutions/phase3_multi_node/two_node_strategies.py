@@ -34,8 +34,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distlab.reference.workloads import Workload, build_optimizer
+from given.bucket_hooks import Hook
 
-from .comm_hooks import Hook, blocking
+from .comm_hooks import blocking
 from .ddp import DDP
 from .fsdp_hybrid import HybridFlat
 from .fsdp_prefetch import PrefetchFSDP

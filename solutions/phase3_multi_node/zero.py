@@ -33,11 +33,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.agreement import Group, rank_in
 from given.hooks import weakly
 
 from .buckets import partition
-
-Group = dist.ProcessGroup | None
 
 
 @dataclass(eq=False)
@@ -114,8 +113,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         ``bucket_bytes``: the most that one message carries (a larger parameter goes alone).
         """
-        if dist.get_rank(group) < 0:
-            raise ValueError(f"global rank {dist.get_rank()} is no member of the group given")
+        rank_in(group)
         if bucket_bytes <= 0:
             raise ValueError(f"bucket_bytes must be positive, got {bucket_bytes}")
         self.group, self.bucket_bytes = group, bucket_bytes

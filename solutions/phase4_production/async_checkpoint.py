@@ -36,7 +36,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .fault_tolerance import CheckpointStore, Tree
+from given.safe_format import Tree
+
+from .fault_tolerance import CheckpointStore
 
 
 class Snapshot:

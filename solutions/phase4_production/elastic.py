@@ -42,7 +42,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from .fault_tolerance import Saved, Tree
+from given.safe_format import Tree
+
+from .fault_tolerance import Saved
 from .resume import random_state, set_random_state
 
 

@@ -30,10 +30,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from given.bucket_hooks import Hook
 from solutions.phase2_advanced import gradient_accumulation
 from solutions.phase3_multi_node import fsdp
 from solutions.phase3_multi_node.buckets import broadcast_tensors
-from solutions.phase3_multi_node.comm_hooks import Hook
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase3_multi_node.fsdp_checkpoint import load_sharded_state_dict, sharded_state_dict
 from solutions.phase3_multi_node.fsdp_hybrid import HybridFlat, node_groups

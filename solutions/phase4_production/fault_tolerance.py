@@ -42,7 +42,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from .safe_format import (
+from given.agreement import Group
+from given.safe_format import (
     Tree,
     flush_folder,
     hash_of_file,
@@ -51,7 +52,6 @@ from .safe_format import (
     write_trees,
 )
 
-Group = dist.ProcessGroup | None
 T = TypeVar("T")
 
 SHARED, MANIFEST, MARKER = "shared.safetensors", "manifest.json", "COMPLETE"

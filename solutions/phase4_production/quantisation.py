@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from solutions.phase3_multi_node.buckets import Bucket
-from solutions.phase3_multi_node.comm_hooks import Group, Handle, Then
+from given.agreement import Group
+from given.bucket_hooks import Bucket, Handle, Then
 
 from .gradient_compression import PerParameter, State
 

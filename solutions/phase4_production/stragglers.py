@@ -30,9 +30,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from given.agreement import Group
+
 from .monitoring import PHASES, StepMetrics
 
-Group = dist.ProcessGroup | None
 NAN = float("nan")
 
 

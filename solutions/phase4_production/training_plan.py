@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from given.step_profile import Profile, profile
 from solutions.phase2_advanced.batch_size import cuda_peak, largest_micro_batch, make_trial
 from solutions.phase3_multi_node.sharding_strategies import (
     Choice,
@@ -23,7 +24,6 @@ from solutions.phase3_multi_node.sharding_strategies import (
     choose_strategy,
     readable,
 )
-from solutions.phase3_multi_node.step_profile import Profile, profile
 
 from .image_folder import normalised
 from .image_models import blocks

@@ -24,7 +24,7 @@ from distlab.grading.wrong import mutants_per_exercise
 COURSE = load_course()
 SOLUTION = '''"""Module."""
 
-from .given import helper
+from given.agreement import rank_in
 from .trainer import thing
 
 
@@ -43,7 +43,7 @@ class C:
     def m(self):
         # --- exercise 1.2: start
         # Step 1: nothing
-        return helper(thing)
+        return rank_in(thing)
         # --- exercise 1.2: end
 '''
 
@@ -64,9 +64,22 @@ def test_generator() -> None:
     assert '    raise NotImplementedError("exercise 1.1")' in text
     assert '        raise NotImplementedError("exercise 1.2")' in text
     assert "from .template_trainer import thing" in text
-    assert "from solutions.phase1_data_parallel.given import helper" in text, "it has no template"
+    assert "from given.agreement import rank_in" in text
     assert "python test_phase1.py 1.1" in text
     ast.parse(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from .digits import thing",  # beside, without exercises
+        "from solutions.phase1_data_parallel.trainer import thing",
+        "        import solutions.phase1_data_parallel.trainer",
+    ],
+)
+def test_a_template_never_imports_what_learners_lack(line: str) -> None:
+    with pytest.raises(ValueError, match="learners lack"):
+        templates.generate(SOLUTION.replace("from .trainer import thing", line), 1)
 
 
 @pytest.mark.parametrize(

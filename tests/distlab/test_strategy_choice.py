@@ -21,13 +21,13 @@ from distlab.simulate.models import blocks_of, model_spec
 from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import Answer, simulate
 from distlab.virtual import load_cluster, run_virtual
+from given.step_profile import profile
 from solutions.phase3_multi_node.sharding_strategies import (
     STRATEGIES,
     Estimate,
     Links,
     choose_strategy,
 )
-from solutions.phase3_multi_node.step_profile import profile
 
 MODEL, SAMPLES, NODES, LOCAL = "resnet50", 4, 2, 2
 SIMULATED = {"ddp": "bucketed", "zero1": "zero1", "zero2": "zero2", "fsdp": "fsdp"}

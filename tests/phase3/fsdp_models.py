@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from distlab.grading import expect_close, fail
 from distlab.reference.workloads import GPT
-from solutions.phase3_multi_node.fsdp_checkpoint import flats_of, merge, parts_of
 
 WIDTH = 5
 BLOCK = ("shift", "frozen.weight", "first.weight", "first.bias", "second.weight", "second.bias")
@@ -131,23 +130,33 @@ def values_of(model: nn.Module, inner: Net) -> dict[str, Tensor]:
 
 
 def gradient_pieces(model: nn.Module) -> list[dict]:
-    """The gradients of this rank's shards, with the names and places of the plain parameters."""
+    """The gradients of this rank's shards, and which part of which plain parameters they are."""
     return [
         {
-            "names": names,
-            "shape": list(shape),
-            "first": first,
-            "values": flat.shard.grad[where].cpu(),
+            "names": [[name for _, _, name in places] for places in flat.places],
+            "shapes": [list(shape) for shape in flat.shapes],
+            "start": flat.start,
+            "values": flat.shard.grad.cpu(),
         }
-        for flat in flats_of(model)
+        for unit in model.units
+        for flat in unit.flats
         if flat.shard.grad is not None
-        for names, shape, first, where in parts_of(flat)
     ]
 
 
 def merged_gradients(pieces: list[list[dict]]) -> dict[str, Tensor]:
     """The whole gradients by name, from the pieces of all ranks."""
-    return merge([{"pieces": mine, "buffers": {}} for mine in pieces])
+    units: dict[str, list[dict]] = {}
+    for piece in (piece for mine in pieces for piece in mine):
+        units.setdefault(piece["names"][0][0], []).append(piece)
+    whole: dict[str, Tensor] = {}
+    for shards in units.values():
+        vector = torch.cat([s["values"] for s in sorted(shards, key=lambda s: s["start"])])
+        shapes = [torch.Size(shape) for shape in shards[0]["shapes"]]
+        parts = vector.split([shape.numel() for shape in shapes])  # raises if elements are missing
+        for part, shape, names in zip(parts, shapes, shards[0]["names"], strict=True):
+            whole |= dict.fromkeys(names, part.view(shape))
+    return whole
 
 
 LIMIT, PLAN = 0.05, (1, 2, 1)  # of the norm; backward passes before each step

@@ -20,7 +20,6 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.observe.memory import PeakMemory
-from solutions.phase3_multi_node.fsdp import FSDP
 
 
 def refused(call) -> bool:
@@ -40,11 +39,11 @@ def steps(model: nn.Module, optimizer, seed: int, rank: int, numbers: range) -> 
         optimizer.step()
 
 
-def wrapped(seed: int, offset: float = 1.0):
+def wrapped(impl, seed: int, offset: float = 1.0):
     """A sharded model, its inside, and AdamW for it."""
     inner = net(seed)
     inner.offset.fill_(offset)
-    model = FSDP(inner, inner.units())
+    model = impl.module("fsdp").FSDP(inner, inner.units())
     return model, inner, torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
@@ -62,7 +61,7 @@ def test_full_state_is_the_plain_modules(impl, run, seed):
     """After training, rank 0 has what a plain module loads strictly; the others have nothing."""
 
     def body(ctx):
-        model, inner, optimizer = wrapped(seed, offset=2.0)
+        model, inner, optimizer = wrapped(impl, seed, offset=2.0)
         steps(model, optimizer, seed, ctx.rank, range(2))
         return impl.full_state_dict(model), values_of(model, inner)
 
@@ -86,7 +85,7 @@ def test_full_state_costs_others_one_unit_at_most(impl, run, seed):
     def body(ctx):
         with PeakMemory() as memory:
             inner = Stack()
-            model = FSDP(inner, list(inner.layers))
+            model = impl.module("fsdp").FSDP(inner, list(inner.layers))
             before = memory.current
             memory.peak = 0
             with ctx.region("state"):
@@ -114,7 +113,7 @@ def test_full_state_is_loaded_by_any_number_of_ranks(impl, run, seed):
     state = plain.state_dict()
 
     def body(ctx):
-        model, inner, _ = wrapped(seed)
+        model, inner, _ = wrapped(impl, seed)
         with ctx.region("load"):
             impl.load_full_state_dict(model, state)
         return values_of(model, inner), inner.offset.clone()
@@ -135,7 +134,7 @@ def test_state_that_does_not_fit_is_refused(impl, run, seed):
     """Missing, unknown and misshapen entries: ValueError, and nothing has changed."""
 
     def body(ctx):
-        model, inner, _ = wrapped(seed)
+        model, inner, _ = wrapped(impl, seed)
         before = values_of(model, inner)
         good = net(seed + 1).state_dict()
         renamed = {f"module.{name}": value for name, value in good.items()}
@@ -158,7 +157,7 @@ def test_training_goes_on_at_another_world_size(impl, run, seed):
     """Saved by 4 ranks, loaded by 2, 3 and 1, AdamW's moments too: as if nothing had happened."""
 
     def save(ctx):
-        model, inner, optimizer = wrapped(seed, offset=2.0)
+        model, inner, optimizer = wrapped(impl, seed, offset=2.0)
         steps(model, optimizer, seed, 0, range(3))
         with ctx.region("save"):
             saved = impl.sharded_state_dict(model, optimizer)
@@ -174,7 +173,7 @@ def test_training_goes_on_at_another_world_size(impl, run, seed):
             fail("saving shards sent messages", cause="communicated")
 
     def load(ctx):
-        model, inner, optimizer = wrapped(seed + 1)
+        model, inner, optimizer = wrapped(impl, seed + 1)
         impl.load_sharded_state_dict(model, iter(saved), optimizer)
         steps(model, optimizer, seed, 0, range(3, 5))
         return values_of(model, inner), inner.offset.clone()
@@ -192,7 +191,7 @@ def test_pieces_are_the_model_without_padding(impl, run, seed):
     """All pieces together have each element once; merged they are the plain state dict."""
 
     def body(ctx):
-        model, inner, optimizer = wrapped(seed, offset=2.0)
+        model, inner, optimizer = wrapped(impl, seed, offset=2.0)
         saved = impl.sharded_state_dict(model, optimizer)
         return saved, values_of(model, inner)
 
@@ -206,7 +205,7 @@ def test_pieces_are_the_model_without_padding(impl, run, seed):
     def join(ctx):
         whole = impl.merge(saved)
         lacking = [refused(lambda k=k: impl.merge(saved[:k] + saved[k + 1 :])) for k in range(4)]
-        model, inner, _ = wrapped(seed + 1)
+        model, inner, _ = wrapped(impl, seed + 1)
         before = values_of(model, inner)
         lost = refused(lambda: impl.load_sharded_state_dict(model, saved[1:]))
         after = values_of(model, inner)
@@ -239,7 +238,7 @@ def test_deferred_initialisation(impl, run, seed):
             inner = Net().double()
         inner.register_buffer("table", torch.arange(3.0))  # computed, so never on meta
         inner.register_buffer("nothing", None)
-        model = FSDP(inner, inner.units(), device=ctx.device)
+        model = impl.module("fsdp").FSDP(inner, inner.units(), device=ctx.device)
         calls: list[int] = []
 
         def initialise(part: nn.Module) -> None:
@@ -277,7 +276,7 @@ def test_no_rank_ever_holds_the_model(impl, run, seed):
         with torch.device("meta"):
             inner = Stack()
         with PeakMemory() as memory:
-            model = FSDP(inner, list(inner.layers), device=ctx.device)
+            model = impl.module("fsdp").FSDP(inner, list(inner.layers), device=ctx.device)
             impl.materialise(model, lambda part: part.reset_parameters())
         return memory.peak, memory.current
 
@@ -301,7 +300,7 @@ def trace_checkpoint(impl):
     def body(ctx):
         torch.manual_seed(0)
         inner = Stack(width=256)
-        model = FSDP(inner, list(inner.layers))
+        model = impl.module("fsdp").FSDP(inner, list(inner.layers))
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in ctx.steps(2):
             model(torch.ones(32, 2)).sum().backward()

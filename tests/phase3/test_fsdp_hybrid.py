@@ -33,15 +33,14 @@ from distlab.grading import (
     trace,
 )
 from distlab.observe.memory import held_by
-from solutions.phase3_multi_node.fsdp import FSDP, clip_by_global_norm
-from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
 SHAPES = ((4, 2), (6, 2), (6, 3), (4, 1), (2, 2))  # world size, ranks on a node
 
 
-def wrap(impl, inner: nn.Module, units, node_size: int, wrapper=FSDP) -> FSDP:
+def wrap(impl, inner: nn.Module, units, node_size: int, prefetch: bool = False) -> nn.Module:
     inside, across = impl.node_groups(node_size)
     flat_type = partial(impl.HybridFlat, replicas=across)
+    wrapper = impl.module("fsdp_prefetch").PrefetchFSDP if prefetch else impl.module("fsdp").FSDP
     return wrapper(inner, units, group=inside, flat_type=flat_type)
 
 
@@ -98,8 +97,8 @@ def test_training_equals_one_process(impl, run, seed):
 
     def body(ctx):
         inner = net(seed, ctx.device)
-        model = wrap(impl, inner, inner.units(), 2, PrefetchFSDP)
-        return train(ctx, model, inner, seed, clip_by_global_norm)
+        model = wrap(impl, inner, inner.units(), 2, prefetch=True)
+        return train(ctx, model, inner, seed, impl.module("fsdp").clip_by_global_norm)
 
     results = run(body, 4)
     compare_training(results, seed, "2 nodes of 2 ranks, 3 steps")
@@ -158,7 +157,8 @@ def test_wrong_groups_are_refused(impl, run, seed):
         others = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         mine, theirs = others[ctx.rank // 2], others[1 - ctx.rank // 2]
         types = [partial(impl.HybridFlat, replicas=group) for group in (theirs, mine)]
-        return [refusal(FSDP, net(seed), group=mine, flat_type=flat) for flat in types]
+        wrapper = impl.module("fsdp").FSDP
+        return [refusal(wrapper, net(seed), group=mine, flat_type=flat) for flat in types]
 
     expect_refused(run(divide, 5), [("nodes of 3 for 5 ranks", [5, 3]), ("nodes of 0", [5, 0])])
     expect_refused(run(shard, 4), [("foreign replicas", []), ("replicas that are the node", [])])
@@ -167,4 +167,4 @@ def test_wrong_groups_are_refused(impl, run, seed):
 @trace("3.19")
 def trace_hybrid(impl):
     """Two steps of a small GPT on two nodes of two ranks."""
-    return traced(lambda inner, units: wrap(impl, inner, units, 2, PrefetchFSDP))
+    return traced(lambda inner, units: wrap(impl, inner, units, 2, prefetch=True))

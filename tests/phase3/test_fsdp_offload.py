@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 from fsdp_models import (
@@ -18,13 +20,15 @@ from fsdp_models import (
     traced,
     train,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distlab.grading import exercise, expect_equal, fail, trace
 from distlab.observe.memory import storage_bytes
-from solutions.phase3_multi_node.fsdp import FSDP, clip_by_global_norm
-from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
+
+
+def prefetching(impl, inner: nn.Module, units: list[nn.Module]) -> nn.Module:
+    return impl.module("fsdp_prefetch").PrefetchFSDP(inner, units, flat_type=impl.OffloadFlat)
 
 
 @exercise("3.18", "virtual gloo")
@@ -33,8 +37,8 @@ def test_training_equals_one_process(impl, run, seed, cases):
 
     def body(ctx):
         inner = net(seed)
-        model = PrefetchFSDP(inner, inner.units(), flat_type=impl.OffloadFlat)
-        return train(ctx, model, inner, seed, clip_by_global_norm)
+        model = prefetching(impl, inner, inner.units())
+        return train(ctx, model, inner, seed, impl.module("fsdp").clip_by_global_norm)
 
     sizes = cases(3, 2, 1)
     for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
@@ -45,7 +49,7 @@ def devices_after_a_step(impl, device, width: int = 64) -> dict[str, list[str]]:
     """Where shards, gradients and moments are, and what a unit's forward sees."""
     seen: list[str] = []
     inner = Stack(width).to(device)
-    model = FSDP(inner, list(inner.layers), flat_type=impl.OffloadFlat)
+    model = impl.module("fsdp").FSDP(inner, list(inner.layers), flat_type=impl.OffloadFlat)
     for layer in inner.layers:
         layer.tell = lambda point, layer=layer: seen.append(layer.linear.weight.device.type)
     optimizer = torch.optim.Adam(model.parameters())
@@ -82,7 +86,7 @@ def test_everything_is_where_it_should_be_on_a_gpu(impl, run, seed):
     def body(ctx):
         got = devices_after_a_step(impl, ctx.device)
         inner = Stack().to(ctx.device)
-        model = FSDP(inner, list(inner.layers), flat_type=impl.OffloadFlat)
+        model = impl.module("fsdp").FSDP(inner, list(inner.layers), flat_type=impl.OffloadFlat)
         pinned = all(shard.is_pinned() for shard in model.parameters() if shard.numel())
         return got, pinned
 
@@ -120,7 +124,7 @@ def test_only_shards_cross_the_bus(impl, run, seed):
 
     def body(ctx):
         inner = Stack().to("meta")
-        model = FSDP(inner, list(inner.layers), flat_type=impl.OffloadFlat)
+        model = impl.module("fsdp").FSDP(inner, list(inner.layers), flat_type=impl.OffloadFlat)
         inputs = torch.ones(1, 2, device="meta")
         backward(model(inputs).sum())
         model.zero_grad()
@@ -152,7 +156,7 @@ def test_device_keeps_nothing(impl, run, seed):
 
     def body(ctx):
         inner = Stack().to("meta")
-        model = FSDP(inner, list(inner.layers), flat_type=impl.OffloadFlat)
+        model = impl.module("fsdp").FSDP(inner, list(inner.layers), flat_type=impl.OffloadFlat)
         optimizer = torch.optim.Adam(model.parameters())
         backward(model(torch.ones(1, 2, device="meta")).sum())
         optimizer.step()
@@ -182,7 +186,7 @@ def test_accumulation_stays_on_the_cpu(impl, run, seed):
 
     def body(ctx):
         inner = net(seed)
-        model = FSDP(inner, inner.units(), flat_type=impl.OffloadFlat)
+        model = impl.module("fsdp").FSDP(inner, inner.units(), flat_type=impl.OffloadFlat)
         pair = batch(seed, ctx.rank)
         grads = []
         for _ in range(2):
@@ -204,4 +208,4 @@ def test_accumulation_stays_on_the_cpu(impl, run, seed):
 @trace("3.18")
 def trace_offload(impl):
     """Two steps of a small GPT; on a CPU the copies are none."""
-    return traced(lambda *args: PrefetchFSDP(*args, flat_type=impl.OffloadFlat))
+    return traced(partial(prefetching, impl))

@@ -33,16 +33,15 @@ from distlab.grading import (
     trace,
 )
 from distlab.observe.memory import PeakMemory
-from solutions.phase3_multi_node.fsdp import FSDP
-from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def wrapped(impl, seed: int, device, reduce_dtype=FP32, wrapper=FSDP):
+def wrapped(impl, seed: int, device, reduce_dtype=FP32, prefetch: bool = False):
     inner = net(seed, device, FP32)
     inner.offset = inner.offset.to(BF16)
     flat_type = partial(impl.MixedPrecisionFlat, compute_dtype=BF16, reduce_dtype=reduce_dtype)
+    wrapper = impl.module("fsdp_prefetch").PrefetchFSDP if prefetch else impl.module("fsdp").FSDP
     return wrapper(inner, inner.units(), flat_type=flat_type), inner
 
 
@@ -88,7 +87,8 @@ def test_integers_stay(impl, run):
 
     def body(ctx):
         inner = Indexed()
-        model = FSDP(inner, flat_type=partial(impl.MixedPrecisionFlat, compute_dtype=BF16))
+        flat_type = partial(impl.MixedPrecisionFlat, compute_dtype=BF16)
+        model = impl.module("fsdp").FSDP(inner, flat_type=flat_type)
         backward(model(torch.ones(1, 3, dtype=BF16)).sum())
         return inner.seen
 
@@ -117,7 +117,7 @@ def test_gradients_are_summed_in_float32(impl, run, seed, cases):
     """The mean of the ranks' bfloat16 gradients, exact to float32: no sum is rounded to 16 bits."""
 
     def body(ctx):
-        model, _ = wrapped(impl, seed, ctx.device, wrapper=PrefetchFSDP)
+        model, _ = wrapped(impl, seed, ctx.device, prefetch=True)
         pair = batch(seed, ctx.rank, 0, ctx.device, BF16)
         backward(loss_of(model, pair))
         alone = net(seed, ctx.device, FP32).to(BF16)
@@ -186,7 +186,7 @@ def test_bytes_of_a_step(impl, run, seed):
         flat_type = partial(
             impl.MixedPrecisionFlat, compute_dtype=BF16, reduce_dtype=getattr(torch, reduce_dtype)
         )
-        model = FSDP(inner, list(inner.layers), flat_type=flat_type)
+        model = impl.module("fsdp").FSDP(inner, list(inner.layers), flat_type=flat_type)
         with ctx.region("step"):
             backward(model(torch.ones(1, 2, dtype=BF16)).sum())
 
@@ -216,7 +216,7 @@ def test_full_parameters_take_half(impl, run, seed):
         with PeakMemory() as memory:
             inner = Stack()
             flat_type = partial(impl.MixedPrecisionFlat, compute_dtype=BF16)
-            model = FSDP(inner, list(inner.layers), flat_type=flat_type)
+            model = impl.module("fsdp").FSDP(inner, list(inner.layers), flat_type=flat_type)
             for layer in inner.layers:
                 layer.tell = tell
             backward(model(torch.ones(1, 2, dtype=BF16)).sum())
@@ -239,9 +239,10 @@ def test_other_dtypes_are_refused(impl, run, seed):
 
     def body(ctx):
         flat = lambda **wrong: partial(impl.MixedPrecisionFlat, **wrong)
+        wrapper = impl.module("fsdp").FSDP
         return [
-            refusal(FSDP, net(seed), flat_type=flat(compute_dtype=torch.int8)),
-            refusal(FSDP, net(seed), flat_type=flat(reduce_dtype=torch.int32)),
+            refusal(wrapper, net(seed), flat_type=flat(compute_dtype=torch.int8)),
+            refusal(wrapper, net(seed), flat_type=flat(reduce_dtype=torch.int32)),
         ]
 
     calls = [("computing in int8", ()), ("reducing in int32", ())]
@@ -251,4 +252,8 @@ def test_other_dtypes_are_refused(impl, run, seed):
 @trace("3.17")
 def trace_precision(impl):
     """Two steps of a small GPT in bfloat16."""
-    return traced(lambda *args: PrefetchFSDP(*args, flat_type=impl.MixedPrecisionFlat))
+
+    def wrap(*args) -> nn.Module:
+        return impl.module("fsdp_prefetch").PrefetchFSDP(*args, flat_type=impl.MixedPrecisionFlat)
+
+    return traced(wrap)

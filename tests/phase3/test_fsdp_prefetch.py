@@ -24,7 +24,6 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, fail, trace
 from distlab.observe.memory import PeakMemory
-from solutions.phase3_multi_node.fsdp import clip_by_global_norm
 
 DEPTH = 12
 WHOLE = DEPTH * UNIT + ROOT
@@ -51,7 +50,7 @@ def test_training_equals_one_process(impl, run, seed, cases):
     def body(ctx):
         inner = net(seed, ctx.device)
         model = impl.PrefetchFSDP(inner, [] if ctx.world_size == 2 else inner.units())
-        return train(ctx, model, inner, seed, clip_by_global_norm)
+        return train(ctx, model, inner, seed, impl.module("fsdp").clip_by_global_norm)
 
     sizes = cases(3, 2, 4, 1)
     for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):

@@ -22,12 +22,7 @@ from distlab.grading import (
     trace,
 )
 from distlab.observe.memory import PeakMemory, held_by, storage_bytes
-from solutions.phase3_multi_node.ddp import DDP
-from solutions.phase3_multi_node.fsdp_hybrid import HybridFlat, node_groups
-from solutions.phase3_multi_node.fsdp_offload import OffloadFlat
-from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
-from solutions.phase3_multi_node.step_profile import Phase, Profile, profile
-from solutions.phase3_multi_node.zero import Zero2Optimizer, ZeroOptimizer
+from given.step_profile import Phase, Profile, profile
 
 NAMES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")
 NODES, LOCAL = 2, 2
@@ -36,15 +31,6 @@ BUCKET = 20_000  # bytes: a block and a bit
 LEEWAY = 0.1
 # strategy and samples: mostly weights, then mostly activations
 CASES = [*((name, 2) for name in NAMES), ("ddp", 256), ("fsdp", 256)]
-
-
-class HostFlat(OffloadFlat):
-    """``OffloadFlat`` whose gradients are, on a machine without GPU, not followed as device's."""
-
-    def mean(self, chunk):
-        chunk = super().mean(chunk)
-        with unfollowed():
-            return chunk.clone()
 
 
 class Tower(nn.Module):
@@ -72,30 +58,47 @@ def batch_of(seed: int, size: int) -> tuple[Tensor, Tensor]:
     return x, torch.zeros(size, dtype=torch.int64)
 
 
-def built(name: str):
-    """(model to call, optimizer, tensors of the gradients after backward) of the course's own."""
+def host_flat(impl) -> type:
+    """``OffloadFlat`` whose gradients are, on a machine without GPU, not followed as device's."""
+
+    class HostFlat(impl.solution(3, "fsdp_offload").OffloadFlat):
+        def mean(self, chunk):
+            chunk = super().mean(chunk)
+            with unfollowed():
+                return chunk.clone()
+
+    return HostFlat
+
+
+def built(impl, name: str):
+    """(model to call, optimizer, tensors of the gradients after backward) of the course's own.
+
+    Not the learner's: a right one may need other memory than the estimate is held against.
+    """
     model = Tower()
+    zero, hybrid = impl.solution(3, "zero"), impl.solution(3, "fsdp_hybrid")
     if name in ("ddp", "zero1"):
-        wrapped = DDP(model, bucket_bytes=BUCKET)
-        make = partial(ZeroOptimizer, optimizer_class=torch.optim.AdamW, bucket_bytes=BUCKET)
+        wrapped = impl.solution(3, "ddp").DDP(model, bucket_bytes=BUCKET)
+        make = partial(zero.ZeroOptimizer, optimizer_class=torch.optim.AdamW, bucket_bytes=BUCKET)
         optimizer = make(model.parameters()) if name == "zero1" else adam(model.parameters())
         return wrapped, optimizer, lambda: [p.grad for p in model.parameters()]
     if name == "zero2":
-        optimizer = Zero2Optimizer(model.parameters(), torch.optim.AdamW, bucket_bytes=BUCKET)
+        make = partial(zero.Zero2Optimizer, optimizer_class=torch.optim.AdamW)
+        optimizer = make(model.parameters(), bucket_bytes=BUCKET)
         return model, optimizer, lambda: [v.gradient for v in optimizer.vectors]
-    options = {"flat_type": HostFlat} if name == "offload" else {}
+    options = {"flat_type": host_flat(impl)} if name == "offload" else {}
     if name == "hybrid":
-        group, replicas = node_groups(LOCAL)
-        options = {"group": group, "flat_type": partial(HybridFlat, replicas=replicas)}
-    wrapped = PrefetchFSDP(model, list(model.blocks), **options)
+        group, replicas = hybrid.node_groups(LOCAL)
+        options = {"group": group, "flat_type": partial(hybrid.HybridFlat, replicas=replicas)}
+    wrapped = impl.solution(3, "fsdp_prefetch").PrefetchFSDP(model, list(model.blocks), **options)
     return wrapped, adam(wrapped.parameters()), lambda: [p.grad for p in wrapped.parameters()]
 
 
-def measured(ctx, name: str, seed: int, size: int) -> dict[str, int]:
+def measured(impl, ctx, name: str, seed: int, size: int) -> dict[str, int]:
     """Bytes that a rank holds after backward, and the most at any moment of two steps."""
     inputs, targets = batch_of(seed, size)
     with PeakMemory() as memory:
-        wrapped, optimizer, gradients = built(name)
+        wrapped, optimizer, gradients = built(impl, name)
         memory.peak = memory.current  # building it may have taken more
         host = memory.current if name == "offload" else 0
         for step in range(2):
@@ -140,7 +143,7 @@ def test_memory_is_what_the_ledger_measures(impl, run, seed):
 
     def body(ctx):
         said = estimated(impl, seed, CASES) if ctx.rank == 0 else []
-        return said, [measured(ctx, name, seed, size) for name, size in CASES]
+        return said, [measured(impl, ctx, name, seed, size) for name, size in CASES]
 
     results = run.simulate(body, NODES * LOCAL, timeout=40)
     for number, (name, size) in enumerate(CASES):
@@ -160,7 +163,7 @@ def test_bytes_are_what_the_ledger_counts(impl, run, seed):
     def body(ctx):
         said = estimated(impl, seed, cases) if ctx.rank == 0 else []
         for name, size in cases:
-            measured(ctx, name, seed, size)
+            measured(impl, ctx, name, seed, size)
         return said
 
     results = run.simulate(body, NODES * LOCAL, timeout=40)
@@ -333,7 +336,7 @@ def trace_choice(impl):
         choice = impl.choose_strategy(found, budget, NODES, LOCAL)
         if ctx.rank == 0:
             print(choice)
-        wrapped, optimizer, _ = built(choice.strategy)
+        wrapped, optimizer, _ = built(impl, choice.strategy)
         inputs, targets = batch_of(ctx.rank, 256)
         for step in range(2):
             if step == 1:

@@ -15,12 +15,27 @@ from distlab.grading import expect_close, expect_equal, expect_refusals, fail, r
 from distlab.netcluster import bytes_sent
 from distlab.observe.log import Log
 from distlab.ranks import RankContext, RankResults
-from solutions.phase3_multi_node.buckets import Bucket
-from solutions.phase3_multi_node.comm_hooks import all_reduce
+from given.bucket_hooks import Handle
 
 Make = Callable[[Sequence[nn.Parameter]], Any]  # a new hook for these parameters
 Run = Callable[..., RankResults]  # the fixture `run`
 Variants = dict[str, tuple[str, list[Tensor]]]  # cause -> what it means, what each step then gives
+
+
+class Bucket:
+    """What a hook may use of a bucket (``given.bucket_hooks.Bucket``), and nothing else."""
+
+    def __init__(self, index: int, parameters: Sequence[nn.Parameter]) -> None:
+        self.index, self.parameters = index, list(parameters)
+        sizes = [p.numel() for p in parameters]
+        self.buffer = parameters[0].detach().new_empty(sum(sizes))
+        parts = zip(self.parameters, self.buffer.split(sizes), strict=True)
+        self.views = [part.as_strided(p.size(), p.stride()) for p, part in parts]
+
+
+def all_reduce(bucket: Bucket) -> Handle | None:
+    """The hook that compresses nothing."""
+    return dist.all_reduce(bucket.buffer, async_op=True)
 
 
 def bucket_of(

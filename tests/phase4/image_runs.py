@@ -18,8 +18,8 @@ import torch._subclasses.fake_tensor  # the plan of a run profiles a step with i
 import torch.utils.tensorboard  # a sink imports it
 
 from distlab.ranks import RankContext, run_ranks
+from given.step_profile import Profile
 from solutions.phase3_multi_node.ddp import DDP
-from solutions.phase3_multi_node.step_profile import Profile
 from solutions.phase4_production import engines, trainer_loop, trainer_setup, training_plan
 from solutions.phase4_production.digits_folder import write_digits
 from solutions.phase4_production.monitoring import matmul_peak

@@ -12,7 +12,8 @@ import torch._dynamo  # torch.optim imports it when an optimizer is made: once h
 from torch import Tensor, nn
 
 from distlab.ranks import RankContext, run_ranks
-from solutions.phase3_multi_node.comm_hooks import Hook, all_reduce
+from given.bucket_hooks import Hook
+from solutions.phase3_multi_node.comm_hooks import all_reduce
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase4_production.gradient_compression import RandomK, TopK
 from solutions.phase4_production.powersgd import PowerSGD

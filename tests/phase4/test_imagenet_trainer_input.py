@@ -327,7 +327,7 @@ def test_a_full_disk_ends_the_run_with_the_checkpoint_before_intact(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(config_of(data, tmp_path, "--max-steps=1"))
-    from solutions.phase4_production import safe_format
+    from given import safe_format
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import torch
+from checkpoints import store_in
 from small_training import (
     BATCH,
     EPOCHS,
@@ -21,9 +22,7 @@ from small_training import (
 from torch import nn
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
-from solutions.phase1_data_parallel.data_loader import build_loader
-from solutions.phase4_production.fault_tolerance import CheckpointStore
-from solutions.phase4_production.safe_format import pack
+from given.safe_format import pack
 
 POINTS = (4, 6, 8)  # within the first epoch, at its end, within the second
 
@@ -41,7 +40,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(impl, run, seed, folder):
             part, position = Training(impl, ctx, seed), impl.Position()
             part.train(position, until=point)
             shared, own = part.state.capture(position)
-            CheckpointStore(folder / str(point)).save(point, shared, own)
+            store_in(impl, folder / str(point)).save(point, shared, own)
             captured.append([part.log, facts(part), next_draws(ctx.device)])
         return whole.summary(), captured
 
@@ -49,7 +48,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(impl, run, seed, folder):
         out = []
         for point in POINTS:
             part = Training(impl, ctx, seed + 1)  # everything is different
-            position = part.state.restore(CheckpointStore(folder / str(point)).load())
+            position = part.state.restore(store_in(impl, folder / str(point)).load())
             now, streams = facts(part), copy.deepcopy(impl.random_state(ctx.device))
             draws = next_draws(ctx.device)
             impl.set_random_state(streams, ctx.device)
@@ -94,7 +93,7 @@ def test_loader_workers_go_on_with_the_same_samples(impl, run, seed):
 
     def body(ctx):
         def samples(workers: int, position, sampler=None):
-            loader = build_loader(
+            loader = impl.solution(1, "data_loader").build_loader(
                 impl.SampleSeeds(Augmented(), seed),
                 rank=0,
                 world_size=1,
@@ -209,10 +208,10 @@ def test_what_does_not_fit_is_refused(impl, run, seed, folder):
     def one(ctx):
         training, position = Training(impl, ctx, seed), impl.Position()
         training.train(position, until=2)
-        CheckpointStore(folder).save(2, *training.state.capture(position))
+        store_in(impl, folder).save(2, *training.state.capture(position))
 
     def body(ctx):
-        saved = CheckpointStore(folder).load()
+        saved = store_in(impl, folder).load()
         plain = Training(impl, ctx, seed + 1)
         others = []
         for last in (nn.Linear(8, 3), nn.Identity(), nn.Sequential(nn.Linear(8, 1))):
@@ -245,7 +244,7 @@ def test_what_does_not_fit_is_refused(impl, run, seed, folder):
         expect_equal(same, [True] * 3, what="parts unchanged by a refusal", cause="half-restored")
 
     def two(ctx):
-        saved = CheckpointStore(folder).load()
+        saved = store_in(impl, folder).load()
         state = Training(impl, ctx, seed).state
         with ctx.region("restore"):
             return refusal(state.restore, saved)
@@ -264,7 +263,7 @@ def test_a_single_process_needs_no_process_group(impl, run, seed, folder):
         sampler = Training(impl, ctx, seed).loader.batch_sampler
         source, target = network(), network()
         captured = impl.TrainingState(sampler=sampler, model=source).capture(impl.Position(5, 0, 5))
-        store = CheckpointStore(folder)
+        store = store_in(impl, folder)
         store.save(5, *captured)
         state = impl.TrainingState(sampler=sampler, model=target)
         problem = refusal(state.restore, store.load())
@@ -290,7 +289,7 @@ def test_wrapped_and_plain_models_exchange_checkpoints(impl, run, seed, folder):
                 return impl.TrainingState(sampler=sampler, model=model)
 
             source, target = network(), network()
-            store = CheckpointStore(folder / str(number))
+            store = store_in(impl, folder / str(number))
             store.save(1, *state(source, times_saved).capture(impl.Position()))
             problem = refusal(state(target, times_loaded).restore, store.load())
             pairs = zip(source.parameters(), target.parameters(), strict=True)
