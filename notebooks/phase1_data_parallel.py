@@ -50,8 +50,9 @@ from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer,
 torch.set_num_threads(1)
 protect_this_process()
 source = find_source(IMPL, load_course().phase(1))
-data_loader, trainer, collectives = (
-    Implementation(source, name) for name in ("data_loader", "trainer", "collectives")
+data_loader, trainer, allreduce, collectives = (
+    Implementation(source, name)
+    for name in ("data_loader", "trainer", "simple_allreduce", "collectives")
 )
 
 
@@ -205,9 +206,9 @@ NUMEL = 10_000
 
 
 def reduce_once(ctx, name):
-    getattr(collectives, f"all_reduce_{name}")(torch.ones(NUMEL))
+    getattr(allreduce, f"all_reduce_{name}")(torch.ones(NUMEL))
     if ctx.rank == 0:
-        cost = collectives.communication_cost(name, ctx.world_size, 4 * NUMEL)
+        cost = allreduce.communication_cost(name, ctx.world_size, 4 * NUMEL)
         return cost.messages, cost.max_bytes_per_rank
     return None
 

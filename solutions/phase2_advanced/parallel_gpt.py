@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from solutions.phase1_data_parallel.trainer import average_gradients
 
-from .model_parallel import Embed, Head, layers_of, partition, reduce_ties
+from .model_parallel import Embed, Head, layers_of, reduce_ties
 from .parallel_transformer import ParallelBlock
 from .pipeline_parallel import Pipeline, make_schedule
 from .pipeline_schedules import with_messages
@@ -49,6 +49,7 @@ from .sequence_parallel import (
     gather_sequence,
     sum_replicated_gradients,
 )
+from .stage_bounds import partition
 from .tensor_parallel import Group, RowParallelLinear, split_to_ranks
 from .vocabulary_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from .zero_bubble import ZeroBubblePipeline, zero_bubble

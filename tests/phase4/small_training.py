@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from solutions.phase1_data_parallel.data_loader import build_loader
-from solutions.phase2_advanced.mixed_precision import LossScaler
+from solutions.phase2_advanced.loss_scaling import LossScaler
 from solutions.phase4_production.safe_format import pack
 
 EPOCHS, SAMPLES, BATCH = 2, 22, 4  # six batches per epoch, the last one padded
