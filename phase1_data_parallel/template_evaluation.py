@@ -47,7 +47,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """(mean cross-entropy, accuracy) over the data set, exactly, on every rank.
 
-    Each sample counts once, however the shards are cut: the entries that pad this rank's shard come
+    Each sample counts once, whatever the shards' sizes: the entries that pad this rank's shard come
     last, and ``loader.batch_sampler.sampler.num_real`` tells how many come before. The model is
     evaluated in eval mode without gradients and left in the mode it was in.
     """

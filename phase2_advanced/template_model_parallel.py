@@ -47,7 +47,7 @@ class Embed(nn.Module):
         self.tokens, self.places = tokens, places
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Each token's embedding plus that of its place."""
+        """Each token's embedding plus that of its position."""
         places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         return self.tokens(tokens_BT) + self.places(places_T)
 
@@ -82,8 +82,8 @@ class Stage(nn.Module):
     ``bounds[r]`` to ``bounds[r+1]`` as its submodules and forgets the others: when the caller does
     so too, their memory is free. A trainable parameter that also belongs to other stages is tied:
     its copies get the values of the first such stage. All ranks of the group make their stage
-    together. Raises ValueError on every rank, before anything is sent, unless ``bounds`` cuts all
-    the layers into as many stages as the group has ranks, none empty.
+    together. Raises ValueError on every rank, before anything is sent, unless ``bounds`` divides
+    all the layers into as many stages as the group has ranks, none empty.
 
     ``ties``: (parameter, group of the stages that hold a copy) for each tied parameter of this
     stage. ``shapes``: dtype and shape of what this stage gets, by the shape of the inputs.

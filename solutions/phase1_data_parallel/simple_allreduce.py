@@ -13,7 +13,7 @@ chain       2(W-1)           2(W-1) N          2N (ends: N)       2(W-1)
 ring        2W(W-1)          2(W-1) N          2(W-1)/W N         2(W-1)
 ==========  ===============  ================  =================  ===============
 
-(For the direct exchange every step moves W messages at once, for the ring as well; phase 3 builds
+(For the direct strategy every step moves W messages at once, for the ring as well; phase 3 builds
 the ring.) With latency α per message and β seconds per byte, steps one after another cost
 steps·(α + message·β): the root is the bottleneck of the first, the network that of the second, the
 length that of the third. A rank never sends before its partner can receive: sends and receives are

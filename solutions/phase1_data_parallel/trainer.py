@@ -87,7 +87,7 @@ def average_gradients(
     # Step 3: weight the local gradients by this rank's share of the samples, missing ones by zero
     # Step 4: join gradients of one dtype and device to one flat tensor, sum it over the ranks:
     #         few large messages are faster than many small ones
-    # Step 5: cut the sum apart again, into p.grad
+    # Step 5: divide the sum again, into p.grad
     trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     if not trainable:
         return

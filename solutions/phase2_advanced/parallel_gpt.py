@@ -1,6 +1,6 @@
 """A GPT on T·P·D ranks: tensor, pipeline and data parallelism put together.
 
-Each of the three cuts another thing, and each needs another network:
+Each of the three divides another thing, and each needs another network:
 
 =========  =====================  ===================================================  ==========
 ranks      share                  communicate, per step and rank                       group
@@ -125,7 +125,7 @@ class ParallelEmbed(nn.Module):
         self.group, self.sequence_parallel = group, sequence_parallel
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Each token's embedding plus that of its place."""
+        """Each token's embedding plus that of its position."""
         places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         x_BTD = self.tokens(tokens_BT) + self.places(places_T)
         return split_to_ranks(x_BTD, TIME, self.group) if self.sequence_parallel else x_BTD

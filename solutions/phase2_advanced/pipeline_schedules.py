@@ -1,7 +1,7 @@
 """Pipeline schedules as data: completed with messages, validated and counted before they run.
 
-A model is cut into stages 0 … S-1, a batch into micro-batches 0 … m-1. A schedule says for every
-rank, in order, what it does:
+A model is divided into stages 0 … S-1, a batch into micro-batches 0 … m-1. A schedule says for
+every rank, in order, what it does:
 
 =========  =====================================================================================
 kind       a step of stage s for micro-batch i

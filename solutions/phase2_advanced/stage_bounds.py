@@ -60,8 +60,8 @@ def measured_costs(
 
     ``example`` is an input of the first layer; every further layer gets what the one before it
     gives. Of ``repeats`` runs, after one that warms up and does not count, the median. Every rank
-    returns the same numbers: two measurements differ, and ranks that cut at different places would
-    send each other what nobody expects. Weights, gradients, buffers and random state stay as they
+    returns the same numbers: two measurements differ, and ranks with different bounds would send
+    each other what nobody expects. Weights, gradients, buffers and random state stay as they
     are. One broadcast of 8 bytes per layer.
     """
     # --- exercise 2.20: start
@@ -100,18 +100,18 @@ def timed(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
 
 
 def partition(costs: Sequence[float], stages: int) -> list[int]:
-    """Cut the layers into contiguous stages so that the most expensive stage costs least.
+    """Divide the layers into contiguous stages so that the most expensive stage costs least.
 
     ``costs``: one number per layer, not negative. Returns stages + 1 bounds from 0 to len(costs),
     strictly increasing: stage s has the layers bounds[s] … bounds[s+1]-1, at least one. The same
-    bounds for the same costs. Of all cuts, none has a smaller largest sum. O(stages · layers²).
+    bounds for the same costs. Of all bounds, none has a smaller largest sum. O(stages · layers²).
     Raises ValueError if there are fewer layers than stages, for less than one stage, and for a cost
     that is negative or not finite.
     """
     # --- exercise 2.20: start
-    # Step 5: with one stage the first n layers cost their sum; with one stage more, try every place
-    #         where the last stage may begin: the larger of what comes before it and its own sum
-    # Step 6: remember the best place for each n, and follow these places back from the end
+    # Step 5: with one stage the first n layers cost their sum; with one stage more, try every layer
+    #         at which the last stage may begin: the larger of what comes before it and its own sum
+    # Step 6: remember the best begin for each n, and follow these back from the end
     layers = len(costs)
     if not 1 <= stages <= layers:
         raise ValueError(f"{stages} stages need at least one layer each, there are {layers} layers")

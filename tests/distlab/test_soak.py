@@ -88,12 +88,12 @@ def test_keys_follow_the_files(tmp_path: Path) -> None:
 def test_the_toolkit_is_what_grading_imports() -> None:
     names = {str(p.relative_to(root())) for p in soak_book._toolkit()}
     deciding = {
-        "ranks",
+        "ranks/run",
         "grading/checks",
-        "diagnose",
-        "workloads",
-        "rank_proof",
-        "recorder",
+        "explain/diagnosis",
+        "reference/workloads",
+        "ranks/proof",
+        "observe/recorder",
         "grading/session",
         "virtual/scheduler",
     }
