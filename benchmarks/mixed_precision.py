@@ -22,6 +22,7 @@ from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import GPT
 from solutions.phase2_advanced import gradient_accumulation as float32
 from solutions.phase2_advanced import mixed_precision as mixed
+from solutions.phase2_advanced.loss_scaling import LossScaler, scaled_step
 
 from .common import Table, in_turn, seconds, spread
 
@@ -45,11 +46,11 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 def solution_step(dtype: torch.dtype) -> Step:
     """One step of exercise 2.5 or, in float16, of exercise 2.6."""
     model = mixed.MixedPrecision(gpt(), dtype)
-    optimizer, scaler = adamw(model), mixed.LossScaler(scale=SCALE)
+    optimizer, scaler = adamw(model), LossScaler(scale=SCALE)
 
     def step(inputs: Tensor, targets: Tensor) -> float:
         if dtype == torch.float16:
-            return mixed.scaled_step(model, optimizer, scaler, [(inputs, targets)], max_norm=1.0)[0]
+            return scaled_step(model, optimizer, scaler, [(inputs, targets)], max_norm=1.0)[0]
         return mixed.mixed_step(model, optimizer, [(inputs, targets)], max_norm=1.0)[0]
 
     return step

@@ -6,21 +6,11 @@ Every input is the source's or the cluster description's (each number there has 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch._dynamo  # imported by torch.optim: once here
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
 from distlab.hardware.collectives import collective_time
 from distlab.ranks import RankContext
@@ -32,6 +22,7 @@ from solutions.phase3_multi_node.fsdp_precision import MixedPrecisionFlat
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
 from .common import Table
+from .published_models import Llama, ShardedBlock
 
 # 8 H200, all-reduce bus bandwidth in GB/s by payload: stas00/ml-engineering,
 # network/benchmarks/results/all-reduce-8xH200.md (NCCL 2.27.7, 2026-08-04)
@@ -92,55 +83,6 @@ def large_batch() -> list[str]:
     return _row("ResNet-50, 8 to 256 P100, efficiency", 0.90, efficiency, "{:.0%}")
 
 
-class _ToAll(torch.autograd.Function):
-    """Identity; the gradient is summed over the ranks (Megatron's f)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        grad = grad.clone()
-        dist.all_reduce(grad)
-        return grad
-
-
-class _FromAll(torch.autograd.Function):
-    """Sum over the ranks; the gradient passes (Megatron's g)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-class _ShardedBlock(nn.Module):
-    """A transformer layer of which each of W ranks holds 1/W of the heads and of the MLP."""
-
-    def __init__(self, width: int, heads: int, ranks: int) -> None:
-        super().__init__()
-        self.heads = heads // ranks
-        part = width // heads * self.heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * part), nn.Linear(part, width)
-        self.up = nn.Linear(width, 4 * width // ranks)
-        self.down = nn.Linear(4 * width // ranks, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(_ToAll.apply(self.norms[0](x))).chunk(3, dim=-1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + _FromAll.apply(self.out(mixed.transpose(1, 2).flatten(2)))
-        hidden = F.gelu(self.up(_ToAll.apply(self.norms[1](x))))
-        return x + _FromAll.apply(self.down(hidden))
-
-
 def _megatron_step(ctx: RankContext) -> tuple[float, float]:
     """(seconds, FLOPs of all ranks) of forward and backward of batch 8, length 1024."""
     import time
@@ -149,7 +91,7 @@ def _megatron_step(ctx: RankContext) -> tuple[float, float]:
 
     width, heads, layers = MEGATRON[ctx.world_size]
     with torch.device("meta"):
-        blocks = [_ShardedBlock(width, heads, ctx.world_size).half() for _ in range(layers)]
+        blocks = [ShardedBlock(width, heads, ctx.world_size).half() for _ in range(layers)]
         x = torch.empty(8, 1024, width, dtype=torch.float16, requires_grad=True)
     model = entered().mine.model
     begun, before, y = time.perf_counter(), model.flops, x
@@ -184,72 +126,6 @@ def megatron() -> list[list[str]]:
     ]
 
 
-class _LlamaBlock(nn.Module):
-    """A layer of Llama 3.1 8B; what is cheap to compute again is not kept for backward.
-
-    Rotary embeddings are applied as products with tables, in the dtype of the activations.
-    """
-
-    def __init__(self, width: int = 4096, heads: int = 32, pairs: int = 8, hidden: int = 14336):
-        super().__init__()
-        self.heads, self.pairs, self.size = heads, pairs, width // heads
-        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
-        narrow = pairs * self.size
-        self.q, self.k, self.v, self.out = (
-            nn.Linear(width, rows, bias=False) for rows in (width, narrow, narrow, width)
-        )
-        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        contexts = partial(create_selective_checkpoint_contexts, _saved_operators())
-        out: Tensor = checkpoint(
-            self.layer, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
-        )
-        return out
-
-    def layer(self, x: Tensor) -> Tensor:
-        y = self.norms[0](x)
-        q, k, v = (t.unflatten(-1, (-1, self.size)) for t in (self.q(y), self.k(y), self.v(y)))
-        table = q.new_empty(q.shape[1], 1, self.size)
-        q, k = q * table, k * table
-        k, v = (t.repeat_interleave(self.heads // self.pairs, dim=2) for t in (k, v))
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        y = self.norms[1](x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
-
-
-class _Llama(nn.Module):
-    """Llama 3.1 8B: 8.03 billion parameters."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(128_256, 4096)
-        self.layers = nn.ModuleList(_LlamaBlock() for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(4096), nn.Linear(4096, 128_256, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x)).flatten(0, 1).float()
-
-
-def _saved_operators() -> Callable[..., CheckpointPolicy]:
-    """torchtitan's selective checkpointing: attention and every second matrix product are kept."""
-    seen: Counter[bool] = Counter()
-
-    def policy(ctx: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        name = operator.overloadpacket.__name__
-        seen[ctx.is_recompute] += name == "mm"
-        keep = "attention" in name or (name == "mm" and seen[ctx.is_recompute] % 2)
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return policy
-
-
 def _titan_step(ctx: RankContext, layers: int) -> tuple[float, int]:
     """(seconds, most bytes) of a step of 2 sequences of 8,192 tokens."""
     import time
@@ -257,7 +133,7 @@ def _titan_step(ctx: RankContext, layers: int) -> tuple[float, int]:
     from distlab.virtual.isolation import entered
 
     with torch.device("meta"):
-        model = _Llama(layers)
+        model = Llama(layers)
         tokens = torch.empty(2, 8192, dtype=torch.int64)
     sharded = PrefetchFSDP(model, list(model.layers), flat_type=MixedPrecisionFlat)
     optimizer = torch.optim.AdamW(sharded.parameters())

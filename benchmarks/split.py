@@ -21,7 +21,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import GPT
-from solutions.phase2_advanced import model_parallel
+from solutions.phase2_advanced import model_parallel, stage_bounds
 
 from .common import Table, in_turn, spread
 
@@ -74,7 +74,7 @@ def compare(world_size: int, repeats: int) -> dict[str, list[float]]:
 
     def body(ctx: RankContext) -> dict[str, list[float]]:
         every = layers()
-        bounds = model_parallel.partition(model_parallel.parameter_costs(every), ctx.world_size)
+        bounds = stage_bounds.partition(stage_bounds.parameter_costs(every), ctx.world_size)
         steps = {"solution": solution_step(bounds), "torch": torch_step(bounds)}
         tokens = torch.randint(
             0, VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(0)
@@ -118,11 +118,11 @@ def cut_quality(stages: int) -> str:
 
     def body(ctx: RankContext) -> list[float]:
         example = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
-        return model_parallel.measured_costs(layers(), example, repeats=9)
+        return stage_bounds.measured_costs(layers(), example, repeats=9)
 
     costs: list[float] = run_ranks(body, 1, ledger=False)[0]
     mean = sum(costs) / stages
-    cuts = [cut(costs, stages) for cut in (model_parallel.partition, greedy, equal_counts)]
+    cuts = [cut(costs, stages) for cut in (stage_bounds.partition, greedy, equal_counts)]
     largest = [max(sum(costs[a:b]) for a, b in pairwise(bounds)) / mean for bounds in cuts]
     return " / ".join(f"{value:.2f}" for value in largest)
 

@@ -41,7 +41,8 @@ from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer,
 
 notebook = Notebook(1, IMPL)
 ranks = notebook.ranks
-data_loader, trainer, collectives = map(notebook.module, ("data_loader", "trainer", "collectives"))
+data_loader, trainer = map(notebook.module, ("data_loader", "trainer"))
+allreduce, collectives = map(notebook.module, ("simple_allreduce", "collectives"))
 
 # %% [markdown]
 # ## 1. Who trains on what?
@@ -184,9 +185,9 @@ NUMEL = 10_000
 
 
 def reduce_once(ctx, name):
-    getattr(collectives, f"all_reduce_{name}")(torch.ones(NUMEL))
+    getattr(allreduce, f"all_reduce_{name}")(torch.ones(NUMEL))
     if ctx.rank == 0:
-        cost = collectives.communication_cost(name, ctx.world_size, 4 * NUMEL)
+        cost = allreduce.communication_cost(name, ctx.world_size, 4 * NUMEL)
         return cost.messages, cost.max_bytes_per_rank
     return None
 

@@ -134,7 +134,7 @@ plt.show()
 # Four ranks, eight micro-batches. A box is one step of one micro-batch: forwards take 1, backwards
 # 2 (where they are split, 1 for the inputs and 1 for the weights). Interleaved 1F1B cuts the model
 # into eight stages, two per rank (the second in lighter colours). White is the *bubble*. Schedules
-# are data: these pictures come from exercise 2.9's `replay`, nothing was computed.
+# are data: these pictures come from exercise 2.21's `replay`, nothing was computed.
 
 # %%
 schedules, pipelines = module("pipeline_schedules"), module("pipeline_parallel")

@@ -1,29 +1,25 @@
-# Exercises 1.7, 1.8, 1.9: replace every `raise NotImplementedError` by your code.
-# The docstrings say what is asked for. Test with: python test_phase1.py 1.7
-"""All-reduce from point-to-point messages, three ways, and what each costs.
+# Exercises 1.9: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase1.py 1.9
+"""What an all-reduce costs, measured: three simple ones beside the backend's own.
 
-All-reduce combines a tensor of N bytes over W ranks and leaves the result on every rank. From sends
-and receives alone:
+A rank's clock shows when its call returns. Neither the device nor the other ranks need be done by
+then. So a measurement of a collective has three rules: all ranks start together (a barrier), the
+device is idle when the clock starts and done when it stops, and the slowest rank's time counts.
 
-==========  ===============  ================  =================  ===============
-strategy    messages in all  bytes in all      bytes sent by the  steps one after
-                                               busiest rank       another
-==========  ===============  ================  =================  ===============
-root        2(W-1)           2(W-1) N          (W-1) N            2(W-1)
-direct      W(W-1)           W(W-1) N          (W-1) N            W-1
-chain       2(W-1)           2(W-1) N          2N (ends: N)       2(W-1)
-ring        2W(W-1)          2(W-1) N          2(W-1)/W N         2(W-1)
-==========  ===============  ================  =================  ===============
+For a tensor of N bytes on W ranks that takes t seconds:
 
-(For the direct exchange every step moves W messages at once, for the ring as well; phase 3 builds
-the ring.) With latency α per message and β seconds per byte, steps one after another cost
-steps·(α + message·β): the root is the bottleneck of the first, the network that of the second, the
-length that of the third. A rank never sends before its partner can receive: sends and receives are
-posted together, because a send may return only when it has been received.
+===================  ==================  ==========================================================
+name                 formula             tells
+===================  ==================  ==========================================================
+algorithm bandwidth  N/t                 how fast the caller's data is served
+bus bandwidth        N/t · 2(W-1)/W      how fast the links are used, comparable at any world size
+===================  ==================  ==========================================================
 
-Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
-MPICH"; Patarasuk & Yuan 2009 for the lower bound 2(W-1)/W·N; nccl-tests' PERFORMANCE.md for bus
-bandwidth.
+Per repeat: one barrier and the measured call; at the end one all-reduce of 8 bytes per repeat.
+Invariant: every rank returns the same number. The all-reduces themselves are in
+``simple_allreduce``.
+
+Source: nccl-tests' PERFORMANCE.md for bus bandwidth.
 """
 
 from __future__ import annotations
@@ -36,108 +32,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from given.agreement import Group
 from given.parent import end_with_parent
 from given.process_group import process_group
 
-Op = Literal["sum", "mean", "max", "min", "product"]
-
-COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": torch.add,
-    "mean": torch.add,  # divided at the end
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "product": torch.mul,
-}
-
-
-def check_op(tensor: Tensor, op: str) -> None:
-    """Raise ValueError for an unknown ``op``, or the mean of integers, before anything is sent."""
-    if op not in COMBINE:
-        raise ValueError(f"op must be one of {', '.join(COMBINE)}, not {op!r}")
-    if op == "mean" and not tensor.is_floating_point():
-        raise ValueError(f"the mean of {tensor.dtype} is not an integer: convert the tensor first")
-
-
-def all_reduce_root(tensor: Tensor, op: Op = "sum", root: int = 0, group: Group = None) -> None:
-    """Combine ``tensor`` over the ranks of ``group`` through one root, in place on every rank.
-
-    Everybody sends to ``root`` (a rank of the group), which combines in rank order and sends the
-    result back. ``tensor`` may be empty or non-contiguous, of the same shape and dtype on all
-    ranks. 2(W-1) messages of N bytes in all, by point-to-point calls only. Raises ValueError on
-    every rank, before anything is sent, for an unknown ``op``, the mean of integers, or a root
-    outside the group.
-    """
-    # Step 1: refuse bad arguments first, alike on all ranks
-    # Step 2: every rank but the root sends its tensor (contiguous) and receives the result
-    # Step 3: the root combines what it receives, in rank order, divides for the mean, and sends
-    #         the result to everybody
-    # Step 4: write the result into the caller's tensor, also when it is a strided view
-    raise NotImplementedError("exercise 1.7")
-
-
-def combine(values: Sequence[Tensor], op: str) -> Tensor:
-    """All values combined in the order given; divided by their number for the mean."""
-    result = values[0]
-    for value in values[1:]:
-        result = COMBINE[op](result, value)
-    return result / len(values) if op == "mean" else result
-
-
-def all_reduce_direct(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
-    """Everyone sends its tensor to everyone and combines for itself, in place.
-
-    Same contract as ``all_reduce_root``, without a root: W(W-1) messages of N bytes in all, (W-1)N
-    bytes sent per rank. All ranks combine in rank order, so the results are equal to the last bit.
-    """
-    # Step 1: post all receives and all sends at once (isend, irecv), into separate buffers
-    # Step 2: wait for every handle before a buffer is read
-    # Step 3: combine in rank order: floating-point sums depend on the order
-    raise NotImplementedError("exercise 1.8")
-
-
-def all_reduce_chain(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
-    """Combine along the chain 0 → 1 → … → W-1 and pass the result back the same way, in place.
-
-    Same contract as ``all_reduce_root``, without a root: 2(W-1) messages of N bytes in all; each
-    rank sends at most 2N, the ends N. Rank r adds its value to what ranks 0 … r-1 made.
-    """
-    # Step 4: receive from the left (not rank 0), combine, send to the right (not the last rank)
-    # Step 5: the last rank holds everything; the result travels back to rank 0
-    raise NotImplementedError("exercise 1.8")
-
-
-STRATEGIES: dict[str, Callable[..., None]] = {
-    "root": all_reduce_root,
-    "direct": all_reduce_direct,
-    "chain": all_reduce_chain,
-}
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What an all-reduce of N bytes costs; ``max_bytes_per_rank`` is sent by the busiest rank."""
-
-    messages: int
-    total_bytes: float
-    max_bytes_per_rank: float
-    steps: int
-
-
-def communication_cost(strategy: str, world_size: int, nbytes: int) -> Cost:
-    """The module's table for ``"root"``, ``"direct"``, ``"chain"`` and, to compare, ``"ring"``.
-
-    ``nbytes`` is the tensor's size N. One rank alone costs nothing. Raises ValueError for an
-    unknown strategy.
-    """
-    # Step 6: write down the formulas; mind W = 1, and the chain of two, which has only ends
-    raise NotImplementedError("exercise 1.8")
+from .template_simple_allreduce import STRATEGIES
 
 
 def synchronize(device: torch.device | str) -> None:

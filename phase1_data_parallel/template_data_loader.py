@@ -143,8 +143,8 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Lists of at most ``batch_size`` indices, possibly empty at the end."""
-        # Step 3: a resumed epoch has fewer batches left; cut this rank's entries into batches and
-        #         go on, with empty ones, to the number that all ranks agree on
+        # Step 3: a resumed epoch has fewer batches left; divide this rank's entries into batches,
+        #         and go on, with empty ones, to the number that all ranks agree on
         raise NotImplementedError("exercise 1.2")
 
     def set_epoch(self, epoch: int) -> None:
@@ -178,7 +178,7 @@ class _Collate:
         self.dataset = dataset
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        # Step 6: without samples, make a batch of one and cut it to length zero
+        # Step 6: without samples, make a batch of one and shorten it to length zero
         raise NotImplementedError("exercise 1.2")
 
 

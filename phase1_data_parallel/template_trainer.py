@@ -1,4 +1,4 @@
-# Exercises 1.3, 1.4, 1.5, 1.6: replace every `raise NotImplementedError` by your code.
+# Exercises 1.3, 1.4, 1.5: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase1.py 1.3
 """Synchronous data-parallel training: every rank holds the model, each trains on its own samples.
 
@@ -37,6 +37,7 @@ from given.parent import end_with_parent
 from given.process_group import process_group
 
 from .template_data_loader import build_loader
+from .template_evaluation import evaluate, print_once
 
 if TYPE_CHECKING:
     from distlab.reference.workloads import Workload
@@ -79,7 +80,7 @@ def average_gradients(
     # Step 3: weight the local gradients by this rank's share of the samples, missing ones by zero
     # Step 4: join gradients of one dtype and device to one flat tensor, sum it over the ranks:
     #         few large messages are faster than many small ones
-    # Step 5: cut the sum apart again, into p.grad
+    # Step 5: divide the sum again, into p.grad
     raise NotImplementedError("exercise 1.4")
 
 
@@ -129,47 +130,6 @@ def weight_hash(model: nn.Module) -> str:
     """SHA-256 over the bytes of all parameters and buffers: equal replicas, equal hash."""
     # Step 7: hash the raw bytes, not rounded numbers: drift begins in the last bit
     raise NotImplementedError("exercise 1.5")
-
-
-def global_metrics(
-    loss_sum: float,
-    correct: int,
-    count: int,
-    group: Group = None,
-    device: torch.device | str = "cpu",
-) -> tuple[float, float]:
-    """(mean loss, accuracy) over the samples of all ranks, the same on every rank.
-
-    The arguments are this rank's sum of losses, number of right answers and number of samples
-    (possibly 0). Exact: a mean of the ranks' means would weigh small shards too much. One message.
-    Raises ValueError, on every rank, if no rank has a sample.
-    """
-    # Step 1: sum the three numbers over the ranks in float64 (exact for counts), then divide
-    raise NotImplementedError("exercise 1.6")
-
-
-def evaluate(
-    model: nn.Module,
-    loader: DataLoader[tuple[Tensor, Tensor]],
-    group: Group = None,
-    device: torch.device | str = "cpu",
-) -> tuple[float, float]:
-    """(mean cross-entropy, accuracy) over the data set, exactly, on every rank.
-
-    Each sample counts once, however the shards are cut: the entries that pad this rank's shard come
-    last, and ``loader.batch_sampler.sampler.num_real`` tells how many come before. The model is
-    evaluated in eval mode without gradients and left in the mode it was in.
-    """
-    # Step 2: eval mode, and back to the mode the model was in, also when something raises
-    # Step 3: of each batch only the entries before the padding count; a batch may be empty
-    # Step 4: add up sums, not means; one global reduction at the end
-    raise NotImplementedError("exercise 1.6")
-
-
-def print_once(message: str, group: Group = None) -> None:
-    """Print ``message`` on the first rank of ``group`` only, without any communication."""
-    # Step 5: the group's own rank decides, not LOCAL_RANK (every node has one that is 0)
-    raise NotImplementedError("exercise 1.6")
 
 
 def set_up(device: str) -> tuple[torch.device, str]:

@@ -2,7 +2,7 @@
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.1
 """Gradient accumulation: one optimizer step and one reduction for several micro-batches.
 
-A batch that does not fit into memory is cut into micro-batches; their gradients add up in
+A batch that does not fit into memory is divided into micro-batches; their gradients add up in
 ``p.grad`` until the optimizer steps once. For a window of micro-batches whose losses are means over
 n_1 … n_m tokens, the gradient of the whole batch is
 
@@ -40,7 +40,7 @@ IGNORED = -100
 
 
 def windows(micro_batches: Iterable[T], steps: int) -> Iterator[list[T]]:
-    """Cut a stream of micro-batches into lists of ``steps``, one per optimizer step.
+    """Divide a stream of micro-batches into lists of ``steps``, one per optimizer step.
 
     The last list is shorter if they don't divide; none is empty and none is lost. Lazy: reads no
     micro-batch beyond the list that it gives. Raises ValueError, before reading, if ``steps`` < 1.

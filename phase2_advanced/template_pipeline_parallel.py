@@ -2,9 +2,9 @@
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.10
 """Pipeline parallelism: GPipe, 1F1B and interleaved 1F1B, run by one interpreter.
 
-The layers are cut into stages, one or more per rank, the batch into m micro-batches. While a stage
-works on one micro-batch its neighbours work on others; at the begin and at the end of a step they
-have none. With p ranks and v stages (chunks) per rank:
+The layers are divided into stages, one or more per rank, the batch into m micro-batches. While a
+stage works on one micro-batch its neighbours work on others; at the begin and at the end of a step
+they have none. With p ranks and v stages per rank (``chunks``):
 
 ===========  ===========================  ====================================  ===============
 schedule     bubble: share of the ranks'  activations kept by rank r, of one    messages per
@@ -79,15 +79,16 @@ def alternate(forwards: list[Step], backwards: list[Step], warm_up: int) -> list
 def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]:
     """Every rank's compute steps in interleaved 1F1B: rank r has the stages r, r+p, … of v·p.
 
-    Micro-batches go through in groups of p: each rank does a group's forwards with its first chunk,
-    then the same group's with its second …; in backward the last chunk comes first. Rank r keeps
-    2(p-r-1) + (v-1)p + 1 activations of a chunk at most. Raises ValueError if a number is below 1
+    Micro-batches go through in groups of p: each rank does a group's forwards with its first stage,
+    then the same group's with its second …; in backward the last stage comes first. Rank r keeps
+    2(p-r-1) + (v-1)p + 1 activations of a stage at most. Raises ValueError if a number is below 1
     or p does not divide m.
     """
-    # Step 1: the k-th forward of a rank: its group of p micro-batches, its chunk, its place
-    # Step 2: backward likewise, with the chunks in reverse
+    # Step 1: the k-th forward of a rank: its group of p micro-batches, which of the own stages, and
+    #         its position there
+    # Step 2: backward likewise, with the own stages in reverse
     # Step 3: alternate as in 1F1B. The first backward reaches rank r after the whole group has gone
-    #         through v-1 chunks, and one more to the last rank and back: that is the warm-up
+    #         through v-1 stages, and one more to the last rank and back: that is the warm-up
     raise NotImplementedError("exercise 2.12")
 
 
@@ -156,7 +157,7 @@ class Pipeline:
         per stage of this rank are unfinished. Raises ValueError, before anything is sent, if the
         batch does not divide into the schedule's micro-batches.
         """
-        # Step 3: cut the batch into equal micro-batches; the loss starts at zero
+        # Step 3: divide the batch into equal micro-batches; the loss starts at zero
         # Step 4: take this rank's steps one by one; leave no send unfinished
         # Step 5: the last stage has the loss: all ranks need it
         raise NotImplementedError("exercise 2.10")

@@ -1,9 +1,9 @@
-# Exercises 2.9: replace every `raise NotImplementedError` by your code.
+# Exercises 2.9, 2.21: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.9
 """Pipeline schedules as data: completed with messages, validated and counted before they run.
 
-A model is cut into stages 0 … S-1, a batch into micro-batches 0 … m-1. A schedule says for every
-rank, in order, what it does:
+A model is divided into stages 0 … S-1, a batch into micro-batches 0 … m-1. A schedule says for
+every rank, in order, what it does:
 
 =========  =====================================================================================
 kind       a step of stage s for micro-batch i
@@ -144,8 +144,8 @@ class Replay:
     @property
     def bubble(self) -> float:
         """The share of all ranks' time, until the last is done, in which they don't compute."""
-        # Step 8: busy time of all ranks over their number times the time it takes
-        raise NotImplementedError("exercise 2.9")
+        # Step 1: busy time of all ranks over their number times the time it takes
+        raise NotImplementedError("exercise 2.21")
 
 
 def replay(
@@ -158,8 +158,8 @@ def replay(
     takes its compute steps in order, each as soon as it is free and all that the step needs is
     there: sends hold nobody up. Raises ValueError if the order is impossible.
     """
-    # Step 9: start = the latest of "this rank is free" and "what the step needs has arrived"
-    raise NotImplementedError("exercise 2.9")
+    # Step 2: start = the latest of "this rank is free" and "what the step needs has arrived"
+    raise NotImplementedError("exercise 2.21")
 
 
 def peak_live(schedule: Schedule) -> list[int]:
@@ -167,5 +167,5 @@ def peak_live(schedule: Schedule) -> list[int]:
 
     They are kept from F to the last step that reads them: W if the schedule has it, else B.
     """
-    # Step 10: count up at F and down at the step that frees; the largest count is the peak
-    raise NotImplementedError("exercise 2.9")
+    # Step 3: count up at F and down at the step that frees; the largest count is the peak
+    raise NotImplementedError("exercise 2.21")

@@ -15,7 +15,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WRITTEN = {"data_loader": ("1.1", "1.2"), "trainer": ("1.3", "1.4"), "collectives": ()}
+WRITTEN = {
+    "data_loader": ("1.1", "1.2"),
+    "trainer": ("1.3", "1.4"),
+    "evaluation": (),
+    "simple_allreduce": (),
+    "collectives": (),
+}
 SIMULATED = ["--cluster", "p4d-a100", "--model", "resnet50", "--impl", "torch", "--gpus"]
 SIMULATED += [str(2**k) for k in range(9)]
 MUTANT = "average-summed"

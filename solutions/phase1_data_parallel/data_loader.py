@@ -180,8 +180,8 @@ class ShardedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Lists of at most ``batch_size`` indices, possibly empty at the end."""
         # --- exercise 1.2: start
-        # Step 3: a resumed epoch has fewer batches left; cut this rank's entries into batches and
-        #         go on, with empty ones, to the number that all ranks agree on
+        # Step 3: a resumed epoch has fewer batches left; divide this rank's entries into batches,
+        #         and go on, with empty ones, to the number that all ranks agree on
         begun = self.sampler.skip // self.batch_size
         mine = list(self.sampler)
         for start in range(0, (len(self) - begun) * self.batch_size, self.batch_size):
@@ -228,7 +228,7 @@ class _Collate:
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         # --- exercise 1.2: start
-        # Step 6: without samples, make a batch of one and cut it to length zero
+        # Step 6: without samples, make a batch of one and shorten it to length zero
         if samples:
             return default_collate(samples)
         return [field[:0] for field in default_collate([self.dataset[0]])]

@@ -39,7 +39,7 @@ from torch.autograd.function import once_differentiable
 # -- tensors in nested values ---------------------------------------------------------------------
 @dataclass(frozen=True)
 class Slot:
-    """The place of tensor number ``index`` in a nested value that the tensors were taken out of."""
+    """Stands for tensor number ``index`` in a nested value that the tensors were taken out of."""
 
     index: int
 
@@ -162,7 +162,7 @@ class Recompute(torch.autograd.Function):
         # --- exercise 2.7: start
         # Step 7: parameters are not inputs of this node: asked for some gradients only, autograd
         #         would not get theirs, or not want them
-        # Step 8: cut the inputs off: backward inside must end at them
+        # Step 8: detach the inputs: backward inside must end at them
         # Step 9: the second forward, in the surroundings of the first
         # Step 10: backward from the outputs that have a gradient and need one
         if not torch.autograd._is_checkpoint_valid():

@@ -17,32 +17,26 @@ optimizer state (Adam)               fp32   8Ψ     as the masters: that is what
 
 bfloat16 keeps float32's range and 8 significant bits; between 1 and 2 its numbers are 2^-7 apart,
 and adding less than 2^-8 to 1 changes nothing. float16 has 11 bits, but nothing above 65504 and
-nothing below 2^-24. Gradients that small are common; multiplying the loss by a scale moves all of
-them up (the chain rule is linear), and fp32 gradients are divided by it again. The scale is found
-by trial: halved and the step skipped when something overflows, doubled after a quiet while.
+nothing below 2^-24. Gradients that small are common, and ``loss_scaling`` keeps them (2.6).
 
 Communication per step and rank: as in exercise 2.2 one all-reduce of the gradients, here of fp32,
-2(W-1)/W·4Ψ bytes (16 bits would send half, and add W terms in 16 bits); scaling adds one number.
-Invariant: masters, optimizer state and scale are equal on all ranks; the 16-bit weights are the
+2(W-1)/W·4Ψ bytes (16 bits would send half, and add W terms in 16 bits).
+Invariant: masters and optimizer state are equal on all ranks; the 16-bit weights are the
 masters, rounded. Sources: Micikevicius et al. 2018 (arXiv 1710.03740), section 3; Kalamkar et al.
 2019 (arXiv 1905.12322) for bfloat16; Rajbhandari et al. 2020 (arXiv 1910.02054), section 3.1.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from given.agreement import Group
 
 from .gradient_accumulation import (
     MicroBatch,
-    accumulate_and_reduce,
-    clip_by_global_norm,
     train_window,
 )
 
@@ -186,153 +180,3 @@ def mixed_step(
     model.write_back()
     return loss, norm
     # --- exercise 2.5: end
-
-
-class LossScaler:
-    """A loss scale that follows the gradients: down at an overflow, up after a quiet while.
-
-    Per step: multiply the loss by ``scale``, backward, ``unscale`` once, step unless there was an
-    overflow, ``update``. ``scale`` (a float) is the same on all ranks at all times.
-
-    After an overflow (a gradient is infinite or NaN on any rank) ``update`` multiplies the scale by
-    ``backoff_factor``, but not below ``minimum``; with ``hysteresis`` h only at the h-th overflow
-    in a row and at those that follow it at once. After ``growth_interval`` steps in a row without
-    overflow it is multiplied by ``growth_factor``, unless float32 can't hold that.
-    """
-
-    def __init__(
-        self,
-        *,
-        scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        hysteresis: int = 1,
-        minimum: float = 1.0,
-    ) -> None:
-        """Raises ValueError, with the number, for settings that could not work.
-
-        ``growth_factor`` > 1, 0 < ``backoff_factor`` < 1, ``growth_interval`` and ``hysteresis`` at
-        least 1, 0 < ``minimum`` ≤ ``scale`` < ∞.
-        """
-        # --- exercise 2.6: start
-        # Step 1: refuse bad settings
-        # Step 2: what changes: the scale, the quiet steps and the overflows in a row
-        if not growth_factor > 1:
-            raise ValueError(f"growth_factor must be above 1, got {growth_factor}")
-        if not 0 < backoff_factor < 1:
-            raise ValueError(f"backoff_factor must be between 0 and 1, got {backoff_factor}")
-        if growth_interval < 1 or hysteresis < 1:
-            raise ValueError(
-                "growth_interval and hysteresis must be at least 1, "
-                f"got {growth_interval} and {hysteresis}"
-            )
-        if not 0 < minimum <= scale < math.inf:
-            raise ValueError(f"0 < minimum <= scale < inf must hold, got {minimum} and {scale}")
-        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
-        self.growth_interval, self.hysteresis = growth_interval, hysteresis
-        self.minimum, self.scale = minimum, scale
-        self.quiet_steps = self.overflows = 0
-        self.finite: bool | None = None  # of the step between unscale and update
-        # --- exercise 2.6: end
-
-    def unscale(self, parameters: Iterable[nn.Parameter], group: Group = None) -> bool:
-        """Divide every gradient by ``scale``, in place; True if all are finite on all ranks.
-
-        Ranks may hold different gradients (shards), or none. One all-reduce of a single number.
-        A parameter listed twice is divided once. Raises ValueError, before anything is changed or
-        sent, at a second call for the same step: ``update`` ends a step.
-        """
-        # --- exercise 2.6: start
-        # Step 3: refuse to divide twice
-        # Step 4: least and largest element (aminmax) show any that is infinite or NaN; divide
-        # Step 5: what happens next is decided by all ranks together, also by those without gradient
-        if self.finite is not None:
-            raise ValueError("unscale was called twice for one step: update() ends a step")
-        parameters = list(dict.fromkeys(parameters))
-        gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
-        overflow = torch.zeros((), device=parameters[0].device)
-        if gradients:
-            extremes = torch.stack([value for g in gradients for value in torch.aminmax(g)])
-            overflow += ~extremes.isfinite().all()
-            torch._foreach_div_(gradients, self.scale)
-        dist.all_reduce(overflow, op=dist.ReduceOp.MAX, group=group)
-        self.finite = not overflow.item()
-        return self.finite
-        # --- exercise 2.6: end
-
-    def update(self) -> None:
-        """End the step: adapt the scale to what ``unscale`` found. ValueError without it."""
-        # --- exercise 2.6: start
-        # Step 6: an overflow ends the quiet run, a quiet step the run of overflows
-        # Step 7: growing starts a new quiet run
-        if self.finite is None:
-            raise ValueError("update() needs the unscale() of the same step before it")
-        if self.finite:
-            self.quiet_steps, self.overflows = self.quiet_steps + 1, 0
-        else:
-            self.quiet_steps, self.overflows = 0, self.overflows + 1
-        if self.overflows >= self.hysteresis:
-            self.scale = max(self.scale * self.backoff_factor, self.minimum)
-        if self.quiet_steps == self.growth_interval:
-            self.quiet_steps = 0
-            if self.scale * self.growth_factor <= torch.finfo(torch.float32).max:
-                self.scale *= self.growth_factor
-        self.finite = None
-        # --- exercise 2.6: end
-
-    def state_dict(self) -> dict[str, float | int]:
-        """Plain numbers (JSON can hold them) from which another scaler goes on, between steps."""
-        # --- exercise 2.6: start
-        # Step 8: the scale alone does not tell when it grows next
-        return {
-            "scale": self.scale,
-            "quiet_steps": self.quiet_steps,
-            "overflows": self.overflows,
-        }
-        # --- exercise 2.6: end
-
-    def load_state_dict(self, state: dict[str, float | int]) -> None:
-        """Go on from where ``state_dict`` was taken; the settings remain this scaler's own."""
-        # --- exercise 2.6: start
-        # Step 9: all of it
-        self.scale = float(state["scale"])
-        self.quiet_steps, self.overflows = int(state["quiet_steps"]), int(state["overflows"])
-        # --- exercise 2.6: end
-
-
-def scaled_step(
-    model: MixedPrecision,
-    optimizer: torch.optim.Optimizer,
-    scaler: LossScaler,
-    window: Sequence[MicroBatch],
-    *,
-    max_norm: float | None = None,
-    group: Group = None,
-) -> tuple[float, float, bool]:
-    """``mixed_step`` with a dynamic loss scale: for float16.
-
-    Returns (global mean loss, norm of the true gradient before clipping, whether the optimizer
-    stepped), the same on every rank. After an overflow on any rank no rank steps: masters, weights
-    and optimizer state stay as they are. Without any target on any rank nothing happens, the scale
-    does not change either; returns (0.0, 0.0, False). Raises ValueError, before anything is sent,
-    if ``max_norm`` is not positive.
-    """
-    # --- exercise 2.6: start
-    # Step 10: the scale is in the loss before backward: what has become 0 in 16 bits can't be
-    #          scaled up afterwards
-    # Step 11: reduce, unscale, clip, then step on all ranks or on none; the scaler learns of both
-    if max_norm is not None and not max_norm > 0:
-        raise ValueError(f"max_norm must be positive, got {max_norm}")
-    loss, total = accumulate_and_reduce(model, window, loss_scale=scaler.scale, group=group)
-    if not total:
-        return 0.0, 0.0, False
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    finite = scaler.unscale(trainable, group)
-    norm = clip_by_global_norm(trainable, math.inf if max_norm is None else max_norm)
-    if finite:
-        optimizer.step()
-        model.write_back()
-    scaler.update()
-    return loss, norm, finite
-    # --- exercise 2.6: end

@@ -1,7 +1,7 @@
 """Naive model parallelism: the layers of one model on several ranks, one rank at work at a time.
 
-The layers are cut into as many contiguous stages as there are ranks. A step passes activations from
-stage to stage and their gradients back:
+The layers are divided into as many contiguous stages as there are ranks. A step passes activations
+from stage to stage and their gradients back:
 
     rank 0   F₀ ──a₀─▶                                   ◀─ B₀      a_s: activation of stage s
     rank 1            F₁ ──a₁─▶              ◀─∂a₀─ B₁             ∂a_s: gradient of the loss by a_s
@@ -10,9 +10,7 @@ stage to stage and their gradients back:
 Per step and boundary: one message with a_s and one with ∂a_s, of the same size. Each rank holds the
 weights, gradients and optimizer state of its own stage only, and works 1/S of the time at best: S
 ranks make room for an S times larger model, not for a faster step (micro-batches do: pipeline
-parallelism). As one rank works at a time, only the sum of the stages' times counts for a naive
-step; the *largest* stage decides memory, and time as soon as the stages overlap. So the cut
-minimises the largest cost.
+parallelism). Where to divide the layers is exercise 2.20's question.
 
 A weight that two stages share (tied embedding and output layer) has a copy on each; the gradient of
 the tied weight is the sum of the copies' gradients, all-reduced between these stages. Invariant:
@@ -25,12 +23,8 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
-import copy
-import math
-import statistics
-import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -52,7 +46,7 @@ class Embed(nn.Module):
         self.tokens, self.places = tokens, places
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Each token's embedding plus that of its place."""
+        """Each token's embedding plus that of its position."""
         places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         return self.tokens(tokens_BT) + self.places(places_T)
 
@@ -80,109 +74,6 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [Embed(model.tokens, model.places), *model.blocks, Head(model.norm, model.head)]
 
 
-def parameter_costs(layers: Sequence[nn.Module]) -> list[int]:
-    """Bytes of each layer's parameters; one that several layers share counts in the first."""
-    # --- exercise 2.8: start
-    # Step 1: remember which parameters were counted already
-    seen: set[nn.Parameter] = set()
-    costs = []
-    for layer in layers:
-        new = set(layer.parameters()) - seen
-        costs.append(sum(p.numel() * p.element_size() for p in new))
-        seen |= new
-    return costs
-    # --- exercise 2.8: end
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it (CUDA runs behind the program)."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def measured_costs(
-    layers: Sequence[nn.Module], example: Tensor, *, repeats: int = 5, group: Group = None
-) -> list[float]:
-    """Seconds of each layer's forward and backward, as rank 0 of ``group`` measured them.
-
-    ``example`` is an input of the first layer; every further layer gets what the one before it
-    gives. Of ``repeats`` runs, after one that warms up and does not count, the median. Every rank
-    returns the same numbers: two measurements differ, and ranks that cut at different places would
-    send each other what nobody expects. Weights, gradients, buffers and random state stay as they
-    are. One broadcast of 8 bytes per layer.
-    """
-    # --- exercise 2.8: start
-    # Step 2: one rank measures, on copies of the layers, with random numbers of its own
-    # Step 3: that rank's medians for all
-    seconds = torch.zeros(len(layers), dtype=torch.float64, device=example.device)
-    if dist.get_rank(group) == 0:
-        x = example
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            for number, layer in enumerate(map(copy.deepcopy, layers)):
-                runs = [timed(layer, x) for _ in range(repeats + 1)]
-                seconds[number] = statistics.median(elapsed for elapsed, _ in runs[1:])
-                x = runs[-1][1]
-    dist.broadcast(seconds, group_src=0, group=group)
-    return seconds.tolist()
-    # --- exercise 2.8: end
-
-
-def timed(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
-    """(seconds of forward and backward of ``layer`` on ``x``, its output without graph).
-
-    The backward includes the gradient of ``x``, if there can be one. Leaves gradients in ``layer``.
-    """
-    # --- exercise 2.8: start
-    # Step 4: the device must be idle when the clock starts, and done when it stops
-    layer.zero_grad(set_to_none=True)
-    x = x.detach().requires_grad_(x.is_floating_point())
-    synchronize(x.device)
-    begun = time.perf_counter()
-    y = layer(x)
-    if y.requires_grad:
-        y.backward(torch.ones_like(y))
-    synchronize(x.device)
-    return time.perf_counter() - begun, y.detach()
-    # --- exercise 2.8: end
-
-
-def partition(costs: Sequence[float], stages: int) -> list[int]:
-    """Cut the layers into contiguous stages so that the most expensive stage costs least.
-
-    ``costs``: one number per layer, not negative. Returns stages + 1 bounds from 0 to len(costs),
-    strictly increasing: stage s has the layers bounds[s] … bounds[s+1]-1, at least one. The same
-    bounds for the same costs. Of all cuts, none has a smaller largest sum. O(stages · layers²).
-    Raises ValueError if there are fewer layers than stages, for less than one stage, and for a cost
-    that is negative or not finite.
-    """
-    # --- exercise 2.8: start
-    # Step 5: with one stage the first n layers cost their sum; with one stage more, try every place
-    #         where the last stage may begin: the larger of what comes before it and its own sum
-    # Step 6: remember the best place for each n, and follow these places back from the end
-    layers = len(costs)
-    if not 1 <= stages <= layers:
-        raise ValueError(f"{stages} stages need at least one layer each, there are {layers} layers")
-    if not all(0 <= cost < math.inf for cost in costs):
-        raise ValueError(f"costs must be finite and not negative, got {list(costs)}")
-    total = [0, *accumulate(costs)]
-    best = [(cost, 0) for cost in total]  # of the first n layers: largest sum, last stage's begin
-    table = [best]
-    for stage in range(1, stages):
-        best = [
-            min(
-                ((max(best[b][0], total[n] - total[b]), b) for b in range(stage, n)),
-                default=(math.inf, 0),
-            )
-            for n in range(layers + 1)
-        ]
-        table.append(best)
-    bounds = [layers]
-    for best in reversed(table):
-        bounds.append(best[bounds[-1]][1])
-    return bounds[::-1]
-    # --- exercise 2.8: end
-
-
 class Stage(nn.Module):
     """One rank's layers of a model that is split over the ranks of ``group``.
 
@@ -190,8 +81,8 @@ class Stage(nn.Module):
     ``bounds[r]`` to ``bounds[r+1]`` as its submodules and forgets the others: when the caller does
     so too, their memory is free. A trainable parameter that also belongs to other stages is tied:
     its copies get the values of the first such stage. All ranks of the group make their stage
-    together. Raises ValueError on every rank, before anything is sent, unless ``bounds`` cuts all
-    the layers into as many stages as the group has ranks, none empty.
+    together. Raises ValueError on every rank, before anything is sent, unless ``bounds`` divides
+    all the layers into as many stages as the group has ranks, none empty.
 
     ``ties``: (parameter, group of the stages that hold a copy) for each tied parameter of this
     stage. ``shapes``: dtype and shape of what this stage gets, by the shape of the inputs.
@@ -205,10 +96,10 @@ class Stage(nn.Module):
         self.ties: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
         self.shapes: dict[torch.Size, tuple[torch.dtype, Sequence[int]]] = {}
         # --- exercise 2.8: start
-        # Step 7: check the bounds; keep the own layers only, as self.layers
-        # Step 8: a parameter is tied if the layers of several stages have it; these stages make a
+        # Step 1: check the bounds; keep the own layers only, as self.layers
+        # Step 2: a parameter is tied if the layers of several stages have it; these stages make a
         #         group for each (new_group wants global ranks), in the same order on all ranks
-        # Step 9: the copies start equal
+        # Step 3: the copies start equal
         stages = [layers[begin:end] for begin, end in pairwise(bounds)]
         whole = bounds[0] == 0 and bounds[-1] == len(layers)
         if not whole or len(stages) != self.count or not all(stages):
@@ -237,8 +128,8 @@ def send_activation(stage: Stage, y: Tensor, announce: bool) -> None:
     One message with the bytes of ``y``.
     """
     # --- exercise 2.8: start
-    # Step 10: the other end receives into a tensor that it has to allocate first
-    # Step 11: values only: autograd's graph ends at the boundary
+    # Step 4: the other end receives into a tensor that it has to allocate first
+    # Step 5: values only: autograd's graph ends at the boundary
     if announce:
         header = [DTYPES.index(y.dtype), y.dim(), *y.shape, *[0] * (MOST_DIMS - y.dim())]
         message = torch.tensor(header, device=y.device)
@@ -255,8 +146,8 @@ def receive_activation(stage: Stage, inputs: Tensor) -> Tensor:
     same on all ranks.
     """
     # --- exercise 2.8: start
-    # Step 12: learn dtype and shape once for each shape of the inputs (stage.shapes)
-    # Step 13: without requires_grad the backward would end here, and earlier stages learn nothing
+    # Step 6: learn dtype and shape once for each shape of the inputs (stage.shapes)
+    # Step 7: without requires_grad the backward would end here, and earlier stages learn nothing
     if stage.rank == 0:
         stage.shapes[inputs.shape] = inputs.dtype, inputs.shape
         return inputs
@@ -287,9 +178,9 @@ def forward_backward(
     activation there, its gradient back, and 80 bytes more for inputs of a shape not seen before.
     """
     # --- exercise 2.8: start
-    # Step 14: forward: get x, compute y, pass it on; the last stage computes the loss
-    # Step 15: backward: the gradient of y starts it, x.grad is what the stage before waits for
-    # Step 16: the last stage tells all the loss
+    # Step 8: forward: get x, compute y, pass it on; the last stage computes the loss
+    # Step 9: backward: the gradient of y starts it, x.grad is what the stage before waits for
+    # Step 10: the last stage tells all the loss
     announce = inputs.shape not in stage.shapes
     x = receive_activation(stage, inputs)
     y = stage(x)
@@ -318,7 +209,7 @@ def reduce_ties(stage: Stage) -> None:
     between the stages that hold a copy; the others send nothing.
     """
     # --- exercise 2.8: start
-    # Step 17: a copy without gradient adds nothing, but its stage must come to the all-reduce
+    # Step 11: a copy without gradient adds nothing, but its stage must come to the all-reduce
     for p, tie in stage.ties:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
@@ -339,7 +230,7 @@ def train_step(
     ``forward_backward`` and ``reduce_ties``.
     """
     # --- exercise 2.8: start
-    # Step 18: the sum over the copies before the step: equal copies, equal gradients, equal steps
+    # Step 12: the sum over the copies before the step: equal copies, equal gradients, equal steps
     optimizer.zero_grad(set_to_none=True)
     loss = forward_backward(stage, inputs, targets, loss_fn)
     reduce_ties(stage)

@@ -1,6 +1,6 @@
 """A GPT on T·P·D ranks: tensor, pipeline and data parallelism put together.
 
-Each of the three cuts another thing, and each needs another network:
+Each of the three divides another thing, and each needs another network:
 
 =========  =====================  ===================================================  ==========
 ranks      share                  communicate, per step and rank                       group
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from given.agreement import Group
 from solutions.phase1_data_parallel.trainer import average_gradients
 
-from .model_parallel import Embed, Head, layers_of, partition, reduce_ties
+from .model_parallel import Embed, Head, layers_of, reduce_ties
 from .parallel_transformer import ParallelBlock
 from .pipeline_parallel import Pipeline, make_schedule
 from .pipeline_schedules import with_messages
@@ -50,6 +50,7 @@ from .sequence_parallel import (
     gather_sequence,
     sum_replicated_gradients,
 )
+from .stage_bounds import partition
 from .tensor_parallel import RowParallelLinear, split_to_ranks
 from .vocabulary_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from .zero_bubble import ZeroBubblePipeline, zero_bubble
@@ -125,7 +126,7 @@ class ParallelEmbed(nn.Module):
         self.group, self.sequence_parallel = group, sequence_parallel
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Each token's embedding plus that of its place."""
+        """Each token's embedding plus that of its position."""
         places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         x_BTD = self.tokens(tokens_BT) + self.places(places_T)
         return split_to_ranks(x_BTD, TIME, self.group) if self.sequence_parallel else x_BTD

@@ -1,8 +1,8 @@
 """Pipeline parallelism: GPipe, 1F1B and interleaved 1F1B, run by one interpreter.
 
-The layers are cut into stages, one or more per rank, the batch into m micro-batches. While a stage
-works on one micro-batch its neighbours work on others; at the begin and at the end of a step they
-have none. With p ranks and v stages (chunks) per rank:
+The layers are divided into stages, one or more per rank, the batch into m micro-batches. While a
+stage works on one micro-batch its neighbours work on others; at the begin and at the end of a step
+they have none. With p ranks and v stages per rank (``chunks``):
 
 ===========  ===========================  ====================================  ===============
 schedule     bubble: share of the ranks'  activations kept by rank r, of one    messages per
@@ -93,16 +93,17 @@ def alternate(forwards: list[Step], backwards: list[Step], warm_up: int) -> list
 def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]:
     """Every rank's compute steps in interleaved 1F1B: rank r has the stages r, r+p, … of v·p.
 
-    Micro-batches go through in groups of p: each rank does a group's forwards with its first chunk,
-    then the same group's with its second …; in backward the last chunk comes first. Rank r keeps
-    2(p-r-1) + (v-1)p + 1 activations of a chunk at most. Raises ValueError if a number is below 1
+    Micro-batches go through in groups of p: each rank does a group's forwards with its first stage,
+    then the same group's with its second …; in backward the last stage comes first. Rank r keeps
+    2(p-r-1) + (v-1)p + 1 activations of a stage at most. Raises ValueError if a number is below 1
     or p does not divide m.
     """
     # --- exercise 2.12: start
-    # Step 1: the k-th forward of a rank: its group of p micro-batches, its chunk, its place
-    # Step 2: backward likewise, with the chunks in reverse
+    # Step 1: the k-th forward of a rank: its group of p micro-batches, which of the own stages, and
+    #         its position there
+    # Step 2: backward likewise, with the own stages in reverse
     # Step 3: alternate as in 1F1B. The first backward reaches rank r after the whole group has gone
-    #         through v-1 chunks, and one more to the last rank and back: that is the warm-up
+    #         through v-1 stages, and one more to the last rank and back: that is the warm-up
     check_sizes(ranks, micro_batches, chunks)
     if micro_batches % ranks:
         raise ValueError(f"{micro_batches} micro-batches are no multiple of {ranks} ranks")
@@ -110,10 +111,10 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]
     for rank in range(ranks):
         forwards, backwards = [], []
         for k in range(micro_batches * chunks):
-            group, place = divmod(k, ranks * chunks)
-            chunk, micro_batch = place // ranks, group * ranks + place % ranks
-            forwards.append(Step("F", chunk * ranks + rank, micro_batch))
-            backwards.append(Step("B", (chunks - 1 - chunk) * ranks + rank, micro_batch))
+            group, position = divmod(k, ranks * chunks)
+            own, micro_batch = position // ranks, group * ranks + position % ranks
+            forwards.append(Step("F", own * ranks + rank, micro_batch))
+            backwards.append(Step("B", (chunks - 1 - own) * ranks + rank, micro_batch))
         warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * ranks
         order.append(alternate(forwards, backwards, warm_up))
     return order
@@ -195,7 +196,7 @@ class Pipeline:
         batch does not divide into the schedule's micro-batches.
         """
         # --- exercise 2.10: start
-        # Step 3: cut the batch into equal micro-batches; the loss starts at zero
+        # Step 3: divide the batch into equal micro-batches; the loss starts at zero
         # Step 4: take this rank's steps one by one; leave no send unfinished
         # Step 5: the last stage has the loss: all ranks need it
         m = self.micro_batches

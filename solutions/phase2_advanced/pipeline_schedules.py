@@ -1,7 +1,7 @@
 """Pipeline schedules as data: completed with messages, validated and counted before they run.
 
-A model is cut into stages 0 … S-1, a batch into micro-batches 0 … m-1. A schedule says for every
-rank, in order, what it does:
+A model is divided into stages 0 … S-1, a batch into micro-batches 0 … m-1. A schedule says for
+every rank, in order, what it does:
 
 =========  =====================================================================================
 kind       a step of stage s for micro-batch i
@@ -214,11 +214,11 @@ class Replay:
     @property
     def bubble(self) -> float:
         """The share of all ranks' time, until the last is done, in which they don't compute."""
-        # --- exercise 2.9: start
-        # Step 8: busy time of all ranks over their number times the time it takes
+        # --- exercise 2.21: start
+        # Step 1: busy time of all ranks over their number times the time it takes
         busy = sum(end - start for spans in self.spans for _, start, end in spans)
         return 1 - busy / (len(self.spans) * self.seconds)
-        # --- exercise 2.9: end
+        # --- exercise 2.21: end
 
 
 def replay(
@@ -231,8 +231,8 @@ def replay(
     takes its compute steps in order, each as soon as it is free and all that the step needs is
     there: sends hold nobody up. Raises ValueError if the order is impossible.
     """
-    # --- exercise 2.9: start
-    # Step 9: start = the latest of "this rank is free" and "what the step needs has arrived"
+    # --- exercise 2.21: start
+    # Step 2: start = the latest of "this rank is free" and "what the step needs has arrived"
     rank_of = rank_of_stages(schedule)
     last = max(rank_of)
     left = [[s for s in reversed(steps) if s.kind in COMPUTE] for steps in schedule]
@@ -255,7 +255,7 @@ def replay(
         if len(ends) == count:
             raise ValueError(f"nobody can go on after {count} steps: the order is impossible")
     return Replay(spans)
-    # --- exercise 2.9: end
+    # --- exercise 2.21: end
 
 
 def peak_live(schedule: Schedule) -> list[int]:
@@ -263,8 +263,8 @@ def peak_live(schedule: Schedule) -> list[int]:
 
     They are kept from F to the last step that reads them: W if the schedule has it, else B.
     """
-    # --- exercise 2.9: start
-    # Step 10: count up at F and down at the step that frees; the largest count is the peak
+    # --- exercise 2.21: start
+    # Step 3: count up at F and down at the step that frees; the largest count is the peak
     peaks = []
     for steps in schedule:
         frees = "W" if any(step.kind == "W" for step in steps) else "B"
@@ -274,4 +274,4 @@ def peak_live(schedule: Schedule) -> list[int]:
             peak = max(peak, live)
         peaks.append(peak)
     return peaks
-    # --- exercise 2.9: end
+    # --- exercise 2.21: end

@@ -63,8 +63,8 @@ class RandomStreams:
             index = torch.cuda.current_device() if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
         self.current, self.states = CALLER, {}
-        for name, place in ((REPLICATED, 0), (SHARDED, 1 + rank)):
-            mixed = int(np.random.SeedSequence([seed, place]).generate_state(1, np.uint64)[0])
+        for name, number in ((REPLICATED, 0), (SHARDED, 1 + rank)):
+            mixed = int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
             fresh = [torch.Generator(g.device).manual_seed(mixed) for g in self.generators]
             self.states[name] = [g.get_state() for g in fresh]
         # --- exercise 2.19: end

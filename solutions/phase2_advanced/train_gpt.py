@@ -25,7 +25,8 @@ from torch import Tensor
 from distlab.reference.workloads import CONTEXT, build_model, text
 from given.parent import end_with_parent
 from given.process_group import process_group
-from solutions.phase1_data_parallel.trainer import print_once, set_up
+from solutions.phase1_data_parallel.evaluation import print_once
+from solutions.phase1_data_parallel.trainer import set_up
 
 from .batch_size import scaled_learning_rate
 from .gradient_accumulation import clip_by_global_norm

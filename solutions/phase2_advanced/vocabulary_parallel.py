@@ -116,16 +116,16 @@ class _CrossEntropy(Function):
         largest_N = logits_Nv.amax(-1)
         dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=group)
         exp_Nv = logits_Nv - largest_N.unsqueeze(-1)
-        place_N = targets_N - first
-        mine_N = (place_N >= 0) & (place_N < logits_Nv.shape[-1])
-        place_N1 = place_N.masked_fill(~mine_N, 0).unsqueeze(-1)
-        target_N = exp_Nv.gather(-1, place_N1).squeeze(-1).masked_fill(~mine_N, 0)
+        index_N = targets_N - first
+        mine_N = (index_N >= 0) & (index_N < logits_Nv.shape[-1])
+        index_N1 = index_N.masked_fill(~mine_N, 0).unsqueeze(-1)
+        target_N = exp_Nv.gather(-1, index_N1).squeeze(-1).masked_fill(~mine_N, 0)
         sums_2N = torch.stack([exp_Nv.exp_().sum(-1), target_N])
         dist.all_reduce(sums_2N, group=group)
         normaliser_N, target_N = sums_2N
         uncounted_N = targets_N == ignored
         softmax_Nv = exp_Nv.div_(normaliser_N.unsqueeze(-1))
-        ctx.save_for_backward(softmax_Nv, place_N1, mine_N, uncounted_N)
+        ctx.save_for_backward(softmax_Nv, index_N1, mine_N, uncounted_N)
         return (normaliser_N.log() - target_N).masked_fill(uncounted_N, 0)
         # --- exercise 2.16: end
 
@@ -133,10 +133,10 @@ class _CrossEntropy(Function):
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.16: start
         # Step 9: (softmax - one-hot) times the loss's gradient; the one is on the target's rank
-        softmax_Nv, place_N1, mine_N, uncounted_N = ctx.saved_tensors
+        softmax_Nv, index_N1, mine_N, uncounted_N = ctx.saved_tensors
         grad_N1 = grad_N.masked_fill(uncounted_N, 0).unsqueeze(-1)
         grad_Nv = softmax_Nv * grad_N1
-        grad_Nv.scatter_add_(-1, place_N1, -grad_N1.masked_fill(~mine_N.unsqueeze(-1), 0))
+        grad_Nv.scatter_add_(-1, index_N1, -grad_N1.masked_fill(~mine_N.unsqueeze(-1), 0))
         return grad_Nv, None, None, None, None
         # --- exercise 2.16: end
 

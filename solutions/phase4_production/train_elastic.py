@@ -29,7 +29,8 @@ from torch.utils.data import DataLoader
 from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits
 from given.parent import end_with_parent
 from given.process_group import leaving_group
-from solutions.phase1_data_parallel.trainer import average_gradients, global_metrics, weight_hash
+from solutions.phase1_data_parallel.evaluation import global_metrics
+from solutions.phase1_data_parallel.trainer import average_gradients, weight_hash
 
 from .elastic import ElasticSampler
 from .exit_codes import DONE, PREEMPTED, REFUSED

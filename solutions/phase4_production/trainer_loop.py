@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from solutions.phase1_data_parallel.data_loader import seed_everything
-from solutions.phase1_data_parallel.trainer import print_once
+from solutions.phase1_data_parallel.evaluation import print_once
 from solutions.phase2_advanced.gradient_accumulation import IGNORED
-from solutions.phase2_advanced.mixed_precision import LossScaler
+from solutions.phase2_advanced.loss_scaling import LossScaler
 
 from .async_checkpoint import AsyncCheckpointer
 from .elastic import ElasticSampler

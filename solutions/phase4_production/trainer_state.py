@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from solutions.phase1_data_parallel.data_loader import seed_everything
-from solutions.phase2_advanced.mixed_precision import LossScaler
+from solutions.phase2_advanced.loss_scaling import LossScaler
 
 from .elastic import ElasticSampler
 from .engines import Engine, State

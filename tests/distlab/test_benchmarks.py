@@ -19,6 +19,7 @@ from benchmarks import (
     parameter_server,
     pipeline,
     published,
+    published_models,
     ranks,
     recompute,
     run,
@@ -46,7 +47,7 @@ def test_split_still_runs() -> None:
 
 def test_llama_is_of_the_right_size_and_recomputes() -> None:
     with torch.device("meta"):
-        model = published._Llama(32)
+        model = published_models.Llama(32)
     assert sum(p.numel() for p in model.parameters()) == 8_030_261_248
     small, large = (published.torchtitan(layers) for layers in (1, 3))
     names = [

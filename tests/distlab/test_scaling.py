@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 
-from benchmarks import scaling, scaling_page
+from benchmarks import scaling, scaling_choice, scaling_page
 from benchmarks.scaling import COUNTS, ROWS, key_of, load
 from distlab.hardware.clusters import load_cluster
 from distlab.simulate.plan import Plan
@@ -22,11 +22,11 @@ CLUSTER = "dgx-h100"
 def profiles() -> Iterator[None]:
     """Each model's profile is taken once for all tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaling_page, "profile_of", functools.cache(scaling_page.profile_of))
+        patch.setattr(scaling_choice, "profile_of", functools.cache(scaling_choice.profile_of))
         yield
 
 
-def cells_of(model: str) -> scaling_page.Cells:
+def cells_of(model: str) -> scaling_choice.Cells:
     return scaling_page.by_place(load(model))
 
 
@@ -75,8 +75,8 @@ def test_estimates_of_memory_are_the_simulators() -> None:
     """
     cluster = load_cluster(CLUSTER)
     for model in (*scaling.CLUSTERS, "vit_b16"):
-        profile = scaling_page.profile_of(model)
-        for strategy, name in scaling_page.SIMULATED.items():
+        profile = scaling_choice.profile_of(model)
+        for strategy, name in scaling_choice.SIMULATED.items():
             for gpus in (16,) if model == "vit_b16" else (16, 64, 256):
                 local = cluster.gpus_per_node
                 said = estimate(profile, strategy, gpus // local, local).peak
@@ -94,13 +94,13 @@ def test_choice_of_exercise_3_21_fits_and_is_fastest_where_memory_is_short() -> 
     """Where several strategies fit, it is the least on the wire and may be slower: see the page."""
     cluster = load_cluster(CLUSTER)
     for model, budget, counts in (("gpt-1b", 18e9, (4, 16, 256)), ("gpt-7b", 20e9, (8, 32, 256))):
-        profile, cells = scaling_page.profile_of(model), cells_of(model)
+        profile, cells = scaling_choice.profile_of(model), cells_of(model)
         for gpus in counts:
-            chosen = scaling_page.choice_of(profile, cluster, gpus, budget)
-            assert chosen == scaling_page.fastest_of(cells, CLUSTER, gpus, budget)[0][0], gpus
+            chosen = scaling_choice.choice_of(profile, cluster, gpus, budget)
+            assert chosen == scaling_choice.fastest_of(cells, CLUSTER, gpus, budget)[0][0], gpus
     for budget in (80e9, 40e9):
-        chosen = scaling_page.choice_of(profile, cluster, 16, budget)
-        assert chosen in dict(scaling_page.fastest_of(cells, CLUSTER, 16, budget))
+        chosen = scaling_choice.choice_of(profile, cluster, 16, budget)
+        assert chosen in dict(scaling_choice.fastest_of(cells, CLUSTER, 16, budget))
 
 
 def test_plans_of_all_rows_are_valid() -> None:

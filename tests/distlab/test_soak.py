@@ -14,7 +14,7 @@ import forked_commands
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
-from benchmarks import soak, soak_book, soak_page
+from benchmarks import soak, soak_book, soak_page, soak_subjects
 from benchmarks.soak_book import Book, Verdict, upper_bound
 from distlab.course.catalogue import load_course, root
 from distlab.host.processes import descendants, is_ending
@@ -102,7 +102,7 @@ def test_the_toolkit_is_what_grading_imports() -> None:
 
 
 @pytest.fixture
-def flaky(tmp_path: Path) -> soak.Subject:
+def flaky(tmp_path: Path) -> soak_subjects.Subject:
     """The solution of 1.1, which fails while a certain file is there."""
     exercise = load_course().exercise("1.1")
     folder = tmp_path / "flaky"
@@ -112,10 +112,10 @@ def flaky(tmp_path: Path) -> soak.Subject:
     future = "from __future__ import annotations\n"
     assert future in text
     (folder / f"{exercise.file}.py").write_text(text.replace(future, future + line))
-    return soak.Subject("flaky 1.1", str(folder), 1, "1.1", goal=2)
+    return soak_subjects.Subject("flaky 1.1", str(folder), 1, "1.1", goal=2)
 
 
-def test_a_planted_flake_is_counted_as_wrong(flaky: soak.Subject, tmp_path: Path) -> None:
+def test_a_planted_flake_is_counted_as_wrong(flaky: soak_subjects.Subject, tmp_path: Path) -> None:
     book = Book.read(tmp_path / "soak.json")
     assert soak.open_goals(book, [flaky], ["loaded"]) == [(flaky, "loaded")]
     assert ": 0 wrong" not in soak.soak_once(book, flaky, loaded=True, seed=1, per_core=1)
@@ -142,11 +142,11 @@ def test_a_planted_flake_is_counted_as_wrong(flaky: soak.Subject, tmp_path: Path
 
 
 def test_a_grader_that_dies_is_a_wrong_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak.Subject, "grade", lambda self, seed: os.kill(os.getpid(), 9))
-    [found] = soak.graded(soak.Subject("phase 1", "solutions", 1), 1)
+    monkeypatch.setattr(soak_subjects.Subject, "grade", lambda self, seed: os.kill(os.getpid(), 9))
+    [found] = soak.graded(soak_subjects.Subject("phase 1", "solutions", 1), 1)
     assert (found["verdict"], found["check"]) == ("crash", "(grading)")
-    monkeypatch.setattr(soak.Subject, "grade", lambda self, seed: time.sleep(600))
-    [found] = soak.graded(soak.Subject("phase 1", "solutions", 1), 1, limit=1)
+    monkeypatch.setattr(soak_subjects.Subject, "grade", lambda self, seed: time.sleep(600))
+    [found] = soak.graded(soak_subjects.Subject("phase 1", "solutions", 1), 1, limit=1)
     assert "-14" in found["message"]
 
 

@@ -29,7 +29,7 @@ REFUSE = "        if not len(inputs) or len(inputs) % m or len(targets) % m:\n"
 ISEND = "        handle = dist.isend(tensor, group=self.group, group_dst=self.rank_of[stage])\n"
 ONE = "        order.append(alternate(forwards, backwards, warm_up=ranks - rank - 1))\n"
 WARM = "        warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * ranks\n"
-PLACE = "            chunk, micro_batch = place // ranks, group * ranks + place % ranks\n"
+PLACE = "            own, micro_batch = position // ranks, group * ranks + position % ranks\n"
 
 MUTANTS = [
     Mutant(
@@ -363,12 +363,12 @@ MUTANTS = [
         id="interleaved-in-blocks",
         exercise="2.12",
         bug="rank r holds the neighbouring stages r·v … r·v + v-1",
-        find='            forwards.append(Step("F", chunk * ranks + rank, micro_batch))\n',
-        replace='            forwards.append(Step("F", rank * chunks + chunk, micro_batch))\n',
+        find='            forwards.append(Step("F", own * ranks + rank, micro_batch))\n',
+        replace='            forwards.append(Step("F", rank * chunks + own, micro_batch))\n',
         patches=(
             (
-                '            backwards.append(Step("B", (chunks - 1 - chunk) * ranks + rank, micro_batch))\n',
-                '            backwards.append(Step("B", rank * chunks + chunks - 1 - chunk, micro_batch))\n',
+                '            backwards.append(Step("B", (chunks - 1 - own) * ranks + rank, micro_batch))\n',
+                '            backwards.append(Step("B", rank * chunks + chunks - 1 - own, micro_batch))\n',
             ),
         ),
         killed_by=DIVIDES,
@@ -377,9 +377,9 @@ MUTANTS = [
     Mutant(
         id="interleaved-backward-first-chunk-first",
         exercise="2.12",
-        bug="BUGS 54: backward takes the chunks in the order of forward: the ranks wait for ever",
-        find='            backwards.append(Step("B", (chunks - 1 - chunk) * ranks + rank, micro_batch))\n',
-        replace='            backwards.append(Step("B", chunk * ranks + rank, micro_batch))\n',
+        bug="BUGS 54: backward takes the own stages in the order of forward: the ranks wait for ever",
+        find='            backwards.append(Step("B", (chunks - 1 - own) * ranks + rank, micro_batch))\n',
+        replace='            backwards.append(Step("B", own * ranks + rank, micro_batch))\n',
         killed_by=DIVIDES,
         cause="exception",
     ),
@@ -395,7 +395,7 @@ MUTANTS = [
     Mutant(
         id="interleaved-warm-up-of-1f1b",
         exercise="2.12",
-        bug="BUGS 54: warms up as if there were one chunk: waits for its own later chunk",
+        bug="BUGS 54: warms up as if there were one stage per rank: waits for its own later stage",
         find=WARM,
         replace="        warm_up = ranks - rank - 1\n",
         killed_by=DIVIDES,
@@ -405,7 +405,7 @@ MUTANTS = [
         id="interleaved-all-through-each-chunk",
         exercise="2.12",
         bug="BUGS 55: all micro-batches go through a chunk before the next chunk starts",
-        find="            group, place = divmod(k, ranks * chunks)\n" + PLACE,
+        find="            group, position = divmod(k, ranks * chunks)\n" + PLACE,
         replace="            chunk, micro_batch = divmod(k, micro_batches)\n",
         patches=(
             (WARM, "        warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * micro_batches\n"),

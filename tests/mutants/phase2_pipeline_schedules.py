@@ -1,4 +1,4 @@
-"""Wrong implementations of exercise 2.9."""
+"""Wrong implementations of exercises 2.9 and 2.21."""
 
 from distlab.grading.wrong import Mutant
 
@@ -6,6 +6,7 @@ RUNNABLE, REFUSED = "test_messages_make_an_order_runnable", "test_broken_schedul
 IMPOSSIBLE = "test_impossible_orders_are_refused"
 ACCEPTED = "test_valid_schedules_are_accepted"
 TIMES, PEAK = "test_replay_gives_the_bubble", "test_peak_counts_what_is_kept"
+REPLAY_REFUSES = "test_replay_refuses_impossible_orders"
 
 ENDS = """                for end in message:
                     out[rank_of[end.stage]].append(end)
@@ -163,7 +164,7 @@ MUTANTS = [
     ),
     Mutant(
         id="replay-without-dependencies",
-        exercise="2.9",
+        exercise="2.21",
         bug="a rank starts its next step when it is free, whether the input is there or not",
         find="                    start = max(start, ends[before] + away)\n",
         replace="                    start = max(start, away)\n",
@@ -172,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         id="replay-message-within-rank",
-        exercise="2.9",
+        exercise="2.21",
         bug="what a rank hands to itself takes the time of a message",
         find="                    away = message if rank_of[before.stage] != rank else 0.0\n",
         replace="                    away = message\n",
@@ -180,8 +181,17 @@ MUTANTS = [
         cause="times",
     ),
     Mutant(
+        id="replay-impossible-ends",
+        exercise="2.21",
+        bug="an impossible order is timed up to the step at which nobody can go on",
+        find='            raise ValueError(f"nobody can go on after {count} steps: the order is impossible")\n',
+        replace="            break\n",
+        killed_by=REPLAY_REFUSES,
+        cause="accepted",
+    ),
+    Mutant(
         id="bubble-of-one-rank",
-        exercise="2.9",
+        exercise="2.21",
         bug="the idle time of all ranks over the time of one",
         find="        return 1 - busy / (len(self.spans) * self.seconds)\n",
         replace="        return len(self.spans) - busy / self.seconds\n",
@@ -190,7 +200,7 @@ MUTANTS = [
     ),
     Mutant(
         id="bubble-relative-to-work",
-        exercise="2.9",
+        exercise="2.21",
         bug="idle time over busy time instead of over all time",
         find="        return 1 - busy / (len(self.spans) * self.seconds)\n",
         replace="        return len(self.spans) * self.seconds / busy - 1\n",
@@ -199,7 +209,7 @@ MUTANTS = [
     ),
     Mutant(
         id="peak-freed-at-input-gradient",
-        exercise="2.9",
+        exercise="2.21",
         bug="what W still reads counts as freed by B",
         find='        frees = "W" if any(step.kind == "W" for step in steps) else "B"\n',
         replace='        frees = "B"\n',
@@ -208,7 +218,7 @@ MUTANTS = [
     ),
     Mutant(
         id="peak-is-the-number-of-forwards",
-        exercise="2.9",
+        exercise="2.21",
         bug="never counts down",
         find='            live += (step.kind == "F") - (step.kind == frees)\n',
         replace='            live += step.kind == "F"\n',

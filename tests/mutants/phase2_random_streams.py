@@ -7,8 +7,8 @@ SEEDS, CALLER = "test_streams_of_neighbouring_seeds_differ", "test_callers_numbe
 NEST, AGAIN = "test_regions_nest", "test_recomputation_drops_the_same"
 STATE, REFUSED = "test_state_continues", "test_streams_refuse_bad_input"
 
-PLACES = "        for name, place in ((REPLICATED, 0), (SHARDED, 1 + rank)):\n"
-MIXED = "            mixed = int(np.random.SeedSequence([seed, place]).generate_state(1, np.uint64)[0])\n"
+PLACES = "        for name, number in ((REPLICATED, 0), (SHARDED, 1 + rank)):\n"
+MIXED = "            mixed = int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])\n"
 SAVE = "        self.states[self.current] = [g.get_state() for g in self.generators]\n"
 REGION = """        before = self.current
         self._save()
@@ -30,7 +30,7 @@ MUTANTS = [
         exercise="2.19",
         bug="BUGS 64: the ranks drop the same elements of their shards",
         find=PLACES,
-        replace="        for name, place in ((REPLICATED, 0), (SHARDED, 1)):\n",
+        replace="        for name, number in ((REPLICATED, 0), (SHARDED, 1)):\n",
         killed_by=EQUAL,
         cause="sharded-equal",
     ),
@@ -39,7 +39,7 @@ MUTANTS = [
         exercise="2.19",
         bug="BUGS 64: each rank drops other elements of a replicated tensor",
         find=PLACES,
-        replace="        for name, place in ((REPLICATED, 100 + rank), (SHARDED, 1 + rank)):\n",
+        replace="        for name, number in ((REPLICATED, 100 + rank), (SHARDED, 1 + rank)):\n",
         killed_by=EQUAL,
         cause="replicated-differs",
     ),
@@ -57,7 +57,7 @@ MUTANTS = [
         exercise="2.19",
         bug="rank 0's shards draw from the replicated stream's seed",
         find=PLACES,
-        replace="        for name, place in ((REPLICATED, 0), (SHARDED, rank)):\n",
+        replace="        for name, number in ((REPLICATED, 0), (SHARDED, rank)):\n",
         killed_by=EQUAL,
         cause="streams-equal",
     ),
@@ -81,7 +81,7 @@ MUTANTS = [
         exercise="2.19",
         bug="seed + rank: neighbouring seeds share streams",
         find=MIXED,
-        replace="            mixed = seed + place\n",
+        replace="            mixed = seed + number\n",
         killed_by=SEEDS,
         cause="seeds-collide",
     ),

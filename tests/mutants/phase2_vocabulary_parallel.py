@@ -13,10 +13,10 @@ MASKED = (
     "        return sum_over_ranks(rows_ND.masked_fill(foreign_N.unsqueeze(-1), 0), self.group)\n"
 )
 LARGEST = "        dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=group)\n"
-MINE = "        mine_N = (place_N >= 0) & (place_N < logits_Nv.shape[-1])\n"
+MINE = "        mine_N = (index_N >= 0) & (index_N < logits_Nv.shape[-1])\n"
 SUMS = "        dist.all_reduce(sums_2N, group=group)\n"
 ONE_HOT = (
-    "        grad_Nv.scatter_add_(-1, place_N1, -grad_N1.masked_fill(~mine_N.unsqueeze(-1), 0))\n"
+    "        grad_Nv.scatter_add_(-1, index_N1, -grad_N1.masked_fill(~mine_N.unsqueeze(-1), 0))\n"
 )
 APPLY = "    return _CrossEntropy.apply(wide_Nv, targets_N, first, ignore_index, group)\n"
 
@@ -124,7 +124,7 @@ MUTANTS = [
         exercise="2.16",
         bug="BUGS 66: the first word of each rank is never a target",
         find=MINE,
-        replace="        mine_N = (place_N > 0) & (place_N < logits_Nv.shape[-1])\n",
+        replace="        mine_N = (index_N > 0) & (index_N < logits_Nv.shape[-1])\n",
         killed_by=LOSS,
         cause="wrong",
     ),
@@ -133,7 +133,7 @@ MUTANTS = [
         exercise="2.16",
         bug="the one of the one-hot is on every rank",
         find=ONE_HOT,
-        replace="        grad_Nv.scatter_add_(-1, place_N1, -grad_N1)\n",
+        replace="        grad_Nv.scatter_add_(-1, index_N1, -grad_N1)\n",
         killed_by=LOSS,
         cause="wrong",
     ),

@@ -1,326 +1,220 @@
-"""Checks of exercises 1.7 and 1.8: all-reduce from point-to-point messages."""
+"""Checks of exercise 1.9: measuring communication. No absolute time is asserted."""
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+import time
 
 import torch
 import torch.distributed as dist
 
-from distlab.explain.diagnosis import tolerance
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.grading import exercise, expect_equal, fail, trace
 
-OPS = {
-    "sum": lambda x: x.sum(0),
-    "mean": lambda x: x.double().mean(0).to(x.dtype),
-    "max": lambda x: x.amax(0),
-    "min": lambda x: x.amin(0),
-    "product": lambda x: x.prod(0),
-}
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all")
-FORBIDDEN = (*COLLECTIVES, "gather", "scatter")
-WHY = "build it from send and receive"
-STRATEGY = {"direct": "all_reduce_direct", "chain": "all_reduce_chain", "root": "all_reduce_root"}
+QUEUE = 0.02  # seconds of work that the stand-in device has queued
+OUTLIER = 0.2
 
 
-def values_of(seed: int, world_size: int, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """(world_size, n): one row per rank; small integers for integer dtypes."""
-    generator = torch.Generator().manual_seed(seed * 31 + n)
-    if dtype.is_floating_point:
-        return torch.rand(world_size, n, generator=generator, dtype=dtype) + 0.5
-    return torch.randint(1, 5, (world_size, n), generator=generator, dtype=dtype)
-
-
-def inputs_of(world_size: int) -> list[tuple[str, int, torch.dtype]]:
-    """All operators on lengths 0, 1, W-1, W, W+1 and a prime; also integers."""
-    w = world_size
-    lengths = sorted({0, 1, w - 1, w, w + 1, 23}, reverse=True)  # the telling ones first
-    cases = [(op, n, torch.float32) for op in OPS for n in lengths]
-    cases += [(op, 5, torch.int64) for op in OPS if op != "mean"]
-    return [*cases, ("sum", 7, torch.float64)]
-
-
-def check_values(run, impl, seed: int, names: tuple[str, ...], worlds: tuple[int, ...]) -> None:
-    def body(ctx):
-        out = []
-        for name, (op, n, dtype) in product(names, inputs_of(ctx.world_size)):
-            mine = values_of(seed, ctx.world_size, n, dtype)[ctx.rank].to(ctx.device)
-            getattr(impl, name)(mine, op)
-            out.append(mine.cpu())
-        return out
-
-    for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
-        compare_values(results, names, w, seed)
-
-
-def compare_values(results, names: tuple[str, ...], w: int, seed: int) -> None:
-    for rank, outs in enumerate(results):
-        for (name, (op, n, dtype)), got in zip(product(names, inputs_of(w)), outs, strict=True):
-            rows = values_of(seed, w, n, dtype)
-            expect_close(
-                got,
-                OPS[op](rows),
-                what=f"{name}, {op} of {n} {str(dtype)[6:]} elements over {w} ranks",
-                rank=rank,
-                before=rows[rank] if w > 1 else None,
-                contributions=list(rows) if op in ("sum", "mean") else [],
-            )
-
-
-def check_strided(run, impl, seed: int, name: str) -> None:
-    def body(ctx):
-        base = values_of(seed, 3, 24, torch.float32)[ctx.rank].view(4, 6).to(ctx.device)
-        getattr(impl, name)(base.t()[1:4])  # a view: columns 1 … 3 of base
-        return base.cpu()
-
-    rows = values_of(seed, 3, 24, torch.float32).view(3, 4, 6)
-    for rank, got in enumerate(run(body, 3)):
-        want = rows[rank].clone()
-        want[:, 1:4] = rows.sum(0)[:, 1:4]
-        expect_close(
-            got,
-            want,
-            what="the tensor behind a transposed view, columns 1 … 3 to be reduced",
-            rank=rank,
-            before=rows[rank],
-        )
-
-
-def check_subgroup(run, impl, seed: int, name: str, **kwargs) -> None:
-    members = [1, 3]
+@exercise("1.9", "virtual")
+def test_queued_work_is_counted(impl, run):
+    """Work still queued on the device when the call returns is part of its time."""
 
     def body(ctx):
-        group = dist.new_group(members)
-        if ctx.rank not in members:
-            return torch.zeros(0)
-        mine = values_of(seed, 4, 6, torch.float32)[ctx.rank].to(ctx.device)
-        getattr(impl, name)(mine, "mean", group=group, **kwargs)
-        return mine.cpu()
+        state = {"queued": 0.0}
 
-    results = run(body, 4)
-    rows = values_of(seed, 4, 6, torch.float32)[members]
-    for rank in members:
-        expect_close(
-            results[rank],
-            rows.mean(0),
-            what="mean over the group of global ranks 1 and 3",
-            rank=rank,
-            contributions=list(rows),
-        )
+        def fn():  # like a CUDA kernel: returns at once, the device works on
+            state["queued"] += QUEUE
 
+        def sync(device):
+            time.sleep(state["queued"])
+            state["queued"] = 0.0
 
-def check_cost(
-    run, impl, name: str, strategy: str, seed: int, worlds: tuple[int, ...]
-) -> None:
-    """Bytes and messages by the ledger against the module's table, values included."""
-    n = 1000
+        fn()  # left over from before: must not be counted
+        return impl.time_collective(fn, warmup=0, repeats=3, sync=sync)
 
-    def body(ctx):
-        mine = values_of(seed, ctx.world_size, n, torch.float32)[ctx.rank].to(ctx.device)
-        getattr(impl, name)(mine, "sum")
-        return mine.cpu()
-
-    for w, results in zip(worlds, run.worlds(body, worlds, delays=True), strict=True):
-        total = values_of(seed, w, n, torch.float32).sum(0)
-        for rank, (log, got) in enumerate(zip(results.logs, results, strict=True)):
-            log.forbid(*FORBIDDEN, why=WHY)
-            expect_close(got, total, what=f"sum over {w} ranks, with delays", rank=rank)
-            log.all_waited()
-            ends = rank in (0, w - 1)
-            most = {
-                "root": (w - 1 if rank == 0 else 1, "(W-1) N for the root, N for the others"),
-                "direct": (w - 1, "(W-1) N"),
-                "chain": (1 if ends else 2, "2N, N at the ends"),
-            }[strategy]
-            log.sent_at_most(most[0] * n * 4, most[1])
-            log.sent_at_least(most[0] * n * 4, most[1])
-        messages = sum(log.select("send").messages for log in results.logs)
-        want = w * (w - 1) if strategy == "direct" else 2 * (w - 1)
-        if messages != want:
+    for rank, seconds in enumerate(run(body, 2)):
+        if seconds < QUEUE * 0.9:
             fail(
-                f"{w} ranks sent {messages} messages in all, expected {want}",
-                cause="too-many-messages" if messages > want else "too-few-messages",
-            )
-
-
-def check_refusals(run, impl, name: str, **wrong_root) -> None:
-    def body(ctx):
-        reduce, out = getattr(impl, name), []
-        wrong = [(torch.ones(3, dtype=torch.int64), "mean", {}), (torch.ones(3), "median", {})]
-        wrong += [(torch.ones(3), "sum", wrong_root)] if wrong_root else []
-        for tensor, op, kwargs in wrong:
-            try:
-                reduce(tensor.to(ctx.device), op, **kwargs)
-                out.append(f"accepted {op} of {tensor.dtype} {kwargs or ''}")
-            except ValueError:
-                out.append("")
-        return out
-
-    for world_size in (1, 2):  # alone first: what is accepted can't also go wrong on the way
-        results = run(body, world_size)
-        for rank, said in enumerate(results):
-            for text in filter(None, said):
-                message = f"expected a ValueError on every rank, but it {text}"
-                fail(message, cause="accepted", rank=rank)
-            if results.logs[rank].events:
-                fail("something was sent before the arguments were checked", cause="late-check")
-
-
-@exercise("1.7", "virtual gloo cuda")
-def test_root_combines_all_operators(impl, run, seed, cases):
-    """Sum, mean, max, min and product, for any length and world size."""
-    check_values(run, impl, seed, ("all_reduce_root",), cases(3, 1, 2, 4, 5))
-
-
-@exercise("1.7", "virtual gloo cuda")
-def test_root_uses_point_to_point_only(impl, run, seed, cases):
-    """2(W-1) messages, point-to-point only, every handle waited for."""
-    check_cost(run, impl, "all_reduce_root", "root", seed, cases(4, 2, 3, 5))
-
-
-@exercise("1.7", "virtual")
-def test_root_writes_into_the_callers_view(impl, run, seed):
-    """A strided view is reduced in place, its surroundings stay."""
-    check_strided(run, impl, seed, "all_reduce_root")
-
-
-@exercise("1.7", "virtual")
-def test_root_in_a_subgroup(impl, run, seed):
-    """Ranks are those of the group, not global ones; any root works."""
-    check_subgroup(run, impl, seed, "all_reduce_root", root=1)
-
-
-@exercise("1.7", "virtual")
-def test_root_refuses_bad_arguments(impl, run):
-    """Unknown operators, integer means and foreign roots raise before anything is sent."""
-    check_refusals(run, impl, "all_reduce_root", root=2)
-
-
-@exercise("1.8", "virtual gloo cuda")
-def test_direct_and_chain_combine(impl, run, seed, cases):
-    """Both strategies: all operators, any length and world size."""
-    names = "all_reduce_direct", "all_reduce_chain"
-    check_values(run, impl, seed, names, cases(3, 1, 2, 4, 5))
-
-
-@exercise("1.8", "virtual gloo cuda")
-def test_direct_costs_what_the_formula_says(impl, run, seed, cases):
-    """W(W-1) messages, (W-1)N bytes sent by each rank."""
-    check_cost(run, impl, "all_reduce_direct", "direct", seed, cases(4, 2, 3, 5))
-
-
-@exercise("1.8", "virtual gloo cuda")
-def test_chain_costs_what_the_formula_says(impl, run, seed, cases):
-    """2(W-1) messages, neighbours only, at most 2N bytes sent by each rank."""
-    check_cost(run, impl, "all_reduce_chain", "chain", seed, cases(4, 2, 3, 5))
-
-    def body(ctx):
-        impl.all_reduce_chain(torch.ones(5, device=ctx.device))
-
-    for log in run(body, 4).logs:
-        for event in log.events:
-            if event.peer is None or abs(event.peer - log.rank) != 1:
-                fail(
-                    f"rank {log.rank}: {event}, but a chain links neighbours only",
-                    cause="not-a-chain",
-                    rank=log.rank,
-                    line=event.line,
-                )
-
-
-@exercise("1.8", "virtual")
-def test_direct_is_equal_to_the_last_bit(impl, run, seed):
-    """Sums in rank order on every rank: the same bits everywhere, and those of a plain loop."""
-
-    def body(ctx):
-        generator = torch.Generator().manual_seed(seed)
-        rows = torch.randn(4, 4001, generator=generator) * 10.0 ** torch.arange(-2, 2).view(4, 1)
-        mine = rows[ctx.rank].clone()
-        impl.all_reduce_direct(mine)
-        return mine, ((rows[0] + rows[1]) + rows[2]) + rows[3]
-
-    results = run(body, 4, delays=True)
-    for rank, (got, want) in enumerate(results):
-        results.logs[rank].all_waited()
-        expect_close(got, want, what="sum of values of very different size", rank=rank)
-        if not torch.equal(got, results[0][0]) or not torch.equal(got, want):
-            differing = int((got != want).sum())
-            fail(
-                f"{differing} of {len(got)} elements differ in the last bits from the sum in rank "
-                f"order on rank {rank}: replicas would drift apart",
-                cause="order-of-summation",
+                f"the call takes {QUEUE} s on the device, but {seconds:.6f} s were measured: "
+                "the clock stops before the device has finished",
+                cause="not-synchronised",
                 rank=rank,
             )
 
 
-@exercise("1.8", "virtual")
-def test_direct_and_chain_on_views_and_groups(impl, run, seed):
-    """Strided views and sub-groups, for both strategies."""
-    for name in ("all_reduce_direct", "all_reduce_chain"):
-        check_strided(run, impl, seed, name)
-        check_subgroup(run, impl, seed, name)
-        check_refusals(run, impl, name)
-
-
-@exercise("1.8")
-def test_cost_table(impl, run):
-    """communication_cost gives messages, bytes and steps of every strategy."""
-    sizes = (1, 2, 3, 4, 8, 256)
+@exercise("1.9", "virtual")
+def test_work_of_before_is_not_counted(impl, run):
+    """What was queued before the timed call, warm-up included, is not part of its time."""
 
     def body(ctx):
-        out = {}
-        for strategy in ("root", "direct", "chain", "ring"):
-            for w in sizes:
-                c = impl.communication_cost(strategy, w, 12_000)
-                out[f"{strategy} {w}"] = [c.messages, c.total_bytes, c.max_bytes_per_rank, c.steps]
-        try:
-            impl.communication_cost("star", 4, 8)
-            out["unknown"] = "accepted"
-        except ValueError:
-            out["unknown"] = ""
-        out["strategies"] = sorted(impl.STRATEGIES)
-        return out
+        state = {"queued": 10 * QUEUE, "calls": 0}
+
+        def fn():
+            state["calls"] += 1
+            if state["calls"] <= 1:  # the warm-up leaves work on the device
+                state["queued"] += 10 * QUEUE
+
+        def sync(device):
+            time.sleep(state["queued"])
+            state["queued"] = 0.0
+
+        return impl.time_collective(fn, warmup=1, repeats=1, sync=sync)
+
+    for rank, seconds in enumerate(run(body, 2)):
+        if seconds > 5 * QUEUE:
+            fail(
+                f"{seconds:.3f} s were measured for a call that does nothing: the device still had "
+                "work of before when the clock started",
+                cause="not-synchronised-before",
+                rank=rank,
+            )
+
+
+@exercise("1.9", "virtual")
+def test_warmup_repeats_and_median(impl, run):
+    """Warm-up calls are not timed, every repeat is, and one disturbed repeat does not matter."""
+
+    def body(ctx):
+        calls = []
+
+        def fn():
+            calls.append(time.perf_counter())
+            if len(calls) in (1, 2, 5):  # both warm-up calls and the third of 5 repeats
+                time.sleep(OUTLIER)
+
+        seconds = impl.time_collective(fn, warmup=2, repeats=5)
+        return len(calls), seconds
+
+    for rank, (calls, seconds) in enumerate(run(body, 2)):
+        expect_equal(
+            calls, 7, what="calls for warmup=2, repeats=5", rank=rank, cause="wrong-number-of-calls"
+        )
+        if seconds > OUTLIER / 5:
+            fail(
+                f"{seconds:.3f} s reported, but 4 of 5 repeats take no time: warm-up calls are "
+                "timed, or the mean is taken instead of the median",
+                cause="not-the-median",
+                rank=rank,
+            )
+
+
+@exercise("1.9", "virtual")
+def test_slowest_rank_counts_everywhere(impl, run):
+    """The time is that of the slowest rank, and every rank reports the same."""
+
+    def body(ctx):
+        def fn():
+            time.sleep(QUEUE if ctx.rank == 1 else 0.0)
+
+        return impl.time_collective(fn, warmup=0, repeats=3)
+
+    results = run(body, 3)
+    for rank, seconds in enumerate(results):
+        if seconds < QUEUE * 0.9:
+            fail(
+                f"rank 1 takes {QUEUE} s, but rank {rank} reports {seconds:.6f} s: "
+                "its own time, not that of the slowest rank",
+                cause="own-time",
+                rank=rank,
+            )
+        expect_equal(seconds, results[0], what="reported time", rank=rank, cause="own-time")
+
+
+@exercise("1.9", "virtual")
+def test_ranks_start_together(impl, run):
+    """A rank that comes late does not make the others' call look slow."""
+
+    def body(ctx):
+        if ctx.rank == 1:
+            time.sleep(5 * QUEUE)
+        return impl.time_collective(dist.barrier, warmup=0, repeats=1)
+
+    for rank, seconds in enumerate(run(body, 2)):
+        if seconds > 3 * QUEUE:
+            fail(
+                f"{seconds:.3f} s for a barrier: waiting for a late rank was counted; "
+                "let all ranks meet before the clock starts",
+                cause="no-barrier",
+                rank=rank,
+            )
+
+
+@exercise("1.9")
+def test_bandwidth_formulas(impl, run):
+    """Algorithm bandwidth N/t, bus bandwidth 2(W-1)/W of it."""
+
+    def body(ctx):
+        return [list(impl.bandwidth(8_000_000, 0.5, w)) for w in (1, 2, 4, 8)]
 
     got = run(body, 1, process_group=False)[0]
-    n = 12_000
-    for w in sizes:
-        k = w - 1
-        table = {
-            "root": [2 * k, 2 * k * n, k * n, 2 * k],
-            "direct": [w * k, w * k * n, k * n, k],
-            "chain": [2 * k, 2 * k * n, min(k, 2) * n, 2 * k],
-            "ring": [2 * w * k, 2 * k * n, 2 * k / w * n, 2 * k],
-        }
-        for strategy, want in table.items():
-            for name, a, b in zip(
-                ("messages", "total_bytes", "max_bytes_per_rank", "steps"),
-                got[f"{strategy} {w}"],
-                want,
-                strict=True,
-            ):
-                if abs(a - b) > 1e-6 * max(1, b):
-                    fail(f"{strategy}, {w} ranks: {name} expected {b}, got {a}", cause="formula")
-    expect_equal(got["unknown"], "", what="an unknown strategy", cause="not-refused")
-    expect_equal(got["strategies"], sorted(STRATEGY), what="the names in STRATEGIES")
+    for w, (algorithm, bus) in zip((1, 2, 4, 8), got, strict=True):
+        want = (16e6, 16e6 * 2 * (w - 1) / w)
+        if abs(algorithm - want[0]) > 1 or abs(bus - want[1]) > 1:
+            cause = "per-rank-as-total" if algorithm > 1.5 * want[0] else "formula"
+            fail(
+                f"8 MB in 0.5 s on {w} ranks: expected algorithm and bus bandwidth {want}, "
+                f"got {(algorithm, bus)} bytes per second",
+                cause=cause,
+            )
 
 
-@trace("1.7")
-@trace("1.8")
-def trace_strategies(impl):
-    """Root, direct and chain one after the other on 4 MB."""
+@exercise("1.9", "virtual")
+def test_share_of_a_step(impl, run):
+    """The share of a step spent communicating, between 0 and 1."""
 
     def body(ctx):
-        for name in ("all_reduce_root", "all_reduce_direct", "all_reduce_chain"):
-            with ctx.region(name):
-                getattr(impl, name)(torch.ones(1_000_000))
-            dist.barrier()
+        slow = lambda: time.sleep(8 * QUEUE)
+        fast = lambda: time.sleep(2 * QUEUE)
+        options = {"warmup": 0, "repeats": 1}
+        return [
+            impl.communication_share(slow, fast, **options),
+            impl.communication_share(fast, slow, **options),
+        ]
+
+    for rank, (share, negative) in enumerate(run(body, 2)):
+        if not 0.6 < share < 0.9:
+            fail(
+                f"a step of {8 * QUEUE} s that takes {2 * QUEUE} s without communication: "
+                f"expected a share near 0.75, got {share:.3f}",
+                cause="share",
+                rank=rank,
+            )
+        expect_equal(negative, 0.0, what="the share when noise makes it negative", rank=rank)
+
+
+@exercise("1.9")
+def test_comparison_and_plot(impl, run, tmp_path):
+    """A row per strategy and size, the backend's own for comparison, and a picture of them."""
+    picture = tmp_path / "costs.png"
+    sizes = [4, 4_000]
+
+    def body(ctx):
+        rows = impl.compare_strategies(sizes, warmup=1, repeats=2)
+        if ctx.rank == 0:
+            impl.plot_costs(rows, picture)
+        fields = ("nbytes", "seconds", "algorithm_bandwidth", "bus_bandwidth")
+        return [[r.strategy, *(float(getattr(r, f)) for f in fields)] for r in rows]
+
+    results = run(body, 2)
+    got = [(row[0], int(row[1])) for row in results[0]]
+    want = [(s, n) for s in ("root", "direct", "chain", "backend") for n in sizes]
+    expect_equal(sorted(got), sorted(want), what="strategies and sizes", cause="missing-rows")
+    for rank, rows in enumerate(results):
+        expect_equal(rows, results[0], what="the rows of all ranks", rank=rank, cause="own-time")
+        for name, nbytes, seconds, algorithm, bus in rows:
+            if seconds <= 0 or abs(algorithm * seconds / nbytes - 1) > 1e-6 or bus != algorithm:
+                fail(f"{name}: time and bandwidths don't fit: {rows}", cause="formula", rank=rank)
+    ops = results.logs[0].ops()
+    if not ops["send"] or ops["all_reduce"] < 6:
+        fail("the strategies were not run: no messages in the ledger", cause="not-run")
+    header = picture.read_bytes()[:8] if picture.exists() else b""
+    expect_equal(header, b"\x89PNG\r\n\x1a\n", what="the picture's first bytes", cause="no-plot")
+
+
+@trace("1.9")
+def trace_comparison(impl):
+    """The four strategies on 400 kB, timed."""
+
+    def body(ctx):
+        impl.compare_strategies([400_000], warmup=1, repeats=3)
+        return torch.zeros(0)
 
     return body
-
-
-def test_every_pair_of_operators_differs():
-    """The inputs tell the operators apart: no operator's result equals another's."""
-    rows = values_of(3, 3, 6, torch.float32)
-    results = sorted((OPS[op](rows)[0].item(), op) for op in OPS)
-    rtol, _ = tolerance(torch.float32, 3)
-    assert all(b - a > 100 * rtol for (a, _), (b, _) in pairwise(results))

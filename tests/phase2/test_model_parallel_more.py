@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_equal, fail
+from distlab.grading import exercise, expect_close, fail
 from distlab.observe.memory import PeakMemory, held_by
 from distlab.reference.workloads import GPT
 
@@ -144,14 +144,11 @@ def test_stages_in_a_subgroup(impl, run, seed):
 
     def body(ctx):
         group = dist.new_group([1, 3])
-        costs = torch.zeros(0)
-        if ctx.rank in (1, 3):
-            layers = impl.layers_of(gpt(seed))
-            stage = impl.Stage(layers, BOUNDS[2], group)
-            costs = torch.tensor(impl.measured_costs(layers, batch(seed)[0], group=group))
-            optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
-            return [float(impl.train_step(stage, optimizer, *batch(seed))) for _ in range(2)], costs
-        return [], costs
+        if ctx.rank not in (1, 3):
+            return []
+        stage = impl.Stage(impl.layers_of(gpt(seed)), BOUNDS[2], group)
+        optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+        return [float(impl.train_step(stage, optimizer, *batch(seed))) for _ in range(2)]
 
     results = run(body, 4)
     model, want = gpt(seed), []
@@ -164,10 +161,8 @@ def test_stages_in_a_subgroup(impl, run, seed):
         optimizer.step()
         want.append(loss.item())
     for rank in (1, 3):
-        got, right = torch.tensor(results[rank][0]), torch.tensor(want)
+        got, right = torch.tensor(results[rank]), torch.tensor(want)
         expect_close(got, right, what="losses in the group of ranks 1 and 3", rank=rank, atol=1e-5)
-        what = "measured costs of the group's ranks"
-        expect_equal(results[rank][1].tolist(), results[1][1].tolist(), what=what, rank=rank)
 
 
 @exercise("2.8", "virtual")

@@ -1,4 +1,4 @@
-"""Checks of exercise 2.9: schedules as data, completed, validated, timed and counted."""
+"""Checks of exercises 2.9 and 2.21: schedules as data, completed, validated, timed and counted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 
+import torch
 import torch.distributed as dist
 
 from distlab.grading import exercise, expect_equal, expect_refusals, fail, refusal, trace
@@ -84,9 +85,7 @@ def test_messages_make_an_order_runnable(impl, run, seed):
             fail(f"{name}: {text}", cause=cause)
 
 
-@exercise("2.9", "gloo")
-def test_impossible_orders_are_refused(impl, run):
-    """Ranks that wait for each other, or a backward before its forward: ValueError, no hang."""
+def check_impossible_orders(impl, run, name: str) -> None:
     cyclic = [
         [("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)],
         [("F", 1, 1), ("B", 1, 1), ("F", 1, 0), ("B", 1, 0)],
@@ -94,16 +93,24 @@ def test_impossible_orders_are_refused(impl, run):
     backward_first = [[("B", 0, 0), ("F", 0, 0)]]
 
     def body(ctx):
-        return [
-            refusal(getattr(impl, name), as_steps(impl, order))
-            for order in (cyclic, backward_first)
-            for name in names
-        ]
+        made = getattr(impl, name)
+        return [refusal(made, as_steps(impl, order)) for order in (cyclic, backward_first)]
 
-    names = ("with_messages", "replay")
     (refused,) = run(body, 1, process_group=False, ledger=False)
     orders = ("a cycle", "backward before its forward")
-    expect_refusals(refused, [(f"{name} of {order}", ()) for order in orders for name in names])
+    expect_refusals(refused, [(f"{name} of {order}", ()) for order in orders])
+
+
+@exercise("2.9", "gloo")
+def test_impossible_orders_are_refused(impl, run):
+    """Ranks that wait for each other, or a backward before its forward: ValueError, no hang."""
+    check_impossible_orders(impl, run, "with_messages")
+
+
+@exercise("2.21", "gloo")
+def test_replay_refuses_impossible_orders(impl, run):
+    """Ranks that wait for each other, or a backward before its forward: ValueError, no hang."""
+    check_impossible_orders(impl, run, "replay")
 
 
 # -- the validator --------------------------------------------------------------------------------
@@ -200,9 +207,7 @@ def test_broken_schedules_are_refused(impl, run):
     split = [[("F", 0, 0), ("W", 0, 0), ("B", 0, 0)]]
     cases += [(split, 1, 1), ([], 0, 0), ([[]], 1, 0)]
     names = [*BROKEN, "weights-before-backward", "no-stages", "no-micro-batches"]
-    for name, (schedule, _, _), text in zip(
-        names, cases, verdicts(impl, run, cases), strict=True
-    ):
+    for name, (schedule, _, _), text in zip(names, cases, verdicts(impl, run, cases), strict=True):
         if text is None:
             lines = "\n".join(f"  rank {r}: {_line(steps)}" for r, steps in enumerate(schedule))
             what = name.replace("-", " ")
@@ -219,7 +224,7 @@ def test_the_schedule_that_crosses_names_where_ranks_stand(impl, run):
 
 
 # -- time and memory ------------------------------------------------------------------------------
-@exercise("2.9", "gloo")
+@exercise("2.21", "gloo")
 def test_replay_gives_the_bubble(impl, run, seed):
     """Ends of all steps, total time and bubble, for given costs and a given time per message."""
     draws = random.Random(seed)
@@ -260,7 +265,7 @@ def test_replay_gives_the_bubble(impl, run, seed):
             fail(f"{what}: the idle share is {want:.4f}, got {got[2]:.4f}", cause="bubble")
 
 
-@exercise("2.9", "gloo")
+@exercise("2.21", "gloo")
 def test_peak_counts_what_is_kept(impl, run, seed):
     """Kept from F to B, with W steps to W; messages don't count."""
     cases = [(name, completed(seed, order)) for name, _, _, order in orders(seed)]
@@ -274,7 +279,28 @@ def test_peak_counts_what_is_kept(impl, run, seed):
         expect_equal(got, peaks(schedule), what=f"{name}: peak of each rank", cause="peak")
 
 
-@trace("2.9", bubble=3 / 7)
+@trace("2.9")
+def trace_messages(impl):
+    """All forwards first on 4 ranks with 4 micro-batches: every message that was added is sent."""
+
+    def body(ctx):
+        schedule = impl.with_messages(as_steps(impl, all_forwards_first(4, 4)))
+        to = {"send F": 1, "recv F": -1, "send B": -1, "recv B": 1}
+        tensor = torch.zeros(1024)
+        dist.barrier()
+        ctx.start_picture()
+        for step in schedule[ctx.rank]:
+            if step.kind in to:
+                transfer = dist.send if step.kind.startswith("send") else dist.recv
+                transfer(tensor, ctx.rank + to[step.kind])
+                continue
+            with ctx.span("forward" if step.kind == "F" else "backward", str(step.micro_batch)):
+                time.sleep(0.02 if step.kind == "F" else 0.04)
+
+    return body
+
+
+@trace("2.21", bubble=3 / 7)
 def trace_replay(impl):
     """All forwards first on 4 ranks with 4 micro-batches, as `replay` says it would go."""
 

@@ -1,4 +1,4 @@
-# for: 2.5, 2.6
+# for: 2.5
 """Written differently: the model is its own master, every forward casts anew inside autograd."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MixedPrecision(nn.Module):
         """Nothing to do: the next forward casts the masters."""
 
 
-def _reduced(model, window, scale, group):
+def reduced(model, window, scale, group):
     """One vector of gradients and loss; (loss, targets, trainable parameters)."""
     model.zero_grad()
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -84,7 +84,7 @@ def _reduced(model, window, scale, group):
     return float(vector[0]) / max(total, 1), total, trainable
 
 
-def _clip(trainable, limit):
+def clip(trainable, limit):
     norm = math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in trainable))
     if limit is not None and math.isfinite(norm) and norm > limit:
         for p in trainable:
@@ -93,81 +93,9 @@ def _clip(trainable, limit):
 
 
 def mixed_step(model, optimizer, window, *, max_norm=None, group=None):
-    loss, total, trainable = _reduced(model, window, 1.0, group)
+    loss, total, trainable = reduced(model, window, 1.0, group)
     if not total:
         return 0.0, 0.0
-    norm = _clip(trainable, max_norm)
+    norm = clip(trainable, max_norm)
     optimizer.step()
     return loss, norm
-
-
-class LossScaler:
-    """``run``: quiet steps in a row if positive, overflows in a row if negative."""
-
-    def __init__(
-        self,
-        *,
-        scale=2.0**16,
-        growth_factor=2.0,
-        backoff_factor=0.5,
-        growth_interval=2000,
-        hysteresis=1,
-        minimum=1.0,
-    ):
-        for name, value, good in (
-            ("growth_factor", growth_factor, growth_factor > 1),
-            ("backoff_factor", backoff_factor, 0 < backoff_factor < 1),
-            ("growth_interval", growth_interval, growth_interval >= 1),
-            ("hysteresis", hysteresis, hysteresis >= 1),
-            ("minimum", minimum, minimum > 0),
-            ("scale", scale, minimum <= scale < math.inf),
-        ):
-            if not good:
-                raise ValueError(f"{name} can't be {value}")
-        self.scale, self.run, self.found = float(scale), 0, None
-        self.growth, self.backoff = growth_factor, backoff_factor
-        self.interval, self.patience, self.minimum = growth_interval, hysteresis, minimum
-
-    def unscale(self, parameters, group=None):
-        if self.found is not None:
-            raise ValueError("these gradients are unscaled already")
-        found = {id(p): p for p in parameters}.values()
-        bad = torch.zeros(1, dtype=torch.int32, device=next(iter(found)).device)
-        for p in found:
-            if p.grad is not None:
-                bad += (~torch.isfinite(p.grad)).any()
-                p.grad.copy_(p.grad / self.scale)
-        dist.all_reduce(bad, group=group)
-        self.found = bool(bad)
-        return not self.found
-
-    def update(self):
-        if self.found is None:
-            raise ValueError("nothing was unscaled")
-        overflow, self.found = self.found, None
-        self.run = min(self.run, 0) - 1 if overflow else max(self.run, 0) + 1
-        if overflow and -self.run >= self.patience:
-            self.scale = max(self.minimum, self.scale * self.backoff)
-        if self.run == self.interval:
-            self.run, grown = 0, self.scale * self.growth
-            self.scale = grown if grown < 2.0**128 else self.scale
-
-    def state_dict(self):
-        return {"scale": self.scale, "run": self.run}
-
-    def load_state_dict(self, state):
-        self.scale, self.run = state["scale"], state["run"]
-
-
-def scaled_step(model, optimizer, scaler, window, *, max_norm=None, group=None):
-    if max_norm is not None and max_norm <= 0:
-        raise ValueError(f"can't clip to {max_norm}")
-    loss, total, trainable = _reduced(model, window, scaler.scale, group)
-    if not total:
-        return 0.0, 0.0, False
-    finite = scaler.unscale(trainable, group)
-    norm = _clip(trainable, max_norm)
-    scaler.update()
-    if finite:
-        optimizer.step()
-    return loss, norm, finite

@@ -1,4 +1,4 @@
-# for: 2.9
+# for: 2.9, 2.21
 """Written differently: one graph of all steps; a message is a single node of both ranks."""
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def test_scaled_step_equals_one_process(impl, run, seed, cases):
         shapes = RANKS[:world_size]
 
         def body(ctx, shapes=shapes, dtype=dtype, limit=limit):
-            model = impl.MixedPrecision(net(seed).to(ctx.device), dtype)
+            model = impl.module("mixed_precision").MixedPrecision(net(seed).to(ctx.device), dtype)
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             window = window_of(seed, ctx.rank, shapes[ctx.rank], ctx.device)
             with ctx.region("step"):
@@ -118,7 +118,7 @@ def test_small_gradients_survive(impl, run):
         return model
 
     def body(ctx):
-        model = impl.MixedPrecision(small().to(ctx.device), FP16)
+        model = impl.module("mixed_precision").MixedPrecision(small().to(ctx.device), FP16)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         seen = []
         optimizer.register_step_pre_hook(
@@ -154,7 +154,7 @@ def test_overflow_changes_nothing_but_the_scale(impl, run, seed, cases):
     for world_size in cases(2, 3):
 
         def body(ctx):
-            model = impl.MixedPrecision(net(seed).to(ctx.device), FP16)
+            model = impl.module("mixed_precision").MixedPrecision(net(seed).to(ctx.device), FP16)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
             scaler = impl.LossScaler(scale=2.0**25)
             window = window_of(seed, ctx.rank, [(8, 0), (3, 0)], ctx.device)
@@ -231,7 +231,7 @@ def test_window_without_targets_counts_for_nothing(impl, run, seed):
     """Without targets anywhere neither weights nor momentum nor the scale move."""
 
     def body(ctx):
-        model = impl.MixedPrecision(net(seed), FP16)
+        model = impl.module("mixed_precision").MixedPrecision(net(seed), FP16)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.1)
         scaler = impl.LossScaler(growth_interval=1)
         before = [p.detach().clone() for p in model.parameters()]
@@ -254,7 +254,7 @@ def test_bad_norm_is_refused_before_anything_is_sent(impl, run, seed):
     """A limit that is not positive: ValueError on every rank, no message, no gradient changed."""
 
     def body(ctx):
-        model = impl.MixedPrecision(net(seed), FP16)
+        model = impl.module("mixed_precision").MixedPrecision(net(seed), FP16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         window = window_of(seed, ctx.rank, [(2, 0)])
         try:
@@ -283,7 +283,7 @@ def trace_scaled_steps(impl):
 
     def body(ctx):
         images, labels = digits()[ctx.rank :: ctx.world_size]
-        model = impl.MixedPrecision(build_model("mlp", 0), FP16)
+        model = impl.module("mixed_precision").MixedPrecision(build_model("mlp", 0), FP16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scaler = impl.LossScaler()
         for step in ctx.steps(4):

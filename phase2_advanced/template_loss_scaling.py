@@ -1,0 +1,115 @@
+# Exercises 2.6: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase2.py 2.6
+"""Dynamic loss scaling: gradients of float16 that neither vanish nor overflow.
+
+The smallest positive number of float16 is 2^-24: a gradient below half of it becomes 0, and no
+later multiplication brings it back. So the loss is multiplied by a scale s before backward. Every
+gradient is then s times as large (the chain rule is linear), and is divided by s in float32 before
+the optimizer sees it:
+
+    loss · s  ──backward──▶  s·g (16 bits)  ──sum in float32──▶  Σ s·g  ──unscale──▶  Σ g
+
+The right s changes during training and is found by trial: halved when a gradient overflows (that
+step is skipped), doubled after a quiet while. bfloat16 has the exponents of float32 and needs none
+of this.
+
+Communication per step and rank, beside that of exercise 2.5: one all-reduce of a single number, by
+which all ranks learn of an overflow on any of them. Invariant: the scale is equal on all ranks, and
+either all ranks step or none does.
+Source: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .template_gradient_accumulation import MicroBatch, accumulate_and_reduce, clip_by_global_norm
+from .template_mixed_precision import Group, MixedPrecision
+
+
+class LossScaler:
+    """A loss scale that follows the gradients: down at an overflow, up after a quiet while.
+
+    Per step: multiply the loss by ``scale``, backward, ``unscale`` once, step unless there was an
+    overflow, ``update``. ``scale`` (a float) is the same on all ranks at all times.
+
+    After an overflow (a gradient is infinite or NaN on any rank) ``update`` multiplies the scale by
+    ``backoff_factor``, but not below ``minimum``; with ``hysteresis`` h only at the h-th overflow
+    in a row and at those that follow it at once. After ``growth_interval`` steps in a row without
+    overflow it is multiplied by ``growth_factor``, unless float32 can't hold that.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        hysteresis: int = 1,
+        minimum: float = 1.0,
+    ) -> None:
+        """Raises ValueError, with the number, for settings that could not work.
+
+        ``growth_factor`` > 1, 0 < ``backoff_factor`` < 1, ``growth_interval`` and ``hysteresis`` at
+        least 1, 0 < ``minimum`` ≤ ``scale`` < ∞.
+        """
+        # Step 1: refuse bad settings
+        # Step 2: what changes: the scale, the quiet steps and the overflows in a row
+        raise NotImplementedError("exercise 2.6")
+
+    def unscale(self, parameters: Iterable[nn.Parameter], group: Group = None) -> bool:
+        """Divide every gradient by ``scale``, in place; True if all are finite on all ranks.
+
+        Ranks may hold different gradients (shards), or none. One all-reduce of a single number.
+        A parameter listed twice is divided once. Raises ValueError, before anything is changed or
+        sent, at a second call for the same step: ``update`` ends a step.
+        """
+        # Step 3: refuse to divide twice
+        # Step 4: least and largest element (aminmax) show any that is infinite or NaN; divide
+        # Step 5: what happens next is decided by all ranks together, also by those without gradient
+        raise NotImplementedError("exercise 2.6")
+
+    def update(self) -> None:
+        """End the step: adapt the scale to what ``unscale`` found. ValueError without it."""
+        # Step 6: an overflow ends the quiet run, a quiet step the run of overflows
+        # Step 7: growing starts a new quiet run
+        raise NotImplementedError("exercise 2.6")
+
+    def state_dict(self) -> dict[str, float | int]:
+        """Plain numbers (JSON can hold them) from which another scaler goes on, between steps."""
+        # Step 8: the scale alone does not tell when it grows next
+        raise NotImplementedError("exercise 2.6")
+
+    def load_state_dict(self, state: dict[str, float | int]) -> None:
+        """Go on from where ``state_dict`` was taken; the settings remain this scaler's own."""
+        # Step 9: all of it
+        raise NotImplementedError("exercise 2.6")
+
+
+def scaled_step(
+    model: MixedPrecision,
+    optimizer: torch.optim.Optimizer,
+    scaler: LossScaler,
+    window: Sequence[MicroBatch],
+    *,
+    max_norm: float | None = None,
+    group: Group = None,
+) -> tuple[float, float, bool]:
+    """``mixed_step`` with a dynamic loss scale: for float16.
+
+    Returns (global mean loss, norm of the true gradient before clipping, whether the optimizer
+    stepped), the same on every rank. After an overflow on any rank no rank steps: masters, weights
+    and optimizer state stay as they are. Without any target on any rank nothing happens, the scale
+    does not change either; returns (0.0, 0.0, False). Raises ValueError, before anything is sent,
+    if ``max_norm`` is not positive.
+    """
+    # Step 10: the scale is in the loss before backward: what has become 0 in 16 bits can't be
+    #          scaled up afterwards
+    # Step 11: reduce, unscale, clip, then step on all ranks or on none; the scaler learns of both
+    raise NotImplementedError("exercise 2.6")

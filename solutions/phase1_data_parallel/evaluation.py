@@ -1,0 +1,90 @@
+"""Exact loss and accuracy of a data set that is sharded over the ranks.
+
+Every rank evaluates the samples of its own shard. Shards may have different sizes, and the sampler
+pads short ones, so that a mean of the ranks' means would be wrong twice. Exact are sums:
+
+    mean loss = Σ_r (sum of rank r's losses) / Σ_r n_r,    n_r: rank r's samples without padding
+
+Per evaluation and rank: one all-reduce of 24 bytes, whatever the size of the data set. Invariant:
+every sample counts once, and every rank returns the same two numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from given.agreement import Group
+
+
+def global_metrics(
+    loss_sum: float,
+    correct: int,
+    count: int,
+    group: Group = None,
+    device: torch.device | str = "cpu",
+) -> tuple[float, float]:
+    """(mean loss, accuracy) over the samples of all ranks, the same on every rank.
+
+    The arguments are this rank's sum of losses, number of right answers and number of samples
+    (possibly 0). Exact: a mean of the ranks' means would weigh small shards too much. One message.
+    Raises ValueError, on every rank, if no rank has a sample.
+    """
+    # --- exercise 1.6: start
+    # Step 1: sum the three numbers over the ranks in float64 (exact for counts), then divide
+    sums = torch.tensor([loss_sum, correct, count], dtype=torch.float64, device=device)
+    dist.all_reduce(sums, group=group)
+    total_loss, total_correct, total = sums.tolist()
+    if not total:
+        raise ValueError("no rank has a sample to evaluate")
+    return total_loss / total, total_correct / total
+    # --- exercise 1.6: end
+
+
+def evaluate(
+    model: nn.Module,
+    loader: DataLoader[tuple[Tensor, Tensor]],
+    group: Group = None,
+    device: torch.device | str = "cpu",
+) -> tuple[float, float]:
+    """(mean cross-entropy, accuracy) over the data set, exactly, on every rank.
+
+    Each sample counts once, whatever the shards' sizes: the entries that pad this rank's shard come
+    last, and ``loader.batch_sampler.sampler.num_real`` tells how many come before. The model is
+    evaluated in eval mode without gradients and left in the mode it was in.
+    """
+    # --- exercise 1.6: start
+    # Step 2: eval mode, and back to the mode the model was in, also when something raises
+    # Step 3: of each batch only the entries before the padding count; a batch may be empty
+    # Step 4: add up sums, not means; one global reduction at the end
+    was_training = model.training
+    model.eval()
+    loss_sum, correct, count = 0.0, 0, 0
+    left = loader.batch_sampler.sampler.num_real  # type: ignore[union-attr]
+    try:
+        with torch.no_grad():
+            for inputs, targets in loader:
+                inputs, targets = inputs[:left].to(device), targets[:left].to(device)
+                left -= len(targets)
+                if not len(targets):
+                    continue
+                logits = model(inputs)
+                loss_sum += F.cross_entropy(logits, targets, reduction="sum").item()
+                correct += int((logits.argmax(1) == targets).sum())
+                count += len(targets)
+    finally:
+        model.train(was_training)
+    return global_metrics(loss_sum, correct, count, group, device)
+    # --- exercise 1.6: end
+
+
+def print_once(message: str, group: Group = None) -> None:
+    """Print ``message`` on the first rank of ``group`` only, without any communication."""
+    # --- exercise 1.6: start
+    # Step 5: the group's own rank decides, not LOCAL_RANK (every node has one that is 0)
+    if dist.get_rank(group) == 0:
+        print(message, flush=True)
+    # --- exercise 1.6: end

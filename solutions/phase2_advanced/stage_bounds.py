@@ -1,0 +1,136 @@
+"""Where to divide a model's layers into stages: what each layer costs, and the best bounds.
+
+A pipeline is as fast as its slowest stage, and the largest stage decides how much memory a rank
+needs. So the bounds 0 = b_0 < b_1 < … < b_S = L of L layers in S stages are chosen to minimise
+
+    max over s of (cost[b_s] + … + cost[b_{s+1} - 1])
+
+Costs are bytes of parameters (known without running anything) or measured seconds. Over all ways to
+choose the bounds the minimum is found by dynamic programming, O(S·L²):
+
+    best(1, n) = cost[0] + … + cost[n-1]
+    best(s, n) = min over b of max( best(s-1, b),  cost[b] + … + cost[n-1] )
+
+Communication: one broadcast of 8 bytes per layer, where costs are measured. Invariant: all ranks
+have the same costs and so the same bounds.
+Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), section 2.1; Narayanan et al. 2019 (PipeDream,
+SOSP), section 3.1.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from given.agreement import Group
+
+
+def parameter_costs(layers: Sequence[nn.Module]) -> list[int]:
+    """Bytes of each layer's parameters; one that several layers share counts in the first."""
+    # --- exercise 2.20: start
+    # Step 1: remember which parameters were counted already
+    seen: set[nn.Parameter] = set()
+    costs = []
+    for layer in layers:
+        new = set(layer.parameters()) - seen
+        costs.append(sum(p.numel() * p.element_size() for p in new))
+        seen |= new
+    return costs
+    # --- exercise 2.20: end
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what was asked of it (CUDA runs behind the program)."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measured_costs(
+    layers: Sequence[nn.Module], example: Tensor, *, repeats: int = 5, group: Group = None
+) -> list[float]:
+    """Seconds of each layer's forward and backward, as rank 0 of ``group`` measured them.
+
+    ``example`` is an input of the first layer; every further layer gets what the one before it
+    gives. Of ``repeats`` runs, after one that warms up and does not count, the median. Every rank
+    returns the same numbers: two measurements differ, and ranks with different bounds would send
+    each other what nobody expects. Weights, gradients, buffers and random state stay as they
+    are. One broadcast of 8 bytes per layer.
+    """
+    # --- exercise 2.20: start
+    # Step 2: one rank measures, on copies of the layers, with random numbers of its own
+    # Step 3: that rank's medians for all
+    seconds = torch.zeros(len(layers), dtype=torch.float64, device=example.device)
+    if dist.get_rank(group) == 0:
+        x = example
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            for number, layer in enumerate(map(copy.deepcopy, layers)):
+                runs = [timed(layer, x) for _ in range(repeats + 1)]
+                seconds[number] = statistics.median(elapsed for elapsed, _ in runs[1:])
+                x = runs[-1][1]
+    dist.broadcast(seconds, group_src=0, group=group)
+    return seconds.tolist()
+    # --- exercise 2.20: end
+
+
+def timed(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
+    """(seconds of forward and backward of ``layer`` on ``x``, its output without graph).
+
+    The backward includes the gradient of ``x``, if there can be one. Leaves gradients in ``layer``.
+    """
+    # --- exercise 2.20: start
+    # Step 4: the device must be idle when the clock starts, and done when it stops
+    layer.zero_grad(set_to_none=True)
+    x = x.detach().requires_grad_(x.is_floating_point())
+    synchronize(x.device)
+    begun = time.perf_counter()
+    y = layer(x)
+    if y.requires_grad:
+        y.backward(torch.ones_like(y))
+    synchronize(x.device)
+    return time.perf_counter() - begun, y.detach()
+    # --- exercise 2.20: end
+
+
+def partition(costs: Sequence[float], stages: int) -> list[int]:
+    """Divide the layers into contiguous stages so that the most expensive stage costs least.
+
+    ``costs``: one number per layer, not negative. Returns stages + 1 bounds from 0 to len(costs),
+    strictly increasing: stage s has the layers bounds[s] … bounds[s+1]-1, at least one. The same
+    bounds for the same costs. Of all bounds, none has a smaller largest sum. O(stages · layers²).
+    Raises ValueError if there are fewer layers than stages, for less than one stage, and for a cost
+    that is negative or not finite.
+    """
+    # --- exercise 2.20: start
+    # Step 5: with one stage the first n layers cost their sum; with one stage more, try every layer
+    #         at which the last stage may begin: the larger of what comes before it and its own sum
+    # Step 6: remember the best begin for each n, and follow these back from the end
+    layers = len(costs)
+    if not 1 <= stages <= layers:
+        raise ValueError(f"{stages} stages need at least one layer each, there are {layers} layers")
+    if not all(0 <= cost < math.inf for cost in costs):
+        raise ValueError(f"costs must be finite and not negative, got {list(costs)}")
+    total = [0, *accumulate(costs)]
+    best = [(cost, 0) for cost in total]  # of the first n layers: largest sum, last stage's begin
+    table = [best]
+    for stage in range(1, stages):
+        best = [
+            min(
+                ((max(best[b][0], total[n] - total[b]), b) for b in range(stage, n)),
+                default=(math.inf, 0),
+            )
+            for n in range(layers + 1)
+        ]
+        table.append(best)
+    bounds = [layers]
+    for best in reversed(table):
+        bounds.append(best[bounds[-1]][1])
+    return bounds[::-1]
+    # --- exercise 2.20: end
