@@ -158,22 +158,22 @@ for world_size in (2, 4, 8):
 # Every pattern is a number of messages on the critical path, each α, and a number of bytes, each β:
 # the ring 2(W-1) short messages, the tree few long ones, halving-doubling something between. Points
 # are measured on this machine with four processes and gloo (the best of five); α and β are
-# fitted for each pattern (exercise 3.6); lines are the model. Where the lowest lines cross, `auto`
+# fitted for each pattern (exercise 3.29); lines are the model. Where the lowest lines cross, `auto`
 # changes its choice: the strip below. (Where ranks share cores and memory, one may win throughout.)
 
 # %%
-tree = module("tree_allreduce")
+choice = module("allreduce_choice")
 SIZES = [4, 1024, 16_384, 131_072, 1_048_576, 4_194_304]
 COLOURS = {"ring": "#0072B2", "tree": "#D55E00", "halving_doubling": "#009E73"}
 
 
 def costs(ctx):
-    tries = [tree.measure(SIZES, repeats=1) for _ in range(5)]  # the machine may be busy
+    tries = [choice.measure(SIZES, repeats=1) for _ in range(5)]  # the machine may be busy
     timings = [min(same, key=lambda t: t.seconds) for same in zip(*tries, strict=True)]
-    links = tree.fit(timings)
+    links = choice.fit(timings)
     grid = [4 * 2 ** (k / 2) for k in range(41)]
-    lines = {p: [tree.predict(p, ctx.world_size, int(n), links) for n in grid] for p in links}
-    chosen = [tree.choose(ctx.world_size, int(n), links) for n in grid]
+    lines = {p: [choice.predict(p, ctx.world_size, int(n), links) for n in grid] for p in links}
+    chosen = [choice.choose(ctx.world_size, int(n), links) for n in grid]
     return [[list(t) for t in timings], {p: list(v) for p, v in links.items()}, grid, lines, chosen]
 
 
@@ -315,7 +315,7 @@ def prepared(kind, model):
         optimizer = torch.optim.Adam(wrapped.parameters())
         return wrapped, optimizer, list(wrapped.parameters())
     if kind == "ZeRO-2":
-        optimizer = zero.Zero2Optimizer(model.parameters(), torch.optim.Adam)
+        optimizer = module("zero_gradients").Zero2Optimizer(model.parameters(), torch.optim.Adam)
         return model, optimizer, [piece.part for piece in optimizer.pieces]
     wrapped = ddp.DDP(model)
     parameters = list(model.parameters())

@@ -39,12 +39,13 @@ from .comm_hooks import Hook, blocking
 from .ddp import DDP
 from .fsdp_hybrid import HybridFlat
 from .fsdp_prefetch import PrefetchFSDP
+from .hierarchical_allreduce import all_reduce_hierarchical, bytes_leaving_a_node
 from .local_sgd import DiLoCo
 from .local_sgd import train as train_rounds
 from .parameter_server import Client, Request, Shard, serve_synchronous
 from .parameter_server import train as train_worker
 from .ring_allreduce import ring_all_reduce
-from .topology import NodeGroups, all_reduce_hierarchical, bytes_leaving_a_node
+from .topology import NodeGroups
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Prepared = tuple[Callable[[Batches], object], nn.Module]

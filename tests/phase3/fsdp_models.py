@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from distlab.grading import expect_close, fail
 from distlab.reference.workloads import GPT
-from solutions.phase3_multi_node.fsdp_checkpoint import flats_of, merge, parts_of
+from solutions.phase3_multi_node.fsdp_checkpoint import flats_of, parts_of
+from solutions.phase3_multi_node.fsdp_sharded_state import merge
 
 WIDTH = 5
 BLOCK = ("shift", "frozen.weight", "first.weight", "first.bias", "second.weight", "second.bias")
@@ -81,9 +82,7 @@ class Net(nn.Module):
         return self.seen | blocks
 
 
-def net(
-    seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
-) -> Net:
+def net(seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Net:
     """The same on every rank; drawn on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

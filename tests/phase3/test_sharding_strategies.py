@@ -27,7 +27,8 @@ from solutions.phase3_multi_node.fsdp_hybrid import HybridFlat, node_groups
 from solutions.phase3_multi_node.fsdp_offload import OffloadFlat
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 from solutions.phase3_multi_node.step_profile import Phase, Profile, profile
-from solutions.phase3_multi_node.zero import Zero2Optimizer, ZeroOptimizer
+from solutions.phase3_multi_node.zero import ZeroOptimizer
+from solutions.phase3_multi_node.zero_gradients import Zero2Optimizer
 
 NAMES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")
 NODES, LOCAL = 2, 2
