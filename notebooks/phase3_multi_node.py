@@ -386,13 +386,13 @@ BOUNDS = {"synchronous": None, "s = 0": 0, "s = 4": 4, "asynchronous": float("in
 digits(), digits(train=False)
 
 
-def serve(shard, bound):
+def serve(keeper, bound):
     if bound is None:
-        server.serve_synchronous(shard)
+        server.serve_synchronous(keeper)
     elif bound == float("inf"):
-        server.serve_asynchronous(shard)
+        server.serve_asynchronous(keeper)
     else:
-        server.serve_bounded(shard, bound)
+        server.serve_bounded(keeper, bound)
 
 
 def loss_of(model, values):
@@ -411,10 +411,10 @@ def trained(ctx, bound, lr, seconds=float("inf"), count=10**6):
     model = build_model("mlp")
     named = dict(model.named_parameters())
     if ctx.rank == 0:
-        shard = server.Shard(named, servers=1, lr=lr)
-        serve(shard, bound)
-        return loss_of(model, shard.values)
-    client = server.Client(named, servers=1)
+        keeper = server.Server(named, servers=1, lr=lr)
+        serve(keeper, bound)
+        return loss_of(model, keeper.values)
+    client = module("parameter_client").Client(named, servers=1)
     images, labels = digits()[ctx.rank - 1 :: ctx.world_size - 1]
     batches = list(zip(images.split(32), labels.split(32), strict=True))
     chance = torch.Generator().manual_seed(ctx.rank)

@@ -42,8 +42,9 @@ from .fsdp_prefetch import PrefetchFSDP
 from .hierarchical_allreduce import all_reduce_hierarchical, bytes_leaving_a_node
 from .local_sgd import DiLoCo
 from .local_sgd import train as train_rounds
-from .parameter_server import Client, Request, Shard, serve_synchronous
-from .parameter_server import train as train_worker
+from .parameter_client import Client
+from .parameter_client import train as train_worker
+from .parameter_server import Request, Shard, serve_synchronous
 from .ring_allreduce import ring_all_reduce
 from .topology import NodeGroups
 

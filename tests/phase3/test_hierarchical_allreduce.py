@@ -319,7 +319,7 @@ def test_bytes_leaving_a_node(impl, run):
         out = []
         for placement in placements:
             nodes = tuple(tuple(ranks_of(placement, k)) for k in dict.fromkeys(placement))
-            topology = impl.Topology(nodes)
+            topology = impl.module("topology").Topology(nodes)
             names = ("ring", "hierarchical")
             out.append([float(impl.bytes_leaving_a_node(topology, 1200, a)) for a in names])
         try:
