@@ -114,7 +114,7 @@ def reduced_by(plan: Plan, model: nn.Module, name: str) -> Iterator[Trained]:
 
 @contextlib.contextmanager
 def parameter_server(plan: Plan, model: nn.Module) -> Iterator[Trained]:
-    """Exercises 3.22 to 3.24 with the first ``plan.servers`` ranks as servers.
+    """Exercises 3.26 and 3.22 to 3.24 with the first ``plan.servers`` ranks as servers.
 
     One synchronous round; without rounds, ``plan.every`` steps of each worker, so that the workers
     are no longer where they begin, all at once.
