@@ -2,7 +2,7 @@
 
 Memory is that of exercise 3.27, messages are those of 3.21, from one step of the model on fake
 tensors, for the micro-batch that a rank takes at a time. ``strategy: auto`` takes the cheapest that
-fits; ``micro_batch: auto`` the largest that fits: by the same estimate, or on a GPU by trying it out.
+fits; ``micro_batch: auto`` the largest that fits: by the same estimate, or on a GPU by a trial.
 """
 
 from __future__ import annotations
