@@ -1,14 +1,14 @@
 """Recursive halving and doubling: all-reduce in few messages of few bytes.
 
 Two partners that hold the same piece share the work: each gives one half away and is from then on
-responsible for the other. Halves of halves later the results go back on the same way. With N bytes,
-W ranks, α seconds per message and β per byte, what must happen one after another is
+responsible for the other. When no half is divided any more, the results go back the same way. With
+N bytes, W ranks, α seconds per message and β per byte, what must happen one after another is
 
     2 log₂ P (+ 2) messages, 2(P-1)/P·N (+ 2N) bytes;  all ranks send 2P log₂ P (+ 2(W-P)) messages
 
-P: the largest power of two that is at most W; in brackets what W ≠ P adds. Invariant: after each
-round of the halving a rank holds the parts of twice as many ranks of half as long a piece. Every
-element is combined on one way only: all ranks end with the same bits.
+P: the largest power of two that is at most W; in brackets what W ≠ P adds. Invariant: with each
+round of the halving a rank's piece gets half as long and holds the parts of twice as many ranks.
+Every element is combined on one way only: all ranks end with the same bits.
 
 Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
 MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction operations" (other W).
