@@ -148,7 +148,7 @@ MUTANTS = [
         "BUGS 92: rank r takes rank r's pieces, whatever the number of ranks was",
         '    for state in saved:\n        buffers = state["buffers"]\n        pieces = {',
         '    for number, state in enumerate(saved):\n        buffers = state["buffers"]\n'
-        "        if number != dist.get_rank(model.group):\n            continue\n        pieces = {",
+        "        if number != torch.distributed.get_rank(model.group):\n            continue\n        pieces = {",
         ON,
         "exception",
     ),

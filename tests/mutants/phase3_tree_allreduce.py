@@ -255,7 +255,7 @@ MUTANTS = [
         bug="BUGS 42: partners exchange everything each time (recursive doubling)",
         find="        piece, path = flat, []\n",
         replace="        piece, path = flat, []\n"
-        "        distance, incoming = core // 2, torch.empty_like(flat)\n"
+        "        distance, incoming = core // 2, flat.new_empty(flat.shape)\n"
         "        while distance:\n"
         "            wait(exchange(flat, rank ^ distance, incoming, rank ^ distance, group))\n"
         "            COMBINE[op](flat, incoming)\n"
