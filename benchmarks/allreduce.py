@@ -17,7 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlab.ranks import RankContext, run_ranks
-from solutions.phase3_multi_node import ring_allreduce, tree_allreduce
+from solutions.phase3_multi_node import allreduce_choice
+from solutions.phase3_multi_node.halving_doubling import halving_doubling_all_reduce
+from solutions.phase3_multi_node.ring_allreduce import ring_all_reduce
+from solutions.phase3_multi_node.segmented_ring import segmented_ring_all_reduce
+from solutions.phase3_multi_node.tree_allreduce import tree_all_reduce
 
 from .common import Table
 
@@ -26,14 +30,14 @@ SIZES = {4: 25, 4_000: 25, 400_000: 15, 4_000_000: 5, 20_000_000: 2, 100_000_000
 COLUMNS = ("ring", "segmented", "tree", "halving, doubling", "auto")
 
 
-def contestants(links: tree_allreduce.Links) -> dict[str, Callable[[Tensor], object]]:
+def contestants(links: allreduce_choice.Links) -> dict[str, Callable[[Tensor], object]]:
     """gloo first, then ours."""
     calls = (
-        ring_allreduce.ring_all_reduce,
-        ring_allreduce.segmented_ring_all_reduce,
-        tree_allreduce.tree_all_reduce,
-        tree_allreduce.halving_doubling_all_reduce,
-        lambda tensor: tree_allreduce.all_reduce(tensor, links=links),
+        ring_all_reduce,
+        segmented_ring_all_reduce,
+        tree_all_reduce,
+        halving_doubling_all_reduce,
+        lambda tensor: allreduce_choice.all_reduce(tensor, links=links),
     )
     return {"gloo": dist.all_reduce, **dict(zip(COLUMNS, calls, strict=True))}
 
@@ -47,7 +51,7 @@ def compare(
     """
 
     def body(ctx: RankContext) -> list[tuple[int, dict[str, float], str]]:
-        links = tree_allreduce.fit(tree_allreduce.measure([*sizes], repeats=repeats))
+        links = allreduce_choice.fit(allreduce_choice.measure([*sizes], repeats=repeats))
         calls, out = contestants(links), []
         turns = random.Random(0)  # the same on all ranks
         for nbytes, weight in sizes.items():
@@ -63,7 +67,7 @@ def compare(
                     assert tensor[-1] == ctx.world_size
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             medians = seconds[1:].median(0).values.tolist()
-            chosen = tree_allreduce.choose(ctx.world_size, nbytes, links)
+            chosen = allreduce_choice.choose(ctx.world_size, nbytes, links)
             out.append((nbytes, dict(zip(calls, medians, strict=True)), chosen))
         return out
 

@@ -17,6 +17,10 @@ import torch.distributed as dist
 from distlab.netcluster import Network, bytes_sent, cluster_obstacle
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase3_multi_node import topology
+from solutions.phase3_multi_node.hierarchical_allreduce import (
+    all_reduce_hierarchical,
+    bytes_leaving_a_node,
+)
 
 from .common import Table, spread
 
@@ -48,7 +52,7 @@ def compare(placement: tuple[int, ...], nbytes: int, repeats: int) -> dict[str, 
         groups, tensor = groups_of(placement), torch.ones(nbytes // 4)
         contestants: dict[str, Callable[[], object]] = {
             "gloo": lambda: dist.all_reduce(tensor),
-            "solution": lambda: topology.all_reduce_hierarchical(tensor, groups, "mean"),
+            "solution": lambda: all_reduce_hierarchical(tensor, groups, "mean"),
         }
         samples: dict[str, list[list[float]]] = {name: [] for name in contestants}
         for _ in range(repeats + 1):
@@ -93,9 +97,7 @@ def measure(repeats: int = 5) -> Table:
             shape = topology.Topology(
                 tuple(tuple(r for r, n in enumerate(placement) if n == node) for node in (0, 1))
             )
-            formula = [
-                topology.bytes_leaving_a_node(shape, 1, kind) for kind in ("hierarchical", "ring")
-            ]
+            formula = [bytes_leaving_a_node(shape, 1, kind) for kind in ("hierarchical", "ring")]
             rows.append(
                 [
                     name,

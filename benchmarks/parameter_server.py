@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import build_model, digits
+from solutions.phase3_multi_node.parameter_client import Client
 from solutions.phase3_multi_node.parameter_server import (
-    Client,
-    Shard,
+    Server,
     serve_asynchronous,
     serve_bounded,
     serve_synchronous,
@@ -34,7 +34,7 @@ WORKERS, BATCH, LR = 3, 32, 0.1
 SLOW, BUDGET = 0.02, 1.5  # seconds: what one worker needs more per step; length of a run
 WAYS = {
     "synchronous": serve_synchronous,
-    "bounded, s=4": lambda shard: serve_bounded(shard, 4),
+    "bounded, s=4": lambda server: serve_bounded(server, 4),
     "asynchronous": serve_asynchronous,
 }
 Curve = list[tuple[float, float]]  # (seconds, loss)
@@ -79,9 +79,9 @@ def serve(way: str) -> tuple[list[Curve], float]:
         keys = dict(build_model("mlp").named_parameters())
         if ctx.rank:
             return work(Client(keys, servers=1), ctx.rank - 1)
-        shard = Shard(keys, servers=1, lr=LR)
-        WAYS[way](shard)
-        return accuracy(shard.values)
+        server = Server(keys, servers=1, lr=LR)
+        WAYS[way](server)
+        return accuracy(server.values)
 
     right, *curves = run_ranks(body, WORKERS + 1, ledger=False, timeout=60)
     return curves, right

@@ -136,22 +136,22 @@ for world_size in (2, 4, 8):
 # Every pattern is a number of messages on the critical path, each α, and a number of bytes, each β:
 # the ring 2(W-1) short messages, the tree few long ones, halving-doubling something between. Points
 # are measured on this machine with four processes and gloo (the best of five); α and β are
-# fitted for each pattern (exercise 3.6); lines are the model. Where the lowest lines cross, `auto`
+# fitted for each pattern (exercise 3.29); lines are the model. Where the lowest lines cross, `auto`
 # changes its choice: the strip below. (Where ranks share cores and memory, one may win throughout.)
 
 # %%
-tree = module("tree_allreduce")
+choice = module("allreduce_choice")
 SIZES = [4, 1024, 16_384, 131_072, 1_048_576, 4_194_304]
 COLOURS = {"ring": "#0072B2", "tree": "#D55E00", "halving_doubling": "#009E73"}
 
 
 def costs(ctx):
-    tries = [tree.measure(SIZES, repeats=1) for _ in range(5)]  # the machine may be busy
+    tries = [choice.measure(SIZES, repeats=1) for _ in range(5)]  # the machine may be busy
     timings = [min(same, key=lambda t: t.seconds) for same in zip(*tries, strict=True)]
-    links = tree.fit(timings)
+    links = choice.fit(timings)
     grid = [4 * 2 ** (k / 2) for k in range(41)]
-    lines = {p: [tree.predict(p, ctx.world_size, int(n), links) for n in grid] for p in links}
-    chosen = [tree.choose(ctx.world_size, int(n), links) for n in grid]
+    lines = {p: [choice.predict(p, ctx.world_size, int(n), links) for n in grid] for p in links}
+    chosen = [choice.choose(ctx.world_size, int(n), links) for n in grid]
     return [[list(t) for t in timings], {p: list(v) for p, v in links.items()}, grid, lines, chosen]
 
 
@@ -293,7 +293,7 @@ def prepared(kind, model):
         optimizer = torch.optim.Adam(wrapped.parameters())
         return wrapped, optimizer, list(wrapped.parameters())
     if kind == "ZeRO-2":
-        optimizer = zero.Zero2Optimizer(model.parameters(), torch.optim.Adam)
+        optimizer = module("zero_gradients").Zero2Optimizer(model.parameters(), torch.optim.Adam)
         return model, optimizer, [piece.part for piece in optimizer.pieces]
     wrapped = ddp.DDP(model)
     parameters = list(model.parameters())
@@ -364,13 +364,13 @@ BOUNDS = {"synchronous": None, "s = 0": 0, "s = 4": 4, "asynchronous": float("in
 digits(), digits(train=False)
 
 
-def serve(shard, bound):
+def serve(keeper, bound):
     if bound is None:
-        server.serve_synchronous(shard)
+        server.serve_synchronous(keeper)
     elif bound == float("inf"):
-        server.serve_asynchronous(shard)
+        server.serve_asynchronous(keeper)
     else:
-        server.serve_bounded(shard, bound)
+        server.serve_bounded(keeper, bound)
 
 
 def loss_of(model, values):
@@ -389,10 +389,10 @@ def trained(ctx, bound, lr, seconds=float("inf"), count=10**6):
     model = build_model("mlp")
     named = dict(model.named_parameters())
     if ctx.rank == 0:
-        shard = server.Shard(named, servers=1, lr=lr)
-        serve(shard, bound)
-        return loss_of(model, shard.values)
-    client = server.Client(named, servers=1)
+        keeper = server.Server(named, servers=1, lr=lr)
+        serve(keeper, bound)
+        return loss_of(model, keeper.values)
+    client = module("parameter_client").Client(named, servers=1)
     images, labels = digits()[ctx.rank - 1 :: ctx.world_size - 1]
     batches = list(zip(images.split(32), labels.split(32), strict=True))
     chance = torch.Generator().manual_seed(ctx.rank)

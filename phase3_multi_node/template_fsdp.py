@@ -24,20 +24,15 @@ et al. 2023 (PyTorch FSDP, arXiv 2304.11277), sections 3.2 (flat parameters) and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
-from given.agreement import Group, rank_in
-
-Place = tuple[nn.Module, str, str]  # a module, its attribute, the parameter's name from the root
-Parameters = dict[nn.Parameter, list[Place]]  # a tied parameter has several places
+from given.agreement import Group
+from given.fsdp_units import FlatUnit, HookedUnits, Parameters, owned_parameters
 
 
 class FlatParameter:
@@ -79,25 +74,26 @@ class FlatParameter:
 
     def gather_input(self) -> Tensor:
         """What this rank gives to the all-gather: the shard, padded to (chunk,)."""
-        # Step 3: every rank passes in equally many elements
-        raise NotImplementedError("exercise 3.15")
+        missing = self.chunk - self.shard.numel()
+        shard = self.shard.detach()
+        return F.pad(shard, (0, missing)) if missing else shard
 
     def start_gather(self) -> None:
         """Give ``full`` its storage and issue the all-gather: (W-1)·chunk elements sent.
 
         Nothing if the vector is there, or on its way.
         """
-        # Step 4: storage first, then one asynchronous collective; keep its handle
+        # Step 3: storage first, then one asynchronous collective; keep its handle
         raise NotImplementedError("exercise 3.15")
 
     def finish_gather(self) -> None:
         """Wait for the all-gather, if one is under way, and put the leaves into the modules."""
-        # Step 5: the handle before the first use of a value
+        # Step 4: the handle before the first use of a value
         raise NotImplementedError("exercise 3.15")
 
     def free(self) -> None:
         """Give the full vector's memory back; waits for a gather that is under way."""
-        # Step 6: nothing may be in flight; then the attributes, then the storage
+        # Step 5: nothing may be in flight; then the attributes, then the storage
         raise NotImplementedError("exercise 3.15")
 
     def put(self, values: Sequence[Tensor | None]) -> None:
@@ -108,7 +104,7 @@ class FlatParameter:
 
     def reduce_input(self) -> Tensor:
         """What this rank gives to the reduce-scatter: the gradients joined and padded."""
-        # Step 7: in the order of `full`, zeros where there is no gradient and as padding
+        # Step 6: in the order of `full`, zeros where there is no gradient and as padding
         raise NotImplementedError("exercise 3.15")
 
     def start_reduce(self) -> None:
@@ -117,12 +113,12 @@ class FlatParameter:
         Sends (W-1)·chunk elements. A leaf without gradient counts as zero; if none has one, which
         must be so on all ranks or on none, nothing is sent.
         """
-        # Step 8: rank r gets the sum of everybody's chunk r
+        # Step 7: rank r gets the sum of everybody's chunk r
         raise NotImplementedError("exercise 3.15")
 
     def finish_reduce(self) -> None:
         """Wait for the reduce-scatter, if there is one, and add the mean to ``shard.grad``."""
-        # Step 9: the mean over the ranks, without the padding; a gradient that is there already
+        # Step 8: the mean over the ranks, without the padding; a gradient that is there already
         #         stays in the sum
         raise NotImplementedError("exercise 3.15")
 
@@ -131,41 +127,10 @@ class FlatParameter:
         return chunk.div_(dist.get_world_size(self.group))
 
 
-@dataclass(eq=False)
-class Unit:
-    """A module whose parameters are gathered and freed together: one vector per dtype and kind."""
-
-    module: nn.Module
-    flats: list[FlatParameter]
-
-    def start_gather(self) -> None:
-        """Issue the all-gathers of what is not there."""
-        for flat in self.flats:
-            flat.start_gather()
-
-    def gather(self) -> None:
-        """Make the full parameters usable."""
-        self.start_gather()
-        for flat in self.flats:
-            flat.finish_gather()
-
-    def free(self) -> None:
-        """Give their memory back."""
-        for flat in self.flats:
-            flat.free()
-
-    def start_reduce(self) -> None:
-        """Issue the reduce-scatters of the gradients that are there."""
-        for flat in self.flats:
-            flat.start_reduce()
-
-    def finish_reduce(self) -> None:
-        """Wait for them; afterwards the shards have their gradients."""
-        for flat in self.flats:
-            flat.finish_reduce()
+Unit = FlatUnit[FlatParameter]
 
 
-class FSDP(nn.Module):
+class FSDP(HookedUnits[FlatParameter]):
     """``module``, trained like one process on all ranks' batches, with nothing but shards kept.
 
     ``units``: submodules that are gathered one at a time, none inside another; the root unit takes
@@ -202,7 +167,6 @@ class FSDP(nn.Module):
         first = next(iter(parameter for mine in owned for parameter in mine))
         where = first.device if device is None else torch.device(device)
         self.module, self.group = module, group
-        self.units: list[Unit] = []  # the root first
         for owner, mine in zip((module, *units), owned, strict=True):
             for places in mine.values():
                 for holder, name, _ in places:
@@ -214,21 +178,15 @@ class FSDP(nn.Module):
             flats = [flat_type(same, group, where) for same in kinds.values()]
             self.units.append(Unit(owner, flats))
         self.shards = nn.ParameterList(f.shard for unit in self.units for f in unit.flats)
-        self.in_backward = False
-        for unit in self.units:
-            owner = unit.module
-            owner.register_forward_pre_hook(partial(self._enter, unit), with_kwargs=True)
-            owner.register_forward_hook(partial(self._leave, unit))
+        self.watch_units()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward; a collective call."""
         return self.module(*args, **kwargs)
 
-    # -- when each thing happens ------------------------------------------------------------------
     def before_forward(self, unit: Unit) -> None:
         """``unit``'s forward begins."""
-        # Step 10: four places and what happens there; also at the end of the whole backward, for
-        #          units whose inputs need no gradient
+        # Step 9: four places and what happens there
         raise NotImplementedError("exercise 3.15")
 
     def after_forward(self, unit: Unit) -> None:
@@ -241,82 +199,13 @@ class FSDP(nn.Module):
 
     def after_backward(self, unit: Unit) -> None:
         """``unit``'s backward is done: its leaves have their gradients."""
-        # Step 11: free first, so that the joined gradient takes the place of the parameters
+        # Step 10: free first, so that the joined gradient takes the place of the parameters
         raise NotImplementedError("exercise 3.15")
 
     def end_backward(self) -> None:
-        """The whole backward is done; the last units may not have been told."""
-        raise NotImplementedError("exercise 3.15")
-
-    # -- hooks ------------------------------------------------------------------------------------
-    def _enter(self, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Before forward. The inputs pass a view: its gradient comes when the unit is done."""
-        if module is self.module:
-            self.in_backward = False  # a backward that raised has not come to its end
-        self.before_forward(unit)
-
-        def watched(value: Any) -> Any:
-            if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
-                return value
-            view = value.view_as(value)
-            view.register_hook(lambda _: self.after_backward(unit))
-            return view
-
-        # the root's end is the whole backward's end: its inputs may be needed before the units'
-        return (args, kwargs) if module is self.module else tree_map(watched, (args, kwargs))
-
-    def _leave(self, unit: Unit, module: nn.Module, args: Any, output: Any) -> None:
-        """After forward."""
-        self.after_forward(unit)
-        for value in tree_leaves(output):
-            if isinstance(value, Tensor) and value.requires_grad:
-                value.register_hook(lambda _: self._backward_reaches(unit))
-
-    def _backward_reaches(self, unit: Unit) -> None:
-        if not self.in_backward:
-            self.in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
-        self.before_backward(unit)
-
-    def _backward_ends(self) -> None:
-        self.in_backward = False
-        self.end_backward()
-
-
-def owned_parameters(
-    module: nn.Module, units: Sequence[nn.Module], group: Group
-) -> list[Parameters]:
-    """The distinct parameters of the root and of each unit, with all their places.
-
-    Raises ValueError as ``FSDP`` does.
-    """
-    rank_in(group)
-    names = {part: name for name, part in module.named_modules()}
-    owner = dict.fromkeys(names, 0)
-    for number, unit in enumerate(units, 1):
-        if unit not in names or unit is module:
-            raise ValueError(f"unit {number - 1} is not a submodule of the module to shard")
-        for part in unit.modules():
-            if owner[part]:
-                both = f"{owner[part] - 1} and {number - 1}"
-                raise ValueError(f"units overlap: {names[part]!r} is in both {both}")
-            owner[part] = number
-    owned: list[Parameters] = [{} for _ in range(len(units) + 1)]
-    home: dict[nn.Parameter, int] = {}
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, parameter in part._parameters.items():
-            if parameter is None:
-                continue
-            full_name = f"{prefix}.{name}" if prefix else name
-            if home.setdefault(parameter, owner[part]) != owner[part]:
-                raise ValueError(f"{full_name} is tied to a parameter of another unit")
-            owned[owner[part]].setdefault(parameter, []).append((part, name, full_name))
-    devices = {str(parameter.device) for parameter in home}
-    if len(devices) > 1:
-        raise ValueError(f"the module's parameters are on several devices: {sorted(devices)}")
-    if not any(parameter.requires_grad for parameter in home):
-        raise ValueError(f"none of the module's {len(home)} parameters is trainable")
-    return owned
+        """The whole backward is done; units whose inputs need no gradient have not been told."""
+        for unit in self.units:
+            self.after_backward(unit)
 
 
 def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
@@ -326,5 +215,5 @@ def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
     A norm that is not finite changes nothing. Cost: one all-reduce of one number. Raises ValueError
     if ``max_norm`` is not positive.
     """
-    # Step 12: every element is on exactly one rank: add the squares over the ranks, then the root
+    # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root
     raise NotImplementedError("exercise 3.15")

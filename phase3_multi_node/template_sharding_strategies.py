@@ -2,31 +2,26 @@
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.21
 """Which strategy? Estimate what each needs and sends, and take the cheapest that fits.
 
-Sharding trades bytes on the wire for bytes of memory. T bytes of parameters on W ranks, M nodes of
-L ranks, an optimizer that keeps s·T bytes (Adam: s = 2), k backward passes per step:
+Sharding trades bytes on the wire for bytes of memory. ``strategy_memory`` says what a strategy
+needs per rank. What it sends, for T bytes of parameters (T_0 of the root, T_last of the last unit)
+on W ranks, M nodes of L ranks, and k backward passes per step:
 
-========  ========================  ==============================  ==========================
-strategy  parameters, gradients,    on the way, beside activations  sent per rank and step
-          optimizer, in bytes
-========  ========================  ==============================  ==========================
-ddp       T + T + sT                -                               2(W-1)/W·T
-zero1     T + T + sT/W              -                               3(W-1)/W·T
-zero2     T + T/W + sT/W            up to 3 buckets                 (k+1)(W-1)/W·T
-fsdp      (2+s)T/W                  root, units u-1, u in full,     k(W-1)/W·(3T - T_0 - T_last)
-                                    gradients of u, u+1
-hybrid    (2+s)T/L                  the same                        that with L for W inside a
-                                                                    node; across 2k(M-1)/M·T/L
-offload   0; (2+s)T/W on the host   the same                        fsdp's; over the bus
-                                                                    k(3T - T_0 - T_last)/W
-========  ========================  ==============================  ==========================
+========  ====================================  ==============================
+strategy  sent per rank and step                over
+========  ====================================  ==============================
+ddp       2(W-1)/W·T                            the slower of the two links
+zero1     3(W-1)/W·T                            the same
+zero2     (k+1)(W-1)/W·T                        the same
+fsdp      k(W-1)/W·(3T - T_0 - T_last)          the same
+hybrid    that with L for W; 2k(M-1)/M·T/L      inside a node; across nodes
+offload   fsdp's; k(3T - T_0 - T_last)/W        the same; the bus to the host
+========  ====================================  ==============================
 
-What is on the way is largest at another moment than activations are, so the peak is the largest sum
-of a moment, not the sum of the largest. The moments come from ``step_profile``. Invariant: every
-rank comes to the same choice, because all use the same numbers; what differs, free memory, is
-agreed on first.
+Invariant: every rank comes to the same choice, because all use the same numbers; what differs, free
+memory, is agreed on first.
 
-Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3, 5 and 7; Zhao et al. 2023
-(PyTorch FSDP, arXiv 2304.11277), section 3.2; Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), section 7; Zhao et al. 2023 (PyTorch
+FSDP, arXiv 2304.11277), section 3.2; Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ import torch.distributed as dist
 from given.agreement import Group, rank_in
 from given.step_profile import Profile
 
-STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")  # the simplest first
+from .template_strategy_memory import STRATEGIES, memory_of
 
 
 @dataclass(frozen=True)
@@ -99,35 +94,20 @@ def estimate(
             f"nodes, ranks per node, backward passes and bucket bytes must be positive, got "
             f"{nodes}, {ranks_per_node}, {backwards} and {bucket_bytes}"
         )
-    # Step 1: who shares a shard; the rule for each kind of memory
-    # Step 2: the peak: the largest sum over the moments of a step
-    # Step 3: bytes sent per rank, those that leave a node, and how long the wire needs for both
-    raise NotImplementedError("exercise 3.21")
-
-
-def sharded_moments(profile: Profile, shards: int, strategy: str) -> list[int]:
-    """For each phase the bytes that FSDP with prefetching has beside its shards and their state.
-
-    Units gathered, gradients not yet reduced, the shards of reduced ones (offload has them on the
-    host), and activations.
-    """
-    # Step 4: forward has the root, the unit at work and the next one in full; where backward
-    #         begins, the root and the last unit
-    # Step 5: backward has the root, the unit at work and the one before in full; its gradients (the
-    #         largest is among the activations), the root's, and those of the unit after, which are
-    #         on their way: joined (hybrid has let go of that), and the chunk that comes back
-    # Step 6: at the end the root's gradients are joined: twice in memory, for a moment
-    raise NotImplementedError("exercise 3.21")
-
-
-def reduced_moments(profile: Profile, shards: int, bucket_bytes: int) -> list[int]:
-    """For each phase the bytes that ZeRO-2 has beside parameters and state.
-
-    Gradients that wait for their bucket or are on their way, the reduced ones' part, activations.
-    """
-    # Step 7: at most three buckets: two on their way, one to be joined
-    # Step 8: at the end of backward what is left is joined: twice in memory, for a moment
-    raise NotImplementedError("exercise 3.21")
+    needed = memory_of(profile, strategy, nodes, ranks_per_node, bucket_bytes=bucket_bytes)
+    sent, across, seconds = traffic(profile, strategy, nodes, ranks_per_node, links, backwards)
+    return Estimate(
+        strategy=strategy,
+        parameters=needed.parameters,
+        gradients=needed.gradients,
+        optimizer=needed.optimizer,
+        activations=profile.saved,
+        peak=needed.peak,
+        host=needed.host,
+        sent=sent,
+        across=across,
+        seconds=seconds,
+    )
 
 
 def traffic(
@@ -138,9 +118,9 @@ def traffic(
     Collectives go around a ring of the ranks in order, on all cards of a node at once: what one
     rank sends is what leaves the node, and the slower of the two links sets the pace.
     """
-    # Step 9: FSDP's root and last unit stay gathered for backward
-    # Step 10: hybrid does one thing after the other: shards inside, gradients across
-    # Step 11: offloading copies a shard for each gather, and the gradients back
+    # Step 1: FSDP's root and last unit stay gathered for backward
+    # Step 2: hybrid does one thing after the other: shards inside, gradients across
+    # Step 3: offloading copies a shard for each gather, and the gradients back
     raise NotImplementedError("exercise 3.21")
 
 
@@ -216,8 +196,8 @@ def choose_strategy(
     equal arguments give equal choices on all ranks (see ``smallest_budget``). Raises ValueError
     with the smallest need if nothing fits, and as ``estimate`` does.
     """
-    # Step 12: estimate all that make sense here, and the one asked for
-    # Step 13: of those that fit the least seconds; the order of STRATEGIES breaks ties
+    # Step 4: estimate all that make sense here, and the one asked for
+    # Step 5: of those that fit the least seconds; the order of STRATEGIES breaks ties
     raise NotImplementedError("exercise 3.21")
 
 
@@ -226,6 +206,6 @@ def smallest_budget(own_bytes: int, device: torch.device | str = "cpu", group: G
 
     Raises ValueError on a rank that is no member of ``group``.
     """
-    # Step 14: ranks may have different memory free, but must not come to different choices; who is
-    #          no member must not go on with its own (`rank_in`)
+    # Step 6: ranks may have different memory free, but must not come to different choices; a rank
+    #         that is no member must not go on with its own (`rank_in`)
     raise NotImplementedError("exercise 3.21")

@@ -1,52 +1,30 @@
-# Exercises 3.7, 3.8: replace every `raise NotImplementedError` by your code.
+# Exercises 3.7: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.7
-"""Who shares a node, and an all-reduce that crosses the slow link as seldom as possible.
+"""Who shares a node: found out by every rank, agreed on by all, turned into groups.
 
 W ranks live on N nodes. Inside a node they talk over memory or NVLink, between nodes over a network
-that is ten to a hundred times slower. A ring through all ranks doesn't know that: for a tensor of n
-bytes 2(W-1)/W·n leave every node, and more if ring neighbours are rarely on one node. With L ranks
-on each node, in three stages:
+that is ten to a hundred times slower. Whoever wants to spare the network has to know which ranks
+share a node. A rank's number does not say it; the launcher and the operating system do:
 
-========================  ================================  ====================
-stage                     between                           bytes sent per rank
-========================  ================================  ====================
-reduce-scatter            the L ranks of a node             (L-1)/L·n
-all-reduce of the shard   the N ranks with one local rank   2(N-1)/N·n/L
-all-gather                the L ranks of a node             (L-1)/L·n
-========================  ================================  ====================
+    own_place           GROUP_RANK, LOCAL_RANK and the host name of this rank
+    exchange_places     those of all ranks, W keys in a store: no process group is needed yet
+    topology_of         the ranks of each node; a contradiction is an error on every rank
+    make_groups         a group per node, and one per local rank: N + L groups, L ranks on a node
 
-Only the middle stage leaves the node: 2(N-1)/N·n bytes per node, the least that any all-reduce can
-do, spread over all L ranks and so over all network cards. Invariant: after the first stage a rank
-holds its node's sum of one shard, after the second the sum over all ranks. Where nodes have
-different numbers of ranks the shards don't match; one leader per node then speaks for it: the same
-bytes between the nodes, but through one rank.
+Invariant: all ranks compute the same topology from the same list, and all of them make all groups
+in one order, also those that they are not in.
 
-Sources: Mikami et al. 2018 (arXiv 1811.05233), 2D-torus all-reduce: these three stages; Jia et al.
-2018 (arXiv 1807.11205), hierarchical all-reduce: through one leader per group. Environment of the
-launcher: PyTorch's documentation of torchrun.
+Source: PyTorch's documentation of torchrun (environment of the launcher).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
-from given.agreement import expect_alike
-from given.parent import end_with_parent
-from given.process_group import process_group
-
-Op = Literal["sum", "mean", "max"]
-REDUCE = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
 @dataclass(frozen=True)
@@ -146,115 +124,3 @@ def make_groups(topology: Topology) -> NodeGroups:
     # Step 8: list the ranks of all groups first: that list is the same on every rank
     # Step 9: make every one of them on every rank, and keep the two with this rank in it
     raise NotImplementedError("exercise 3.7")
-
-
-def check_op(tensor: Tensor, op: str) -> None:
-    """Raise ValueError for an unknown ``op``, or the mean of integers, before anything is sent."""
-    if op not in REDUCE:
-        raise ValueError(f"op must be one of {', '.join(REDUCE)}, not {op!r}")
-    if op == "mean" and not tensor.is_floating_point():
-        raise ValueError(f"the mean of {tensor.dtype} is not an integer: convert the tensor first")
-
-
-def all_reduce_hierarchical(
-    tensor: Tensor, groups: NodeGroups, op: Op = "sum", *, check: bool = False
-) -> None:
-    """Combine ``tensor`` over all ranks of the topology, in place on every rank.
-
-    ``tensor`` may be empty or non-contiguous, of the same shape and dtype on all ranks. On nodes of
-    equal size each rank sends 2(L-1)/L·n bytes inside its node and 2(N-1)/N·n/L between nodes (n
-    rounded up to L elements); else only the leaders send between nodes, 2(N-1)/N·n each. All ranks
-    end with the same bits. Raises ValueError on every rank, before anything is sent, for an unknown
-    ``op`` or the mean of integers; with ``check``, which costs an all-reduce of 48 bytes, also for
-    tensors that differ. Without it such ranks end or hang.
-    """
-    # Step 1: refuse bad arguments, alike on all ranks, and if asked to tensors that differ
-    #         (`expect_alike`); nothing to do for an empty tensor
-    # Step 2: by shards if all nodes have equally many ranks, else through the leaders
-    # Step 3: write the result into the caller's tensor, also when it is a strided view
-    raise NotImplementedError("exercise 3.8")
-
-
-def reduce_by_shards(flat: Tensor, groups: NodeGroups, op: Op) -> Tensor:
-    """The combination of all ranks' ``flat`` (n,), for nodes with equally many ranks.
-
-    Reduce-scatter in the node, all-reduce of the own shard across nodes, all-gather in the node.
-    ``flat`` is not changed.
-    """
-    # Step 4: pad to L shards of equal length; exchange them inside the node, so that each rank gets
-    #         all L versions of one shard, and combine these
-    # Step 5: all-reduce the shard across the nodes with the same operator
-    # Step 6: the mean: divide once, by the number of all ranks, while it is only a shard
-    # Step 7: gather the shards inside the node, drop the padding
-    raise NotImplementedError("exercise 3.8")
-
-
-def reduce_through_leaders(flat: Tensor, groups: NodeGroups, op: Op) -> Tensor:
-    """The same for nodes of any size: reduce to the leader, all-reduce of the leaders, broadcast.
-
-    The leader is local rank 0 of a node. ``flat`` is not changed.
-    """
-    # Step 8: reduce to the leader; the leaders alone go on, divide for the mean, and broadcast
-    raise NotImplementedError("exercise 3.8")
-
-
-def bytes_leaving_a_node(topology: Topology, nbytes: float, algorithm: str) -> float:
-    """Bytes that the busiest node sends to others for an all-reduce of ``nbytes``.
-
-    ``"ring"``: a ring 0 → 1 → … → W-1 → 0 through all ranks. ``"hierarchical"``: this module's, on
-    nodes of any size. Raises ValueError for another algorithm.
-    """
-    # Step 9: in the ring every rank sends 2(W-1)/W n to the next one: count the next ones that are
-    #         on another node; hierarchical: an all-reduce over N
-    raise NotImplementedError("exercise 3.8")
-
-
-def seconds_of(all_reduce: Callable[[Tensor], object], tensor: Tensor) -> float:
-    """The fastest of three all-reduces by this rank's clock, after one that opens connections."""
-    seconds = []
-    for _ in range(4):
-        dist.barrier()
-        begun = time.perf_counter()
-        all_reduce(tensor)
-        if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
-        seconds.append(time.perf_counter() - begun)
-    return min(seconds[1:])
-
-
-def compare(topology: Topology, rank: int, device: torch.device) -> None:
-    """The backend's all-reduce and the hierarchical one: seconds, and bytes that leave a node."""
-    groups = make_groups(topology)
-    if rank == 0:
-        print(f"ranks by node: {topology.nodes}")
-    for nbytes in (10**5, 10**6, 10**7):
-        tensor = torch.ones(nbytes // 4, device=device)
-        flat = seconds_of(dist.all_reduce, tensor)
-        ours = seconds_of(lambda t: all_reduce_hierarchical(t, groups), tensor)
-        leaving = [bytes_leaving_a_node(topology, nbytes, a) for a in ("ring", "hierarchical")]
-        if rank == 0:
-            print(
-                f"{nbytes:10,} B: backend {flat * 1e3:.1f} ms, hierarchical {ours * 1e3:.1f} "
-                f"ms; leave a node: {leaving[0]:,.0f} B and {leaving[1]:,.0f} B"
-            )
-
-
-def main() -> None:
-    """Under a launcher: say who shares a node, then compare with the backend's all-reduce."""
-    end_with_parent()
-    if "RANK" not in os.environ:
-        sys.exit("start it with torchrun, or: distlab cluster run -- python -m <this module>")
-    torch.set_num_threads(1)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    place = own_place(os.environ, socket.gethostname())
-    topology = topology_of(exchange_places(place, store, rank, world_size))
-    device = device_of(topology, rank, torch.cuda.device_count())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    with process_group(backend, store=store, rank=rank, world_size=world_size):
-        compare(topology, rank, device)
-
-
-if __name__ == "__main__":
-    main()

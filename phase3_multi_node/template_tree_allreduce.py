@@ -1,60 +1,34 @@
-# Exercises 3.5, 3.6: replace every `raise NotImplementedError` by your code.
+# Exercises 3.5: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.5
-"""All-reduce in few steps: binomial trees, recursive halving and doubling, and which one when.
+"""Binomial trees: reduce, broadcast and all-reduce in the fewest messages.
 
-A ring needs 2(W-1) messages one after another, too many where the tensor is small. With N bytes, W
-ranks, α seconds per message and β per byte, the critical path (what must happen one after another)
-of three ways of doing the same is
+A ring needs 2(W-1) messages one after another, too many where the tensor is small. In a tree all
+ranks take part in ⌈log₂ W⌉ rounds. With N bytes, W ranks, α seconds per message and β per byte:
 
-=================  ======================  =========================  =========================
-pattern            messages                bytes                      messages of all ranks
-=================  ======================  =========================  =========================
-ring               2(W-1)                  2(W-1)/W·N                 2W(W-1)
-tree               2⌈log₂ W⌉               2⌈log₂ W⌉·N                2(W-1)
-halving_doubling   2 log₂ P (+ 2)          2(P-1)/P·N (+ 2N)          2P log₂ P (+ 2(W-P))
-=================  ======================  =========================  =========================
+    reduce, broadcast    W-1 messages of all ranks       ⌈log₂ W⌉·(α + Nβ)
+    all-reduce           2(W-1) messages of all ranks    2⌈log₂ W⌉·(α + Nβ)
 
-P: the largest power of two that is at most W; in brackets what W ≠ P adds. A line through the times
-that were measured gives α and β of each pattern on *this* machine; the pattern with the smallest
-prediction is chosen. (One α and β for all patterns would do if messages never got in each other's
-way; on a machine with more ranks than cores the number of all messages counts, too.)
+Invariant: after round k a rank whose number (counted from the root) is divisible by 2^(k+1) holds
+the parts of the 2^(k+1) ranks from itself on. Every element is combined on one way only: all ranks
+end with the same bits.
 
-Invariant of the tree: after round k a rank whose number (counted from the root) is divisible by
-2^(k+1) holds the parts of the 2^(k+1) ranks from itself on. Of the halving: after each round the W
-ranks hold twice as many parts of half as long a piece. Every element is combined on one way only:
-all ranks end with the same bits.
-Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
-MPICH", sections 4.2 to 4.5; Rabenseifner 2004, "Optimization of collective reduction operations"
-(halving and doubling, other W); Hockney 1994 (α, β). NCCL chooses in the same way, from a latency
-and a bandwidth for each algorithm (src/graph/tuning.cc).
+Source: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
+MPICH", sections 4.2 and 4.4.
 """
 
 from __future__ import annotations
-
-import math
-import os
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from given.agreement import Group
-from given.parent import end_with_parent
-from given.process_group import process_group
 
 from .template_ring_allreduce import (
     COMBINE,
     Op,
-    agree,
     check_arguments,
-    exchange,
     flattened,
-    segmented_ring_all_reduce,
-    wait,
 )
 
 
@@ -116,180 +90,3 @@ def tree_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None
     # Step 7: up the tree and down again on the same flat tensor; no copy, because the result
     #         replaces the partial sums
     raise NotImplementedError("exercise 3.5")
-
-
-def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
-    """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
-
-    P ranks (the largest power of two) exchange halves of what they are responsible for with
-    partners at distance P/2, P/4 … 1, then the results the same way back. Each of the other W-P
-    ranks sends its tensor to rank - P first and gets the result at the end. Any length and strides.
-
-    Per rank below P: 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd), and N
-    more with a rank above P to serve; others N. Time 2 log₂ P·α + 2(P-1)/P·Nβ, and 2(α + Nβ) if
-    W ≠ P. Half a tensor of extra memory (a whole one with a rank to serve). NCCL wants the first
-    collective of a group to be one of all its ranks: if W ≠ P, this can't be it. Raises ValueError
-    as ``check_arguments`` does.
-    """
-    # Step 1: the ranks from P on hand in their tensor and wait for the result
-    # Step 2: partners know the same piece; the lower rank keeps its first half and gives the
-    #         second away; what comes is combined with what is kept
-    # Step 3: the way back is the same list of partners in reverse, with the results
-    raise NotImplementedError("exercise 3.6")
-
-
-class Link(NamedTuple):
-    """What a message costs: ``alpha`` seconds, and ``beta`` seconds per byte."""
-
-    alpha: float
-    beta: float
-
-
-class Timing(NamedTuple):
-    """An all-reduce of ``nbytes`` bytes over ``world_size`` ranks took ``seconds``."""
-
-    pattern: str
-    world_size: int
-    nbytes: int
-    seconds: float
-
-
-PATTERNS: dict[str, Callable[..., None]] = {  # where predictions are equal the first is chosen
-    "tree": tree_all_reduce,
-    "halving_doubling": halving_doubling_all_reduce,
-    "ring": segmented_ring_all_reduce,
-}
-Links = Mapping[str, Link]
-
-
-def critical_path(pattern: str, world_size: int, nbytes: int) -> tuple[int, float]:
-    """(messages, bytes) that follow one another: the module's table. One rank alone: (0, 0).
-
-    Raises ValueError for an unknown ``pattern``.
-    """
-    # Step 4: the table; mind W = 1
-    raise NotImplementedError("exercise 3.6")
-
-
-def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
-    """Seconds of an all-reduce by ``pattern``: messages·α + bytes·β of its critical path."""
-    # Step 5: the pattern's own α and β
-    raise NotImplementedError("exercise 3.6")
-
-
-def least_squares(equations: Sequence[tuple[float, float, float]]) -> Link:
-    """α, β >= 0 with the least Σ (messages·α + bytes·β - seconds)² over (messages, bytes, seconds).
-
-    In plain arithmetic: the same on all ranks to the last bit, which a library need not be.
-    """
-    # Step 6: two normal equations; if a solution is negative, it explains nothing: 0, and the other
-    #         alone
-    raise NotImplementedError("exercise 3.6")
-
-
-def fit(timings: Sequence[Timing]) -> dict[str, Link]:
-    """α and β of each pattern in ``timings``: the line with the least squares of *relative* errors.
-
-    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs; and to the
-    geometric mean of measured and predicted time, so that twice as long counts like half as long.
-    Neither α nor β is negative. Raises ValueError for a pattern with fewer than two different sizes
-    on more than one rank.
-    """
-    # Step 7: one equation per timing, messages·α + bytes·β = t, divided by t: least squares
-    # Step 8: divide by sqrt(t·prediction) instead and solve again, until it stays the same (20
-    #         times will do; t/100 is the least prediction that counts)
-    raise NotImplementedError("exercise 3.6")
-
-
-def choose(world_size: int, nbytes: int, links: Links) -> str:
-    """The pattern of ``links`` with the smallest prediction; of equal ones the first in PATTERNS.
-
-    The same on all ranks if ``links`` is: a choice by what one rank measured alone would hang.
-    """
-    # Step 9: the minimum
-    raise NotImplementedError("exercise 3.6")
-
-
-# gloo over loopback, 2 to 4 ranks on 2 cores, rounded; fit your own machine's
-LINKS: Links = {
-    "tree": Link(100e-6, 0.8e-9),
-    "halving_doubling": Link(130e-6, 1.6e-9),
-    "ring": Link(200e-6, 1.3e-9),
-}
-
-
-def all_reduce(
-    tensor: Tensor,
-    op: Op = "sum",
-    group: Group = None,
-    *,
-    pattern: str = "auto",
-    links: Links = LINKS,
-    check: bool = False,
-) -> None:
-    """Combine ``tensor`` over the ranks of ``group``, in place, by a pattern or the best of them.
-
-    ``pattern``: ``"auto"`` (``choose`` by the tensor's bytes) or a name of PATTERNS, where
-    ``"ring"`` is the segmented one. ``links``: ``fit`` of measurements, the same on all ranks.
-    ``check``: as in ``ring_all_reduce``. Raises ValueError as ``check_arguments`` does, and for an
-    unknown ``pattern``.
-    """
-    # Step 10: agree if asked to, choose, call
-    raise NotImplementedError("exercise 3.6")
-
-
-def measure(
-    sizes: Sequence[int],
-    *,
-    repeats: int = 5,
-    device: torch.device | str = "cpu",
-    group: Group = None,
-) -> list[Timing]:
-    """Time every pattern on float32 tensors of ``sizes`` bytes; the same list on every rank.
-
-    As in exercise 1.9: all ranks start together, the slowest one counts, and of ``repeats`` runs
-    the median. The patterns take turns, so that a busy moment hits them all.
-    """
-    world_size, found = dist.get_world_size(group), []
-    for nbytes in sizes:
-        tensor = torch.zeros(nbytes // 4, device=device)
-        seconds = torch.zeros(repeats + 1, len(PATTERNS), dtype=torch.float64)
-        for run in range(repeats + 1):
-            for column, reduce in enumerate(PATTERNS.values()):
-                dist.barrier(group=group)
-                begun = time.perf_counter()
-                reduce(tensor, "max", group)
-                if tensor.is_cuda:
-                    torch.cuda.synchronize(tensor.device)
-                seconds[run, column] = time.perf_counter() - begun
-        seconds = seconds.to(device)
-        tree_all_reduce(seconds, "max", group)
-        medians = seconds[1:].median(0).values.tolist()  # the first run warms up
-        found += [
-            Timing(p, world_size, nbytes, t) for p, t in zip(PATTERNS, medians, strict=True)
-        ]
-    return found
-
-
-def main() -> None:
-    """Measure under torchrun; rank 0 prints measured and predicted times, and the choice."""
-    end_with_parent()
-    if "RANK" not in os.environ:
-        sys.exit(
-            "start it with: torchrun --nproc-per-node 4 "
-            "-m solutions.phase3_multi_node.tree_allreduce"
-        )
-    torch.set_num_threads(1)
-    with process_group("gloo"):
-        timings = measure([4 * 10**k for k in range(8)])
-        links = fit(timings)
-        for t in timings if dist.get_rank() == 0 else []:
-            mark = "  chosen" if t.pattern == choose(*t[1:3], links) else ""
-            print(
-                f"{t.nbytes:12,} bytes  {t.pattern:17}{t.seconds * 1e3:10.3f} ms"
-                f"{predict(*t[:3], links) * 1e3:10.3f} predicted{mark}"
-            )
-
-
-if __name__ == "__main__":
-    main()

@@ -79,8 +79,8 @@ def bucketed(plan: Plan, model: nn.Module) -> Iterator[Trained]:
 REDUCERS = {  # module and function of phase 3
     "ring": ("ring_allreduce", "ring_all_reduce"),
     "tree": ("tree_allreduce", "tree_all_reduce"),
-    "halving-doubling": ("tree_allreduce", "halving_doubling_all_reduce"),
-    "hierarchical": ("topology", "all_reduce_hierarchical"),
+    "halving-doubling": ("halving_doubling", "halving_doubling_all_reduce"),
+    "hierarchical": ("hierarchical_allreduce", "all_reduce_hierarchical"),
 }
 
 
@@ -88,12 +88,12 @@ REDUCERS = {  # module and function of phase 3
 def reduced_by(plan: Plan, model: nn.Module, name: str) -> Iterator[Trained]:
     """Phase 3's DDP whose buckets are summed by an all-reduce written from messages."""
     file, function = REDUCERS[name]
-    module = module_of(plan, 3, file)
-    reduce = getattr(module, function)
+    reduce = getattr(module_of(plan, 3, file), function)
     if name == "hierarchical":
         cluster, ranks = load_cluster(plan.cluster), range(dist.get_world_size())
         nodes = [tuple(r) for _, r in itertools.groupby(ranks, cluster.node)]
-        groups = module.make_groups(module.Topology(tuple(nodes)))
+        topology = module_of(plan, 3, "topology")
+        groups = topology.make_groups(topology.Topology(tuple(nodes)))
         reduce = partial(reduce, groups=groups)
     size = int(plan.bucket_mb * 2**20)
     wrapped = module_of(plan, 3, "ddp").DDP(
@@ -115,7 +115,7 @@ def reduced_by(plan: Plan, model: nn.Module, name: str) -> Iterator[Trained]:
 
 @contextlib.contextmanager
 def parameter_server(plan: Plan, model: nn.Module) -> Iterator[Trained]:
-    """Exercises 3.22 to 3.24 with the first ``plan.servers`` ranks as servers.
+    """Exercises 3.26 and 3.22 to 3.24 with the first ``plan.servers`` ranks as servers.
 
     One synchronous round; without rounds, ``plan.every`` steps of each worker, so that the workers
     are no longer where they begin, all at once.
@@ -185,7 +185,7 @@ def zero1(plan: Plan, model: nn.Module) -> Iterator[Trained]:
 @contextlib.contextmanager
 def zero2(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Phase 3's ZeRO-2, which reduces the gradients by itself."""
-    make = module_of(plan, 3, "zero").Zero2Optimizer
+    make = module_of(plan, 3, "zero_gradients").Zero2Optimizer
     size = int(plan.bucket_mb * 2**20)
     sharded: list[torch.optim.Optimizer] = []
 

@@ -9,14 +9,13 @@ receives another from its left, so all links are busy all the time:
 
 for N bytes over W ranks, α seconds per message and β per byte. No algorithm sends fewer than
 2(W-1)/W·N bytes per rank; what the ring pays is latency, 2(W-1) messages one after another.
-Cutting the chunks further into segments, of which one travels while another is being added, pays α
-only once and hides the additions: 2(W-1)/W·N·β + α as long as a segment takes longer than α.
+``segmented_ring`` pays less of it.
 
 Invariants: after step s of the reduce-scatter the chunk that a rank received holds the parts of s+2
 ranks. Every chunk is summed on one way only, so all ranks end with the same bits. Nobody sends
 before its neighbour can receive: both directions are started together, then waited for.
 All ranks bring the same length and dtype. If not, gloo ends the process or a rank waits for ever;
-``agree``, called before any function of this and the next file, makes that one error on all ranks.
+``agree``, called before any of the all-reduces, makes that one error on all ranks.
 Sources: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", sections 3 and 4; Thakur, Rabenseifner & Gropp 2005, section 4 (cost model); Hensgen,
 Finkel & Manber 1988 (dissemination, here the agreement).
@@ -24,11 +23,9 @@ Finkel & Manber 1988 (dissemination, here the agreement).
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -44,8 +41,6 @@ COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # into the first, in
     "max": lambda ours, theirs: torch.maximum(ours, theirs, out=ours),
 }
 DTYPES = sorted({str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)})
-SEGMENT_BYTES = 2**23  # shorter ones cost more in waking up than they hide (gloo, 2 cores)
-WINDOW = 2  # segments on their way: one travels while the other is being combined
 
 
 def check_arguments(tensor: Tensor, op: str, group: Group) -> tuple[int, int]:
@@ -246,75 +241,3 @@ def ring_all_reduce(
         ring_reduce_scatter(flat, op, group)
         ring_all_gather(flat, group)
     # --- exercise 3.3: end
-
-
-class Hop(NamedTuple):
-    """One segment to send to the right, and where the one that comes from the left belongs."""
-
-    outgoing: Tensor
-    target: Tensor
-    combines: bool  # what comes is combined with the target, else it replaces it
-    completes: bool  # after it every rank's part is in the target
-
-
-def ring_hops(rank: int, segments: Sequence[Sequence[Tensor]]) -> Iterator[Hop]:
-    """All hops of an all-reduce in the order in which a rank starts them.
-
-    ``segments[c][k]`` is segment k of chunk c, of W chunks with S segments each: 2(W-1)·S hops.
-    What a hop sends is the target of the hop S places before, if there is one.
-    """
-    # --- exercise 3.4: start
-    # Step 1: step by step, and within a step segment by segment
-    world_size = len(segments)
-    for combines, steps in ((True, reduce_scatter_steps), (False, all_gather_steps)):
-        for send, receive in steps(rank, world_size):
-            for outgoing, target in zip(segments[send], segments[receive], strict=True):
-                yield Hop(outgoing, target, combines, combines and receive == rank)
-    # --- exercise 3.4: end
-
-
-def segmented_ring_all_reduce(
-    tensor: Tensor, op: Op = "sum", group: Group = None, *, segment_bytes: int = SEGMENT_BYTES
-) -> None:
-    """``ring_all_reduce`` in messages of at most ``segment_bytes``, additions hidden behind them.
-
-    Same result, same bytes per rank; with S segments per chunk 2(W-1)·S messages. While a segment
-    is combined the next is on its way, so that α is paid once: time 2(W-1)/W·N·β + α if a segment
-    takes at least α. Extra memory: WINDOW segments. A segment has at least one element. Raises
-    ValueError as ``check_arguments`` does, and if ``segment_bytes`` < 1.
-    """
-    # --- exercise 3.4: start
-    # Step 2: cut every chunk into the same number of segments, alike on all ranks
-    # Step 3: keep WINDOW hops on their way, each with a buffer of its own: finish the oldest (wait,
-    #         combine, divide for the mean) before you start another
-    # Step 4: never more hops than S at once: the next sends what the S-th before it brings
-    rank, world_size = check_arguments(tensor, op, group)
-    if segment_bytes < 1:
-        raise ValueError(f"segment_bytes must be at least 1, got {segment_bytes}")
-    left, right = (rank - 1) % world_size, (rank + 1) % world_size
-
-    def finish(hop: Hop, incoming: Tensor, handles: list[dist.Work]) -> None:
-        wait(handles[:1])
-        if hop.combines:
-            COMBINE[op](hop.target, incoming)
-        if hop.completes and op == "mean":
-            hop.target.div_(world_size)
-        wait(handles[1:])
-
-    with flattened(tensor) as flat:
-        chunks = flat.tensor_split(world_size)
-        longest = max(1, segment_bytes // flat.element_size())
-        count = max(1, math.ceil(chunks[0].numel() / longest))
-        segments = [chunk.tensor_split(count) for chunk in chunks]
-        window = min(WINDOW, count)
-        buffers = [torch.empty_like(segments[0][0]) for _ in range(window)]
-        started: deque[tuple[Hop, Tensor, list[dist.Work]]] = deque()
-        for number, hop in enumerate(ring_hops(rank, segments)):
-            if len(started) == window:
-                finish(*started.popleft())
-            buffer = buffers[number % window][: hop.target.numel()]
-            incoming = buffer if hop.combines else hop.target
-            started.append((hop, incoming, exchange(hop.outgoing, right, incoming, left, group)))
-        for each in started:
-            finish(*each)
-    # --- exercise 3.4: end

@@ -1,30 +1,25 @@
 """Which strategy? Estimate what each needs and sends, and take the cheapest that fits.
 
-Sharding trades bytes on the wire for bytes of memory. T bytes of parameters on W ranks, M nodes of
-L ranks, an optimizer that keeps s·T bytes (Adam: s = 2), k backward passes per step:
+Sharding trades bytes on the wire for bytes of memory. ``strategy_memory`` says what a strategy
+needs per rank. What it sends, for T bytes of parameters (T_0 of the root, T_last of the last unit)
+on W ranks, M nodes of L ranks, and k backward passes per step:
 
-========  ========================  ==============================  ==========================
-strategy  parameters, gradients,    on the way, beside activations  sent per rank and step
-          optimizer, in bytes
-========  ========================  ==============================  ==========================
-ddp       T + T + sT                -                               2(W-1)/W·T
-zero1     T + T + sT/W              -                               3(W-1)/W·T
-zero2     T + T/W + sT/W            up to 3 buckets                 (k+1)(W-1)/W·T
-fsdp      (2+s)T/W                  root, units u-1, u in full,     k(W-1)/W·(3T - T_0 - T_last)
-                                    gradients of u, u+1
-hybrid    (2+s)T/L                  the same                        that with L for W inside a
-                                                                    node; across 2k(M-1)/M·T/L
-offload   0; (2+s)T/W on the host   the same                        fsdp's; over the bus
-                                                                    k(3T - T_0 - T_last)/W
-========  ========================  ==============================  ==========================
+========  ====================================  ==============================
+strategy  sent per rank and step                over
+========  ====================================  ==============================
+ddp       2(W-1)/W·T                            the slower of the two links
+zero1     3(W-1)/W·T                            the same
+zero2     (k+1)(W-1)/W·T                        the same
+fsdp      k(W-1)/W·(3T - T_0 - T_last)          the same
+hybrid    that with L for W; 2k(M-1)/M·T/L      inside a node; across nodes
+offload   fsdp's; k(3T - T_0 - T_last)/W        the same; the bus to the host
+========  ====================================  ==============================
 
-What is on the way is largest at another moment than activations are, so the peak is the largest sum
-of a moment, not the sum of the largest. The moments come from ``step_profile``. Invariant: every
-rank comes to the same choice, because all use the same numbers; what differs, free memory, is
-agreed on first.
+Invariant: every rank comes to the same choice, because all use the same numbers; what differs, free
+memory, is agreed on first.
 
-Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3, 5 and 7; Zhao et al. 2023
-(PyTorch FSDP, arXiv 2304.11277), section 3.2; Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), section 7; Zhao et al. 2023 (PyTorch
+FSDP, arXiv 2304.11277), section 3.2; Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ import torch.distributed as dist
 from given.agreement import Group, rank_in
 from given.step_profile import Profile
 
-STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")  # the simplest first
+from .strategy_memory import STRATEGIES, memory_of
 
 
 @dataclass(frozen=True)
@@ -97,97 +92,20 @@ def estimate(
             f"nodes, ranks per node, backward passes and bucket bytes must be positive, got "
             f"{nodes}, {ranks_per_node}, {backwards} and {bucket_bytes}"
         )
-    # --- exercise 3.21: start
-    # Step 1: who shares a shard; the rule for each kind of memory
-    # Step 2: the peak: the largest sum over the moments of a step
-    # Step 3: bytes sent per rank, those that leave a node, and how long the wire needs for both
-    world_size, whole = nodes * ranks_per_node, sum(profile.gradients)
-    sharded = strategy in ("fsdp", "hybrid", "offload")
-    shards = ranks_per_node if strategy == "hybrid" else world_size
-    state = int(profile.state * whole)
-    parameters = sum(profile.parameters) // (shards if sharded else 1)
-    gradients = whole // (shards if sharded or strategy == "zero2" else 1)
-    optimizer = state // (1 if strategy == "ddp" else shards)
-    host = parameters + gradients + optimizer if strategy == "offload" else 0
-    if host:
-        parameters = gradients = optimizer = 0
-    fixed = parameters + optimizer + profile.buffers
-    if sharded:
-        moments = sharded_moments(profile, shards, strategy)
-        step = 0 if host else 2 * max(profile.parameters) // shards + gradients
-    elif strategy == "zero2":
-        moments = reduced_moments(profile, shards, bucket_bytes)
-        step = 2 * min(max(profile.largest), whole // shards) + gradients
-    else:  # the first backward leaves with buckets twice, before there is a state
-        moments = [phase.activations + whole for phase in profile.phases]
-        step = max(2 * min(max(profile.largest), optimizer) + whole, 2 * whole - optimizer)
+    needed = memory_of(profile, strategy, nodes, ranks_per_node, bucket_bytes=bucket_bytes)
     sent, across, seconds = traffic(profile, strategy, nodes, ranks_per_node, links, backwards)
     return Estimate(
         strategy=strategy,
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
+        parameters=needed.parameters,
+        gradients=needed.gradients,
+        optimizer=needed.optimizer,
         activations=profile.saved,
-        peak=fixed + max(*moments, step),
-        host=host,
+        peak=needed.peak,
+        host=needed.host,
         sent=sent,
         across=across,
         seconds=seconds,
     )
-    # --- exercise 3.21: end
-
-
-def sharded_moments(profile: Profile, shards: int, strategy: str) -> list[int]:
-    """For each phase the bytes that FSDP with prefetching has beside its shards and their state.
-
-    Units gathered, gradients not yet reduced, the shards of reduced ones (offload has them on the
-    host), and activations.
-    """
-    # --- exercise 3.21: start
-    # Step 4: forward has the root, the unit at work and the next one in full; where backward
-    #         begins, the root and the last unit
-    # Step 5: backward has the root, the unit at work and the one before in full; its gradients (the
-    #         largest is among the activations), the root's, and those of the unit after, which are
-    #         on their way: joined (hybrid has let go of that), and the chunk that comes back
-    # Step 6: at the end the root's gradients are joined: twice in memory, for a moment
-    full, grads, last = profile.parameters, [*profile.gradients, 0], len(profile.parameters) - 1
-    kept, joined = strategy != "offload", 1 if strategy == "hybrid" else 2
-    moments = []
-    for phase in profile.phases:
-        unit = phase.unit if phase.unit or not phase.backward else last + 1
-        ahead = unit - 1 if phase.backward else unit + 1
-        gathered = sum(full[k] for k in {0, unit, ahead} if k <= last)
-        waiting = 0
-        if phase.backward:
-            waiting = phase.of_root + sum(grads[unit : unit + joined])
-            waiting -= profile.largest[unit] if unit <= last else 0
-            reduced = grads[unit + 1 :] if kept else grads[unit + 1 : unit + 2]
-            waiting += sum(reduced) // shards
-        moments.append(phase.activations + gathered + waiting)
-    return [*moments, 2 * grads[0] + kept * sum(grads[1:]) // shards]
-    # --- exercise 3.21: end
-
-
-def reduced_moments(profile: Profile, shards: int, bucket_bytes: int) -> list[int]:
-    """For each phase the bytes that ZeRO-2 has beside parameters and state.
-
-    Gradients that wait for their bucket or are on their way, the reduced ones' part, activations.
-    """
-    # --- exercise 3.21: start
-    # Step 7: at most three buckets: two on their way, one to be joined
-    # Step 8: at the end of backward what is left is joined: twice in memory, for a moment
-    whole, units = sum(profile.gradients), len(profile.gradients)
-    bucket = max(min(bucket_bytes, whole), *profile.largest)
-    moments = []
-    for phase in profile.phases:
-        arrived = waiting = 0
-        if phase.backward:
-            unit = phase.unit or units
-            arrived = phase.of_root + sum(profile.gradients[unit:])
-            waiting = min(arrived, 3 * bucket) - sum(profile.largest[unit : unit + 1])
-        moments.append(phase.activations + waiting + arrived // shards)
-    return [*moments, min(2 * whole, 3 * bucket) + whole // shards]
-    # --- exercise 3.21: end
 
 
 def traffic(
@@ -199,9 +117,9 @@ def traffic(
     rank sends is what leaves the node, and the slower of the two links sets the pace.
     """
     # --- exercise 3.21: start
-    # Step 9: FSDP's root and last unit stay gathered for backward
-    # Step 10: hybrid does one thing after the other: shards inside, gradients across
-    # Step 11: offloading copies a shard for each gather, and the gradients back
+    # Step 1: FSDP's root and last unit stay gathered for backward
+    # Step 2: hybrid does one thing after the other: shards inside, gradients across
+    # Step 3: offloading copies a shard for each gather, and the gradients back
     def share(ranks: int) -> float:
         return (ranks - 1) / ranks
 
@@ -298,8 +216,8 @@ def choose_strategy(
     with the smallest need if nothing fits, and as ``estimate`` does.
     """
     # --- exercise 3.21: start
-    # Step 12: estimate all that make sense here, and the one asked for
-    # Step 13: of those that fit the least seconds; the order of STRATEGIES breaks ties
+    # Step 4: estimate all that make sense here, and the one asked for
+    # Step 5: of those that fit the least seconds; the order of STRATEGIES breaks ties
     names = [n for n in STRATEGIES if n != "hybrid" or min(nodes, ranks_per_node) > 1]
     if strategy not in ("auto", *names):
         names.append(strategy)
@@ -336,8 +254,8 @@ def smallest_budget(own_bytes: int, device: torch.device | str = "cpu", group: G
     Raises ValueError on a rank that is no member of ``group``.
     """
     # --- exercise 3.21: start
-    # Step 14: ranks may have different memory free, but must not come to different choices; who is
-    #          no member must not go on with its own (`rank_in`)
+    # Step 6: ranks may have different memory free, but must not come to different choices; a rank
+    #         that is no member must not go on with its own (`rank_in`)
     rank_in(group)
     least = torch.tensor(own_bytes, dtype=torch.int64, device=device)
     dist.all_reduce(least, dist.ReduceOp.MIN, group=group)

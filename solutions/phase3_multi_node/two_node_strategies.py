@@ -40,12 +40,14 @@ from .comm_hooks import blocking
 from .ddp import DDP
 from .fsdp_hybrid import HybridFlat
 from .fsdp_prefetch import PrefetchFSDP
+from .hierarchical_allreduce import all_reduce_hierarchical, bytes_leaving_a_node
 from .local_sgd import DiLoCo
 from .local_sgd import train as train_rounds
-from .parameter_server import Client, Request, Shard, serve_synchronous
-from .parameter_server import train as train_worker
+from .parameter_client import Client
+from .parameter_client import train as train_worker
+from .parameter_server import Request, Server, serve_synchronous
 from .ring_allreduce import ring_all_reduce
-from .topology import NodeGroups, all_reduce_hierarchical, bytes_leaving_a_node
+from .topology import NodeGroups
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Prepared = tuple[Callable[[Batches], object], nn.Module]
@@ -113,7 +115,7 @@ def hybrid(model: nn.Module, chosen: Workload, groups: NodeGroups, every: int) -
     return partial(steps, wrapped, build_optimizer(chosen, wrapped)), wrapped
 
 
-class OptimizingShard(Shard):
+class OptimizingServer(Server):
     """A server that takes a step of the workload's optimizer for each mean gradient.
 
     Its model's parameters are the values that it serves.
@@ -145,8 +147,8 @@ def served(model: nn.Module, chosen: Workload, groups: NodeGroups, every: int) -
     if dist.get_rank() >= SERVERS:
         client = Client(dict(model.named_parameters()), servers=SERVERS)
         return partial(train_worker, client, model), model
-    shard = OptimizingShard(model, chosen)
-    return lambda _: serve_synchronous(shard), model
+    server = OptimizingServer(model, chosen)
+    return lambda _: serve_synchronous(server), model
 
 
 def seldom(model: nn.Module, chosen: Workload, groups: NodeGroups, every: int) -> Prepared:

@@ -1,29 +1,25 @@
-"""ZeRO-1 and ZeRO-2: every rank keeps and steps one W-th of the optimizer's state.
+"""ZeRO-1: every rank keeps and steps one W-th of the optimizer's state.
 
 Data parallelism keeps the same Adam moments W times. Here the parameters of a bucket are joined in
 one flat vector, and rank r owns chunk r of it: only r has state for these elements and updates
 them, then an all-gather gives everybody the result.
 
-    ZeRO-1      all-reduce of the gradients (by anybody) | step own chunk | all-gather parameters
-    ZeRO-2      reduce-scatter in backward, free the rest | step own chunk | all-gather parameters
+    all-reduce of the gradients (by anybody) | step own chunk | all-gather parameters
 
 Memory per rank in fp32 with Adam, Ψ parameters on W ranks: data parallelism 16Ψ bytes; ZeRO-1
-8Ψ + 8Ψ/W; ZeRO-2 4Ψ + 12Ψ/W, and in backward three buckets: two on their way, one that is joined.
-Bytes sent per rank and step, for P bytes of parameters: ``step`` (W-1)/W·P; in ZeRO-2 gradients
-another (W-1)/W·P: together what data parallelism sends, 2(W-1)/W·P. (ZeRO-1 after DDP's
-all-reduce: 3(W-1)/W·P.) Messages: one per bucket and kind. Invariants: each element has its state
-on exactly one rank; after ``step`` all ranks have equal parameters.
+8Ψ + 8Ψ/W. Bytes sent per rank and step, for P bytes of parameters: ``step`` (W-1)/W·P; after DDP's
+all-reduce 3(W-1)/W·P in all. Messages: one per bucket. Invariants: each element has its state on
+exactly one rank; after ``step`` all ranks have equal parameters. ZeRO-2 is in ``zero_gradients``.
 
 Slices of elements balance to the last one, but ask for an optimizer that updates each element on
 its own (SGD, Adam, AdamW, RMSprop …; not Adafactor, LBFGS or Muon).
 
-Source: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3, 5.1, 5.2 and 7.
+Source: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3 and 5.1.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -34,7 +30,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from given.agreement import Group, rank_in
-from given.hooks import weakly
 
 from .buckets import partition
 
@@ -201,7 +196,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             for piece in self.pieces
             if piece.part in self.state
         ]
-        told = exchange(mine, whole[0].device, self.group, to)
+        told = gather_values(mine, whole[0].device, self.group, to)
         if not told:
             return {}
         state: dict[int, dict[str, Any]] = {}
@@ -250,148 +245,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
         # --- exercise 3.13: end
 
 
-class Zero2Optimizer(ZeroOptimizer):
-    """ZeRO-2: this rank also keeps only its part of the gradients.
-
-    No other data parallelism: ``backward()`` itself brings the mean over the ranks of ``group``
-    into the owners' pieces, added to what is there, and every parameter's ``grad`` is None again.
-    Every rank must run backward equally often. A parameter without gradient on all ranks has none;
-    on some, these count as zero. Clip with ``clip_by_global_norm``; ``zero_grad`` clears the parts.
-    Raises as ZeroOptimizer does; RuntimeError if a gradient is complete twice in one backward.
-    """
-
-    running = False  # a backward is under way
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Shard one more group, and reduce its gradients from the next backward on."""
-        before = len(self.vectors)
-        super().add_param_group(param_group)
-        for vector in self.vectors[before:]:
-            for p in vector.parameters:
-                ready = functools.partial(weakly(self._ready), vector)
-                p.register_post_accumulate_grad_hook(ready)
-
-    def _ready(self, vector: FlatVector, p: nn.Parameter) -> None:
-        """``p.grad``, of ``vector``, is complete on this rank."""
-        # --- exercise 3.14: start
-        # Step 1: the first one of a backward has the end of backward announced
-        # Step 2: vectors leave in their own order on all ranks, each when all of it has come
-        if not self.running:
-            self.running = True
-            self.arrived: set[nn.Parameter] = set()
-            self.left: list[FlatVector] = []
-            self.reducing: list[tuple[FlatVector, dist.Work, Tensor, Tensor]] = []
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        if p in self.arrived:
-            raise RuntimeError(f"a gradient of shape {tuple(p.shape)} was complete twice")
-        self.arrived.add(p)
-        while len(self.left) < len(self.vectors):
-            vector = self.vectors[len(self.left)]
-            if not self.arrived.issuperset(vector.parameters):
-                break
-            self._leave(vector)
-        # --- exercise 3.14: end
-
-    def _leave(self, vector: FlatVector) -> None:
-        """Issue the reduce-scatter of the vector's gradients, (W-1)·chunk elements sent."""
-        # --- exercise 3.14: start
-        # Step 3: at most two are on their way: what has left takes memory until it is there
-        # Step 4: joined in the order of `flat`, zeros where there is none; forget the originals
-        if len(self.reducing) > 1:
-            self._arrive()
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in vector.parameters]
-        numel = sum(g.numel() for g in grads)
-        padding = grads[0].new_zeros(len(vector.flat) - numel)
-        joined = torch.cat([*(g.flatten() for g in grads), padding])
-        for p in vector.parameters:
-            p.grad = None
-        chunk = torch.empty_like(vector.own)
-        work = dist.reduce_scatter_tensor(chunk, joined, group=self.group, async_op=True)
-        self.left.append(vector)
-        self.reducing.append((vector, work, chunk, joined))
-        # --- exercise 3.14: end
-
-    def _arrive(self) -> None:
-        """Wait for the oldest reduce-scatter, and add the mean to the vector's ``gradient``."""
-        # --- exercise 3.14: start
-        # Step 5: the sum over the ranks by their number; an earlier backward's stays in it
-        vector, work, chunk, _ = self.reducing.pop(0)
-        work.wait()
-        chunk.div_(dist.get_world_size(self.group))
-        if vector.gradient is None:
-            vector.gradient = chunk
-        else:
-            vector.gradient += chunk
-        # --- exercise 3.14: end
-
-    def _finish(self) -> None:
-        """Backward is done: everything else leaves, and the pieces get their gradients."""
-        # --- exercise 3.14: start
-        # Step 6: every rank sends every vector, whatever it has used
-        # Step 7: a maximum over the ranks tells which parameters anyone has used
-        # Step 8: in the order of `flat`, the pieces fill the chunk from its beginning
-        self.running = False
-        for vector in self.vectors[len(self.left) :]:
-            self._leave(vector)
-        parameters = [p for vector in self.vectors for p in vector.parameters]
-        flags = [p in self.arrived for p in parameters]
-        used = torch.tensor(flags, dtype=torch.uint8, device=parameters[0].device)
-        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.group)
-        while self.reducing:
-            self._arrive()
-        anyone = {p for p, flag in zip(parameters, used.tolist(), strict=True) if flag}
-        for vector in self.vectors:
-            offset = 0
-            for piece in vector.pieces:
-                size = piece.stop - piece.start
-                if piece.whole in anyone:
-                    piece.part.grad = vector.gradient[offset : offset + size]
-                offset += size
-        # --- exercise 3.14: end
-
-    def give_gradients(self) -> None:
-        """Backward has given them."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let the gradients' memory go; ``set_to_none=False`` does the same here."""
-        # --- exercise 3.14: start
-        # Step 9: parts are views: both references must go
-        for vector in self.vectors:
-            vector.gradient = None
-        for piece in self.pieces:
-            piece.part.grad = None
-        # --- exercise 3.14: end
-
-    @torch.no_grad()
-    def clip_by_global_norm(self, limit: float) -> Tensor:
-        """Scale the gradients so that their norm is at most ``limit``; returns the norm before.
-
-        The norm () of the whole gradient, equal on all ranks, in float32, or float64 if a parameter
-        has it; one all-reduce of 4 or 8 bytes.
-        """
-        # --- exercise 3.14: start
-        # Step 10: the widest dtype of any vector, at least float32: squares overflow in float16
-        # Step 11: sum the squares of the own elements, then over the ranks; only then the root
-        own = [piece.part.grad for piece in self.pieces if piece.part.grad is not None]
-        dtypes = (vector.own.dtype for vector in self.vectors)
-        wide = functools.reduce(torch.promote_types, dtypes, torch.float32)
-        squares = self.vectors[0].own.new_zeros((), dtype=wide)
-        for gradient in own:
-            squares += torch.linalg.vector_norm(gradient, dtype=wide).square()
-        dist.all_reduce(squares, group=self.group)
-        norm = squares.sqrt()
-        for gradient in own:
-            gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-        return norm
-        # --- exercise 3.14: end
-
-
 def is_cut(name: str, value: Any, part: Tensor) -> bool:
     """Whether ``value`` has an element for each of ``part``'s; ``step`` is a plain count."""
     return isinstance(value, Tensor) and name != "step" and value.shape == part.shape
 
 
-def exchange(value: Any, device: torch.device, group: Group, to: int | None) -> list[Any]:
+def gather_values(value: Any, device: torch.device, group: Group, to: int | None) -> list[Any]:
     """``value`` (tensors and plain data) of every rank, on rank ``to`` or on all; else [].
 
     An all-gather of 8 bytes, and a gather (all-gather) of the longest value's bytes.

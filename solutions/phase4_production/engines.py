@@ -35,12 +35,16 @@ from solutions.phase2_advanced import gradient_accumulation
 from solutions.phase3_multi_node import fsdp
 from solutions.phase3_multi_node.buckets import broadcast_tensors
 from solutions.phase3_multi_node.ddp import DDP
-from solutions.phase3_multi_node.fsdp_checkpoint import load_sharded_state_dict, sharded_state_dict
 from solutions.phase3_multi_node.fsdp_hybrid import HybridFlat, node_groups
 from solutions.phase3_multi_node.fsdp_offload import OffloadFlat
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
+from solutions.phase3_multi_node.fsdp_sharded_state import (
+    load_sharded_state_dict,
+    sharded_state_dict,
+)
 from solutions.phase3_multi_node.overlap import MIB
-from solutions.phase3_multi_node.zero import Zero2Optimizer, ZeroOptimizer
+from solutions.phase3_multi_node.zero import ZeroOptimizer
+from solutions.phase3_multi_node.zero_gradients import Zero2Optimizer
 
 from .image_models import blocks
 

@@ -11,19 +11,17 @@ from torch import nn
 
 from given.bucket_hooks import Hook
 from solutions.phase3_multi_node.comm_hooks import all_reduce, bf16_compress, blocking
+from solutions.phase3_multi_node.halving_doubling import halving_doubling_all_reduce
+from solutions.phase3_multi_node.hierarchical_allreduce import all_reduce_hierarchical
 from solutions.phase3_multi_node.ring_allreduce import ring_all_reduce
 from solutions.phase3_multi_node.topology import (
     Topology,
-    all_reduce_hierarchical,
     exchange_places,
     make_groups,
     own_place,
     topology_of,
 )
-from solutions.phase3_multi_node.tree_allreduce import (
-    halving_doubling_all_reduce,
-    tree_all_reduce,
-)
+from solutions.phase3_multi_node.tree_allreduce import tree_all_reduce
 
 from .gradient_compression import RandomK, TopK
 from .powersgd import PowerSGD

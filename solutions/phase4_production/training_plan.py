@@ -1,8 +1,8 @@
 """What a run will do, before it does it: batch, steps, memory and messages; and whether it fits.
 
-Memory and messages are those of exercise 3.21, from one step of the model on fake tensors, for the
-micro-batch that a rank takes at a time. ``strategy: auto`` takes the cheapest that fits;
-``micro_batch: auto`` the largest that fits: by the same estimate, or on a GPU by trying it out.
+Memory is that of exercise 3.27, messages are those of 3.21, from one step of the model on fake
+tensors, for the micro-batch that a rank takes at a time. ``strategy: auto`` takes the cheapest that
+fits; ``micro_batch: auto`` the largest that fits: by the same estimate, or on a GPU by a trial.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ PHASE1, PHASE3 = "solutions.phase1_data_parallel", "solutions.phase3_multi_node"
 PROGRAMS = {
     f"{PHASE1}.trainer": ["--workload=digits_mlp", "--device=cpu", "--epochs=1"],
     f"{PHASE1}.collectives": ["--sizes", "400"],
-    f"{PHASE3}.tree_allreduce": [],
-    f"{PHASE3}.topology": [],
+    f"{PHASE3}.allreduce_choice": [],
+    f"{PHASE3}.hierarchical_allreduce": [],
     WRONG: [],
 }
 RANKS = 2

@@ -15,7 +15,12 @@ from distlab.hardware.clusters import names, numbers
 from distlab.hardware.collectives import ALGORITHMS, collective_time
 from distlab.ranks import RankContext
 from distlab.virtual import Cluster, load_cluster, run_virtual
-from solutions.phase3_multi_node import ring_allreduce, tree_allreduce
+from solutions.phase3_multi_node import (
+    halving_doubling,
+    ring_allreduce,
+    segmented_ring,
+    tree_allreduce,
+)
 
 NODE = dataclasses.replace(load_cluster("dgx-h100"), gpus_per_node=256, nics_per_node=256)
 ALPHA, BETA = NODE.inside.alpha, NODE.inside.beta
@@ -57,13 +62,13 @@ def test_patterns_of_phase_3_take_their_closed_forms(world_size: int) -> None:
         ring_allreduce.ring_all_reduce(torch.empty(n))
 
     def segmented(ctx: RankContext) -> None:
-        ring_allreduce.segmented_ring_all_reduce(torch.empty(n), segment_bytes=4 * segment)
+        segmented_ring.segmented_ring_all_reduce(torch.empty(n), segment_bytes=4 * segment)
 
     def tree(ctx: RankContext) -> None:
         tree_allreduce.tree_all_reduce(torch.empty(n))
 
     def halving(ctx: RankContext) -> None:
-        tree_allreduce.halving_doubling_all_reduce(torch.empty(n))
+        halving_doubling.halving_doubling_all_reduce(torch.empty(n))
 
     for body, want in (
         (plain, ALGORITHMS["ring"](4 * n, shape, NODE)),

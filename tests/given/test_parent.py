@@ -21,9 +21,9 @@ PROGRAMS = [
     "solutions.phase1_data_parallel.trainer",
     "solutions.phase1_data_parallel.collectives",
     "solutions.phase2_advanced.train_gpt",
-    "solutions.phase3_multi_node.topology",
+    "solutions.phase3_multi_node.allreduce_choice",
+    "solutions.phase3_multi_node.hierarchical_allreduce",
     "solutions.phase3_multi_node.train_two_nodes",
-    "solutions.phase3_multi_node.tree_allreduce",
     "solutions.phase4_production.imagenet_trainer",
     "solutions.phase4_production.train_elastic",
 ]

@@ -98,8 +98,8 @@ MUTANTS = [
     mutant(
         "gathered-all-at-once",
         "all units are gathered when the root's forward begins",
-        "        #          units whose inputs need no gradient\n        unit.gather()\n",
-        "        #          units whose inputs need no gradient\n"
+        "        # Step 9: four places and what happens there\n        unit.gather()\n",
+        "        # Step 9: four places and what happens there\n"
         "        for every in self.units if unit is self.units[0] else ():\n"
         "            every.gather()\n        unit.gather()\n",
         LIVE,
@@ -108,8 +108,8 @@ MUTANTS = [
     mutant(
         "freed-after-the-whole-backward",
         "BUGS 71: units are freed and reduced when the whole backward is done",
-        "            view.register_hook(lambda _: self.after_backward(unit))\n",
-        "",
+        AFTER_BACKWARD,
+        "        if self.in_backward:\n            return\n" + AFTER_BACKWARD,
         LIVE,
         "never-freed",
     ),
@@ -245,8 +245,7 @@ MUTANTS = [
         FIRST,
         "freed-too-early",
         (
-            "        self.in_backward = False\n        for unit in self.units:\n",
-            "        self.in_backward = False\n"
+            "        self.watch_units()\n",
             "        for unit in self.units[1:]:\n"
             "            leaves = [p for f in unit.flats if f.shard.requires_grad for p in f.leaves]\n"
             "            for leaf in leaves:\n"
@@ -255,7 +254,7 @@ MUTANTS = [
             "                    if all(p.grad is not None for p in leaves)\n"
             "                    else None\n"
             "                )\n"
-            "        for unit in self.units:\n",
+            "        self.watch_units()\n",
         ),
     ),
     mutant(
@@ -300,9 +299,10 @@ MUTANTS = [
     ),
     mutant(
         "overlap-accepted",
-        "a unit inside another takes its parameters away",
-        "            if owner[part]:\n",
-        "            if False:\n",
+        "a unit inside another is passed over without a word",
+        "        owned = owned_parameters(module, units, group)\n",
+        "        units = [u for u in units if not any(u in [*v.children()] for v in units)]\n"
+        "        owned = owned_parameters(module, units, group)\n",
         WRONG,
         "accepted",
     ),

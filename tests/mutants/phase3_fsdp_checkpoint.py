@@ -1,4 +1,4 @@
-"""Wrong implementations of exercise 3.20."""
+"""Wrong implementations of exercises 3.20 and 3.28."""
 
 from distlab.grading.wrong import mutants_of
 
@@ -38,6 +38,7 @@ LIKE = "                key: value[where] if _is_like(value, flat.shard) else va
 THERE = '    there = slice(low - piece["first"], high - piece["first"])\n'
 
 mutant = mutants_of("3.20", "checkpoint")
+sharded = mutants_of("3.28", "checkpoint")
 
 MUTANTS = [
     mutant(
@@ -126,7 +127,7 @@ MUTANTS = [
         FITS,
         "half-loaded",
     ),
-    mutant(
+    sharded(
         "no-optimizer",
         "BUGS 85: the optimizer's state is not taken over",
         "            if optimizer is not None and found:\n",
@@ -134,7 +135,7 @@ MUTANTS = [
         ON,
         "wrong",
     ),
-    mutant(
+    sharded(
         "alias",
         "BUGS 94: the saved state changes while training goes on",
         STATE,
@@ -142,16 +143,16 @@ MUTANTS = [
         ON,
         "wrong",
     ),
-    mutant(
+    sharded(
         "own-number-of-ranks",
         "BUGS 92: rank r takes rank r's pieces, whatever the number of ranks was",
         '    for state in saved:\n        buffers = state["buffers"]\n        pieces = {',
         '    for number, state in enumerate(saved):\n        buffers = state["buffers"]\n'
-        "        if number != dist.get_rank(model.group):\n            continue\n        pieces = {",
+        "        if number != torch.distributed.get_rank(model.group):\n            continue\n        pieces = {",
         ON,
         "exception",
     ),
-    mutant(
+    sharded(
         "piece-from-its-start",
         "BUGS 92: what a piece has is read from its first element on",
         THERE,
@@ -159,7 +160,7 @@ MUTANTS = [
         ON,
         "wrong",
     ),
-    mutant(
+    sharded(
         "gaps-accepted",
         "missing elements stay what the memory holds",
         NEEDED,
@@ -167,7 +168,7 @@ MUTANTS = [
         PIECES,
         "accepted",
     ),
-    mutant(
+    sharded(
         "merge-gaps",
         "merging three of four states gives a model with holes",
         COUNTED,
@@ -192,7 +193,7 @@ MUTANTS = [
         DEFERRED,
         "wrong",
     ),
-    mutant(
+    sharded(
         "buffers-of-now",
         "BUGS 94: the saved buffers are the module's own: training goes on in them",
         "    buffers = {name: value.clone() for name, value in model.module.state_dict().items()}\n",

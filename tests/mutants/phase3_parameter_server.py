@@ -1,4 +1,4 @@
-"""Wrong implementations of exercises 3.22 to 3.24."""
+"""Wrong implementations of exercises 3.22 to 3.24, and 3.26."""
 
 from distlab.grading.wrong import Mutant
 
@@ -8,6 +8,8 @@ OTHER, DEATH = "test_no_byte_for_other_keys", "test_a_dead_worker_stops_nobody"
 UPDATE, WAIT = "test_no_update_is_lost", "test_nobody_waits_for_a_slow_worker"
 CORRUPT = "test_a_dead_worker_corrupts_nothing"
 AHEAD, BOUND = "test_nobody_reads_too_far_ahead", "test_the_bound_is_used_up"
+PROTOCOL, TRAINING = "test_requests_follow_the_protocol", "test_training_uses_what_it_pulled"
+TRAVEL = "test_only_chosen_keys_travel"
 LEFT, GONE = "test_who_has_left_holds_nobody_back", "test_a_dead_worker_holds_nobody_back"
 REFUSE, RELEASE = "test_fit_refuses_on_every_rank", "test_leaving_releases_who_waits"
 
@@ -15,27 +17,26 @@ LEAST = "        elements, keys, server = min(loads)\n"
 SGD = """                value.sub_(push.gradients[key], alpha=self.lr * push.samples / total)
 """
 HAVING = "            having = [p for p in pushes if key in p.gradients]\n"
-COLLECT = "        requests = [shard.receive(worker) for worker in list(shard.live)]\n"
-ROUND = "        shard.update([r for r in requests if r.kind == PUSH])\n"
-PULLS = """        for worker in list(shard.live):
-            request = shard.receive(worker)
+COLLECT = "        requests = [server.receive(worker) for worker in list(server.live)]\n"
+ROUND = "        server.update([r for r in requests if r.kind == PUSH])\n"
+PULLS = """        for worker in list(server.live):
+            request = server.receive(worker)
             if request.kind == PULL:
-                shard.answer(request)
+                server.answer(request)
 """
 DROPS = "            return self._drop(worker, error)\n"
-VECTOR = "                vector = torch.cat([self.values[k].flatten() for k in request.keys])\n"
-ANY = "        request = shard.receive(shard.live[0] if len(shard.live) == 1 else None)\n"
-APPLY = "            shard.update([request])\n    # --- exercise 3.23: end\n"
-ANSWER = "            shard.answer(request)\n        elif request.kind == PUSH:\n            shard.update([request])\n    # --- exercise 3.23: end\n"
-SPEAKERS = "        speakers = [worker for worker in shard.live if worker not in held]\n"
-SLOWEST = "        slowest = min((clocks[worker] for worker in shard.live), default=0)\n"
+ANY = "        request = server.receive(server.live[0] if len(server.live) == 1 else None)\n"
+APPLY = "            server.update([request])\n    # --- exercise 3.23: end\n"
+ANSWER = "            server.answer(request)\n        elif request.kind == PUSH:\n            server.update([request])\n    # --- exercise 3.23: end\n"
+SPEAKERS = "        speakers = [worker for worker in server.live if worker not in held]\n"
+SLOWEST = "        slowest = min((clocks[worker] for worker in server.live), default=0)\n"
 ALLOWED = "        for worker in [w for w in held if clocks[w] - staleness <= slowest]:\n"
 CLOCK = "            clocks[request.worker] = request.clock + 1\n"
 
 MUTANTS = [
     Mutant(
         id="server-round-robin",
-        exercise="3.22",
+        exercise="3.26",
         bug="keys are dealt out in turn, whatever their size",
         find=LEAST,
         replace="        elements, keys, server = loads[len(place) % servers]\n",
@@ -45,7 +46,7 @@ MUTANTS = [
     ),
     Mutant(
         id="server-all-on-first",
-        exercise="3.22",
+        exercise="3.26",
         bug="BUGS 70: one server holds everything",
         find=LEAST,
         replace="        elements, keys, server = loads[0]\n",
@@ -54,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         id="server-too-many-accepted",
-        exercise="3.22",
+        exercise="3.26",
         bug="servers without a key are accepted",
         find="    if servers > len(parameters):\n",
         replace="    if servers > 1000:\n",
@@ -63,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         id="server-no-worker-accepted",
-        exercise="3.22",
+        exercise="3.26",
         bug="a group without a worker is accepted",
         find="    if servers >= world_size:\n",
         replace="    if servers > world_size:\n",
@@ -75,11 +76,11 @@ MUTANTS = [
         exercise="3.22",
         bug="a worker's push is applied before the next one's pull: another version for each",
         find=PULLS + COLLECT + ROUND,
-        replace="        for worker in list(shard.live):\n"
-        "            request = shard.receive(worker)\n"
+        replace="        for worker in list(server.live):\n"
+        "            request = server.receive(worker)\n"
         "            if request.kind == PULL:\n"
-        "                shard.answer(request)\n"
-        "                shard.update([r for r in [shard.receive(worker)] if r.kind == PUSH])\n",
+        "                server.answer(request)\n"
+        "                server.update([r for r in [server.receive(worker)] if r.kind == PUSH])\n",
         killed_by=ROUNDS,
         cause="versions",
     ),
@@ -111,17 +112,26 @@ MUTANTS = [
         cause="divided-by-all",
     ),
     Mutant(
+        id="server-version-per-push",
+        exercise="3.22",
+        bug="the version counts pushes, not updates: a round makes two of them",
+        find="        self.version += bool(pushes)\n",
+        replace="        self.version += len(pushes)\n",
+        killed_by=OTHER,
+        cause="versions",
+    ),
+    Mutant(
         id="server-waits-for-all",
         exercise="3.22",
         bug="BUGS 81: a worker that has left is waited for",
         find=PULLS,
-        replace=PULLS.replace("list(shard.live)", "everybody"),
+        replace=PULLS.replace("list(server.live)", "everybody"),
         killed_by=ROUNDS,
         cause="hang",
         patches=[
             (
-                "    # --- exercise 3.22: start\n    # Step 12",
-                "    everybody = list(shard.live)\n    # --- exercise 3.22: start\n    # Step 12",
+                "    # --- exercise 3.22: start\n    # Step 5",
+                "    everybody = list(server.live)\n    # --- exercise 3.22: start\n    # Step 5",
             )
         ],
     ),
@@ -141,10 +151,10 @@ MUTANTS = [
         find=ROUND,
         replace="        pushes = [r for r in requests if r.kind == PUSH]\n"
         "        for push in pushes:\n"
-        "            push.samples *= len(pushes) / (len(shard.live) + len(shard.lost))\n"
-        "            push.gradients = {k: g * len(pushes) / (len(shard.live) + len(shard.lost))\n"
+        "            push.samples *= len(pushes) / (len(server.live) + len(server.lost))\n"
+        "            push.gradients = {k: g * len(pushes) / (len(server.live) + len(server.lost))\n"
         "                              for k, g in push.gradients.items()}\n"
-        "        shard.update(pushes)\n",
+        "        server.update(pushes)\n",
         killed_by=DEATH,
         cause="corrupted",
     ),
@@ -162,53 +172,52 @@ MUTANTS = [
         exercise="3.22",
         bug="pushes come from any rank: a dead worker never shows",
         find=COLLECT,
-        replace="        requests = [shard.receive(None) for _ in list(shard.live)]\n",
+        replace="        requests = [server.receive(None) for _ in list(server.live)]\n",
         killed_by=DEATH,
         cause="hang",
     ),
     Mutant(
-        id="server-sends-everything",
-        exercise="3.22",
-        bug="a pull brings all keys of the server",
-        find=VECTOR,
-        replace="                vector = torch.cat([v.flatten() for v in self.values.values()])\n",
-        killed_by=OTHER,
+        id="server-asked-for-everything",
+        exercise="3.26",
+        bug="a pull asks for all keys of every server and drops those that were not chosen",
+        find="        keys = set(keys)\n        header",
+        replace="        wanted, keys = set(keys), set(self.parameters)\n        header",
+        killed_by=TRAVEL,
         cause="too-many-bytes",
         patches=[
             (
-                "            version = torch.empty(1, dtype=torch.int64)\n",
-                "            if like:\n"
-                "                like = {k: self.parameters[k] for k in self._on(server, self.parameters)}\n"
-                "            version = torch.empty(1, dtype=torch.int64)\n",
+                "            values |= cut(vector, like)\n        return values\n",
+                "            values |= cut(vector, like)\n"
+                "        return {k: v for k, v in values.items() if k in wanted}\n",
             )
         ],
     ),
     Mutant(
         id="server-header-only-where-keys",
-        exercise="3.22",
+        exercise="3.26",
         bug="a server without a chosen key hears nothing, and waits for that worker",
         find="            mine = self._on(server, gradients)\n            if mine:\n",
         replace="            mine = self._on(server, gradients)\n"
         "            if not mine:\n                handles.pop().wait() if gradients else handles.clear()\n            if mine:\n",
-        killed_by=USED,
+        killed_by=PROTOCOL,
         cause="never-waited",
     ),
     Mutant(
         id="server-own-weights",
-        exercise="3.22",
+        exercise="3.26",
         bug="the worker computes with its own weights, not with those that it pulled",
         find="                    p.copy_(values[name])\n",
         replace="",
-        killed_by=ROUNDS,
+        killed_by=TRAINING,
         cause="wrong",
     ),
     Mutant(
         id="server-never-leaves",
-        exercise="3.22",
+        exercise="3.26",
         bug="a worker goes without a word",
         find="    finally:\n        client.leave()\n",
         replace="    finally:\n        client.clock = 0\n",
-        killed_by=ROUNDS,
+        killed_by=TRAINING,
         cause="hang",
     ),
     Mutant(
@@ -216,7 +225,7 @@ MUTANTS = [
         exercise="3.23",
         bug="workers are served in turn: a slow one stops the others",
         find=ANY,
-        replace="        request = shard.receive(shard.live[shard.version % len(shard.live)])\n",
+        replace="        request = server.receive(server.live[server.version % len(server.live)])\n",
         killed_by=WAIT,
         cause="hang",
     ),
@@ -225,12 +234,12 @@ MUTANTS = [
         exercise="3.23",
         bug="BUGS 78: a push is applied to the values that the worker had read, not to the newest",
         find=ANSWER,
-        replace="            shard.answer(request)\n"
-        "            read[request.worker] = {k: v.clone() for k, v in shard.values.items()}\n"
+        replace="            server.answer(request)\n"
+        "            read[request.worker] = {k: v.clone() for k, v in server.values.items()}\n"
         "        elif request.kind == PUSH:\n"
-        "            shard.values.update(read[request.worker])\n"
-        "            shard.update([request])\n"
-        "            read[request.worker] = {k: v.clone() for k, v in shard.values.items()}\n"
+        "            server.values.update(read[request.worker])\n"
+        "            server.update([request])\n"
+        "            read[request.worker] = {k: v.clone() for k, v in server.values.items()}\n"
         "    # --- exercise 3.23: end\n",
         killed_by=UPDATE,
         cause="lost-update",
@@ -243,7 +252,7 @@ MUTANTS = [
         exercise="3.23",
         bug="the last worker is received from any rank: its death never shows",
         find=ANY,
-        replace="        request = shard.receive(None)\n",
+        replace="        request = server.receive(None)\n",
         killed_by=CORRUPT,
         cause="hang",
     ),
@@ -253,9 +262,9 @@ MUTANTS = [
         bug="it waits for a push of every worker, as the synchronous one does",
         find=APPLY,
         replace="            pushes.append(request)\n"
-        "        if len({p.worker for p in pushes}) >= len(shard.live):\n"
+        "        if len({p.worker for p in pushes}) >= len(server.live):\n"
         "            for push in pushes:\n"
-        "                shard.update([push])\n"
+        "                server.update([push])\n"
         "            pushes.clear()\n"
         "    # --- exercise 3.23: end\n",
         killed_by=WAIT,
@@ -273,7 +282,7 @@ MUTANTS = [
         bug="BUGS 82: a single push is divided by the number of workers",
         find=APPLY,
         replace="            for gradient in request.gradients.values():\n"
-        "                gradient /= max(1, len(shard.live))\n" + APPLY,
+        "                gradient /= max(1, len(server.live))\n" + APPLY,
         killed_by=UPDATE,
         cause="lost-update",
     ),
@@ -282,11 +291,11 @@ MUTANTS = [
         exercise="3.23",
         bug="BUGS 79: the version that is named is not the one that is sent",
         find=ANSWER,
-        replace="            shard.version += 1\n"
-        "            shard.answer(request)\n"
-        "            shard.version -= 1\n"
+        replace="            server.version += 1\n"
+        "            server.answer(request)\n"
+        "            server.version -= 1\n"
         "        elif request.kind == PUSH:\n"
-        "            shard.update([request])\n"
+        "            server.update([request])\n"
         "    # --- exercise 3.23: end\n",
         killed_by=UPDATE,
         cause="torn-read",
@@ -350,7 +359,7 @@ MUTANTS = [
         exercise="3.24",
         bug="all others wait for one that died, and the server listens to any rank",
         find=SPEAKERS,
-        replace="        speakers = shard.live\n",
+        replace="        speakers = server.live\n",
         killed_by=GONE,
         cause="hang",
     ),
@@ -374,25 +383,25 @@ MUTANTS = [
     ),
     Mutant(
         id="server-empty-key-not-received",
-        exercise="3.22",
+        exercise="3.26",
         bug="the worker expects no message where the server sends an empty one",
         find="            if like:\n",
         replace="            if vector.numel():\n",
-        killed_by="test_keys_without_elements",
+        killed_by="test_a_worker_expects_empty_keys",
         cause="hang",
     ),
     Mutant(
         id="server-global-ranks",
-        exercise="3.22",
+        exercise="3.26",
         bug="servers are numbered in the world, not in the group",
         find="            handles.append(dist.isend(header, group=self.group, group_dst=server))\n            handles.append(dist.irecv(version",
         replace="            handles.append(dist.isend(header, server))\n            handles.append(dist.irecv(version",
-        killed_by="test_a_group_keeps_to_itself",
+        killed_by=PROTOCOL,
         cause="hang",
     ),
     Mutant(
         id="server-two-dtypes-accepted",
-        exercise="3.22",
+        exercise="3.26",
         bug="keys of two dtypes are joined into one message: it has other bytes than expected",
         find="    if len(dtypes) > 1:\n",
         replace="    if not dtypes:\n",

@@ -1,4 +1,4 @@
-"""Wrong implementations of exercise 3.21."""
+"""Wrong implementations of exercises 3.21 and 3.27."""
 
 from distlab.grading.wrong import mutants_of
 
@@ -10,9 +10,10 @@ REDUCE = "    dist.all_reduce(least, dist.ReduceOp.MIN, group=group)\n"
 BEST = "    best = min(fitting, key=lambda e: e.seconds)\n"
 
 mutant = mutants_of("3.21", "strategies")
+memory = mutants_of("3.27", "strategies")
 
 MUTANTS = [
-    mutant(
+    memory(
         "state-not-sharded",
         "BUGS 69: every rank is said to keep the whole optimizer state",
         '    optimizer = state // (1 if strategy == "ddp" else shards)\n',
@@ -20,7 +21,7 @@ MUTANTS = [
         MEMORY,
         "memory-optimizer",
     ),
-    mutant(
+    memory(
         "zero1-shards-gradients",
         "ZeRO-1 is taken for ZeRO-2: its gradients are whole",
         '(shards if sharded or strategy == "zero2" else 1)',
@@ -28,7 +29,7 @@ MUTANTS = [
         MEMORY,
         "memory-gradients",
     ),
-    mutant(
+    memory(
         "hybrid-over-all",
         "hybrid shards inside a node, not over all ranks",
         '    shards = ranks_per_node if strategy == "hybrid" else world_size\n',
@@ -36,7 +37,7 @@ MUTANTS = [
         MEMORY,
         "memory-parameters",
     ),
-    mutant(
+    memory(
         "offload-on-device",
         "what is offloaded still counts as the device's",
         '    host = parameters + gradients + optimizer if strategy == "offload" else 0\n',
@@ -44,7 +45,7 @@ MUTANTS = [
         MEMORY,
         "memory-parameters",
     ),
-    mutant(
+    memory(
         "state-and-activations",
         "state plus activations: what is gathered and on its way is forgotten",
         "peak=fixed + max(*moments, step)",
@@ -52,7 +53,7 @@ MUTANTS = [
         MEMORY,
         "memory-peak",
     ),
-    mutant(
+    memory(
         "activations-forgotten",
         "the famous 16 bytes per parameter, and nothing for activations",
         "peak=fixed + max(*moments, step)",
@@ -60,7 +61,7 @@ MUTANTS = [
         MEMORY,
         "memory-peak",
     ),
-    mutant(
+    memory(
         "sum-of-maxima",
         "everything gathered at once, on top of the most activations",
         "peak=fixed + max(*moments, step)",

@@ -1,4 +1,4 @@
-"""Wrong implementations of exercises 3.5 and 3.6."""
+"""Wrong implementations of exercises 3.5, 3.6 and 3.29."""
 
 from distlab.grading.wrong import Mutant
 
@@ -255,7 +255,7 @@ MUTANTS = [
         bug="BUGS 42: partners exchange everything each time (recursive doubling)",
         find="        piece, path = flat, []\n",
         replace="        piece, path = flat, []\n"
-        "        distance, incoming = core // 2, torch.empty_like(flat)\n"
+        "        distance, incoming = core // 2, flat.new_empty(flat.shape)\n"
         "        while distance:\n"
         "            wait(exchange(flat, rank ^ distance, incoming, rank ^ distance, group))\n"
         "            COMBINE[op](flat, incoming)\n"
@@ -353,7 +353,7 @@ MUTANTS = [
     ),
     Mutant(
         id="model-guests-free",
-        exercise="3.6",
+        exercise="3.29",
         bug="the model forgets what ranks beyond a power of two cost",
         find=EXTRA,
         replace="    extra = 0\n",
@@ -362,7 +362,7 @@ MUTANTS = [
     ),
     Mutant(
         id="model-ring-whole",
-        exercise="3.6",
+        exercise="3.29",
         bug="BUGS 42: the ring is charged with whole tensors",
         find='"ring": (2 * (w - 1), 2 * (w - 1) / w * nbytes),',
         replace='"ring": (2 * (w - 1), 2 * (w - 1) * nbytes),',
@@ -371,7 +371,7 @@ MUTANTS = [
     ),
     Mutant(
         id="model-no-latency",
-        exercise="3.6",
+        exercise="3.29",
         bug="the prediction knows bytes only",
         find="    return messages * links[pattern].alpha + volume * links[pattern].beta\n",
         replace="    return volume * links[pattern].beta\n",
@@ -380,7 +380,7 @@ MUTANTS = [
     ),
     Mutant(
         id="fit-absolute",
-        exercise="3.6",
+        exercise="3.29",
         bug="absolute errors: the largest tensor decides what the smallest costs",
         find=ROWS,
         replace="            rows = paths\n",
@@ -389,7 +389,7 @@ MUTANTS = [
     ),
     Mutant(
         id="fit-one-line-for-all",
-        exercise="3.6",
+        exercise="3.29",
         bug="one α and β for all patterns",
         find="        mine = [t for t in timings if t.pattern == pattern and t.world_size > 1]\n",
         replace="        mine = [t for t in timings if t.world_size > 1]\n",
@@ -398,7 +398,7 @@ MUTANTS = [
     ),
     Mutant(
         id="fit-negative",
-        exercise="3.6",
+        exercise="3.29",
         bug="a negative α or β is kept",
         find=SIGN,
         replace="    return Link(alpha, beta)\n",
@@ -407,7 +407,7 @@ MUTANTS = [
     ),
     Mutant(
         id="fit-cut-off",
-        exercise="3.6",
+        exercise="3.29",
         bug="a negative β is cut off, and α stays what it was beside the negative one",
         find=SIGN,
         replace="    return Link(alpha, max(beta, 0.0))\n",
@@ -416,7 +416,7 @@ MUTANTS = [
     ),
     Mutant(
         id="fit-one-size",
-        exercise="3.6",
+        exercise="3.29",
         bug="a line through timings of one size",
         find="        if len({t.nbytes for t in mine}) < 2:\n",
         replace="        if not mine:\n",
@@ -425,7 +425,7 @@ MUTANTS = [
     ),
     Mutant(
         id="choice-by-latency",
-        exercise="3.6",
+        exercise="3.29",
         bug="the pattern with the fewest messages is chosen at any size",
         find="predict(pattern, world_size, nbytes, links))",
         replace="predict(pattern, world_size, 0, links))",
@@ -434,7 +434,7 @@ MUTANTS = [
     ),
     Mutant(
         id="choice-not-in-links",
-        exercise="3.6",
+        exercise="3.29",
         bug="patterns without measurements are asked for",
         find="    candidates = [pattern for pattern in PATTERNS if pattern in links]\n",
         replace="    candidates = [*PATTERNS]\n",
@@ -443,7 +443,7 @@ MUTANTS = [
     ),
     Mutant(
         id="auto-is-the-ring",
-        exercise="3.6",
+        exercise="3.29",
         bug="auto always takes the ring",
         find="        pattern = choose(world_size, tensor.nbytes, links)\n",
         replace='        pattern = "ring"\n',
@@ -452,7 +452,7 @@ MUTANTS = [
     ),
     Mutant(
         id="auto-default-links",
-        exercise="3.6",
+        exercise="3.29",
         bug="the links that the caller gives are not used",
         find="choose(world_size, tensor.nbytes, links)",
         replace="choose(world_size, tensor.nbytes, LINKS)",
@@ -461,7 +461,7 @@ MUTANTS = [
     ),
     Mutant(
         id="auto-checks-late",
-        exercise="3.6",
+        exercise="3.29",
         bug="the ranks choose before they agree, and each does something else",
         find="    if check:\n        agree(tensor, op, group)\n",
         replace="",
@@ -477,7 +477,7 @@ MUTANTS = [
     ),
     Mutant(
         id="auto-unknown-pattern",
-        exercise="3.6",
+        exercise="3.29",
         bug="an unknown pattern falls back to the tree without a word",
         find="    if pattern not in PATTERNS:\n",
         replace="    if pattern not in PATTERNS and (pattern := 'tree') is None:\n",

@@ -80,9 +80,7 @@ class Net(nn.Module):
         return self.seen | blocks
 
 
-def net(
-    seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
-) -> Net:
+def net(seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Net:
     """The same on every rank; drawn on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

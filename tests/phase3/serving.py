@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from distlab.grading import fail
 
 LR = 0.25
+PULL, PUSH, LEAVE = range(3)
 SIZES = {"a": (7, 3), "b": (5,), "c": (11,), "d": (2, 2), "e": (1,)}
 
 
@@ -70,10 +71,11 @@ def served(impl, ctx, values, servers: int, serve, worker, lr: float = LR, group
     """One rank's body: a server returns [values, version, lost]; a worker what ``worker`` does."""
     rank = dist.get_rank(group)
     if rank < servers:
-        shard = impl.Shard(values, servers=servers, lr=lr, group=group)
-        serve(shard)
-        return [dict(shard.values), int(shard.version), sorted(shard.lost)]
-    return worker(impl.Client(values, servers=servers, group=group), rank - servers)
+        server = impl.Server(values, servers=servers, lr=lr, group=group)
+        serve(server)
+        return [dict(server.values), int(server.version), sorted(server.lost)]
+    client = impl.module("parameter_client").Client
+    return worker(client(values, servers=servers, group=group), rank - servers)
 
 
 def gathered(results, servers: int) -> dict[str, Tensor]:
@@ -85,3 +87,34 @@ def gathered(results, servers: int) -> dict[str, Tensor]:
                 fail(f"key {key} is on two servers", cause="placed-twice", rank=rank)
             merged[key] = value
     return merged
+
+
+def answered(values, place, servers: int, group=None):
+    """A server's end by the protocol alone: answers pulls, notes requests, applies nothing.
+
+    Returns each request as [worker, kind, clock, samples, chosen keys, gradients in one list].
+    """
+    me, heard = dist.get_rank(group), []
+    live = list(range(servers, dist.get_world_size(group)))
+    while live:
+        for worker in list(live):
+            header = torch.empty(3 + len(values), dtype=torch.int64)
+            dist.recv(header, group=group, group_src=worker)
+            kind, clock, samples, *flags = header.tolist()
+            chosen = [key for key, flag in zip(values, flags, strict=True) if flag]
+            mine = [key for key in chosen if place[key] == me]
+            gradients: list[float] = []
+            if kind == PULL:
+                version = torch.tensor([len(heard)])
+                dist.send(version, group=group, group_dst=worker)
+                if mine:
+                    vector = torch.cat([values[key].detach().flatten() for key in mine])
+                    dist.send(vector, group=group, group_dst=worker)
+            elif kind == PUSH and mine:
+                vector = torch.empty(sum(values[key].numel() for key in mine))
+                dist.recv(vector, group=group, group_src=worker)
+                gradients = vector.tolist()
+            elif kind == LEAVE:
+                live.remove(worker)
+            heard.append([worker, kind, clock, samples, chosen, gradients])
+    return heard

@@ -1,58 +1,15 @@
-"""Checks of exercise 3.20: full and sharded state, other world sizes, deferred initialisation."""
+"""Checks of exercise 3.20: full state, deferred initialisation."""
 
 from __future__ import annotations
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from fsdp_models import (
-    DEPTH,
-    ROOT,
-    UNIT,
-    WHOLE,
-    Net,
-    Stack,
-    batch,
-    loss_of,
-    net,
-    values_of,
-)
+from fsdp_models import DEPTH, ROOT, UNIT, WHOLE, Net, Stack, net, values_of
+from fsdp_states import compare, refused, steps, wrapped
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.observe.memory import PeakMemory
-
-
-def refused(call) -> bool:
-    """Whether ``call()`` raises ValueError."""
-    try:
-        call()
-    except ValueError:
-        return True
-    return False
-
-
-def steps(model: nn.Module, optimizer, seed: int, rank: int, numbers: range) -> None:
-    """Training steps with these numbers; half of the samples of a rank of two."""
-    for number in numbers:
-        optimizer.zero_grad()
-        loss_of(model, batch(seed, rank, number)).backward()
-        optimizer.step()
-
-
-def wrapped(impl, seed: int, offset: float = 1.0):
-    """A sharded model, its inside, and AdamW for it."""
-    inner = net(seed)
-    inner.offset.fill_(offset)
-    model = impl.module("fsdp").FSDP(inner, inner.units())
-    return model, inner, torch.optim.AdamW(model.parameters(), lr=0.05)
-
-
-def compare(got: dict, want: dict, what: str, rank: int | None = None, rtol: float = 0.0) -> None:
-    names = sorted(want.keys() ^ got.keys())
-    if names:
-        fail(f"{what}: the names {names} differ from the plain module's", cause="names", rank=rank)
-    for name, value in want.items():
-        expect_close(got[name], value, what=f"{what}: {name}", rank=rank, rtol=rtol, atol=rtol)
 
 
 # -- full -----------------------------------------------------------------------------------------
@@ -151,75 +108,6 @@ def test_state_that_does_not_fit_is_refused(impl, run, seed):
         expect_equal(same, True, what="parameters unchanged", rank=rank, cause="half-loaded")
 
 
-# -- sharded --------------------------------------------------------------------------------------
-@exercise("3.20", "virtual gloo")
-def test_training_goes_on_at_another_world_size(impl, run, seed):
-    """Saved by 4 ranks, loaded by 2, 3 and 1, AdamW's moments too: as if nothing had happened."""
-
-    def save(ctx):
-        model, inner, optimizer = wrapped(impl, seed, offset=2.0)
-        steps(model, optimizer, seed, 0, range(3))
-        with ctx.region("save"):
-            saved = impl.sharded_state_dict(model, optimizer)
-        steps(model, optimizer, seed, 0, range(3, 5))
-        values = values_of(model, inner)
-        inner.offset.fill_(9.0)  # a copy was asked for
-        return saved, values
-
-    first = run(save, 4)
-    saved, want = [r[0] for r in first], first[0][1]
-    for log in first.logs:
-        if log.select(region="save").events:
-            fail("saving shards sent messages", cause="communicated")
-
-    def load(ctx):
-        model, inner, optimizer = wrapped(impl, seed + 1)
-        impl.load_sharded_state_dict(model, iter(saved), optimizer)
-        steps(model, optimizer, seed, 0, range(3, 5))
-        return values_of(model, inner), inner.offset.clone()
-
-    sizes = (3, 2, 1, 4)
-    for world_size, results in zip(sizes, run.worlds(load, sizes), strict=True):
-        for rank, (got, offset) in enumerate(results):
-            what = f"saved by 4 ranks, trained on by {world_size}"
-            expect_equal(offset.tolist(), [2.0, 2.0], what="the buffer when saved", cause="buffers")
-            compare(got, want, what, rank, rtol=1e-9)
-
-
-@exercise("3.20", "virtual")
-def test_pieces_are_the_model_without_padding(impl, run, seed):
-    """All pieces together have each element once; merged they are the plain state dict."""
-
-    def body(ctx):
-        model, inner, optimizer = wrapped(impl, seed, offset=2.0)
-        saved = impl.sharded_state_dict(model, optimizer)
-        return saved, values_of(model, inner)
-
-    plain = net(seed)
-    numel = sum(p.numel() for p in plain.parameters())
-    results = run(body, 4)
-    saved = [r[0] for r in results]
-    count = sum(len(piece["values"]) for state in saved for piece in state["pieces"])
-    expect_equal(count, numel, what="elements in the pieces of 4 ranks", cause="padding")
-
-    def join(ctx):
-        whole = impl.merge(saved)
-        lacking = [refused(lambda k=k: impl.merge(saved[:k] + saved[k + 1 :])) for k in range(4)]
-        model, inner, _ = wrapped(impl, seed + 1)
-        before = values_of(model, inner)
-        lost = refused(lambda: impl.load_sharded_state_dict(model, saved[1:]))
-        after = values_of(model, inner)
-        same = all(torch.equal(after[name], before[name]) for name in before)
-        return whole, lacking, lost, same
-
-    whole, lacking, lost, same = run(join, 1)[0]
-    plain.offset.fill_(2.0)
-    compare(whole, plain.state_dict(), "merged")
-    expect_equal(lacking, [True] * 4, what="merge refuses three of four states", cause="accepted")
-    expect_equal(lost, True, what="loading refuses three of four states", cause="accepted")
-    expect_equal(same, True, what="parameters unchanged", cause="half-loaded")
-
-
 # -- deferred initialisation ----------------------------------------------------------------------
 def fill(part: nn.Module) -> None:
     """Values that depend on name and shape alone."""
@@ -295,7 +183,7 @@ def test_no_rank_ever_holds_the_model(impl, run, seed):
 
 @trace("3.20")
 def trace_checkpoint(impl):
-    """A step, a full state dict on rank 0, and shards that are loaded again."""
+    """Two steps, and a full state dict on rank 0."""
 
     def body(ctx):
         torch.manual_seed(0)
@@ -306,6 +194,5 @@ def trace_checkpoint(impl):
             model(torch.ones(32, 2)).sum().backward()
             optimizer.step()
         impl.full_state_dict(model)
-        impl.sharded_state_dict(model, optimizer)
 
     return body

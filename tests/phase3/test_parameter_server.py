@@ -1,4 +1,4 @@
-"""Checks of exercise 3.22: keys placed by size, sparse messages, synchronous rounds, deaths."""
+"""Checks of exercise 3.22: synchronous rounds, sparse updates, deaths."""
 
 from __future__ import annotations
 
@@ -20,63 +20,23 @@ from distlab.grading import (
 from distlab.reference.workloads import build_model, digits
 
 
-@exercise("3.22", "gloo")
-def test_keys_are_placed_by_size(impl, run, seed):
-    """Each key on one server, none empty; fullest and emptiest differ by one key at most."""
-
-    def body(ctx):
-        generator = torch.Generator().manual_seed(seed)
-        found = []
-        for keys in (5, 9, 16):
-            sizes = torch.randint(1, 1000, (keys,), generator=generator).tolist()
-            sizes[keys // 2] = 2500
-            for servers in (1, 2, 3, 5):
-                given = {f"k{n}": torch.empty(size, 1) for n, size in enumerate(sizes)}
-                place = impl.place_keys(given, servers)
-                found.append([sizes, servers, {str(k): int(s) for k, s in place.items()}])
-        return found
-
-    for sizes, servers, place in run(body, 1, process_group=False)[0]:
-        what = f"{len(sizes)} keys of {sizes} elements on {servers} servers"
-        expect_equal(set(place), {f"k{n}" for n in range(len(sizes))}, what=f"{what}: keys")
-        loads = [0] * servers
-        for n, size in enumerate(sizes):
-            loads[place[f"k{n}"]] += size
-        if min(loads) == 0 or max(loads) - min(loads) > max(sizes):
-            fail(
-                f"{what} hold {loads}: they may differ by the largest key, {max(sizes)}",
-                cause="unbalanced",
-            )
-
-
 @exercise("3.22", "virtual")
-def test_impossible_roles_are_refused(impl, run):
-    """More servers than keys, none, no worker, two dtypes: ValueError everywhere, nothing sent."""
-    wrong = (6, 0, -1)  # more than keys, none, a negative number
+def test_impossible_servers_are_refused(impl, run):
+    """More servers than keys, none, no worker: ValueError on every rank, nothing sent."""
+    counts = (6, 0, -1, 3)  # more than keys, none, a negative number, no worker
 
     def body(ctx):
-        ends = {
-            "Client": lambda servers: impl.Client(zeros(), servers=servers),
-            "Shard": lambda servers: impl.Shard(zeros(), servers=servers, lr=LR),
-            "place_keys": lambda servers: impl.place_keys(zeros(), servers),
-        }
-        said = [refusal(ends[end], servers) for end, servers in calls]
-        mixed = {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}
-        return [*said, refusal(impl.place_keys, mixed, 1)]
+        make = lambda servers: impl.Server(zeros(), servers=servers, lr=LR)
+        return [refusal(make, servers) for servers in counts]
 
-    calls = [(end, n) for end in ("Client", "Shard", "place_keys") for n in wrong]
-    calls += [("Client", 3), ("Shard", 3)]
-    asked = [(f"{end} with {servers} servers of 3 ranks and 5 keys", ()) for end, servers in calls]
-    expect_refused(run(body, 3), [*asked, ("keys of two dtypes", ("float32", "float64"))])
+    asked = [(f"Server with {servers} servers of 3 ranks and 5 keys", ()) for servers in counts]
+    expect_refused(run(body, 3), asked)
 
 
 @exercise("3.22", "virtual")
 def test_who_is_no_member_is_refused(impl, run):
-    """A rank outside the group can neither serve nor work: a ValueError that says so."""
-    calls = {
-        "Client": lambda group: impl.Client(zeros(), servers=1, group=group),
-        "Shard": lambda group: impl.Shard(zeros(), servers=1, lr=LR, group=group),
-    }
+    """A rank outside the group can't serve: a ValueError that says so."""
+    calls = {"Server": lambda group: impl.Server(zeros(), servers=1, lr=LR, group=group)}
     check_non_members(run, calls)
 
 
@@ -93,7 +53,11 @@ def check_rounds(run, impl, seed, servers, counts) -> None:
     def body(ctx):
         def worker(client, number):
             model = network(seed + 1 + number)
-            return float(impl.train(client, model, batches(seed, number, counts[number])))
+            return float(
+                impl.module("parameter_client").train(
+                    client, model, batches(seed, number, counts[number])
+                )
+            )
 
         values = dict(network(seed).named_parameters())
         return served(impl, ctx, values, servers, impl.serve_synchronous, worker)
@@ -107,9 +71,7 @@ def check_rounds(run, impl, seed, servers, counts) -> None:
         expect_equal(updates, max(counts), what=f"{what}: updates", rank=rank, cause="versions")
     for name, value in want.items():
         before = dict(network(seed).named_parameters())[name].detach()
-        expect_close(
-            got[name], value, what=f"{what}: {name}", before=before, rtol=1e-4, atol=1e-5
-        )
+        expect_close(got[name], value, what=f"{what}: {name}", before=before, rtol=1e-4, atol=1e-5)
     for rank, loss in enumerate(losses, servers):
         if not abs(results[rank] - loss) < 1e-3:
             message = f"{what}: the last loss on rank {rank} is {loss:.4f}, got {results[rank]:.4f}"
@@ -126,7 +88,11 @@ def test_a_group_keeps_to_itself(impl, run, seed):
             return None
 
         def worker(client, number):
-            return float(impl.train(client, network(seed), batches(seed, number, 2)))
+            return float(
+                impl.module("parameter_client").train(
+                    client, network(seed), batches(seed, number, 2)
+                )
+            )
 
         values = dict(network(seed).named_parameters())
         return served(impl, ctx, values, 1, impl.serve_synchronous, worker, group=group)
@@ -250,7 +216,9 @@ def test_a_dead_worker_stops_nobody(impl, run, seed):
 def check_death(run, impl, seed, counts, sums, when) -> None:
     def body(ctx):
         def worker(client, number):
-            impl.train(client, network(seed), batches(seed, number, counts[number]))
+            impl.module("parameter_client").train(
+                client, network(seed), batches(seed, number, counts[number])
+            )
 
         values = dict(network(seed).named_parameters())
         return served(impl, ctx, values, 2, impl.serve_synchronous, worker)
@@ -260,7 +228,7 @@ def check_death(run, impl, seed, counts, sums, when) -> None:
     for rank in (0, 1):
         values, version, lost = results[rank]
         expect_equal(version, 3, what=f"{what}: updates", rank=rank, cause="rounds")
-        expect_equal(lost, [4], what=f"{what}: shard.lost", rank=rank, cause="death-unnoticed")
+        expect_equal(lost, [4], what=f"{what}: server.lost", rank=rank, cause="death-unnoticed")
         if not any(
             all(torch.allclose(v, s[k], rtol=1e-4, atol=1e-5) for k, v in values.items())
             for s in sums

@@ -31,7 +31,7 @@ def token(send_to: int | None = None, receive_from: int | None = None) -> None:
 def serving(impl, staleness):
     if staleness == INFINITY:
         return impl.serve_asynchronous
-    return lambda shard: impl.serve_bounded(shard, staleness)
+    return lambda server: impl.serve_bounded(server, staleness)
 
 
 def count_up(run, impl, servers, counts, staleness, **options):
@@ -130,7 +130,7 @@ def check_death(run, impl, staleness, when) -> None:
     what = f"3 workers, the last lost at its message {when}"
     for rank in (0, 1):
         values, version, lost = results[rank]
-        expect_equal(lost, [4], what=f"{what}: shard.lost", rank=rank, cause="death-unnoticed")
+        expect_equal(lost, [4], what=f"{what}: server.lost", rank=rank, cause="death-unnoticed")
         elements = {float(x) for v in values.values() for x in v.flatten()}
         if elements != {-float(version)} or not 6 <= version <= 9:
             fail(
@@ -236,8 +236,8 @@ def test_fit_refuses_on_every_rank(impl, run, seed):
             options = {"servers": 1, "lr": 0.1, **settings}
             said.append(refusal(impl.fit, network(seed), batches(seed, ctx.rank, 1), **options))
         said.append(refusal(impl.fit, nn.Linear(5, 3, bias=False), [], servers=2, lr=0.1))
-        shard = impl.Shard(zeros(), servers=1, lr=0.1)
-        return [*said, refusal(impl.serve_bounded, shard, -1)]
+        server = impl.Server(zeros(), servers=1, lr=0.1)
+        return [*said, refusal(impl.serve_bounded, server, -1)]
 
     calls = [(f"fit({settings}) on 3 ranks", ()) for settings in wrong]
     calls.append(("fit() with 2 servers for 1 key on 3 ranks", ()))

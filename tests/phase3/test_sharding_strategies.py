@@ -1,17 +1,26 @@
-"""Checks of exercise 3.21: estimates against what the strategies then need and send; the choice."""
+"""Checks of exercise 3.21: bytes and seconds of the strategies; the choice."""
 
 from __future__ import annotations
-
-from contextlib import nullcontext
-from functools import partial
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
 from bad_input import check_non_members
-from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes as unfollowed
+from strategy_models import (
+    BUCKET,
+    CASES,
+    LOCAL,
+    NAMES,
+    NODES,
+    Tower,
+    adam,
+    batch_of,
+    built,
+    expect_near,
+    measured,
+    profiles,
+)
 
 from distlab.grading import (
     exercise,
@@ -21,137 +30,14 @@ from distlab.grading import (
     refusal,
     trace,
 )
-from distlab.observe.memory import PeakMemory, held_by, storage_bytes
 from given.step_profile import Phase, Profile, profile
-
-NAMES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")
-NODES, LOCAL = 2, 2
-WIDTH = 64
-BUCKET = 20_000  # bytes: a block and a bit
-LEEWAY = 0.1
-# strategy and samples: mostly weights, then mostly activations
-CASES = [*((name, 2) for name in NAMES), ("ddp", 256), ("fsdp", 256)]
-
-
-class Tower(nn.Module):
-    """Four units between a small first and last layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.outside = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 10)
-        layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))
-        self.blocks = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inside(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.outside(x)
-
-
-def adam(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-def batch_of(seed: int, size: int) -> tuple[Tensor, Tensor]:
-    x = torch.randn(size, 8, generator=torch.Generator().manual_seed(seed))
-    return x, torch.zeros(size, dtype=torch.int64)
-
-
-def host_flat(impl) -> type:
-    """``OffloadFlat`` whose gradients are, on a machine without GPU, not followed as device's."""
-
-    class HostFlat(impl.solution(3, "fsdp_offload").OffloadFlat):
-        def mean(self, chunk):
-            chunk = super().mean(chunk)
-            with unfollowed():
-                return chunk.clone()
-
-    return HostFlat
-
-
-def built(impl, name: str):
-    """(model to call, optimizer, tensors of the gradients after backward) of the course's own.
-
-    Not the learner's: a right one may need other memory than the estimate is held against.
-    """
-    model = Tower()
-    zero, hybrid = impl.solution(3, "zero"), impl.solution(3, "fsdp_hybrid")
-    if name in ("ddp", "zero1"):
-        wrapped = impl.solution(3, "ddp").DDP(model, bucket_bytes=BUCKET)
-        make = partial(zero.ZeroOptimizer, optimizer_class=torch.optim.AdamW, bucket_bytes=BUCKET)
-        optimizer = make(model.parameters()) if name == "zero1" else adam(model.parameters())
-        return wrapped, optimizer, lambda: [p.grad for p in model.parameters()]
-    if name == "zero2":
-        make = partial(zero.Zero2Optimizer, optimizer_class=torch.optim.AdamW)
-        optimizer = make(model.parameters(), bucket_bytes=BUCKET)
-        return model, optimizer, lambda: [v.gradient for v in optimizer.vectors]
-    options = {"flat_type": host_flat(impl)} if name == "offload" else {}
-    if name == "hybrid":
-        group, replicas = hybrid.node_groups(LOCAL)
-        options = {"group": group, "flat_type": partial(hybrid.HybridFlat, replicas=replicas)}
-    wrapped = impl.solution(3, "fsdp_prefetch").PrefetchFSDP(model, list(model.blocks), **options)
-    return wrapped, adam(wrapped.parameters()), lambda: [p.grad for p in wrapped.parameters()]
-
-
-def measured(impl, ctx, name: str, seed: int, size: int) -> dict[str, int]:
-    """Bytes that a rank holds after backward, and the most at any moment of two steps."""
-    inputs, targets = batch_of(seed, size)
-    with PeakMemory() as memory:
-        wrapped, optimizer, gradients = built(impl, name)
-        memory.peak = memory.current  # building it may have taken more
-        host = memory.current if name == "offload" else 0
-        for step in range(2):
-            optimizer.zero_grad()
-            with ctx.region(f"{name} {step}"):
-                F.cross_entropy(wrapped(inputs), targets).backward()
-            left = storage_bytes(gradients())
-            with ctx.region(f"{name} {step}"), unfollowed() if host else nullcontext():
-                optimizer.step()
-    held = held_by(wrapped, optimizer)
-    kept = {
-        "parameters": held.parameters,
-        "gradients": left,
-        "optimizer": held.optimizer,
-    }
-    if host:
-        kept = {"parameters": 0, "gradients": 0, "optimizer": 0, "host": sum(kept.values())}
-    return kept | {"peak": memory.peak - host}
 
 
 def estimated(impl, seed: int, cases) -> list[dict[str, float]]:
     """What the implementation says before anything runs."""
-    model, found = Tower(), {}
-    for size in {size for _, size in cases}:
-        found[size] = profile(model, batch_of(seed, size), adam, units=list(model.blocks))
+    found = profiles(seed, cases)
     options = {"nodes": NODES, "ranks_per_node": LOCAL, "bucket_bytes": BUCKET}
     return [vars(impl.estimate(found[size], name, **options)).copy() for name, size in cases]
-
-
-def expect_near(what: str, said: float, got: float, cause: str) -> None:
-    if abs(said - got) > LEEWAY * got + 500:  # counters, padding
-        fail(
-            f"{NODES} x {LOCAL} ranks, {what}: estimated {said:,.0f} B, measured {got:,.0f} B: "
-            "more than 10 % apart",
-            cause=cause,
-        )
-
-
-@exercise("3.21", "virtual")
-def test_memory_is_what_the_ledger_measures(impl, run, seed):
-    """Parameters, gradients, optimizer, host and peak of every strategy, within 10 %."""
-
-    def body(ctx):
-        said = estimated(impl, seed, CASES) if ctx.rank == 0 else []
-        return said, [measured(impl, ctx, name, seed, size) for name, size in CASES]
-
-    results = run.simulate(body, NODES * LOCAL, timeout=40)
-    for number, (name, size) in enumerate(CASES):
-        said = results[0][0][number]
-        for kind in results[0][1][number]:
-            most = max(got[number][kind] for _, got in results)
-            where = f"{name}, batch of {size}: {kind}"
-            expect_near(where, said[kind], most, f"memory-{kind}")
 
 
 @exercise("3.21", "virtual")

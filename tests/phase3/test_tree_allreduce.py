@@ -1,4 +1,4 @@
-"""Checks of exercises 3.5 and 3.6: trees, halving and doubling (values, messages, time)."""
+"""Checks of exercise 3.5: trees (values, messages, time)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from reductions import (
 )
 
 from distlab.grading import exercise, expect_close, fail, trace
-from distlab.observe.memory import PeakMemory
 
 LARGE = 10_080
 TENSOR = ALPHA + 4 * LARGE * BETA  # one message of the whole tensor
@@ -35,7 +34,6 @@ def rounds(world_size: int) -> int:
     return (world_size - 1).bit_length()
 
 
-# -- 3.5 ------------------------------------------------------------------------------------------
 @exercise("3.5", "virtual gloo cuda")
 def test_tree_reduces_to_any_root(impl, run, seed, cases):
     """The root has the sum, mean or maximum; the other ranks' tensors keep their values."""
@@ -57,9 +55,7 @@ def check_root_only(tensors, rows: torch.Tensor, case, root: int) -> None:
     sums = list(rows) if case[0] != "max" else []
     want = OPS[case[0]](rows)
     before = rows[root] if len(rows) > 1 else None
-    expect_close(
-        tensors[root], want, what=text, rank=root, before=before, contributions=sums
-    )
+    expect_close(tensors[root], want, what=text, rank=root, before=before, contributions=sums)
     for rank, got in enumerate(tensors):
         if rank != root and not torch.equal(got, rows[rank]):
             fail(
@@ -167,65 +163,6 @@ def test_trees_on_views_and_in_groups(impl, run, seed):
     check_refusals(run, wrong)
 
 
-# -- 3.6: halving and doubling --------------------------------------------------------------------
-@exercise("3.6", "virtual gloo cuda")
-def test_halving_doubling_on_every_rank(impl, run, seed, cases):
-    """All operators, any length and W, also no power of two, the same bits on every rank."""
-    call = lambda tensor, op: impl.halving_doubling_all_reduce(tensor, op)
-    check_all_reduce(run, seed, cases(3, 4, 1, 2, 6), call)
-
-
-@exercise("3.6", "virtual gloo cuda")
-def test_halving_doubling_costs_what_the_formula_says(impl, run, cases):
-    """P ranks send 2(P-1)/P of the bytes in 2·log₂ P messages; who serves another N more."""
-    n = 960  # divides by 2, 4 and 8
-
-    def body(ctx):
-        impl.halving_doubling_all_reduce(distinct(ctx)[:n])
-
-    worlds = cases(3, 4, 2, 8)
-    for w, results in zip(worlds, run.worlds(body, worlds, delays=True), strict=True):
-        core = 1 << (w.bit_length() - 1)
-        for log in results.logs:
-            mine, messages = 2 * (core - 1) * n // core, 2 * (core.bit_length() - 1)
-            if log.rank >= core:
-                mine, messages = n, 1
-            elif log.rank + core < w:
-                mine, messages = mine + n, messages + 1
-            text = "2(P-1)/P·N, N more with a rank above P to serve, N above P"
-            check_bytes(log, mine, messages, text)
-
-
-@exercise("3.6", "virtual")
-def test_halving_doubling_takes_two_log_w_rounds(impl, run):
-    """2·log₂ P·α + 2(P-1)/P·Nβ of virtual time, 2(α + Nβ) more for other W; half N of memory."""
-
-    def body(ctx):
-        tensor = torch.ones(LARGE)
-        with PeakMemory() as memory:
-            impl.halving_doubling_all_reduce(tensor)
-        return memory.peak
-
-    for w in (2, 4, 8, 6):
-        core = 1 << (w.bit_length() - 1)
-        seconds = 2 * (core.bit_length() - 1) * ALPHA + 2 * (core - 1) / core * 4 * LARGE * BETA
-        seconds += 2 * TENSOR if w != core else 0
-        check_time(run, body, w, seconds, "2·log₂ P·α + 2(P-1)/P·Nβ (+ 2(α + Nβ))")
-    for rank, peak in enumerate(run(body, 4)):
-        if peak > 2 * LARGE + 1000:
-            text = f"rank {rank} allocated {peak:,} bytes, half the tensor ({2 * LARGE:,}) will do"
-            fail(text, cause="too-much-memory", rank=rank)
-
-
-@exercise("3.6", "virtual")
-def test_halving_doubling_on_views_and_in_groups(impl, run, seed):
-    """Strided views and sub-groups; bad arguments are refused before anything is sent."""
-    call = lambda t, **more: impl.halving_doubling_all_reduce(t, **more)
-    check_strided(run, seed, call, whole)
-    check_subgroup(run, seed, lambda t, g: call(t, group=g), whole)
-    check_refusals(run, bad_arguments(lambda t, op: call(t, op=op)))
-
-
 @trace("3.5")
 def trace_trees(impl):
     """Reduction, broadcast and both together of 8 MB."""
@@ -240,25 +177,5 @@ def trace_trees(impl):
                 with ctx.region(name):
                     getattr(impl, name)(tensor)
                 dist.barrier()
-
-    return body
-
-
-@trace("3.6")
-def trace_patterns(impl):
-    """Tree, halving and doubling, and ring on 8 MB, then what is chosen for 4 kB."""
-
-    def body(ctx):
-        tensor = torch.ones(2_000_000)
-        for warm in (True, False):
-            dist.barrier()
-            if not warm:
-                ctx.start_picture()
-            for pattern in ("tree", "halving_doubling", "ring"):
-                with ctx.region(pattern):
-                    impl.all_reduce(tensor, pattern=pattern)
-                dist.barrier()
-            with ctx.region("auto"):
-                impl.all_reduce(tensor[:1_000])
 
     return body

@@ -1,89 +1,15 @@
-# alternative for: 3.22, 3.23, 3.24
-"""Written differently: key numbers instead of flags, a message per key, one loop with a policy."""
+# for: 3.22, 3.23, 3.24
+"""Written differently: tuples instead of requests, sums per key, one loop with a policy."""
 
 from __future__ import annotations
 
-import heapq
-
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
-WANT, GIVE, BYE = 10, 20, 30
-
-
-def place_keys(parameters, servers):
-    if not 1 <= servers <= len(parameters):
-        raise ValueError(f"{servers} servers, {len(parameters)} keys")
-    kinds = {p.dtype for p in parameters.values()}
-    if len(kinds) != 1:
-        raise ValueError(f"keys of several dtypes: {kinds}")
-    names = sorted(parameters, key=lambda name: parameters[name].numel(), reverse=True)
-    heap = [(parameters[name].numel(), s) for s, name in enumerate(names[:servers])]
-    place = {name: s for s, name in enumerate(names[:servers])}
-    heapq.heapify(heap)
-    for name in names[servers:]:
-        load, s = heap[0]
-        place[name] = s
-        heapq.heapreplace(heap, (load + parameters[name].numel(), s))
-    return place
+from .parameter_client import BYE, GIVE, WANT, Client, roles, train
 
 
-def roles(parameters, servers, group):
-    place, size = place_keys(parameters, servers), dist.get_world_size(group)
-    if size - servers < 1:
-        raise ValueError(f"{size} ranks, {servers} of them servers: nobody works")
-    return place
-
-
-class Client:
-    def __init__(self, parameters, *, servers, group=None):
-        self.place = roles(parameters, servers, group)
-        self.shapes = {k: (p.shape, p.dtype) for k, p in parameters.items()}
-        self.order = list(parameters)
-        self.servers, self.group, self.clock = servers, group, 0
-        self.versions = [0] * servers
-
-    def ask(self, server, kind, names, samples=0):
-        """Number of keys first, then their numbers."""
-        head = torch.tensor([kind, self.clock, samples, len(names)])
-        dist.send(head, group=self.group, group_dst=server)
-        if names:
-            numbers = torch.tensor([self.order.index(k) for k in names])
-            dist.send(numbers, group=self.group, group_dst=server)
-
-    def on(self, server, names):
-        return sorted(k for k in set(names) if self.place[k] == server)
-
-    def pull(self, keys):
-        keys, found = list(keys), {}
-        for server in range(self.servers):
-            names = self.on(server, keys)
-            self.ask(server, WANT, names)
-            version = torch.empty(1, dtype=torch.int64)
-            dist.recv(version, group=self.group, group_src=server)
-            self.versions[server] = version.item()
-            for name in names:
-                shape, dtype = self.shapes[name]
-                found[name] = torch.empty(shape, dtype=dtype)
-                dist.recv(found[name], group=self.group, group_src=server)
-        return found
-
-    def push(self, gradients, samples=1):
-        for server in range(self.servers):
-            names = self.on(server, gradients)
-            self.ask(server, GIVE, names, samples)
-            for name in names:
-                gradient = gradients[name].detach().cpu().contiguous()
-                dist.send(gradient, group=self.group, group_dst=server)
-        self.clock += 1
-
-    def leave(self):
-        for server in range(self.servers):
-            self.ask(server, BYE, [])
-
-
-class Shard:
+class Server:
     def __init__(self, parameters, *, servers, lr, group=None):
         place, me = roles(parameters, servers, group), dist.get_rank(group)
         self.order, self.lr, self.group = list(parameters), lr, group
@@ -103,7 +29,7 @@ class Shard:
 
     def hear(self, among):
         """(worker, kind, clock, samples, names, gradients); kind None if it has died."""
-        head = torch.empty(4, dtype=torch.int64)
+        head = torch.empty(3 + len(self.order), dtype=torch.int64)
         if len(among) > 1:
             worker = dist.recv(head, group=self.group)
             if self.group is not None:
@@ -120,24 +46,23 @@ class Shard:
     def details(self, worker, head, whole):
         if whole:
             dist.recv(head, group=self.group, group_src=worker)
-        kind, clock, samples, count = head.tolist()
-        names, gradients = [], {}
-        if count:
-            numbers = torch.empty(count, dtype=torch.int64)
-            dist.recv(numbers, group=self.group, group_src=worker)
-            names = [self.order[n] for n in numbers.tolist()]
-        for name in names if kind == GIVE else ():
-            gradients[name] = torch.empty_like(
-                self.values[name], memory_format=torch.contiguous_format
-            )
-            dist.recv(gradients[name], group=self.group, group_src=worker)
+        kind, clock, samples = head[:3].tolist()
+        chosen = [self.order[n] for n in head[3:].nonzero().flatten().tolist()]
+        names, gradients = [name for name in chosen if name in self.values], {}
+        if kind == GIVE and names:
+            row = self.values[names[0]].new_empty(sum(self.values[n].numel() for n in names))
+            dist.recv(row, group=self.group, group_src=worker)
+            for name in names:
+                size = self.values[name].numel()
+                gradients[name], row = row[:size].view(self.values[name].shape), row[size:]
         return kind, clock, samples, names, gradients
 
     def tell(self, worker, names):
         def send():
             dist.send(torch.tensor([self.version]), group=self.group, group_dst=worker)
-            for name in names:
-                dist.send(self.values[name].clone(), group=self.group, group_dst=worker)
+            if names:
+                row = torch.hstack([self.values[name].reshape(-1) for name in names])
+                dist.send(row, group=self.group, group_dst=worker)
             return True
 
         self.guarded(worker, send)
@@ -208,21 +133,6 @@ def serve_bounded(shard, staleness):
         waiting = again
 
 
-def train(client, model, batches):
-    last = 0.0
-    parameters = {k: p for k, p in model.named_parameters() if k in client.shapes}
-    for inputs, targets in batches:
-        state = client.pull(parameters)
-        model.load_state_dict(state, strict=False)
-        model.zero_grad()
-        loss = F.cross_entropy(model(inputs), targets)
-        loss.backward()
-        last = float(loss)
-        client.push({k: p.grad for k, p in parameters.items() if p.grad is not None}, len(targets))
-    client.leave()
-    return last
-
-
 def fit(model, batches, *, servers, lr, staleness=None, group=None):
     if staleness is not None and not staleness >= 0:
         raise ValueError(f"a bound of {staleness}")
@@ -230,7 +140,7 @@ def fit(model, batches, *, servers, lr, staleness=None, group=None):
     roles(keys, servers, group)
     compare(keys, group)
     if dist.get_rank(group) < servers:
-        shard = Shard(keys, servers=servers, lr=lr, group=group)
+        shard = Server(keys, servers=servers, lr=lr, group=group)
         if staleness is None:
             serve_synchronous(shard)
         else:

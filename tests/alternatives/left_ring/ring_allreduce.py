@@ -1,4 +1,4 @@
-# for: 3.1, 3.2, 3.3, 3.4
+# for: 3.1, 3.2, 3.3
 """Written differently: plain isend and irecv, running sums that travel, a recursive agreement,
 all segments of a step on their way up to a limit of three, receives posted far ahead."""
 
@@ -114,50 +114,3 @@ def ring_all_reduce(tensor, op="sum", group=None, *, check=False):
     ring_all_gather(work, group)
     if work.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(work)
-
-
-def segmented_ring_all_reduce(tensor, op="sum", group=None, *, segment_bytes=1 << 18):
-    """Handles by number of the hop; a hop waits for what it sends and for its buffer."""
-    rank, w = _check(tensor, op, group)
-    if segment_bytes <= 0:
-        raise ValueError("a segment of no bytes")
-    flat = tensor.detach().reshape(-1)
-    at = _bounds(flat.numel(), w)
-    size = max(1, segment_bytes // tensor.element_size())
-    segments = max(1, -(-at[1] // size))
-    ahead = min(3, segments)
-    rooms = [flat.new_empty(size if at[1] > size else at[1]) for _ in range(ahead)]
-    hops = []
-    for step in range(2 * (w - 1)):
-        for k in range(segments):
-            places = []
-            for chunk in (rank - step - 1) % w, (rank - step - 2) % w:
-                cuts = _bounds(at[chunk + 1] - at[chunk], segments)
-                places.append(slice(at[chunk] + cuts[k], at[chunk] + cuts[k + 1]))
-            hops.append((*places, step))
-    open_hops = {}
-
-    def complete(number):
-        _, into, step = hops[number]
-        for handle in open_hops.pop(number):
-            handle.wait()
-        if step < w - 1:
-            _add(flat[into], rooms[number % ahead][: into.stop - into.start], op)
-            if step == w - 2 and op == "mean":
-                flat[into] /= w
-
-    for number, (out, into, step) in enumerate(hops):
-        if number - ahead in open_hops:
-            complete(number - ahead)
-        handles = []
-        if into.stop > into.start:
-            room = flat[into]
-            if step < w - 1:
-                room = rooms[number % ahead][: into.stop - into.start]
-            handles.append(dist.irecv(room, group=group, group_src=(rank - 1) % w))
-        if out.stop > out.start:
-            handles.append(dist.isend(flat[out], group=group, group_dst=(rank + 1) % w))
-        open_hops[number] = handles
-    for number in sorted(open_hops):
-        complete(number)
-    tensor.detach().copy_(flat.view_as(tensor))

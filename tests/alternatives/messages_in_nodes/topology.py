@@ -1,5 +1,5 @@
-# for: 3.7, 3.8
-"""Written differently: rank 0 passes the list on, messages inside nodes, unequal shards."""
+# for: 3.7
+"""Written differently: rank 0 passes the list on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-
-DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
-COMBINE = {"sum": torch.add, "mean": torch.add, "max": torch.maximum}
 
 
 @dataclass(frozen=True)
@@ -100,76 +97,3 @@ def make_groups(topology):
             if rank in members:
                 found[kind] = group
     return NodeGroups(topology, **found)
-
-
-def exchange(sends, receives, group):
-    """Post all messages at once, {group rank: tensor}, and wait for them."""
-    handles = [dist.irecv(t, group=group, group_src=r) for r, t in receives.items()]
-    handles += [dist.isend(t, group=group, group_dst=r) for r, t in sends.items()]
-    for handle in handles:
-        handle.wait()
-
-
-def all_reduce_by_messages(buffer, op, group):
-    """Every rank combines one (unequal) part and gives it to all, by messages alone."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    parts = list(buffer.tensor_split(size))
-    others = [r for r in range(size) if r != rank]
-    got = {r: torch.empty_like(parts[rank]) for r in others}
-    exchange({r: parts[r] for r in others if len(parts[r])},
-             {r: t for r, t in got.items() if len(t)}, group)  # fmt: skip
-    total = None
-    for r in range(size):
-        version = parts[rank] if r == rank else got[r]
-        total = version.clone() if total is None else COMBINE[op](total, version)
-    parts[rank].copy_(total)
-    yield parts[rank]
-    exchange({r: parts[rank] for r in others if len(total)},
-             {r: parts[r] for r in others if len(parts[r])}, group)  # fmt: skip
-
-
-def all_reduce_hierarchical(tensor, groups, op="sum", *, check=False):
-    if op not in COMBINE:
-        raise ValueError(f"no operator {op!r}")
-    if op == "mean" and not tensor.dtype.is_floating_point:
-        raise ValueError(f"no mean of {tensor.dtype}")
-    if check:
-        own = torch.tensor([tensor.numel(), DTYPES.index(tensor.dtype)])
-        every = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, own)
-        if any(not torch.equal(own, other) for other in every):
-            raise ValueError(f"length and number of dtype by rank: {every}")
-    buffer = tensor.detach().contiguous().clone().view(-1)
-    if groups.topology.even:
-        for own in all_reduce_by_messages(buffer, op, groups.node):
-            for _ in all_reduce_by_messages(own, op, groups.across):
-                pass
-    else:
-        local, size = dist.get_rank(groups.node), dist.get_world_size(groups.node)
-        for r in range(1, size):
-            if local == r:
-                dist.send(buffer, group=groups.node, group_dst=0)
-            elif local == 0:
-                version = torch.empty_like(buffer)
-                dist.recv(version, group=groups.node, group_src=r)
-                buffer = COMBINE[op](buffer, version)
-        if local == 0:
-            for _ in all_reduce_by_messages(buffer, op, groups.across):
-                pass
-        dist.broadcast(buffer, group=groups.node, group_src=0)
-    if op == "mean":
-        buffer /= groups.topology.world_size
-    tensor.detach().copy_(buffer.view(tensor.shape))
-
-
-def bytes_leaving_a_node(topology, nbytes, algorithm):
-    ranks, nodes = topology.world_size, len(topology.nodes)
-    if algorithm == "hierarchical":
-        return nbytes * 2 * (1 - 1 / nodes)
-    if algorithm == "ring":
-        busiest = 0
-        for node in range(nodes):
-            hops = [r for r in topology.nodes[node] if topology.locate((r + 1) % ranks)[0] != node]
-            busiest = max(busiest, len(hops))
-        return busiest * nbytes * 2 * (1 - 1 / ranks)
-    raise ValueError(f"no algorithm {algorithm!r}")

@@ -1,17 +1,13 @@
-# for: 3.5, 3.6
-"""Written differently: a tree by rounds instead of links, receives posted ahead, recursion for the
-halving, LAPACK for the fit."""
+# for: 3.5
+"""Written differently: a tree by rounds instead of links, receives posted ahead."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.distributed as dist
 
-from solutions.phase3_multi_node.ring_allreduce import agree, segmented_ring_all_reduce
 from solutions.phase3_multi_node.tree_allreduce import *
-from solutions.phase3_multi_node.tree_allreduce import Link, check_arguments, check_root
+from solutions.phase3_multi_node.tree_allreduce import check_arguments, check_root
 
 
 def _combined(a, b, op):
@@ -78,126 +74,3 @@ def tree_all_reduce(tensor, op="sum", group=None):
     if rank == w - 1:
         tensor.detach().copy_(total)
     tree_broadcast(tensor, w - 1, group)
-
-
-def halving_doubling_all_reduce(tensor, op="sum", group=None):
-    rank, w = check_arguments(tensor, op, group)
-    flat = tensor.detach().reshape(-1)
-    core = 2 ** int(math.log2(w))
-    if flat.numel() and rank >= core:
-        dist.isend(flat, group=group, group_dst=rank % core).wait()
-        dist.irecv(flat, group=group, group_src=rank % core).wait()
-    elif flat.numel():
-        extra = rank + core if rank + core < w else None
-        if extra:
-            room = torch.empty_like(flat)
-            dist.irecv(room, group=group, group_src=extra).wait()
-            flat.copy_(_combined(flat, room, op))
-            del room
-        _halve(flat, rank, core // 2, w, op, group)
-        if extra:
-            dist.isend(flat, group=group, group_dst=extra).wait()
-    if not tensor.is_contiguous():
-        tensor.detach().copy_(flat.view_as(tensor))
-
-
-def _halve(piece, rank, distance, w, op, group):
-    """All-reduce ``piece`` over the ranks that differ from ``rank`` in lower bits only."""
-    if not distance:
-        if op == "mean":
-            piece /= w
-        return
-    partner, middle = rank ^ distance, (piece.numel() + 1) // 2
-    mine, other = piece[:middle], piece[middle:]
-    if rank > partner:
-        mine, other = other, mine
-    room = torch.empty_like(mine)
-    _swap(other, room, partner, group)
-    if op == "max":
-        torch.maximum(mine, room, out=mine)
-    else:
-        mine += room
-    del room
-    _halve(mine, rank, distance // 2, w, op, group)
-    _swap(mine, other, partner, group)
-
-
-def _swap(outgoing, incoming, partner, group):
-    handles = []
-    if outgoing.numel():
-        handles.append(dist.isend(outgoing, group=group, group_dst=partner))
-    if incoming.numel():
-        handles.append(dist.irecv(incoming, group=group, group_src=partner))
-    for handle in handles:
-        handle.wait()
-
-
-def critical_path(pattern, world_size, nbytes):
-    up, down = math.ceil(math.log2(world_size)), int(math.log2(world_size))
-    if pattern == "tree":
-        return 2 * up, 2 * up * nbytes
-    if pattern == "ring":
-        return 2 * world_size - 2, 2 * nbytes - 2 * nbytes / world_size
-    if pattern == "halving_doubling":
-        more = 2 * (up - down)
-        return 2 * down + more, 2 * nbytes - 2 * nbytes / 2**down + more * nbytes
-    raise ValueError(pattern)
-
-
-def predict(pattern, world_size, nbytes, links):
-    return sum(a * b for a, b in zip(
-        critical_path(pattern, world_size, nbytes), links[pattern], strict=True
-    ))
-
-
-def fit(timings):
-    """By LAPACK, errors relative to the measured time."""
-    groups = {}
-    for timing in timings:
-        if timing.world_size > 1:
-            groups.setdefault(timing.pattern, []).append(timing)
-    out = {}
-    for pattern, group in groups.items():
-        if len({timing.nbytes for timing in group}) == 1:
-            raise ValueError(f"one size of {pattern}")
-        rows = [
-            [x / t.seconds for x in critical_path(pattern, t.world_size, t.nbytes)] for t in group
-        ]
-        a = torch.tensor(rows, dtype=torch.float64)
-        columns = [0, 1]
-        while True:
-            solved = torch.linalg.lstsq(a[:, columns], torch.ones(len(a), 1).double()).solution
-            if solved.min() >= 0:
-                break
-            columns.pop(int(solved.argmin()))
-        found = dict(zip(columns, solved.flatten().tolist(), strict=True))
-        out[pattern] = Link(found.get(0, 0.0), found.get(1, 0.0))
-    return out
-
-
-PATTERNS = {
-    "tree": tree_all_reduce,
-    "halving_doubling": halving_doubling_all_reduce,
-    "ring": segmented_ring_all_reduce,
-}
-
-
-def choose(world_size, nbytes, links):
-    best = None
-    for pattern in PATTERNS:
-        if pattern in links:
-            time = predict(pattern, world_size, nbytes, links)
-            if best is None or time < best[0]:
-                best = time, pattern
-    return best[1]
-
-
-def all_reduce(tensor, op="sum", group=None, *, pattern="auto", links=LINKS, check=False):
-    if check:
-        agree(tensor, op, group)
-    _, w = check_arguments(tensor, op, group)
-    nbytes = tensor.numel() * tensor.element_size()
-    name = choose(w, nbytes, links) if pattern == "auto" else pattern
-    if name not in PATTERNS:
-        raise ValueError(f"no pattern {name}")
-    PATTERNS[name](tensor, op, group)

@@ -36,10 +36,11 @@ UNEVEN = [(0, 0, 0, 1), (0, 1, 1, 1, 1), (0, 1, 2, 0, 1, 0)]
 def groups_of(impl, placement: tuple[int, ...]):
     """The groups for ranks placed so, by the implementation's own functions."""
     places = [
-        impl.Place(f"host{node}", node, Counter(placement[:rank])[node])
+        impl.module("topology").Place(f"host{node}", node, Counter(placement[:rank])[node])
         for rank, node in enumerate(placement)
     ]
-    return impl.make_groups(impl.topology_of(places))
+    topology = impl.module("topology")
+    return topology.make_groups(topology.topology_of(places))
 
 
 def ranks_of(placement: tuple[int, ...], node: int) -> list[int]:
@@ -318,7 +319,7 @@ def test_bytes_leaving_a_node(impl, run):
         out = []
         for placement in placements:
             nodes = tuple(tuple(ranks_of(placement, k)) for k in dict.fromkeys(placement))
-            topology = impl.Topology(nodes)
+            topology = impl.module("topology").Topology(nodes)
             names = ("ring", "hierarchical")
             out.append([float(impl.bytes_leaving_a_node(topology, 1200, a)) for a in names])
         try:

@@ -1,11 +1,12 @@
-"""Checks of exercise 3.6: the cost model, its fit, and the choice of a pattern by size."""
+"""Checks of exercise 3.29: the cost model, its fit, and the choice of a pattern by size."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from reductions import check_all_reduce, check_refusals, distinct
 
-from distlab.grading import exercise, expect_equal, fail
+from distlab.grading import exercise, expect_equal, fail, trace
 
 PATTERNS = ("tree", "halving_doubling", "ring")
 WORLDS = (1, 2, 3, 4, 6, 8, 256)
@@ -32,7 +33,7 @@ def seconds(pattern: str, w: int, n: int, alpha: float, beta: float) -> float:
     return messages * alpha + nbytes * beta
 
 
-@exercise("3.6")
+@exercise("3.29")
 def test_critical_path_and_prediction(impl, run):
     """messages·α + bytes·β for each pattern, W and size; unknown patterns are refused."""
 
@@ -61,7 +62,7 @@ def test_critical_path_and_prediction(impl, run):
     expect_equal(refused, True, what="ValueError for an unknown pattern", cause="accepted")
 
 
-@exercise("3.6")
+@exercise("3.29")
 def test_fit_finds_alpha_and_beta(impl, run):
     """Exact times give the exact line for each pattern; noise on large tensors moves β, not α."""
     sizes = (4, 400, 40_000, 4_000_000, 400_000_000)
@@ -115,7 +116,7 @@ def test_fit_finds_alpha_and_beta(impl, run):
     expect_equal(refused, True, what="ValueError for one size only", cause="accepted")
 
 
-@exercise("3.6")
+@exercise("3.29")
 def test_choice_is_the_smallest_prediction(impl, run):
     """The pattern that is predicted to be fastest, among those of links."""
     sizes = [4 * 10**k for k in range(9)]
@@ -139,7 +140,7 @@ def test_choice_is_the_smallest_prediction(impl, run):
     expect_equal(alone, "tree", what="the choice where all predictions are 0", cause="tie")
 
 
-@exercise("3.6", "virtual gloo cuda")
+@exercise("3.29", "virtual gloo cuda")
 def test_auto_sends_what_the_best_pattern_sends(impl, run):
     """all_reduce runs the pattern that is named, or with "auto" the one that links make fastest."""
     fast, slow = (1e-9, 1e-12), (1.0, 1e-3)
@@ -160,7 +161,7 @@ def test_auto_sends_what_the_best_pattern_sends(impl, run):
             expect_equal(sent, want[best], what=text, cause="not-chosen")
 
 
-@exercise("3.6", "virtual gloo cuda")
+@exercise("3.29", "virtual gloo cuda")
 def test_all_reduce_with_any_pattern(impl, run, seed, cases):
     """auto with its own links and check=True, on any length and W; unknown patterns are refused."""
     call = lambda tensor, op: impl.all_reduce(tensor, op, check=True)
@@ -169,7 +170,7 @@ def test_all_reduce_with_any_pattern(impl, run, seed, cases):
     check_refusals(run, {"the pattern star": unknown})
 
 
-@exercise("3.6", "virtual")
+@exercise("3.29", "virtual")
 def test_all_reduce_checks_first(impl, run):
     """With check=True ranks with different lengths raise, whatever each would have chosen."""
 
@@ -187,7 +188,7 @@ def test_all_reduce_checks_first(impl, run):
         expect_equal(text, said[0], what="the message", rank=rank, cause="messages")
 
 
-@exercise("3.6", "gloo")
+@exercise("3.29", "gloo")
 def test_measured_times_make_a_choice(impl, run):
     """measure, fit and choose fit together on this machine, alike on all ranks."""
 
@@ -203,3 +204,23 @@ def test_measured_times_make_a_choice(impl, run):
         expect_equal(times, results[0][0], what="the timings", rank=rank)
         expect_equal(patterns, sorted(PATTERNS), what="the patterns measured", rank=rank)
         expect_equal(chosen, results[0][2], what="the choice", rank=rank)
+
+
+@trace("3.29")
+def trace_patterns(impl):
+    """Tree, halving and doubling, and ring on 8 MB, then what is chosen for 4 kB."""
+
+    def body(ctx):
+        tensor = torch.ones(2_000_000)
+        for warm in (True, False):
+            dist.barrier()
+            if not warm:
+                ctx.start_picture()
+            for pattern in ("tree", "halving_doubling", "ring"):
+                with ctx.region(pattern):
+                    impl.all_reduce(tensor, pattern=pattern)
+                dist.barrier()
+            with ctx.region("auto"):
+                impl.all_reduce(tensor[:1_000])
+
+    return body

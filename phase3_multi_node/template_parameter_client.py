@@ -1,0 +1,124 @@
+# Exercises 3.26: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase3.py 3.26
+"""A worker's end of a parameter server: it pulls the keys that it needs and pushes gradients.
+
+Some ranks keep the parameters, the others pull them and push gradients. Ranks 0 … S-1 of the group
+are servers, the others workers. A *key* is one parameter; each key lives on one server. A worker
+pulls the keys that its next batch needs, computes, and pushes the gradients that it has. The
+protocol; every worker sends every request to every server, each line is a message:
+
+    worker → server   header, int64: kind (PULL, PUSH, LEAVE), clock (pushes so far), samples, and
+                      for each key, in the order of the parameters, 1 if it is chosen, else 0
+                      PUSH: the gradients of the chosen keys that live there, as one vector
+    server → worker   after PULL: the version (updates so far), one int64;
+                      then the values of the chosen keys that live there, as one vector
+
+Keys stand in a vector in the order of the parameters. Where no chosen key lives, no vector is sent;
+where their elements are none, an empty one is. Per step a worker that uses b bytes of parameters
+moves 2b, in 5S messages at most.
+
+Values travel from CPU memory, over a group that has gloo for it (``"cpu:gloo,cuda:nccl"``).
+Source: Li et al. 2014 (OSDI, parameter server), sections 3.1 and 3.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from given.agreement import Group, rank_in
+
+PULL, PUSH, LEAVE, LOST = range(4)  # LOST is never sent: the connection broke
+FIELDS = 3  # kind, clock, samples; one 0 or 1 per key follows
+
+
+def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]:
+    """The server of each key, so that the servers hold about equally many elements.
+
+    The fullest and the emptiest server differ by one key at most: by no more elements than the
+    largest key has. No server is without a key. The same on every rank. Raises ValueError if
+    ``servers`` < 1, if there are more servers than keys, or for keys of different dtypes: a message
+    has one.
+    """
+    # Step 1: refuse what leaves a server without work, and what does not fit into one message
+    # Step 2: the largest keys first, each to the server that has least so far
+    raise NotImplementedError("exercise 3.26")
+
+
+def check_roles(servers: int, group: Group = None) -> int:
+    """The number of workers of ``group``, without communication.
+
+    Raises ValueError if servers are all that it has, and on a rank that is no member.
+    """
+    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`)
+    raise NotImplementedError("exercise 3.26")
+
+
+def cut(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of ``vector`` (n,) by key, in the order and the shapes of ``like``."""
+    parts = vector.split([tensor.numel() for tensor in like.values()])
+    return {k: part.view(like[k].shape) for k, part in zip(like, parts, strict=True)}
+
+
+class Client:
+    """A worker's end: ``pull``, ``push`` and ``leave``.
+
+    ``parameters`` give the names, shapes and dtype (the same for all) of the keys; their values are
+    not used. Raises ValueError as ``place_keys`` and ``check_roles`` do.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], *, servers: int, group: Group = None
+    ) -> None:
+        self.place = place_keys(parameters, servers)
+        check_roles(servers, group)
+        self.parameters, self.servers, self.group = parameters, servers, group
+        self.clock = 0  # pushes so far
+        self.versions = [0] * servers  # what the last pull read
+
+    def _header(self, kind: int, keys: Iterable[str], samples: int = 0) -> Tensor:
+        chosen = set(keys)
+        flags = [int(key in chosen) for key in self.parameters]
+        return torch.tensor([kind, self.clock, samples, *flags])
+
+    def _on(self, server: int, keys: Collection[str]) -> list[str]:
+        """Those of ``keys`` that live on ``server``, in the order of the parameters."""
+        return [k for k in self.parameters if k in keys and self.place[k] == server]
+
+    def pull(self, keys: Iterable[str]) -> dict[str, Tensor]:
+        """The current values of ``keys``, on the CPU; only they travel, in one message per server.
+
+        Every server gets the request, so that it knows how far this worker is. ``versions``
+        becomes how many updates each server had applied.
+        """
+        # Step 4: all requests and all receives first, then wait: the servers work at the same time
+        # Step 5: cut each server's vector into its keys, in the order of the parameters
+        raise NotImplementedError("exercise 3.26")
+
+    def push(self, gradients: Mapping[str, Tensor], samples: int = 1) -> None:
+        """Send gradients, each a mean over ``samples``; keys without one are not sent.
+
+        Every server gets the header, also without a gradient for it: it is this worker's clock.
+        """
+        # Step 6: per server one header and one vector with the keys in the order of the parameters
+        raise NotImplementedError("exercise 3.26")
+
+    def leave(self) -> None:
+        """Tell the servers that this worker is done; it must send nothing afterwards."""
+        # Step 7: a header is all
+        raise NotImplementedError("exercise 3.26")
+
+
+def train(client: Client, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """A worker's training: pull, forward, backward, push for every batch; then leave.
+
+    Returns the last batch's loss (0.0 without a batch). Only trainable parameters are keys; those
+    that got no gradient are not pushed. The model ends with what the last pull gave.
+    """
+    # Step 8: the values go into the model in place, onto its device
+    # Step 9: leave also when something fails, so that the servers need not find out
+    raise NotImplementedError("exercise 3.26")

@@ -1,0 +1,79 @@
+# Exercises 3.4: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase3.py 3.4
+"""Ring all-reduce in segments: one travels while another is being added.
+
+A ring adds a chunk only when all of it has come, and no byte travels in that time. Cutting the
+chunks further into segments, of which one travels while another is being added, hides the additions
+and pays α only once: for N bytes over W ranks, α seconds per message and β per byte
+
+    2(W-1) messages of N/W bytes      2(W-1)·(α + N/W·β) + the additions
+    2(W-1)·S messages of N/(W·S)      2(W-1)/W·N·β + α, as long as a segment takes longer than α
+
+per rank, with S segments per chunk. Bytes are the same. Invariant: a hop sends what the hop S
+places before it has brought, so no more than S hops are on their way at once.
+
+Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", sections 3 and 4 (the ring).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .template_ring_allreduce import (
+    COMBINE,
+    Group,
+    Op,
+    all_gather_steps,
+    check_arguments,
+    exchange,
+    flattened,
+    reduce_scatter_steps,
+    wait,
+)
+
+SEGMENT_BYTES = 2**23  # shorter ones cost more in waking up than they hide (gloo, 2 cores)
+WINDOW = 2  # segments on their way: one travels while the other is being combined
+
+
+class Hop(NamedTuple):
+    """One segment to send to the right, and where the one that comes from the left belongs."""
+
+    outgoing: Tensor
+    target: Tensor
+    combines: bool  # what comes is combined with the target, else it replaces it
+    completes: bool  # after it every rank's part is in the target
+
+
+def ring_hops(rank: int, segments: Sequence[Sequence[Tensor]]) -> Iterator[Hop]:
+    """All hops of an all-reduce in the order in which a rank starts them.
+
+    ``segments[c][k]`` is segment k of chunk c, of W chunks with S segments each: 2(W-1)·S hops.
+    What a hop sends is the target of the hop S places before, if there is one.
+    """
+    # Step 1: step by step, and within a step segment by segment
+    raise NotImplementedError("exercise 3.4")
+
+
+def segmented_ring_all_reduce(
+    tensor: Tensor, op: Op = "sum", group: Group = None, *, segment_bytes: int = SEGMENT_BYTES
+) -> None:
+    """``ring_all_reduce`` in messages of at most ``segment_bytes``, additions hidden behind them.
+
+    Same result, same bytes per rank; with S segments per chunk 2(W-1)·S messages. While a segment
+    is combined the next is on its way, so that α is paid once: time 2(W-1)/W·N·β + α if a segment
+    takes at least α. Extra memory: WINDOW segments. A segment has at least one element. Raises
+    ValueError as ``check_arguments`` does, and if ``segment_bytes`` < 1.
+    """
+    # Step 2: cut every chunk into the same number of segments, alike on all ranks
+    # Step 3: keep WINDOW hops on their way, each with a buffer of its own: finish the oldest (wait,
+    #         combine, divide for the mean) before you start another
+    # Step 4: never more hops than S at once: the next sends what the S-th before it brings
+    raise NotImplementedError("exercise 3.4")

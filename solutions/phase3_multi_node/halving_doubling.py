@@ -1,0 +1,74 @@
+"""Recursive halving and doubling: all-reduce in few messages of few bytes.
+
+Two partners that hold the same piece share the work: each gives one half away and is from then on
+responsible for the other. When no half is divided any more, the results go back the same way. With
+N bytes, W ranks, α seconds per message and β per byte, what must happen one after another is
+
+    2 log₂ P (+ 2) messages, 2(P-1)/P·N (+ 2N) bytes;  all ranks send 2P log₂ P (+ 2(W-P)) messages
+
+P: the largest power of two that is at most W; in brackets what W ≠ P adds. Invariant: with each
+round of the halving a rank's piece gets half as long and holds the parts of twice as many ranks.
+Every element is combined on one way only: all ranks end with the same bits.
+
+Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
+MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction operations" (other W).
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .ring_allreduce import COMBINE, Group, Op, check_arguments, exchange, flattened, wait
+
+
+def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
+    """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
+
+    P ranks (the largest power of two) exchange halves of what they are responsible for with
+    partners at distance P/2, P/4 … 1, then the results the same way back. Each of the other W-P
+    ranks sends its tensor to rank - P first and gets the result at the end. Any length and strides.
+
+    Per rank below P: 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd), and N
+    more with a rank above P to serve; others N. Time 2 log₂ P·α + 2(P-1)/P·Nβ, and 2(α + Nβ) if
+    W ≠ P. Half a tensor of extra memory (a whole one with a rank to serve). NCCL wants the first
+    collective of a group to be one of all its ranks: if W ≠ P, this can't be it. Raises ValueError
+    as ``check_arguments`` does.
+    """
+    # --- exercise 3.6: start
+    # Step 1: the ranks from P on hand in their tensor and wait for the result
+    # Step 2: partners know the same piece; the lower rank keeps its first half and gives the
+    #         second away; what comes is combined with what is kept
+    # Step 3: the way back is the same list of partners in reverse, with the results
+    rank, world_size = check_arguments(tensor, op, group)
+    with flattened(tensor) as flat:
+        core = 1 << (world_size.bit_length() - 1)
+        if not flat.numel():
+            return
+        if rank >= core:
+            dist.send(flat, group=group, group_dst=rank - core)
+            dist.recv(flat, group=group, group_src=rank - core)
+            return
+        guest = rank + core if rank + core < world_size else None
+        buffer = flat.new_empty(flat.numel() if guest else (flat.numel() + 1) // 2)
+        if guest:
+            dist.recv(buffer, group=group, group_src=guest)
+            COMBINE[op](flat, buffer)
+        piece, path = flat, []
+        for distance in [1 << k for k in reversed(range(core.bit_length() - 1))]:
+            first, second = piece.tensor_split(2)
+            keep, give = (first, second) if not rank & distance else (second, first)
+            incoming = buffer[: keep.numel()]
+            handles = exchange(give, rank ^ distance, incoming, rank ^ distance, group)
+            wait(handles[:1])
+            COMBINE[op](keep, incoming)
+            wait(handles[1:])
+            path.append((rank ^ distance, keep, give))
+            piece = keep
+        if op == "mean":
+            piece.div_(world_size)
+        for partner, keep, give in reversed(path):
+            wait(exchange(keep, partner, give, partner, group))
+        if guest:
+            dist.send(flat, group=group, group_dst=guest)
+    # --- exercise 3.6: end

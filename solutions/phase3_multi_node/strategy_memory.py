@@ -1,0 +1,143 @@
+"""What a strategy needs per rank: what is kept, and the most at any moment of a step.
+
+T bytes of parameters on W ranks, nodes of L ranks, an optimizer that keeps s·T bytes (Adam: s = 2):
+
+========  ================================  ===========================================
+strategy  parameters, gradients, optimizer  on the way, beside activations
+========  ================================  ===========================================
+ddp       T + T + sT                        -
+zero1     T + T + sT/W                      -
+zero2     T + T/W + sT/W                    up to 3 buckets
+fsdp      (2+s)T/W                          root, units u-1, u in full,
+                                            gradients of u, u+1
+hybrid    (2+s)T/L                          the same
+offload   0; (2+s)T/W on the host           the same
+========  ================================  ===========================================
+
+What is on the way is largest at another moment than activations are, so the peak is the largest sum
+of a moment, not the sum of the largest. The moments come from ``step_profile``.
+
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3 and 5; Zhao et al. 2023
+(PyTorch FSDP, arXiv 2304.11277), section 3.2; Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from given.step_profile import Profile
+
+STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")  # the simplest first
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a strategy needs per rank, in bytes.
+
+    ``parameters``, ``gradients``, ``optimizer``: kept on the device between backward and step.
+    ``peak``: the most on the device at any moment of a step. ``host``: in the CPU's memory.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    peak: int
+    host: int
+
+
+def memory_of(
+    profile: Profile,
+    strategy: str,
+    nodes: int,
+    ranks_per_node: int,
+    *,
+    bucket_bytes: int = 25 * 2**20,
+) -> Memory:
+    """What ``strategy`` (one of STRATEGIES) needs per rank. No communication.
+
+    Padding, and the buffers that ddp sends, are left out.
+    """
+    # --- exercise 3.27: start
+    # Step 1: who shares a shard; the rule for each kind of memory
+    # Step 2: the peak: the largest sum over the moments of a step
+    world_size, whole = nodes * ranks_per_node, sum(profile.gradients)
+    sharded = strategy in ("fsdp", "hybrid", "offload")
+    shards = ranks_per_node if strategy == "hybrid" else world_size
+    state = int(profile.state * whole)
+    parameters = sum(profile.parameters) // (shards if sharded else 1)
+    gradients = whole // (shards if sharded or strategy == "zero2" else 1)
+    optimizer = state // (1 if strategy == "ddp" else shards)
+    host = parameters + gradients + optimizer if strategy == "offload" else 0
+    if host:
+        parameters = gradients = optimizer = 0
+    fixed = parameters + optimizer + profile.buffers
+    if sharded:
+        moments = sharded_moments(profile, shards, strategy)
+        step = 0 if host else 2 * max(profile.parameters) // shards + gradients
+    elif strategy == "zero2":
+        moments = reduced_moments(profile, shards, bucket_bytes)
+        step = 2 * min(max(profile.largest), whole // shards) + gradients
+    else:  # the first backward leaves with buckets twice, before there is a state
+        moments = [phase.activations + whole for phase in profile.phases]
+        step = max(2 * min(max(profile.largest), optimizer) + whole, 2 * whole - optimizer)
+    return Memory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        peak=fixed + max(*moments, step),
+        host=host,
+    )
+    # --- exercise 3.27: end
+
+
+def sharded_moments(profile: Profile, shards: int, strategy: str) -> list[int]:
+    """For each phase the bytes that FSDP with prefetching has beside its shards and their state.
+
+    Units gathered, gradients not yet reduced, the shards of reduced ones (offload has them on the
+    host), and activations.
+    """
+    # --- exercise 3.27: start
+    # Step 3: forward has the root, the unit at work and the next one in full; where backward
+    #         begins, the root and the last unit
+    # Step 4: backward has the root, the unit at work and the one before in full; its gradients (the
+    #         largest is among the activations), the root's, and those of the unit after, which are
+    #         on their way: joined (hybrid has let go of that), and the chunk that comes back
+    # Step 5: at the end the root's gradients are joined: twice in memory, for a moment
+    full, grads, last = profile.parameters, [*profile.gradients, 0], len(profile.parameters) - 1
+    kept, joined = strategy != "offload", 1 if strategy == "hybrid" else 2
+    moments = []
+    for phase in profile.phases:
+        unit = phase.unit if phase.unit or not phase.backward else last + 1
+        ahead = unit - 1 if phase.backward else unit + 1
+        gathered = sum(full[k] for k in {0, unit, ahead} if k <= last)
+        waiting = 0
+        if phase.backward:
+            waiting = phase.of_root + sum(grads[unit : unit + joined])
+            waiting -= profile.largest[unit] if unit <= last else 0
+            reduced = grads[unit + 1 :] if kept else grads[unit + 1 : unit + 2]
+            waiting += sum(reduced) // shards
+        moments.append(phase.activations + gathered + waiting)
+    return [*moments, 2 * grads[0] + kept * sum(grads[1:]) // shards]
+    # --- exercise 3.27: end
+
+
+def reduced_moments(profile: Profile, shards: int, bucket_bytes: int) -> list[int]:
+    """For each phase the bytes that ZeRO-2 has beside parameters and state.
+
+    Gradients that wait for their bucket or are on their way, the reduced ones' part, activations.
+    """
+    # --- exercise 3.27: start
+    # Step 6: at most three buckets: two on their way, one to be joined
+    # Step 7: at the end of backward what is left is joined: twice in memory, for a moment
+    whole, units = sum(profile.gradients), len(profile.gradients)
+    bucket = max(min(bucket_bytes, whole), *profile.largest)
+    moments = []
+    for phase in profile.phases:
+        arrived = waiting = 0
+        if phase.backward:
+            unit = phase.unit or units
+            arrived = phase.of_root + sum(profile.gradients[unit:])
+            waiting = min(arrived, 3 * bucket) - sum(profile.largest[unit : unit + 1])
+        moments.append(phase.activations + waiting + arrived // shards)
+    return [*moments, min(2 * whole, 3 * bucket) + whole // shards]
+    # --- exercise 3.27: end

@@ -1,0 +1,47 @@
+"""What the checks of exercises 3.20 and 3.28 share: training, wrapping, comparing."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+from fsdp_models import (
+    batch,
+    loss_of,
+    net,
+)
+from torch import nn
+
+from distlab.grading import expect_close, fail
+
+
+def refused(call) -> bool:
+    """Whether ``call()`` raises ValueError."""
+    try:
+        call()
+    except ValueError:
+        return True
+    return False
+
+
+def steps(model: nn.Module, optimizer, seed: int, rank: int, numbers: range) -> None:
+    """Training steps with these numbers; half of the samples of a rank of two."""
+    for number in numbers:
+        optimizer.zero_grad()
+        loss_of(model, batch(seed, rank, number)).backward()
+        optimizer.step()
+
+
+def wrapped(impl, seed: int, offset: float = 1.0):
+    """A sharded model, its inside, and AdamW for it."""
+    inner = net(seed)
+    inner.offset.fill_(offset)
+    model = impl.module("fsdp").FSDP(inner, inner.units())
+    return model, inner, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def compare(got: dict, want: dict, what: str, rank: int | None = None, rtol: float = 0.0) -> None:
+    names = sorted(want.keys() ^ got.keys())
+    if names:
+        fail(f"{what}: the names {names} differ from the plain module's", cause="names", rank=rank)
+    for name, value in want.items():
+        expect_close(got[name], value, what=f"{what}: {name}", rank=rank, rtol=rtol, atol=rtol)
