@@ -45,8 +45,8 @@ import torch.distributed as dist
 
 from .exit_codes import REFUSED
 from .fault_tolerance import CheckpointError, gather
-from .recovery import pid_space
 from .trainer_config import ConfigError
+from .watchdog import pid_space
 
 NAME = "LOCK"
 RENEWAL = 5.0  # seconds

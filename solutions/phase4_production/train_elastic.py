@@ -35,8 +35,10 @@ from .elastic import ElasticSampler
 from .exit_codes import DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointStore
 from .folder_lock import locked
-from .recovery import Heartbeat, PreemptionGuard, Watchdog, join, train
+from .joining import join
+from .recovery import PreemptionGuard, train
 from .resume import Position, TrainingState
+from .watchdog import Heartbeat, Watchdog
 
 
 def parse() -> argparse.Namespace:

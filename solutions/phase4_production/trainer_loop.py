@@ -45,7 +45,7 @@ from .image_folder import (
 )
 from .monitoring import StepMetrics
 from .recipe import AverageOfWeights, Mixup, learning_rate, summed_loss
-from .recovery import Heartbeat, PreemptionGuard, Watchdog
+from .recovery import PreemptionGuard
 from .sinks import ProfileWindow, open_sinks
 from .stragglers import StragglerDetector, aggregate
 from .trainer_config import Config
@@ -53,6 +53,7 @@ from .trainer_setup import open_data, set_up_model
 from .trainer_state import TrainerState
 from .training_plan import autocast
 from .training_report import write_report
+from .watchdog import Heartbeat, Watchdog
 
 Loader = DataLoader[Batch]
 PROFILED = 4  # steps
