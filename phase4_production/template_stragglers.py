@@ -32,7 +32,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from .template_monitoring import PHASES, StepMetrics
+from given.step_metrics import StepMetrics
+
+from .template_monitoring import PHASES
 
 Group = dist.ProcessGroup | None
 NAN = float("nan")

@@ -30,7 +30,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from .monitoring import PHASES, StepMetrics
+from given.step_metrics import StepMetrics
+
+from .monitoring import PHASES
 
 Group = dist.ProcessGroup | None
 NAN = float("nan")

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from given.step_metrics import StepMetrics
 from solutions.phase1_data_parallel.data_loader import seed_everything
 from solutions.phase1_data_parallel.trainer import print_once
 from solutions.phase2_advanced.gradient_accumulation import IGNORED
@@ -43,7 +44,6 @@ from .image_folder import (
     make_loader,
     normalised,
 )
-from .monitoring import StepMetrics
 from .recipe import AverageOfWeights, Mixup, learning_rate, summed_loss
 from .recovery import PreemptionGuard
 from .sinks import ProfileWindow, open_sinks
