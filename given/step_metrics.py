@@ -1,6 +1,6 @@
-"""The record of one training step, and what the device says about itself.
+"""The records of a training's speed, of one step and of a window of steps, and the device's gauges.
 
-Step metrics (4.10) fill the record; reports of all ranks (4.11) and sinks (4.12) read it.
+Step metrics (4.10) fill the first, reports of all ranks (4.11) the second.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -53,6 +54,34 @@ class StepMetrics:
             "memory_share": self.memory / self.memory_capacity,
             "gpu_utilisation": self.gpu_utilisation,
         }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankMetrics:
+    """What one rank tells of a window of steps; times are per step. NaN: not known."""
+
+    samples: float  # of the whole window, as tokens, FLOPs and seconds are
+    tokens: float
+    flops: float
+    seconds: float
+    loss: float  # the mean over the rank's samples
+    own: float  # the median over the window's steps
+    exposed: float
+    hidden: float
+    memory_share: float
+    phases: tuple[float, ...]  # of PHASES
+
+    def numbers(self) -> list[float]:
+        """All of it, in order."""
+        *facts, phases = vars(self).values()
+        return [*facts, *phases]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> RankMetrics:
+        """From ``numbers()``."""
+        names = list(cls.__dataclass_fields__)[:-1]
+        facts = dict(zip(names, numbers, strict=False))
+        return cls(**facts, phases=tuple(numbers[len(names) :]))
 
 
 class Gauges:

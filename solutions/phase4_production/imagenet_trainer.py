@@ -24,7 +24,7 @@ from given.process_group import leaving_group
 
 from .exit_codes import CRASHED, DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointError
-from .image_folder import end_decoders
+from .image_batches import end_decoders
 from .image_models import build_model, checkpoint_activations
 from .joining import join
 from .trainer_config import Config, ConfigError, describe_fields, parse
