@@ -45,7 +45,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .template_fault_tolerance import Saved, Tree
-from .template_resume import random_state, set_random_state
+from .template_sample_seeds import random_state, set_random_state
 
 
 class ElasticSampler(Sampler[list[int]]):

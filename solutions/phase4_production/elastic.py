@@ -43,7 +43,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .fault_tolerance import Saved, Tree
-from .resume import random_state, set_random_state
+from .sample_seeds import random_state, set_random_state
 
 
 class ElasticSampler(Sampler[list[int]]):

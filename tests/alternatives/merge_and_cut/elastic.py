@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Sampler
 
 from .fault_tolerance import Saved
-from .resume import random_state, set_random_state
+from .sample_seeds import random_state, set_random_state
 
 
 class ElasticSampler(Sampler):
