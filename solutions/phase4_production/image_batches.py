@@ -27,7 +27,7 @@ from given.parent import end_with_parent
 from solutions.phase1_data_parallel.data_loader import ShardedBatchSampler, ShardedSampler
 from solutions.phase2_advanced.gradient_accumulation import IGNORED
 
-from .elastic import ElasticSampler
+from .elastic_sampler import ElasticSampler
 from .image_folder import MEAN, STD, DataError, Decoded, Sample, blank
 
 PREEMPTION = (signal.SIGTERM, signal.SIGUSR1)

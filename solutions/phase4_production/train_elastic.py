@@ -31,7 +31,7 @@ from given.parent import end_with_parent
 from given.process_group import leaving_group
 from solutions.phase1_data_parallel.trainer import average_gradients, global_metrics, weight_hash
 
-from .elastic import ElasticSampler
+from .elastic_sampler import ElasticSampler
 from .exit_codes import DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointStore
 from .folder_lock import locked

@@ -29,7 +29,7 @@ from solutions.phase2_advanced.gradient_accumulation import IGNORED
 from solutions.phase2_advanced.mixed_precision import LossScaler
 
 from .async_checkpoint import AsyncCheckpointer
-from .elastic import ElasticSampler
+from .elastic_sampler import ElasticSampler
 from .evaluation import Evaluation, evaluate
 from .fault_tolerance import CheckpointError, CheckpointStore
 from .folder_lock import locked

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from solutions.phase1_data_parallel.data_loader import seed_everything
 from solutions.phase2_advanced.mixed_precision import LossScaler
 
-from .elastic import ElasticSampler
+from .elastic_sampler import ElasticSampler
 from .engines import Engine, State
 from .fault_tolerance import Saved
 from .image_folder import check_classes

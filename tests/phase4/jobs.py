@@ -123,7 +123,7 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
     rank, world_size = dist.get_rank(), dist.get_world_size()
     note(folder, kind="begin", attempt=name, rank=rank)
     beats = watchdog.Heartbeat(folder / "beats", rank, world_size, name)
-    elastic, resume = impl.module("elastic"), impl.module("resume")
+    elastic, resume = impl.module("elastic_sampler"), impl.module("resume")
     toy = Toy()
     sampler = elastic.ElasticSampler(
         SIZE, global_batch_size=BATCH, rank=rank, world_size=world_size, seed=SEED
