@@ -31,6 +31,7 @@ WAITS = (
     "tests/phase4/test_joining.py",
     "tests/phase4/test_recovery.py",
     "tests/phase4/test_watchdog.py",
+    "tests/phase4/test_checkpoint_folder_kills.py",
     "tests/phase4/test_fault_tolerance_kills.py",
 )
 # 5 to 25 seconds of the processor's time in single tests
