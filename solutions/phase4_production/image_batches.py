@@ -4,7 +4,7 @@ Step k of an epoch takes
 
     order[k·B : (k+1)·B]        B: the global batch; rank r takes every W-th of them
 
-at every world size W (exercise 4.4), in micro-batches, equally many on every rank.
+at every world size W (exercise 4.18), in micro-batches, equally many on every rank.
 
 A file that can't be decoded still has its place in the order, so nobody else's samples move; it is
 left out of its batch, named once, and the mean loss is over those that could be read.

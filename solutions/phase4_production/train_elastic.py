@@ -1,4 +1,4 @@
-"""A small elastic training run, to be killed: digits, with everything of 4.1 to 4.5 under it.
+"""A small elastic training run, to be killed: digits, with all of recovery (4.1 to 4.14) under it.
 
     torchrun --nproc-per-node 4 --max-restarts 3 \\
         -m solutions.phase4_production.train_elastic --folder runs/digits
