@@ -88,5 +88,6 @@ def trace_joining(impl):
             time.sleep(0.05 if ctx.rank == attempt else 0.0)
             with ctx.span("join", str(attempt)):
                 impl.fresh_store(store, ctx.rank, ctx.world_size, 60.0)
+            dist.barrier()  # as making the group does: nobody begins the next attempt alone
 
     return body
