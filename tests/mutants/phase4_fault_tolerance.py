@@ -34,7 +34,7 @@ MUTANTS = [
         WRITTEN,
         """            if rank == 0 and self.files.names():
                 old = self.folder / self.files.names()[-1]
-                os.rename(old, f"{old}{ASIDE}")
+                old.rename(f"{old}{ASIDE}")
                 shutil.rmtree(f"{old}{ASIDE}")
 """
         + WRITTEN,
