@@ -104,6 +104,7 @@ class CheckpointFolder:
         os.rename(aside, final)
         sync(self.path)
         os.link(final / "marker", final / DONE)
+        os.unlink(final / "marker")
         sync(final)
 
     def prune(self, keep, keep_best):
