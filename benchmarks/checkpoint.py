@@ -39,7 +39,7 @@ def state_of(rank: int, nbytes: int) -> dict[str, Tensor]:
 
 
 class Solution:
-    """Exercises 4.1 and 4.3."""
+    """Exercises 4.1, 4.15 and 4.3."""
 
     def __init__(self, rank: int, shared: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         self.shared, self.own = shared, own
@@ -141,8 +141,9 @@ def measure(repeats: int = 5) -> Table:
         f"Checkpoints: {(SHARED + 2 * OWN) // MIB} MiB of state, 2 ranks",
         ["", "", "solution, s", "DCP, s", "ratio"],
         rows,
-        "Exercises 4.1 and 4.3 against `torch.distributed.checkpoint`; both flush to the disk, the "
-        "solution also hashes everything (SHA-256), beside writing and flushing. Its rank 0 writes "
-        "and hashes 192 MiB, because what is shared is rank 0's; DCP lets each rank write 128 MiB. "
+        "Exercises 4.1, 4.15 and 4.3 against `torch.distributed.checkpoint`; both flush to the "
+        "disk, the solution also hashes everything (SHA-256), beside writing and flushing. Its "
+        "rank 0 writes and hashes 192 MiB, because what is shared is rank 0's; DCP lets each rank "
+        "write 128 MiB. "
         f"Median (least … most) of {repeats}, in turn.",
     )

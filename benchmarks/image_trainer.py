@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.ranks import RankContext, run_ranks
-from solutions.phase4_production.image_folder import Batch, normalised
+from solutions.phase4_production.image_batches import Batch, normalised
 from solutions.phase4_production.image_models import build_model
 from solutions.phase4_production.trainer_config import make_config
 from solutions.phase4_production.trainer_loop import Trainer

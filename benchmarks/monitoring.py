@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import build_model
+from given.sinks import Sinks
 from solutions.phase3_multi_node.overlap import BucketedDDP
-from solutions.phase4_production.monitoring import StepMonitor, count_flops
-from solutions.phase4_production.sinks import Sinks, open_sinks
+from solutions.phase4_production.flops import count_flops
+from solutions.phase4_production.monitoring import StepMonitor
+from solutions.phase4_production.sinks import open_sinks
 from solutions.phase4_production.stragglers import ClusterMonitor
 
 from .common import Table, in_turn, spread

@@ -59,7 +59,9 @@ FOLDER = Path(folder.name)
 # whole checkpoint and goes on after step 40. The curve of a run that nobody killed lies underneath.
 
 # %%
-checkpoints, resume, elastic = module("fault_tolerance"), module("resume"), module("elastic")
+checkpoints, resume, elastic = (
+    module(name) for name in ("fault_tolerance", "resume", "elastic_sampler")
+)
 compression = module("gradient_compression")
 EPOCHS, EVERY, KILLED = 4, 20, 57
 

@@ -1,39 +1,29 @@
-# Exercises 4.1: replace every `raise NotImplementedError` by your code.
-# The docstrings say what is asked for. Test with: python test_phase4.py 4.1
-"""Checkpoints that survive: whatever is killed at whatever moment, a whole one can be loaded.
+# Exercises 4.15: replace every `raise NotImplementedError` by your code.
+# The docstrings say what is asked for. Test with: python test_phase4.py 4.15
+"""Checkpoints of all ranks: each writes its part, and all agree on what was saved and is loaded.
 
-A checkpoint of W ranks is a folder. Rank 0 writes what all ranks share, every rank what is its own:
+Rank 0 writes what all ranks share, every rank what is its own, into a folder that one process can't
+leave half done (``checkpoint_folder``, exercise 4.1). What is left is agreement:
 
-    000007-step-00001200/
-        shared.safetensors      rank-00000.safetensors … rank-(W-1).safetensors
-        manifest.json           step, world size, score, metadata; size and SHA-256 of every file
-        COMPLETE                SHA-256 of the manifest; written last
+    save     make the folder ─ all-gather ─ write ─ all-gather ─ finish ─ all-gather ─ delete old
+    load     names from rank 0 ─ every rank hashes its share of the files ─ all-gather ─ read
 
-Nothing is ever written to a place that a reader looks at. The folder is filled under another name,
-everything in it is flushed to the disk, then it is renamed, and the marker comes last. Each of
-these orders is forced by an fsync: without it the disk is free to keep the rename and to lose the
-data. So a kill or a power cut leaves either no marker (the checkpoint before this one counts) or
-all of it; what rots later is found by its hash.
+A rank that fails still comes to the all-gather, so nobody waits for it; what it says is raised on
+all ranks.
 
 Cost of saving P bytes of shared and Q bytes of own state per rank: P + W·Q bytes written and hashed
 once, W + 4 files flushed, three all-gathers of some hundred bytes. Loading: every file is hashed by
 one rank, read by those who want it. All ranks must see the same folder (a shared file system).
-Format: safetensors (``safe_format``) and JSON; loading runs no code, unlike pickle.
 
 Invariants: a function returns on all ranks, or raises the same error on all ranks; when ``save``
 returns, the checkpoint is on the disk and every rank can read it; one path is written by one rank.
 
-Sources: Pillai et al. 2014, "All File Systems Are Not Created Equal" (OSDI), section 2; Mohan et
-al. 2021, "CheckFreq" (FAST), section 4.
+Source: Mohan et al. 2021, "CheckFreq" (FAST), section 4.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,19 +37,15 @@ from torch.nn import functional
 from given.agreement import Group
 from given.safe_format import (
     Tree,
-    flush_folder,
-    hash_of_file,
     read_tree,
-    write_bytes,
     write_trees,
 )
 
+from .template_checkpoint_folder import ASIDE, UNFINISHED, CheckpointFolder
+
 T = TypeVar("T")
 
-SHARED, MANIFEST, MARKER = "shared.safetensors", "manifest.json", "COMPLETE"
-ASIDE = ".partial"  # the suffix of what is being written, or deleted
-UNFINISHED = f"not finished, there is no {MARKER}"
-NAME = re.compile(r"(\d{6})-step-(\d{8})")  # how often was saved before, and the step
+SHARED = "shared.safetensors"
 
 
 class CheckpointError(RuntimeError):
@@ -126,6 +112,7 @@ class CheckpointStore:
             raise ValueError(f"keep must be 1 or more, keep_best 0 or more: {keep}, {keep_best}")
         self.folder = Path(folder)
         self.keep, self.keep_best, self.group = keep, keep_best, group
+        self.files = CheckpointFolder(self.folder)
 
     @property
     def rank(self) -> int:
@@ -153,15 +140,14 @@ class CheckpointStore:
         # Step 1: rank 0 makes the folder before anybody writes into it
         # Step 2: every rank writes its files, and all learn whether all could
         # Step 3: rank 0 finishes; nobody returns earlier. Only then may older ones be deleted
-        raise NotImplementedError("exercise 4.1")
+        raise NotImplementedError("exercise 4.15")
 
     def steps(self) -> list[int]:
         """The steps of the checkpoints that are complete, ascending, as this rank sees them.
 
         Marker, manifest and the files' sizes are looked at; their contents by ``load`` only.
         """
-        # Step 4: those in which `_problem` finds nothing
-        raise NotImplementedError("exercise 4.1")
+        return self.files.steps()
 
     def load(
         self, step: int | None = None, *, map_location: torch.device | str = "cpu"
@@ -174,69 +160,19 @@ class CheckpointStore:
         finished ones and all are damaged, or if the folder can't be read; ValueError if there is
         none of ``step``.
         """
-        # Step 5: rank 0 says which ones there are: others might see a newer one meanwhile
-        # Step 6: from the newest on: each rank hashes its share of the files, all hear the result
-        raise NotImplementedError("exercise 4.1")
+        # Step 4: rank 0 says which ones there are: others might see a newer one meanwhile
+        # Step 5: from the newest on: each rank hashes its share of the files, all hear the result
+        raise NotImplementedError("exercise 4.15")
 
     def _read(self, name: str, device: torch.device | str, skipped: tuple[str, ...]) -> Saved:
         """The checkpoint ``name``, on all ranks or on none."""
-        # Step 7: a rank that has no memory left for it, or can't see it, must not go alone
-        raise NotImplementedError("exercise 4.1")
+        # Step 6: a rank that has no memory left for it, or can't see it, must not go alone
+        raise NotImplementedError("exercise 4.15")
 
     def _agree(self, action: Callable[[], T]) -> list[T]:
         """What ``action`` (it gives JSON values) gave on every rank, after it ended on all.
 
         If it raised on any rank: CheckpointError on all, with one line that names rank and reason.
         """
-        # Step 8: a rank that failed must come to the all-gather, or the others wait for ever
-        raise NotImplementedError("exercise 4.1")
-
-    def _names(self) -> list[str]:
-        """The folders that have a checkpoint's final name, oldest first.
-
-        OSError if the folder is there and can't be read: that is not the same as an empty one.
-        """
-        try:
-            return sorted(filter(NAME.fullmatch, os.listdir(self.folder)))
-        except FileNotFoundError:
-            return []
-
-    def _manifest(self, name: str) -> dict[str, Any]:
-        """The manifest, if the marker vouches for it; else ValueError or OSError."""
-        # Step 9: the marker holds the manifest's hash
-        raise NotImplementedError("exercise 4.1")
-
-    def _problem(self, name: str, share: int | None) -> str | None:
-        """Why the checkpoint can't be used, or None. Every file's size is looked at; this rank
-        hashes the files number ``share``, ``share`` + W, … of the list (None: no file)."""
-        # Step 10: marker, manifest, sizes, hashes: the cheap ones first
-        raise NotImplementedError("exercise 4.1")
-
-    def _begin(self, step: int) -> str:
-        """Rank 0: clear away what killed saves have left, make a new folder aside; its final name.
-
-        Folders with other names are not touched.
-        """
-        # Step 11: unfinished is what is still aside, and what has no marker
-        # Step 12: a name that was never used: an old checkpoint of the same step stays till the end
-        raise NotImplementedError("exercise 4.1")
-
-    def _finish(self, aside: Path, folder: Path, manifest: dict[str, Any]) -> None:
-        """Rank 0: the manifest, the final name and the marker, each on the disk before the next."""
-        # Step 13: the names of the files count, too: a folder is flushed like a file
-        # Step 14: the marker appears whole: written under another name, flushed, renamed
-        raise NotImplementedError("exercise 4.1")
-
-    def _prune(self) -> None:
-        """Rank 0: delete all but the last ``keep`` and the ``keep_best`` with the highest score."""
-        # Step 15: of equal scores the newer one; NaN is no score
-        # Step 16: rename first: what is half deleted must not look like a checkpoint
-        raise NotImplementedError("exercise 4.1")
-
-    def _score(self, name: str) -> float:
-        """The checkpoint's score; minus infinity if it has none that can be compared."""
-        try:
-            score = self._manifest(name)["score"]
-        except (OSError, ValueError):
-            return -math.inf
-        return -math.inf if score is None or math.isnan(score) else score
+        # Step 7: a rank that failed must come to the all-gather, or the others wait for ever
+        raise NotImplementedError("exercise 4.15")

@@ -11,39 +11,32 @@ begins anew, and the loss curve has a kink:
     random streams of the rank        another dropout, another mixup
     position in the data              samples seen twice, others never
 
-Random numbers of loader workers are the hard case: a worker reads ahead, and after a resume batch k
-comes to another worker. So the state of a worker's generators is of no use. ``SampleSeeds`` draws a
-sample's numbers from (seed, epoch, index) instead: whoever loads it gets the same augmentation,
-with any number of workers, ranks and restarts.
-
 *Shared* is what all ranks have alike (rank 0 writes it once): model, optimizer, schedule … *Own* is
 the rank's: sampler and random streams, and shards (ZeRO) if you say so.
 
 Cost: reading and copying the state; no communication. Invariant: after ``restore`` the objects are
 as they were at ``capture``, and ``batches`` goes on with the batch after the last one trained on.
 
-Sources: PyTorch's notes on reproducibility; Salmon et al. 2011, "Parallel random numbers: as easy
-as 1, 2, 3" (SC11): random numbers as a function of a key; Mohan et al. 2021, "CheckFreq" (FAST),
-section 5.1: a resumable data iterator.
+Sources: PyTorch's notes on reproducibility; Mohan et al. 2021, "CheckFreq" (FAST), section 5.1: a
+resumable data iterator.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from given.agreement import Group
 from given.safe_format import Tree
 
 from .template_fault_tolerance import Saved
+from .template_sample_seeds import random_state, set_random_state
 
 
 @dataclass
@@ -65,41 +58,6 @@ def batches(loader: DataLoader[Any], position: Position, epochs: int) -> Iterato
     # Step 1: name the epoch before iterating: the first one goes on from the restored position
     # Step 2: count what was handed out, not what the sampler has drawn: workers read ahead
     # Step 3: at the end of an epoch the next one begins with batch 0
-    raise NotImplementedError("exercise 4.2")
-
-
-class SampleSeeds(Dataset[Any]):
-    """``dataset``, each sample with random numbers of its own, drawn from (seed, epoch, index).
-
-    torch, numpy and random are seeded before ``dataset[index]``, and are as before after it: so
-    loading leaves no trace in the training process's streams. Two samples or epochs have different
-    numbers. ``set_epoch`` before each epoch; workers learn of it as they start.
-    """
-
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed, self.epoch = dataset, seed, 0
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose numbers are drawn."""
-        self.epoch = epoch
-
-    def __getitem__(self, index: int) -> Any:
-        # Step 4: keep the streams, seed all three from the three numbers, put the streams back
-        raise NotImplementedError("exercise 4.2")
-
-
-def random_state(device: torch.device | None = None) -> Tree:
-    """Where the streams of torch, numpy and random are, and that of ``device`` if it is CUDA."""
-    # Step 5: numpy's array of 32-bit words goes as a tensor; everything else is numbers
-    raise NotImplementedError("exercise 4.2")
-
-
-def set_random_state(state: Tree, device: torch.device | None = None) -> None:
-    """Put the streams where ``random_state`` found them."""
-    # Step 6: generators' states are bytes on the CPU, wherever the checkpoint was loaded to
     raise NotImplementedError("exercise 4.2")
 
 
@@ -134,8 +92,8 @@ class TrainingState:
         Own: the parts named so, ``"sampler"`` and ``"random"``; shared: the others and
         ``"position"``. ``position`` counts what was trained on.
         """
-        # Step 7: the sampler is told what was consumed, in entries of this rank
-        # Step 8: the model under the plain names; everything else by its own state_dict
+        # Step 4: the sampler is told what was consumed, in entries of this rank
+        # Step 5: the model under the plain names; everything else by its own state_dict
         raise NotImplementedError("exercise 4.2")
 
     def restore(self, saved: Saved) -> Position:
@@ -144,20 +102,20 @@ class TrainingState:
         Raises ValueError, one line that says what differs, if the checkpoint is of another world
         size (see exercise 4.4), has other parts, or another model; then nothing has changed.
         """
-        # Step 9: refuse before anything is changed: the checkpoint was found intact, not fitting
-        # Step 10: random streams last: what comes before may draw numbers
+        # Step 6: refuse before anything is changed: the checkpoint was found intact, not fitting
+        # Step 7: random streams last: what comes before may draw numbers
         raise NotImplementedError("exercise 4.2")
 
 
 def state_of(part: Any) -> Any:
     """A part's state: a tree."""
-    # Step 11: three kinds of parts
+    # Step 8: three kinds of parts
     raise NotImplementedError("exercise 4.2")
 
 
 def load_into(part: Any, state: Any) -> None:
     """The opposite of ``state_of``."""
-    # Step 12: the same three
+    # Step 9: the same three
     raise NotImplementedError("exercise 4.2")
 
 
@@ -166,19 +124,19 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
     DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``.
     """
-    # Step 13: cut off what all names begin with
+    # Step 10: cut off what all names begin with
     raise NotImplementedError("exercise 4.2")
 
 
 def check_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Raise ValueError, one line that names what differs, if ``state`` is of another model."""
-    # Step 14: names that are missing, unknown names, other shapes
+    # Step 11: names that are missing, unknown names, other shapes
     raise NotImplementedError("exercise 4.2")
 
 
 def wrapper_prefix(model: nn.Module) -> str:
     """What wrappers put before every name in ``model``'s state dict."""
-    # Step 15: a wrapper has one child, which has a known name; wrappers can be wrapped
+    # Step 12: a wrapper has one child, which has a known name; wrappers can be wrapped
     raise NotImplementedError("exercise 4.2")
 
 

@@ -33,38 +33,11 @@ import torch
 import torch.distributed as dist
 
 from given.agreement import Group
+from given.step_metrics import RankMetrics, StepMetrics
 
-from .template_monitoring import PHASES, StepMetrics
+from .template_monitoring import PHASES
 
 NAN = float("nan")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankMetrics:
-    """What one rank tells of a window of steps; times are per step. NaN: not known."""
-
-    samples: float  # of the whole window, as tokens, FLOPs and seconds are
-    tokens: float
-    flops: float
-    seconds: float
-    loss: float  # the mean over the rank's samples
-    own: float  # the median over the window's steps
-    exposed: float
-    hidden: float
-    memory_share: float
-    phases: tuple[float, ...]  # of PHASES
-
-    def numbers(self) -> list[float]:
-        """All of it, in order."""
-        *facts, phases = vars(self).values()
-        return [*facts, *phases]
-
-    @classmethod
-    def of(cls, numbers: Sequence[float]) -> RankMetrics:
-        """From ``numbers()``."""
-        names = list(cls.__dataclass_fields__)[:-1]
-        facts = dict(zip(names, numbers, strict=False))
-        return cls(**facts, phases=tuple(numbers[len(names) :]))
 
 
 def summarise(window: Sequence[StepMetrics]) -> RankMetrics:

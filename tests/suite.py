@@ -28,7 +28,10 @@ WAITS = (
     "tests/distlab/test_cluster_run.py",
     "tests/phase4/test_train_elastic.py",
     "tests/phase4/test_imagenet_trainer_resume.py",
-    "tests/phase4/test_recovery*.py",
+    "tests/phase4/test_joining.py",
+    "tests/phase4/test_recovery.py",
+    "tests/phase4/test_watchdog.py",
+    "tests/phase4/test_checkpoint_folder_kills.py",
     "tests/phase4/test_fault_tolerance_kills.py",
 )
 # 5 to 25 seconds of the processor's time in single tests

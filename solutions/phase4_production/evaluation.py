@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from solutions.phase2_advanced.gradient_accumulation import IGNORED
 
-from .image_folder import Batch, DataError
+from .image_batches import Batch
+from .image_folder import DataError
 
 
 @dataclass(frozen=True, kw_only=True)

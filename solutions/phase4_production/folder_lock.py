@@ -35,18 +35,17 @@ import os
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from dataclasses import asdict
 from pathlib import Path
 
 import torch.distributed as dist
 
 from .exit_codes import REFUSED
 from .fault_tolerance import CheckpointError, gather
-from .recovery import pid_space
+from .lock_holder import Holder, is_alive, me, slurm_job
 from .trainer_config import ConfigError
+from .watchdog import pid_space
 
 NAME = "LOCK"
 RENEWAL = 5.0  # seconds
@@ -55,63 +54,6 @@ PATIENCE = 60.0  # seconds without a renewal after which a holder elsewhere coun
 
 class FolderInUseError(ConfigError):
     """Another training uses the folder: one line that names it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """Who holds a lock: a process (``started``: what tells it from a later one of the same id)."""
-
-    token: str
-    host: str
-    pid: int
-    started: str
-    job: str  # of SLURM; empty: none
-    since: str
-
-    def __str__(self) -> str:
-        job = f", SLURM job {self.job.rpartition(' ')[2]}" if self.job else ""
-        return f"process {self.pid} on {self.host.partition(' ')[0]}{job}, since {self.since}"
-
-
-def me() -> Holder:
-    """This process, with a token that nobody had."""
-    return Holder(
-        token=uuid.uuid4().hex,
-        host=pid_space(),
-        pid=os.getpid(),
-        started=start_of(os.getpid()),
-        job=slurm_job(),
-        since=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
-    )
-
-
-def slurm_job() -> str:
-    """This job's cluster and number; empty outside SLURM."""
-    number = os.environ.get("SLURM_JOB_ID")
-    return f"{os.environ.get('SLURM_CLUSTER_NAME', '')} {number}" if number else ""
-
-
-def start_of(pid: int) -> str:
-    """When a process began, in ticks since the boot; empty if it is gone or nobody can tell."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]  # a zombie is dead, too
-
-
-def is_alive(holder: Holder) -> bool:
-    """Whether the holder, a process of this host and container, still runs."""
-    if holder.started:
-        return start_of(holder.pid) == holder.started
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 class FolderLock:

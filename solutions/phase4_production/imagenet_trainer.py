@@ -24,9 +24,9 @@ from given.process_group import leaving_group
 
 from .exit_codes import CRASHED, DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointError
-from .image_folder import end_decoders
+from .image_batches import end_decoders
 from .image_models import build_model, checkpoint_activations
-from .recovery import join
+from .joining import join
 from .trainer_config import Config, ConfigError, describe_fields, parse
 from .trainer_loop import Trainer
 from .trainer_setup import open_data

@@ -9,39 +9,32 @@ begins anew, and the loss curve has a kink:
     random streams of the rank        another dropout, another mixup
     position in the data              samples seen twice, others never
 
-Random numbers of loader workers are the hard case: a worker reads ahead, and after a resume batch k
-comes to another worker. So the state of a worker's generators is of no use. ``SampleSeeds`` draws a
-sample's numbers from (seed, epoch, index) instead: whoever loads it gets the same augmentation,
-with any number of workers, ranks and restarts.
-
 *Shared* is what all ranks have alike (rank 0 writes it once): model, optimizer, schedule … *Own* is
 the rank's: sampler and random streams, and shards (ZeRO) if you say so.
 
 Cost: reading and copying the state; no communication. Invariant: after ``restore`` the objects are
 as they were at ``capture``, and ``batches`` goes on with the batch after the last one trained on.
 
-Sources: PyTorch's notes on reproducibility; Salmon et al. 2011, "Parallel random numbers: as easy
-as 1, 2, 3" (SC11): random numbers as a function of a key; Mohan et al. 2021, "CheckFreq" (FAST),
-section 5.1: a resumable data iterator.
+Sources: PyTorch's notes on reproducibility; Mohan et al. 2021, "CheckFreq" (FAST), section 5.1: a
+resumable data iterator.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from given.agreement import Group
 from given.safe_format import Tree
 
 from .fault_tolerance import Saved
+from .sample_seeds import random_state, set_random_state
 
 
 @dataclass
@@ -77,68 +70,6 @@ def batches(loader: DataLoader[Any], position: Position, epochs: int) -> Iterato
     # --- exercise 4.2: end
 
 
-class SampleSeeds(Dataset[Any]):
-    """``dataset``, each sample with random numbers of its own, drawn from (seed, epoch, index).
-
-    torch, numpy and random are seeded before ``dataset[index]``, and are as before after it: so
-    loading leaves no trace in the training process's streams. Two samples or epochs have different
-    numbers. ``set_epoch`` before each epoch; workers learn of it as they start.
-    """
-
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed, self.epoch = dataset, seed, 0
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose numbers are drawn."""
-        self.epoch = epoch
-
-    def __getitem__(self, index: int) -> Any:
-        # --- exercise 4.2: start
-        # Step 4: keep the streams, seed all three from the three numbers, put the streams back
-        before = random_state()
-        mixed = int(np.random.SeedSequence([self.seed, self.epoch, index]).generate_state(1)[0])
-        torch.default_generator.manual_seed(mixed)
-        np.random.seed(mixed)
-        random.seed(mixed)
-        try:
-            return self.dataset[index]
-        finally:
-            set_random_state(before)
-        # --- exercise 4.2: end
-
-
-def random_state(device: torch.device | None = None) -> Tree:
-    """Where the streams of torch, numpy and random are, and that of ``device`` if it is CUDA."""
-    # --- exercise 4.2: start
-    # Step 5: numpy's array of 32-bit words goes as a tensor; everything else is numbers
-    name, words, *numbers = np.random.get_state()
-    state = {
-        "torch": torch.get_rng_state(),
-        "numpy": (name, torch.from_numpy(words.astype(np.int64)), *numbers),
-        "random": random.getstate(),
-    }
-    if device is not None and device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-    # --- exercise 4.2: end
-
-
-def set_random_state(state: Tree, device: torch.device | None = None) -> None:
-    """Put the streams where ``random_state`` found them."""
-    # --- exercise 4.2: start
-    # Step 6: generators' states are bytes on the CPU, wherever the checkpoint was loaded to
-    torch.set_rng_state(state["torch"].cpu())
-    name, words, *numbers = state["numpy"]
-    np.random.set_state((name, words.cpu().numpy().astype(np.uint32), *numbers))
-    random.setstate(state["random"])
-    if "cuda" in state and device is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
-    # --- exercise 4.2: end
-
-
 class TrainingState:
     """Everything that the next step of training depends on, to be captured and restored as one.
 
@@ -171,8 +102,8 @@ class TrainingState:
         ``"position"``. ``position`` counts what was trained on.
         """
         # --- exercise 4.2: start
-        # Step 7: the sampler is told what was consumed, in entries of this rank
-        # Step 8: the model under the plain names; everything else by its own state_dict
+        # Step 4: the sampler is told what was consumed, in entries of this rank
+        # Step 5: the model under the plain names; everything else by its own state_dict
         consumed = position.batch * self.sampler.batch_size
         own = {
             "sampler": self.sampler.sampler.state_dict(consumed),
@@ -193,8 +124,8 @@ class TrainingState:
         size (see exercise 4.4), has other parts, or another model; then nothing has changed.
         """
         # --- exercise 4.2: start
-        # Step 9: refuse before anything is changed: the checkpoint was found intact, not fitting
-        # Step 10: random streams last: what comes before may draw numbers
+        # Step 6: refuse before anything is changed: the checkpoint was found intact, not fitting
+        # Step 7: random streams last: what comes before may draw numbers
         rank, world_size = 0, 1
         if dist.is_initialized():
             rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -220,7 +151,7 @@ class TrainingState:
 def state_of(part: Any) -> Any:
     """A part's state: a tree."""
     # --- exercise 4.2: start
-    # Step 11: three kinds of parts
+    # Step 8: three kinds of parts
     if isinstance(part, torch.Generator):
         return part.get_state()
     return model_state(part) if isinstance(part, nn.Module) else part.state_dict()
@@ -230,7 +161,7 @@ def state_of(part: Any) -> Any:
 def load_into(part: Any, state: Any) -> None:
     """The opposite of ``state_of``."""
     # --- exercise 4.2: start
-    # Step 12: the same three
+    # Step 9: the same three
     if isinstance(part, torch.Generator):
         part.set_state(state.cpu())
     elif isinstance(part, nn.Module):
@@ -247,7 +178,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``.
     """
     # --- exercise 4.2: start
-    # Step 13: cut off what all names begin with
+    # Step 10: cut off what all names begin with
     prefix = wrapper_prefix(model)
     return {name[len(prefix) :]: value for name, value in model.state_dict().items()}
     # --- exercise 4.2: end
@@ -256,7 +187,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 def check_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Raise ValueError, one line that names what differs, if ``state`` is of another model."""
     # --- exercise 4.2: start
-    # Step 14: names that are missing, unknown names, other shapes
+    # Step 11: names that are missing, unknown names, other shapes
     own = model_state(model)
     differences = {
         "missing": own.keys() - state.keys(),
@@ -276,7 +207,7 @@ def check_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
 def wrapper_prefix(model: nn.Module) -> str:
     """What wrappers put before every name in ``model``'s state dict."""
     # --- exercise 4.2: start
-    # Step 15: a wrapper has one child, which has a known name; wrappers can be wrapped
+    # Step 12: a wrapper has one child, which has a known name; wrappers can be wrapped
     prefix = ""
     while [*model._modules] in (["module"], ["_orig_mod"]):
         [(name, model)] = model._modules.items()

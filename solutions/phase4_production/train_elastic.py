@@ -1,4 +1,4 @@
-"""A small elastic training run, to be killed: digits, with everything of 4.1 to 4.5 under it.
+"""A small elastic training run, to be killed: digits, with all of recovery (4.1 to 4.14) under it.
 
     torchrun --nproc-per-node 4 --max-restarts 3 \\
         -m solutions.phase4_production.train_elastic --folder runs/digits
@@ -32,12 +32,14 @@ from given.process_group import leaving_group
 from solutions.phase1_data_parallel.evaluation import global_metrics
 from solutions.phase1_data_parallel.trainer import average_gradients, weight_hash
 
-from .elastic import ElasticSampler
+from .elastic_sampler import ElasticSampler
 from .exit_codes import DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointStore
 from .folder_lock import locked
-from .recovery import Heartbeat, PreemptionGuard, Watchdog, join, train
+from .joining import join
+from .recovery import PreemptionGuard, train
 from .resume import Position, TrainingState
+from .watchdog import Heartbeat, Watchdog
 
 
 def parse() -> argparse.Namespace:

@@ -12,8 +12,7 @@ interruptions, up to rounding (batch norm, mixup and compressors: not on interru
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import islice
@@ -24,29 +23,28 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from given.step_metrics import StepMetrics
 from solutions.phase1_data_parallel.data_loader import seed_everything
 from solutions.phase1_data_parallel.evaluation import print_once
 from solutions.phase2_advanced.gradient_accumulation import IGNORED
 from solutions.phase2_advanced.loss_scaling import LossScaler
 
 from .async_checkpoint import AsyncCheckpointer
-from .elastic import ElasticSampler
+from .elastic_sampler import ElasticSampler
 from .evaluation import Evaluation, evaluate
 from .fault_tolerance import CheckpointError, CheckpointStore
 from .folder_lock import locked
-from .image_folder import (
+from .image_batches import (
     Batch,
-    DataError,
-    Decoded,
     EvaluationBatches,
     RunBatches,
-    Sample,
     make_loader,
+    name_unreadable,
     normalised,
 )
-from .monitoring import StepMetrics
+from .image_folder import DataError, Decoded, Sample
 from .recipe import AverageOfWeights, Mixup, learning_rate, summed_loss
-from .recovery import Heartbeat, PreemptionGuard, Watchdog
+from .recovery import PreemptionGuard
 from .sinks import ProfileWindow, open_sinks
 from .stragglers import StragglerDetector, aggregate
 from .trainer_config import Config
@@ -54,6 +52,7 @@ from .trainer_setup import open_data, set_up_model
 from .trainer_state import TrainerState
 from .training_plan import autocast
 from .training_report import write_report
+from .watchdog import Heartbeat, Watchdog
 
 Loader: TypeAlias = DataLoader[Batch]
 PROFILED = 4  # steps
@@ -169,7 +168,7 @@ class Trainer:
             self.sampler, self.plan.micro_batch, first_step=first_step, steps=steps
         )
         loader = self.loader(self.train_set, batches)
-        stream = self.named(self.train_set, self.monitor.batches(loader))
+        stream = name_unreadable(self.train_set, self.monitor.batches(loader), self.unreadable)
         for step in range(first_step, steps):
             yield step, list(islice(stream, batches.count(step)))
 
@@ -183,16 +182,6 @@ class Trainer:
             prefetch=self.config.prefetch,
             device=self.device,
         )
-
-    def named(self, dataset: Dataset[Decoded], batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; each file that was left out is told of, once."""
-        for batch in batches:
-            for index in batch.unreadable:
-                path = str(dataset.files.paths[index])
-                if path not in self.unreadable:
-                    self.unreadable.add(path)
-                    print(f"left out, unreadable: {path}", file=sys.stderr, flush=True)
-            yield batch
 
     # -- the run ----------------------------------------------------------------------------------
     def run(self, attempt: str = "") -> bool:
@@ -292,7 +281,7 @@ class Trainer:
         with self.average.applied() if self.average else nullcontext():
             return evaluate(
                 self.engine.net,
-                self.named(self.val_set, self.val_loader),
+                name_unreadable(self.val_set, self.val_loader, self.unreadable),
                 self.device,
                 prepare=lambda i: normalised(i, self.device, self.config.channels_last),
                 surroundings=autocast(self.config, self.device),

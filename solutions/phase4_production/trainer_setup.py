@@ -14,9 +14,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from .engines import Engine, make_engine
+from .flops import count_flops, matmul_peak
 from .image_folder import Decoded, ImageFolder, SyntheticImages, check_classes, scan
 from .image_models import build_model, checkpoint_activations
-from .monitoring import StepMonitor, count_flops, matmul_peak
+from .monitoring import StepMonitor
 from .recipe import make_optimizer_class
 from .trainer_config import Config, ConfigError
 from .trainer_hooks import make_hook

@@ -21,12 +21,13 @@ from torch.utils._pytree import tree_map_only
 from solutions.phase1_data_parallel.data_loader import seed_everything
 from solutions.phase2_advanced.loss_scaling import LossScaler
 
-from .elastic import ElasticSampler
+from .elastic_sampler import ElasticSampler
 from .engines import Engine, State
 from .fault_tolerance import Saved
 from .image_folder import check_classes
 from .recipe import AverageOfWeights
-from .resume import check_model_state, random_state, set_random_state
+from .resume import check_model_state
+from .sample_seeds import random_state, set_random_state
 from .trainer_config import Config, ConfigError
 
 OWED = ("residual", "velocity")  # of a compressor: lists of tensors that are summed over the ranks

@@ -25,7 +25,7 @@ from solutions.phase3_multi_node.sharding_strategies import (
     readable,
 )
 
-from .image_folder import normalised
+from .image_batches import normalised
 from .image_models import blocks
 from .recipe import learning_rate, make_optimizer_class
 from .trainer_config import Config, ConfigError

@@ -122,22 +122,24 @@ def _number(value: float | None, form: str) -> str:
     return "n/a" if value is None else format(value, form)
 
 
-def draw(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
-    """The plots: loss, throughput, parts of a step, own time of each rank."""
+def plot(name: str, label: str) -> tuple[Any, Any]:
+    """An empty picture and its axes."""
     from matplotlib.figure import Figure  # no pyplot: it needs no display, and no global state
 
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel="step", ylabel=label, title=name.replace("_", " "))
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def draw(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
+    """The plots: loss, throughput, parts of a step, own time of each rank."""
     steps = [r["step"] + 1 for r in records]
     mark = "o" if len(records) < 30 else None
 
     def curve(name: str) -> list[float]:
         return [float("nan") if r.get(name) is None else r[name] for r in records]
-
-    def plot(name: str, label: str) -> tuple[Any, Any]:
-        figure = Figure(figsize=(7, 3.2), layout="constrained")
-        axes = figure.subplots()
-        axes.set(xlabel="step", ylabel=label, title=name.replace("_", " "))
-        axes.grid(alpha=0.3)
-        return figure, axes
 
     figures = {}
     figures["loss"], axes = plot("loss", "loss (mean over all ranks' samples)")

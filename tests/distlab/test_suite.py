@@ -21,7 +21,7 @@ def test_what_waits_comes_first_on_one_worker_and_short_tests_last() -> None:
     notebook = item("tests/notebooks/test_notebooks.py", "notebook")
     shared = item("tests/phase4/test_imagenet_trainer.py", "shared")
     waits = [item("tests/distlab/test_cluster_run.py", "w1")]
-    waits += [item("tests/phase4/test_recovery_parts.py", "w2")]
+    waits += [item("tests/phase4/test_watchdog.py", "w2")]
     items = [*mutants, check, waits[0], notebook, shared, waits[1]]
     options = SimpleNamespace(getoption=lambda name: False)
     hook = suite.pytest_collection_modifyitems(options, items)
@@ -35,7 +35,7 @@ def test_what_waits_comes_first_on_one_worker_and_short_tests_last() -> None:
 def test_groups_stay_on_one_worker() -> None:
     """Told from a test's file: xdist's own marks of groups are lost on some versions of pytest."""
     scope = functools.partial(suite.Groups._split_scope, None)
-    assert scope("tests/phase4/test_recovery_parts.py::test_signals[gloo]") == "waits"
+    assert scope("tests/phase4/test_watchdog.py::test_hung_ranks[gloo]") == "waits"
     assert scope("tests/phase4/test_train_elastic.py::test_it") == "waits"
     alone = "tests/phase1/test_trainer.py::test_it[a::b]"
     assert scope(alone) == alone

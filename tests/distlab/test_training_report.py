@@ -9,8 +9,9 @@ import forked_commands
 import pytest
 
 from distlab.course.catalogue import root
+from given.step_metrics import RankMetrics
 from solutions.phase4_production.sinks import JsonLines
-from solutions.phase4_production.stragglers import ClusterMetrics, RankMetrics, Straggler
+from solutions.phase4_production.stragglers import ClusterMetrics, Straggler
 from solutions.phase4_production.training_report import write_report
 
 SLOW = Straggler(rank=2, factor=2.0, seconds=1.0, since=20, phase="backward")

@@ -4,7 +4,6 @@ from distlab.grading.wrong import mutants_of
 
 EXACT = "test_interrupted_and_resumed_equals_uninterrupted"
 WORKERS = "test_loader_workers_go_on_with_the_same_samples"
-SAMPLE = "test_each_sample_has_its_own_numbers"
 OWN = "test_what_is_shared_and_what_is_own"
 FITS = "test_what_does_not_fit_is_refused"
 ALONE = "test_a_single_process_needs_no_process_group"
@@ -23,7 +22,6 @@ CHECK = """        for name, part in self.parts.items():
             if isinstance(part, nn.Module):
                 check_model_state(part, states[name])
 """
-MIXED = "        mixed = int(np.random.SeedSequence([self.seed, self.epoch, index]).generate_state(1)[0])\n"
 
 mutant = mutants_of("4.2", "resume")
 
@@ -87,22 +85,6 @@ MUTANTS = [
         "random",
     ),
     mutant(
-        "torch-only",
-        "BUGS 85: torch's stream is restored, random's is not",
-        '    random.setstate(state["random"])\n',
-        "",
-        EXACT,
-        "random",
-    ),
-    mutant(
-        "numpy-half",
-        "numpy's words are restored without the place among them",
-        "    np.random.set_state((name, words.cpu().numpy().astype(np.uint32), *numbers))\n",
-        "    np.random.set_state((name, words.cpu().numpy().astype(np.uint32), 0))\n",
-        EXACT,
-        "random",
-    ),
-    mutant(
         "streams-of-rank-0",
         "all ranks go on with rank 0's random streams",
         "        own = saved.own(rank)\n",
@@ -149,54 +131,6 @@ MUTANTS = [
         "            pass\n",
         WORKERS,
         "same-noise",
-    ),
-    mutant(
-        "worker-streams",
-        "samples take what the worker's own streams give",
-        MIXED,
-        "        return self.dataset[index]\n",
-        WORKERS,
-        "worker-random",
-        (
-            "        before = random_state()\n",
-            "",
-        ),
-        (
-            """        torch.default_generator.manual_seed(mixed)
-        np.random.seed(mixed)
-        random.seed(mixed)
-        try:
-            return self.dataset[index]
-        finally:
-            set_random_state(before)
-""",
-            "",
-        ),
-    ),
-    mutant(
-        "sum-of-seeds",
-        "seed + epoch + index: sample 1 of epoch 0 is sample 0 of epoch 1",
-        MIXED,
-        "        mixed = self.seed + self.epoch + index\n",
-        SAMPLE,
-        "same-numbers",
-    ),
-    mutant(
-        "epoch-forgotten",
-        "the augmentation of a sample is the same in every epoch",
-        "generate_state(1)[0])\n",
-        "generate_state(1)[0]) - 0 * self.epoch\n",
-        SAMPLE,
-        "same-numbers",
-        ("SeedSequence([self.seed, self.epoch, index])", "SeedSequence([self.seed, index])"),
-    ),
-    mutant(
-        "trace",
-        "loading a sample moves the training process's own streams",
-        "            set_random_state(before)\n",
-        "            pass\n",
-        SAMPLE,
-        "trace-in-streams",
     ),
     mutant(
         "prefix",

@@ -22,7 +22,7 @@ from given.step_profile import Profile
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase4_production import engines, trainer_loop, trainer_setup, training_plan
 from solutions.phase4_production.digits_folder import write_digits
-from solutions.phase4_production.monitoring import matmul_peak
+from solutions.phase4_production.flops import matmul_peak
 from solutions.phase4_production.recipe import make_optimizer_class
 from solutions.phase4_production.trainer_config import Config, make_config
 from solutions.phase4_production.trainer_loop import Trainer

@@ -1,4 +1,4 @@
-"""Jobs for the checks of exercise 4.5: torchrun's agent, whose workers are forked, and a program.
+"""Jobs for the checks of exercises 4.5 and 4.14: torchrun's agent, forked workers, and a program.
 
 The agent is the real one (rendezvous, restarts); forked workers have torch already, so a job with a
 restart takes a second. What is killed is killed: processes, by signals.
@@ -118,11 +118,12 @@ def kill_in_save(number: int, tell: Callable[[], None]) -> None:
 def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: float) -> None:
     """The program of one worker; ``faults``: what happens, once, before a step on a rank."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has its agent's handler
-    name = impl.join()
+    watchdog, recovery = impl.module("watchdog"), impl.module("recovery")
+    name = impl.module("joining").join()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     note(folder, kind="begin", attempt=name, rank=rank)
-    beats = impl.Heartbeat(folder / "beats", rank, world_size, name)
-    elastic, resume = impl.module("elastic"), impl.module("resume")
+    beats = watchdog.Heartbeat(folder / "beats", rank, world_size, name)
+    elastic, resume = impl.module("elastic_sampler"), impl.module("resume")
     toy = Toy()
     sampler = elastic.ElasticSampler(
         SIZE, global_batch_size=BATCH, rank=rank, world_size=world_size, seed=SEED
@@ -148,8 +149,8 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
         note(folder, **fields, samples=batch, world_size=world_size)
 
     store = impl.module("fault_tolerance").CheckpointStore(folder / "checkpoints")
-    with impl.Watchdog(beats, timeout), impl.PreemptionGuard() as guard:
-        done = impl.train(
+    with watchdog.Watchdog(beats, timeout), recovery.PreemptionGuard() as guard:
+        done = recovery.train(
             step,
             loader,
             epochs=EPOCHS,
@@ -162,7 +163,7 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
     note(folder, kind="end", rank=rank, attempt=name, done=done, weight=toy.weight.tolist())
     dist.destroy_process_group()
     if not done:
-        os._exit(impl.EXIT_PREEMPTED)
+        os._exit(watchdog.EXIT_PREEMPTED)
 
 
 def agent(

@@ -74,7 +74,7 @@ class Training:
         self.scaler = impl.solution(2, "mixed_precision").LossScaler(scale=64.0, growth_interval=4)
         self.average, self.mixup = Average(self.model), torch.Generator().manual_seed(seed)
         self.loader = impl.solution(1, "data_loader").build_loader(
-            impl.SampleSeeds(Augmented(), 7),
+            impl.module("sample_seeds").SampleSeeds(Augmented(), 7),
             rank=ctx.rank,
             world_size=ctx.world_size,
             global_batch_size=BATCH,

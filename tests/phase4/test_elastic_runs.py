@@ -68,7 +68,8 @@ def train(impl, ctx, seed: int, trees, steps: int):
     x, y = data(seed)
     model = Line()
     optimizer = ShardedMomentum(impl, model.weight, ctx.rank, ctx.world_size)
-    sampler = impl.ElasticSampler(
+    dealt = impl.module("elastic_sampler")
+    sampler = dealt.ElasticSampler(
         SIZE, global_batch_size=BATCH, rank=ctx.rank, world_size=ctx.world_size, seed=seed
     )
     loader = torch.utils.data.DataLoader(torch.arange(SIZE), batch_sampler=sampler, collate_fn=list)
@@ -87,7 +88,7 @@ def train(impl, ctx, seed: int, trees, steps: int):
         squares = (model(x[mine]) - y[mine]).square()
         loss = squares.sum() / max(len(mine), 1)
         model.weight.grad = None
-        (loss * impl.loss_weight(len(mine), total, ctx.world_size)).backward()
+        (loss * dealt.loss_weight(len(mine), total, ctx.world_size)).backward()
         numbers = torch.cat(
             [model.weight.grad / ctx.world_size, squares.detach().sum()[None] / total]
         )
@@ -154,27 +155,27 @@ def next_numbers() -> list[float]:
     return [torch.rand(()).item(), float(np.random.rand()), random.random()]
 
 
-def draws(resume, tree) -> list[float]:
+def draws(seeds, tree) -> list[float]:
     """The next numbers of all streams of a tree; this process's own stay where they are."""
-    before = resume.random_state()
-    resume.set_random_state(tree["random"])
+    before = seeds.random_state()
+    seeds.set_random_state(tree["random"])
     numbers = next_numbers()
-    resume.set_random_state(before)
+    seeds.set_random_state(before)
     generator = torch.Generator()
     generator.set_state(tree["parts"]["noise"])
     return [*numbers, torch.rand((), generator=generator).item()]
 
 
-def saved_by(resume, ranks: int, step: int, seed: int):
+def saved_by(seeds, ranks: int, step: int, seed: int):
     """A checkpoint whose ranks have streams of their own."""
-    before = resume.random_state()
+    before = seeds.random_state()
     trees = []
     for rank in range(ranks):
         seed_all(seed + 31 * rank)
         noise = torch.Generator().manual_seed(seed + 17 * rank).get_state()
-        tree = {"random": resume.random_state(), "parts": {"noise": noise}, "sampler": {}}
+        tree = {"random": seeds.random_state(), "parts": {"noise": noise}, "sampler": {}}
         trees.append(tree)
-    resume.set_random_state(before)
+    seeds.set_random_state(before)
     return fake_saved(trees, step)[0]
 
 
@@ -183,10 +184,10 @@ def test_random_streams(impl, run, seed):
     """Ranks that existed go on with their numbers; new ones have some that nobody has had."""
 
     def body(ctx):
-        resume = impl.module("resume")
-        saved = saved_by(resume, 2, 7, seed)
-        old = [draws(resume, saved.own(r)) for r in range(2)]
-        later = saved_by(resume, 2, 8, seed)
+        seeds = impl.module("sample_seeds")
+        saved = saved_by(seeds, 2, 7, seed)
+        old = [draws(seeds, saved.own(r)) for r in range(2)]
+        later = saved_by(seeds, 2, 8, seed)
         checkpoints = (
             impl.adapt(saved, 5, seed),
             impl.adapt(saved, 5, seed),
@@ -199,8 +200,8 @@ def test_random_streams(impl, run, seed):
         seed_all(3)
         checkpoints[0].own(4)
         untouched = next_numbers() == want
-        grown = [[draws(resume, tree) for tree in ranks] for ranks in trees]
-        shrunk = draws(resume, impl.adapt(saved, 1, seed).own(0))
+        grown = [[draws(seeds, tree) for tree in ranks] for ranks in trees]
+        shrunk = draws(seeds, impl.adapt(saved, 1, seed).own(0))
         return old, grown, shrunk, untouched, impl.adapt(saved, 2, seed) is saved
 
     old, (grown, again, later, seeded), shrunk, untouched, same = run(body, 1)[0]

@@ -1,9 +1,8 @@
-"""Checks of exercise 4.1: what is saved, which checkpoint is loaded, and which are kept."""
+"""Checks of exercise 4.15: what all ranks save together, and which checkpoint they load."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -28,7 +27,7 @@ from distlab.grading import (
 
 
 # -- what is saved --------------------------------------------------------------------------------
-@exercise("4.1", "virtual gloo cuda")
+@exercise("4.15", "virtual gloo cuda")
 def test_what_was_saved_is_loaded(impl, run, seed, folder, cases):
     """Shared and own state of every rank, every dtype and shape, ties, types of keys, metadata."""
 
@@ -68,7 +67,7 @@ def test_what_was_saved_is_loaded(impl, run, seed, folder, cases):
             expect_equal(got["steps"], [7], what="steps()", rank=rank)
 
 
-@exercise("4.1", "gloo")
+@exercise("4.15", "gloo")
 def test_files_are_safe_and_written_once(impl, run, seed, folder):
     """Safetensors, JSON and text, nothing that could run code; each path is written by one rank."""
 
@@ -110,7 +109,7 @@ def test_files_are_safe_and_written_once(impl, run, seed, folder):
         log.select(region="save").sent_at_most(1 << 16, "hashes and names, no tensors")
 
 
-@exercise("4.1", "virtual")
+@exercise("4.15", "virtual")
 def test_what_can_not_be_saved_is_refused_by_all(impl, run, seed, folder):
     """An object in one rank's state: one sentence on every rank, nothing changed, nobody hangs."""
 
@@ -139,7 +138,7 @@ def test_what_can_not_be_saved_is_refused_by_all(impl, run, seed, folder):
             fail(f"files of the failed save are left: {names}", cause="leftovers", rank=0)
 
 
-@exercise("4.1", "virtual")
+@exercise("4.15", "virtual")
 def test_refusals(impl, run, seed, folder):
     """Numbers that make no sense, a step or rank that isn't there: ValueError that names them."""
 
@@ -166,7 +165,7 @@ def test_refusals(impl, run, seed, folder):
 
 
 # -- together -------------------------------------------------------------------------------------
-@exercise("4.1", "virtual gloo")
+@exercise("4.15", "virtual gloo")
 def test_nobody_goes_on_before_rank_0_has_finished(impl, run, seed, folder):
     """Rank 0's disk is slower: what save has returned from can be read by every rank at once."""
 
@@ -189,7 +188,7 @@ def test_nobody_goes_on_before_rank_0_has_finished(impl, run, seed, folder):
         expect_equal(got, want, what=what, rank=rank, cause="too-early")
 
 
-@exercise("4.1", "virtual gloo")
+@exercise("4.15", "virtual gloo")
 def test_all_ranks_load_the_same(impl, run, seed, folder):
     """A checkpoint that appears while ranks begin to load is taken by all of them or by none."""
 
@@ -222,50 +221,7 @@ def test_all_ranks_load_the_same(impl, run, seed, folder):
             )
 
 
-# -- which are kept -------------------------------------------------------------------------------
-KEPT = [
-    # keep, keep_best, (step, score) in the order of saving, steps that remain
-    (3, 1, [(1, None), (2, None), (3, None), (4, None), (5, None)], [3, 4, 5]),
-    (1, 1, [(1, 0.5), (2, 0.9), (3, 0.7), (4, 0.8)], [2, 4]),
-    (2, 2, [(1, 0.5), (2, 0.9), (3, 0.7), (4, 0.1), (5, 0.2)], [2, 3, 4, 5]),
-    (1, 1, [(1, 0.5), (2, 0.5), (3, 0.1)], [2, 3]),
-    (1, 1, [(1, math.nan), (2, -3.0), (3, math.nan), (4, None)], [2, 4]),
-    (1, 0, [(1, 9.0), (2, 1.0)], [2]),
-    (1, 2, [(1, None), (2, None), (3, 0.5)], [3]),
-    (2, 1, [(100, None), (120, None), (140, None), (110, None)], [110, 140]),
-    (2, 0, [(1, None), (2, None), (2, None), (3, None)], [2, 3]),
-]
-
-
-@exercise("4.1", "virtual")
-def test_which_are_kept(impl, run, seed, folder):
-    """The last that were saved and the best; also after going back, and a step saved twice."""
-
-    def body(ctx):
-        without_waiting()
-        out = []
-        for keep, best, saves, _ in KEPT:
-            root = fresh(folder)
-            (root / "notes").mkdir(parents=True)
-            store = impl.CheckpointStore(root, keep=keep, keep_best=best)
-            for number, (step, score) in enumerate(saves):
-                store.save(step, {"shared": number}, {"own": 0}, score=score)
-            newest, notes = store.load(), (root / "notes").is_dir()
-            out.append([store.steps(), newest.step, newest.shared["shared"], notes])
-        return out
-
-    [results] = run(body, 1)
-    for (keep, best, saves, want), (steps, newest, number, notes) in zip(
-        KEPT, results, strict=True
-    ):
-        what = f"keep={keep}, keep_best={best}, saved (step, score): {saves}"
-        expect_equal(steps, want, what=f"{what}: steps()", cause="kept")
-        last = [saves[-1][0], len(saves) - 1]
-        expect_equal([newest, number], last, what=f"{what}: loaded", cause="not-the-newest")
-        expect_equal(notes, True, what="a folder that is no checkpoint is left alone")
-
-
-@trace("4.1")
+@trace("4.15")
 def trace_save(impl):
     """Four ranks save 20 MB each, two times, and load."""
 

@@ -1,4 +1,4 @@
-"""Checks of exercise 4.1: damaged checkpoints, and disks that are full."""
+"""Checks of exercise 4.15: damaged checkpoints, and disks that are full."""
 
 from __future__ import annotations
 
@@ -10,28 +10,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from checkpoints import fresh, loaded, save
-from disk import full_for, in_child, without_waiting
+from damages import DAMAGES, bit
+from disk import full_for, without_waiting
 
 from distlab.grading import exercise, expect_equal, fail
 
-
 # -- damage ---------------------------------------------------------------------------------------
-def bit(path: Path) -> None:
-    """One bit in the middle rots."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
-DAMAGES = {
-    "one bit differs": bit,
-    "the end is missing": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "the file is empty": lambda path: os.truncate(path, 0),
-    "the file is gone": Path.unlink,
-}
-
-
-@exercise("4.1", "virtual")
+@exercise("4.15", "virtual")
 def test_damaged_checkpoints_are_passed_over(impl, run, seed, folder):
     """Any file torn, rotten or gone: all ranks take the one before, and hear which and why."""
 
@@ -66,7 +53,7 @@ def test_damaged_checkpoints_are_passed_over(impl, run, seed, folder):
                 fail(message, cause="skipped-silently", rank=rank)
 
 
-@exercise("4.1", "virtual")
+@exercise("4.15", "virtual")
 def test_nothing_and_nothing_intact_are_different(impl, run, seed, folder):
     """Never finished: None, a new run. Finished and all damaged: an error, not a silent restart."""
 
@@ -87,35 +74,6 @@ def test_nothing_and_nothing_intact_are_different(impl, run, seed, folder):
         if damaged is None or damaged[0] != "CheckpointError" or name not in damaged[1]:
             message = f"all checkpoints are damaged: expected CheckpointError with {name}, got "
             fail(message + f"{damaged}", cause="silent-restart", rank=rank)
-
-
-@exercise("4.1", "gloo")
-def test_a_closed_folder_is_not_an_empty_one(impl, run, seed, folder):
-    """No permission to read: an error that says so, and no silent restart."""
-
-    def body(ctx):
-        store = impl.CheckpointStore(folder / "closed")
-        problem = save(store, 1, ctx.rank)
-        os.chmod(folder, 0o755)
-        os.chmod(store.folder, 0)
-        answer, told = os.pipe()
-
-        def as_nobody() -> None:
-            if os.geteuid() == 0:
-                os.setuid(65534)  # no permission hinders root
-            os.write(told, repr(loaded(store)).encode())
-
-        in_child(as_nobody)
-        os.close(told)
-        os.chmod(store.folder, 0o700)
-        return problem, os.read(answer, 1 << 12).decode(), loaded(store)
-
-    [[problem, closed, opened]] = run(body, 1, process_group=False)
-    expect_equal(problem, "", what="save")
-    expect_equal(opened, [1, 1, [1], []], what="load, with permission again")
-    if "CheckpointError" not in closed or "ermission" not in closed:
-        message = "load of a folder that may not be read: expected a CheckpointError that says so, "
-        fail(f"{message}got {closed}", cause="silent-restart", rank=0)
 
 
 # -- a full disk ----------------------------------------------------------------------------------
@@ -139,7 +97,7 @@ def expect_failed_together(results, before: list, full: int) -> None:
         expect_equal(again, "", what="the next save, with room again", rank=rank, cause="stuck")
 
 
-@exercise("4.1", "virtual")
+@exercise("4.15", "virtual")
 def test_full_disk(impl, run, seed, folder):
     """No space on one rank at any flush: one error on all ranks, and nothing that was is lost."""
 
@@ -166,7 +124,7 @@ def test_full_disk(impl, run, seed, folder):
         expect_failed_together([r[number] for r in results], [1, 1, [1, 2, 3], []], full)
 
 
-@exercise("4.1", "gloo")
+@exercise("4.15", "gloo")
 def test_full_disk_in_real_processes(impl, run, seed, folder):
     """One rank may write no more than 20 kB to a file: the same, on real ranks."""
 

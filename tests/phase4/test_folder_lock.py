@@ -16,14 +16,8 @@ import pytest
 
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase4_production import folder_lock
-from solutions.phase4_production.folder_lock import (
-    NAME,
-    FolderInUseError,
-    FolderLock,
-    Holder,
-    locked,
-    me,
-)
+from solutions.phase4_production.folder_lock import NAME, FolderInUseError, FolderLock, locked
+from solutions.phase4_production.lock_holder import Holder, me, start_of
 
 FOREVER = 600.0  # seconds: longer than any test
 BRIEF = 0.05
@@ -99,7 +93,7 @@ def test_a_zombie_is_dead(lock: FolderLock) -> None:
     if not Path("/proc/self/stat").exists():
         pytest.skip("needs /proc")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        started = folder_lock.start_of(process.pid)
+        started = start_of(process.pid)
         leave(lock.folder, pid=process.pid, started=started)
         with pytest.raises(FolderInUseError):
             lock.acquire()

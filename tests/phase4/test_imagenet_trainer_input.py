@@ -20,7 +20,7 @@ from launches import becomes, launched, new, wait_for
 
 from distlab.course.catalogue import root
 from distlab.ranks import RankFailure
-from solutions.phase4_production import recovery
+from solutions.phase4_production import watchdog
 from solutions.phase4_production.exit_codes import CRASHED, DONE, HUNG, MEANING, PREEMPTED, REFUSED
 from solutions.phase4_production.preflight import check
 from solutions.phase4_production.trainer_config import (
@@ -312,7 +312,7 @@ def test_the_program_refuses_alone_as_under_the_launcher() -> None:
 
 def test_one_table_of_exit_codes() -> None:
     """The exercise's, the launcher's and the README's are those of ``exit_codes``."""
-    assert (recovery.EXIT_PREEMPTED, recovery.EXIT_HUNG) == (PREEMPTED, HUNG)
+    assert (watchdog.EXIT_PREEMPTED, watchdog.EXIT_HUNG) == (PREEMPTED, HUNG)
     assert set(MEANING) == {DONE, CRASHED, HUNG, PREEMPTED, REFUSED}
     script = (root() / "launch_training.sh").read_text(encoding="utf-8")
     assert f"refused={REFUSED} preempted={PREEMPTED} " in script

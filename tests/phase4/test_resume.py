@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
 
-import numpy as np
 import torch
 from checkpoints import store_in
 from small_training import (
@@ -17,7 +15,6 @@ from small_training import (
     facts,
     network,
     next_draws,
-    seed_streams,
 )
 from torch import nn
 
@@ -49,9 +46,10 @@ def test_interrupted_and_resumed_equals_uninterrupted(impl, run, seed, folder):
         for point in POINTS:
             part = Training(impl, ctx, seed + 1)  # everything is different
             position = part.state.restore(store_in(impl, folder / str(point)).load())
-            now, streams = facts(part), copy.deepcopy(impl.random_state(ctx.device))
+            now, seeds = facts(part), impl.module("sample_seeds")
+            streams = copy.deepcopy(seeds.random_state(ctx.device))
             draws = next_draws(ctx.device)
-            impl.set_random_state(streams, ctx.device)
+            seeds.set_random_state(streams, ctx.device)
             part.train(position)
             out.append([vars(position), now, draws, part.summary()])
         return out
@@ -94,7 +92,7 @@ def test_loader_workers_go_on_with_the_same_samples(impl, run, seed):
     def body(ctx):
         def samples(workers: int, position, sampler=None):
             loader = impl.solution(1, "data_loader").build_loader(
-                impl.SampleSeeds(Augmented(), seed),
+                impl.module("sample_seeds").SampleSeeds(Augmented(), seed),
                 rank=0,
                 world_size=1,
                 global_batch_size=BATCH,
@@ -134,47 +132,6 @@ def test_loader_workers_go_on_with_the_same_samples(impl, run, seed):
         expect_equal(ids, [w[:2] for w in want], what=f"{what}: (step, samples)", cause="samples")
         if got != want:
             fail(f"{what}: the same samples, but other noise", cause="worker-random")
-
-
-@exercise("4.2", "gloo")
-def test_each_sample_has_its_own_numbers(impl, run, seed):
-    """They follow from seed, epoch and index, and loading leaves no trace in the streams."""
-
-    def body(ctx):
-        def noise(data_seed: int, epoch: int, index: int) -> list:
-            dataset = impl.SampleSeeds(Draws(), data_seed)
-            dataset.set_epoch(epoch)
-            return dataset[index]
-
-        seed_streams(seed)
-        want = next_draws(torch.device("cpu"))
-        seed_streams(seed)
-        noise(1, 2, 3)
-        refused = refusal(impl.SampleSeeds(Draws(), 1).__getitem__, 99)
-        got = next_draws(torch.device("cpu"))
-        keys = [(s, e, i) for s in (0, 1) for e in (0, 1, 2) for i in (0, 1, 2)]
-        numbers = [noise(*key) for key in keys]
-        return want, got, refused, numbers, noise(1, 2, 1)
-
-    [[want, got, refused, numbers, again]] = run(body, 1, process_group=False)
-    expect_equal(refused, "no sample 99", what="the data set's own error")
-    what = "the process's own streams after loading a sample, and after one that failed"
-    expect_equal(got, want, what=what, cause="trace-in-streams")
-    for place, library in enumerate(("torch", "numpy", "random")):
-        drawn = [n[place] for n in numbers]
-        if len(set(drawn)) < len(drawn):
-            fail(f"{library}: two of (seed, epoch, index) draw the same", cause="same-numbers")
-    expect_equal(again, numbers[-2], what="the same sample once more", cause="not-repeatable")
-
-
-class Draws(torch.utils.data.Dataset):
-    """One number of each library."""
-
-    def __getitem__(self, index: int) -> list[float]:
-        torch.rand(1), np.random.rand(), random.random()
-        if index > 9:
-            raise ValueError(f"no sample {index}")
-        return [torch.rand(()).item(), np.random.rand(), random.random()]
 
 
 # -- the parts ------------------------------------------------------------------------------------

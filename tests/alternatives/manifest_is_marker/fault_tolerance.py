@@ -1,4 +1,4 @@
-# for: 4.1
+# for: 4.15
 """Written differently: safetensors' own writer, structure in JSON files, hashes by reading back;
 a checkpoint's folder has its final name from the start, and the manifest, renamed into place last,
 is what makes it one. It holds its own hash."""

@@ -1,0 +1,173 @@
+"""Checkpoints that survive: whatever is killed at whatever moment, a whole one can be loaded.
+
+A checkpoint of W ranks is a folder:
+
+    000007-step-00001200/
+        shared.safetensors      rank-00000.safetensors … rank-(W-1).safetensors
+        manifest.json           step, world size, score, metadata; size and SHA-256 of every file
+        COMPLETE                SHA-256 of the manifest; written last
+
+Nothing is ever written to a place that a reader looks at. The folder is filled under another name,
+everything in it is flushed to the disk, then it is renamed, and the marker comes last. Each of
+these orders is forced by an fsync: without it the disk is free to keep the rename and to lose the
+data. So a kill or a power cut leaves either no marker (the checkpoint before this one counts) or
+all of it; what rots later is found by its hash.
+
+This is what one process does; ``fault_tolerance`` (exercise 4.15) lets all ranks do it together.
+Format: safetensors (``safe_format``) and JSON; loading runs no code, unlike pickle. No message.
+
+Invariant: at every moment the newest folder with a marker is whole, and there is one as soon as one
+save was finished.
+
+Source: Pillai et al. 2014, "All File Systems Are Not Created Equal" (OSDI), section 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from given.safe_format import flush_folder, hash_of_file, write_bytes
+
+MANIFEST, MARKER = "manifest.json", "COMPLETE"
+ASIDE = ".partial"  # the suffix of what is being written, or deleted
+UNFINISHED = f"not finished, there is no {MARKER}"
+NAME = re.compile(r"(\d{6})-step-(\d{8})")  # how often was saved before, and the step
+
+
+class CheckpointFolder:
+    """The checkpoints that lie in ``path``, as one process sees and changes them.
+
+    *Newest* means saved last: who goes back to step 100 and saves step 110 has step 110 as the
+    newest. One process at a time changes the folder; any number may look.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def names(self) -> list[str]:
+        """The folders that have a checkpoint's final name, oldest first.
+
+        OSError if the folder is there and can't be read: that is not the same as an empty one.
+        """
+        try:
+            return sorted(filter(NAME.fullmatch, os.listdir(self.path)))
+        except FileNotFoundError:
+            return []
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that are complete, ascending, as this process sees them.
+
+        Marker, manifest and the files' sizes are looked at; their contents are not.
+        """
+        # --- exercise 4.1: start
+        # Step 1: those in which `problem` finds nothing
+        good = [name for name in self.names() if self.problem(name) is None]
+        return sorted({self.manifest(name)["step"] for name in good})
+        # --- exercise 4.1: end
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        """The manifest, if the marker vouches for it; else ValueError or OSError."""
+        # --- exercise 4.1: start
+        # Step 2: the marker holds the manifest's hash
+        folder = self.path / name
+        if not (folder / MARKER).is_file():
+            raise ValueError(UNFINISHED)
+        text = (folder / MANIFEST).read_bytes()
+        if (folder / MARKER).read_bytes() != hashlib.sha256(text).hexdigest().encode():
+            raise ValueError(f"{MARKER} and {MANIFEST} don't belong together")
+        return json.loads(text)
+        # --- exercise 4.1: end
+
+    def problem(self, name: str, share: int | None = None, shares: int = 1) -> str | None:
+        """Why the checkpoint can't be used, or None. Every file's size is looked at; the files
+        number ``share``, ``share + shares``, … of their list are hashed (None: no file). Of a
+        checkpoint without marker it contains UNFINISHED.
+        """
+        # --- exercise 4.1: start
+        # Step 3: marker, manifest, sizes, hashes: the cheap ones first
+        try:
+            files = sorted(self.manifest(name)["files"].items())
+            for file, entry in files:
+                size = (self.path / name / file).stat().st_size
+                if size != entry["bytes"]:
+                    return f"{file} has {size:,} bytes, not {entry['bytes']:,}"
+            for file, entry in files[share::shares] if share is not None else ():
+                if hash_of_file(self.path / name / file) != entry["sha256"]:
+                    return f"{file} is not what was written: its hash differs"
+        except (OSError, ValueError, KeyError) as error:
+            return str(error)
+        return None
+        # --- exercise 4.1: end
+
+    def begin(self, step: int) -> str:
+        """Clear away what killed saves have left, make a new folder aside (``name + ASIDE``) that
+        may be filled; its final name.
+
+        Folders with other names are not touched.
+        """
+        # --- exercise 4.1: start
+        # Step 4: unfinished is what is still aside, and what has no marker
+        # Step 5: a name that was never used: an old checkpoint of the same step stays till the end
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True)
+            flush_folder(self.path.parent)
+        for path in self.path.iterdir():
+            if NAME.fullmatch(path.name.removesuffix(ASIDE)) and (
+                path.name.endswith(ASIDE) or not (path / MARKER).is_file()
+            ):
+                shutil.rmtree(path)
+        number = 1 + max((int(name[:6]) for name in self.names()), default=0)
+        name = f"{number:06d}-step-{step:08d}"
+        (self.path / (name + ASIDE)).mkdir()
+        return name
+        # --- exercise 4.1: end
+
+    def finish(self, name: str, manifest: dict[str, Any]) -> None:
+        """The manifest, the final name and the marker, each on the disk before the next.
+
+        The folder aside has been filled, and its files are on the disk. ``manifest`` (JSON): step,
+        score, and ``files``: by name the ``bytes`` and ``sha256`` of each.
+        """
+        # --- exercise 4.1: start
+        # Step 6: the names of the files count, too: a folder is flushed like a file
+        # Step 7: the marker appears whole: written under another name, flushed, renamed
+        aside, folder = self.path / (name + ASIDE), self.path / name
+        text = json.dumps(manifest, indent=1).encode()
+        write_bytes(aside / MANIFEST, text)
+        flush_folder(aside)
+        os.rename(aside, folder)
+        flush_folder(self.path)
+        marker = folder / (MARKER + ASIDE)
+        write_bytes(marker, hashlib.sha256(text).hexdigest().encode())
+        os.rename(marker, folder / MARKER)
+        flush_folder(folder)
+        # --- exercise 4.1: end
+
+    def prune(self, keep: int, keep_best: int) -> None:
+        """Delete all but the last ``keep`` and the ``keep_best`` with the highest score."""
+        # --- exercise 4.1: start
+        # Step 8: of equal scores the newer one; NaN is no score
+        # Step 9: rename first: what is half deleted must not look like a checkpoint
+        names = self.names()
+        scored = [name for name in reversed(names) if self._score(name) > -math.inf]
+        best = sorted(scored, key=self._score, reverse=True)[:keep_best]
+        for name in names[:-keep]:
+            if name not in best:
+                os.rename(self.path / name, self.path / (name + ASIDE))
+                shutil.rmtree(self.path / (name + ASIDE))
+        # --- exercise 4.1: end
+
+    def _score(self, name: str) -> float:
+        """The checkpoint's score; minus infinity if it has none that can be compared."""
+        try:
+            score = self.manifest(name)["score"]
+        except (OSError, ValueError):
+            return -math.inf
+        return -math.inf if score is None or math.isnan(score) else score

@@ -1,0 +1,188 @@
+"""Micro-batches of images: who trains on which and when, and the processes that load them.
+
+Step k of an epoch takes
+
+    order[k·B : (k+1)·B]        B: the global batch; rank r takes every W-th of them
+
+at every world size W (exercise 4.18), in micro-batches, equally many on every rank.
+
+A file that can't be decoded still has its place in the order, so nobody else's samples move; it is
+left out of its batch, named once, and the mean loss is over those that could be read.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from given.parent import end_with_parent
+from solutions.phase1_data_parallel.data_loader import ShardedBatchSampler, ShardedSampler
+from solutions.phase2_advanced.gradient_accumulation import IGNORED
+
+from .elastic_sampler import ElasticSampler
+from .image_folder import MEAN, STD, DataError, Decoded, Sample, blank
+
+PREEMPTION = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Batch(NamedTuple):
+    """What one micro-batch consists of; at least one row, whose target may be IGNORED."""
+
+    images: Tensor  # (n, 3, size, size) uint8
+    targets: Tensor  # (n,) int64
+    unreadable: list[int]  # indices that were left out
+
+    def pin_memory(self) -> Batch:
+        """The same, where a GPU can copy from it asynchronously."""
+        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.unreadable)
+
+
+def normalised(images: Tensor, device: torch.device, channels_last: bool) -> Tensor:
+    """uint8 to float32 with mean 0 and deviation 1 (of ImageNet), on ``device``."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    images = images.to(device, non_blocking=True).to(torch.float32, memory_format=layout)
+    mean, std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (MEAN, STD))
+    return images.mul_(1 / (255 * std)).sub_(mean / std)
+
+
+class Collate:
+    """Stacks what could be read; without any, one blank row stands there with target IGNORED.
+
+    A batch is never empty, so that the model runs, and communicates, equally often on every rank.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, samples: Sequence[Decoded]) -> Batch:
+        good = [(image, label) for image, label, _ in samples if label != IGNORED]
+        bad = [index for _, label, index in samples if label == IGNORED]
+        images, labels = zip(*(good or [(blank(self.size), IGNORED)]), strict=True)
+        return Batch(torch.stack(images), torch.tensor(labels), bad)
+
+
+class RunBatches(Sampler[list[Sample]]):
+    """This rank's micro-batches from step ``first_step`` to ``steps`` of the whole run.
+
+    One loader serves all epochs: its workers start once and read ahead over the ends of epochs.
+    Raises DataError if there are fewer images than ranks.
+    """
+
+    def __init__(
+        self,
+        sampler: ElasticSampler,
+        micro_batch: int,
+        *,
+        first_step: int,
+        steps: int,
+    ) -> None:
+        if sampler.dataset_size < sampler.world_size:
+            raise DataError(f"{sampler.dataset_size} images for {sampler.world_size} ranks")
+        self.sampler, self.micro_batch = sampler, micro_batch
+        self.first_step, self.steps = first_step, steps
+
+    def count(self, step: int) -> int:
+        """Micro-batches of a step, the same number on every rank."""
+        samples = self.sampler.size_of(step % len(self.sampler))
+        return -(-samples // (self.sampler.world_size * self.micro_batch))
+
+    def __len__(self) -> int:
+        return sum(map(self.count, range(self.first_step, self.steps)))
+
+    def __iter__(self) -> Iterator[list[Sample]]:
+        step = self.first_step
+        while step < self.steps:
+            epoch, begun = divmod(step, len(self.sampler))
+            self.sampler.set_epoch(epoch)
+            self.sampler.skip = begun * self.sampler.batch_size
+            for part in islice(self.sampler, self.steps - step):
+                for first in range(0, self.count(step) * self.micro_batch, self.micro_batch):
+                    yield [(epoch, index) for index in part[first : first + self.micro_batch]]
+                step += 1
+
+
+class EvaluationBatches(Sampler[list[Sample]]):
+    """This rank's part of every image once, in order, in equally many batches on every rank."""
+
+    def __init__(self, size: int, batch: int, *, rank: int, world_size: int) -> None:
+        sampler = ShardedSampler(
+            size, rank=rank, world_size=world_size, shuffle=False, remainder="keep"
+        )
+        self.batches = ShardedBatchSampler(sampler, batch)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Sample]]:
+        return ([(-1, index) for index in indices] for indices in self.batches)
+
+
+def serve_the_rank(worker: int) -> None:
+    """A worker ends with its rank and not before: a rank that saves after SIGTERM or SIGUSR1,
+    which come to all processes of a job, still needs its data."""
+    end_with_parent()
+    for number in PREEMPTION:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTION)
+
+
+def end_decoders() -> None:
+    """End what a run has left of its loaders' processes: they ignore the signal by which Python
+    ends them when it exits itself, and it would wait for them for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call it a failure
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
+class Steady(DataLoader[Batch]):
+    """A loader whose processes don't hear of a preemption, not even while they are started."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTION)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def make_loader(
+    dataset: Dataset[Decoded],
+    batches: Sampler[list[Sample]],
+    *,
+    size: int,
+    workers: int,
+    prefetch: int,
+    device: torch.device,
+) -> DataLoader[Batch]:
+    """A loader whose ``workers`` processes decode ``prefetch`` batches each ahead and stay."""
+    return Steady(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=Collate(size),
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        persistent_workers=workers > 0,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=serve_the_rank,
+    )
+
+
+def name_unreadable(
+    dataset: Dataset[Decoded], batches: Iterable[Batch], told: set[str]
+) -> Iterator[Batch]:
+    """The same batches; each file that was left out is told of, once: its path goes to ``told``."""
+    for batch in batches:
+        for index in batch.unreadable:
+            path = str(dataset.files.paths[index])
+            if path not in told:
+                told.add(path)
+                print(f"left out, unreadable: {path}", file=sys.stderr, flush=True)
+        yield batch

@@ -1,0 +1,76 @@
+"""Joining a process group again after a restart, through a store that is full of old keys.
+
+torchrun's agent starts the workers of a node again when one of them ends with a status other than
+0, up to ``--max-restarts`` times, and when nodes come or go (``--nnodes 1:4``). Its key-value store
+outlives the workers. Ranks that begin in it as it is connect to the addresses of dead processes.
+So all ranks first agree on a name that no attempt has had, and use only keys that begin with it.
+
+Messages: per rank a few keys of 32 bytes in the agent's store; rank 0 writes the W names at each
+look. Invariant: the name is the same on all ranks, and no earlier attempt had it.
+
+Sources: torchrun's manual, "Elastic Launch"; for the store that a restart finds full of old keys:
+pytorch/pytorch issue 135712.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from given.process_group import join_group
+
+
+def fresh_store(
+    store: dist.Store, rank: int, world_size: int, timeout: float = 300.0
+) -> tuple[dist.Store, str]:
+    """A part of ``store`` that nobody has written to, and its name; the same on all ranks.
+
+    The agent's store outlives its workers, so after a restart it holds the addresses of dead
+    processes. ``store`` may hold anything that earlier calls have left, also unfinished ones and of
+    another world size. Raises TimeoutError after ``timeout`` seconds.
+    """
+    # --- exercise 4.13: start
+    # Step 1: a number of restarts is no name: agents count only those that they began themselves.
+    #         Every rank says hello with a name that it has never used
+    # Step 2: rank 0 repeats the names that it has read, until every rank has answered with rank
+    #         0's name. An old message can't have this attempt's names in it
+    # Step 3: a rank answers when it finds its own name repeated, and goes on when all have answered
+    me = uuid.uuid4().hex
+    store.set(f"hello/{rank}", me)
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if rank == 0:
+            store.set("call", json.dumps(_written(store, "hello", world_size)))
+            if _written(store, "answer", world_size)[1:] == [me] * (world_size - 1):
+                store.set(f"complete/{me}", "")
+                return dist.PrefixStore(me, store), me
+        elif store.check(["call"]):
+            hellos = json.loads(store.get("call"))
+            if len(hellos) == world_size and hellos[rank] == me:
+                store.set(f"answer/{rank}", hellos[0])
+                if store.check([f"complete/{hellos[0]}"]):
+                    return dist.PrefixStore(hellos[0], store), hellos[0]
+        time.sleep(0.02)
+    raise TimeoutError(f"rank {rank}: not all of {world_size} ranks have come in {timeout:.0f} s")
+    # --- exercise 4.13: end
+
+
+def _written(store: dist.Store, key: str, world_size: int) -> list[str]:
+    """What each rank wrote under ``key``; "" where there is nothing."""
+    keys = [f"{key}/{rank}" for rank in range(world_size)]
+    return [store.get(k).decode() if store.check([k]) else "" for k in keys]
+
+
+def join(backend: str = "gloo", timeout: timedelta = timedelta(minutes=10)) -> str:
+    """``join_group`` as torchrun's environment says, safe after a restart.
+
+    Returns this attempt's name, the same on all ranks. Enter ``leaving_group`` next.
+    """
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    fresh, name = fresh_store(store, rank, world_size, timeout.total_seconds())
+    join_group(backend, store=fresh, rank=rank, world_size=world_size, timeout=timeout)
+    return name

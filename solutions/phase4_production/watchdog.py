@@ -1,0 +1,293 @@
+"""Noticing that a rank hangs or has failed: heartbeats, and a watchdog that ends the job.
+
+torchrun's agent notices only processes that end. It can't know whether a worker that runs still
+gets anywhere. So every rank has a watchdog: if a rank hangs or fails, all ranks end, with a report
+that names the rank to blame, and the agent starts all of them again.
+
+*Heartbeat.* The main thread of every rank counts the places that it passes (step 7, backward; step
+7, optimizer …); a thread of its own writes the newest count to a shared folder and reads those of
+the others. A collective stops all ranks, so all hearts stop when one rank hangs; the one to blame
+is the one that passed the fewest places. Times are taken by the reader's clock alone.
+
+Messages: none; heartbeats are files, W small ones read per rank and interval. Invariant: the count
+comes from the main thread alone, so a rank that hangs counts no more.
+
+Source: Jiang et al. 2024 (MegaScale, arXiv 2402.15627), section 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+EXIT_HUNG = 70  # a watchdog ended the job
+EXIT_PREEMPTED = 75  # saved, and to be started again (EX_TEMPFAIL)
+
+
+def pid_space() -> str:
+    """Host name, and what tells apart hosts and containers of the same name: there a process id
+    means another process."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # not on Linux
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What a rank tells of itself: how many places it has passed, and which one was the last.
+
+    ``status``: ``running``, ``done`` or ``failed`` (``note`` says why).
+    """
+
+    attempt: str
+    host: str
+    pid: int
+    count: int = 0
+    step: int = -1
+    place: str = "start"
+    status: str = "running"
+    note: str = ""
+
+
+class Heartbeat:
+    """This rank's beats, and those of all ranks of ``attempt``, as files in a shared ``folder``.
+
+    Raises ValueError for a rank outside 0 … world_size-1.
+    """
+
+    def __init__(self, folder: str | Path, rank: int, world_size: int, attempt: str = "") -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not in 0 … {world_size - 1}")
+        self.folder, self.rank, self.world_size = Path(folder), rank, world_size
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.latest = Beat(attempt=attempt, host=pid_space(), pid=os.getpid())
+
+    def beat(self, step: int, place: str) -> None:
+        """The main thread begins ``place`` of ``step``. Every rank passes the same places.
+
+        Costs a few microseconds: nothing is written.
+        """
+        # --- exercise 4.5: start
+        # Step 1: one assignment, so that the publishing thread finds the old or the new one
+        self.latest = replace(self.latest, count=self.latest.count + 1, step=step, place=place)
+        # --- exercise 4.5: end
+
+    def end(self, status: str, note: str = "") -> None:
+        """This rank is ``done`` or has ``failed``: published at once."""
+        self.latest = replace(self.latest, status=status, note=note)
+        self.publish()
+
+    def publish(self) -> None:
+        """Write the latest beat where the others read it."""
+        # --- exercise 4.5: start
+        # Step 2: aside and renamed: nobody reads half a beat
+        path = self.folder / f"beat{self.rank}.json"
+        aside = path.with_suffix(f".{threading.get_ident()}")
+        aside.write_text(json.dumps(asdict(self.latest)), encoding="utf-8")
+        aside.replace(path)
+        # --- exercise 4.5: end
+
+    def read(self) -> list[Beat | None]:
+        """The latest published beat of each rank; None before its first one in this attempt."""
+        # --- exercise 4.5: start
+        # Step 3: what an earlier attempt has left there is nobody's beat
+        found: list[Beat | None] = []
+        for rank in range(self.world_size):
+            path = self.folder / f"beat{rank}.json"
+            beat = Beat(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+            found.append(beat if beat and beat.attempt == self.latest.attempt else None)
+        return found
+        # --- exercise 4.5: end
+
+
+class Watchdog:
+    """Ends this process, with a report, when any rank of the job hangs or has failed.
+
+    ``with Watchdog(heartbeat, timeout=60): train()``. Every ``interval`` seconds (default: 1, or an
+    eighth of ``timeout``) it publishes this rank's beat and reads everybody's, W small files. A
+    rank hangs that passes no place for ``timeout`` seconds (so it must be longer than the longest
+    place takes), or that does not begin to beat. To blame are the ranks that passed the fewest
+    places. Then every rank writes the stacks of its threads; one of them writes the report
+    (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks to
+    blame that are processes of its own host (a stopped one would not follow SIGTERM); and all end
+    with status EXIT_HUNG. The report's first line names the ranks to blame and no other; then come
+    each rank's step and place (of a stopped rank, as they were up to ``interval`` seconds before)
+    and the stacks of those to blame.
+
+    A folder that can't be written to for a moment ends neither the process nor the watching. Who
+    was stopped and goes on (a laptop's lid) blames nobody for that time: it has seen nothing.
+
+    Leaving the block normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED: this rank is done, and
+    nobody waits for its beats. By any other exception: it has failed, the report says with what,
+    and the others end.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, timeout: float, interval: float | None = None) -> None:
+        if timeout <= 0:
+            raise ValueError(f"timeout must be positive, got {timeout}")
+        self.heartbeat, self.timeout = heartbeat, timeout
+        self.interval = min(timeout / 8, 1.0) if interval is None else interval
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self.heartbeat.publish()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # --- exercise 4.5: start
+        # Step 4: stop watching before the others stop beating; a failure is told and reported by
+        #         the rank that failed, because its agent ends the others as soon as it is gone
+        self._stop.set()
+        self._thread.join()
+        leaves = isinstance(error, SystemExit) and error.code in (None, 0, EXIT_PREEMPTED)
+        failed = error is not None and not leaves
+        if not failed:
+            self.heartbeat.end("done")
+            return
+        note = "".join(traceback.format_exception(kind, error, trace))
+        self.heartbeat.end("failed", note)
+        self._report(f"rank {self.heartbeat.rank} failed", [self.heartbeat.rank], {})
+        # --- exercise 4.5: end
+
+    def _watch(self) -> None:
+        """Publish, read, judge; until the block is left."""
+        # --- exercise 4.5: start
+        # Step 5: this thread publishes what the main thread did last: it never beats itself
+        # Step 6: a beat is new when it differs from the one before; when that was seen counts, by
+        #         this rank's clock. Who was stopped for a while has seen nothing and begins anew
+        last: list[Beat | None] = [None] * self.heartbeat.world_size
+        since = [time.monotonic()] * self.heartbeat.world_size
+        awake = time.monotonic()
+        while not self._stop.wait(self.interval):
+            try:
+                self.heartbeat.publish()
+                beats, now = self.heartbeat.read(), time.monotonic()
+            except OSError:  # a disk that is full or away for a moment: the next round will tell
+                continue
+            for rank, beat in enumerate(beats):
+                if beat != last[rank] or now - awake > self.timeout / 2:
+                    last[rank], since[rank] = beat, now
+            awake = now
+            silent = {rank: now - then for rank, then in enumerate(since)}
+            self._judge(beats, silent)
+        # --- exercise 4.5: end
+
+    def _judge(self, beats: Sequence[Beat | None], silent: dict[int, float]) -> None:
+        """End the process if a rank failed, or one that is not done is silent for too long."""
+        # --- exercise 4.5: start
+        # Step 7: a failed rank first: who waits for it in vain does not hang by itself
+        # Step 8: to blame is who passed the fewest places; who never began has passed none
+        failed = [rank for rank, beat in enumerate(beats) if beat and beat.status == "failed"]
+        if failed:
+            self._end(f"rank {failed[0]} failed", failed, silent)
+        counts = {
+            r: b.count if b else -1 for r, b in enumerate(beats) if not b or b.status != "done"
+        }
+        if any(silent[rank] > self.timeout for rank in counts):
+            fewest = min(counts.values())
+            blamed = [rank for rank, count in counts.items() if count == fewest]
+            names = " and ".join(f"rank {rank}" for rank in blamed)
+            self._end(f"{names} did not get on for {self.timeout:g} s", blamed, silent)
+        # --- exercise 4.5: end
+
+    def _end(self, what: str, blamed: list[int], silent: dict[int, float]) -> None:
+        """Stacks, report, and the end of this process."""
+        # --- exercise 4.5: start
+        # Step 9: every rank that can writes its stacks, one writes the report, the others wait for
+        #          it: the agent ends everybody when the first one is gone
+        # Step 10: os._exit, because the main thread will never come to an exception
+        self._write_stack()
+        self._report(what, blamed, silent)
+        sys.stderr.flush()
+        os._exit(EXIT_HUNG)
+        # --- exercise 4.5: end
+
+    def _write_stack(self) -> None:
+        """What every thread of this process does now."""
+        # --- exercise 4.5: start
+        # Step 11: faulthandler writes the stacks of all threads, whatever they wait in
+        with open(self._stack_file(self.heartbeat.rank), "w", encoding="utf-8") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.write("\n")
+        # --- exercise 4.5: end
+
+    def _stack_file(self, rank: int) -> Path:
+        return self.heartbeat.folder / f"stack{rank}-{self.heartbeat.latest.attempt}.txt"
+
+    def _report(self, what: str, blamed: list[int], silent: dict[int, float]) -> None:
+        """Return when the report is written, by this rank if it is the first to come."""
+        # --- exercise 4.5: start
+        # Step 12: only one can make the file with O_EXCL; it waits for stacks that others write
+        # Step 13: a process that is stopped by SIGSTOP or holds the interpreter's lock is killed
+        folder, attempt = self.heartbeat.folder, self.heartbeat.latest.attempt
+        path = folder / f"report-{attempt}.txt"
+        patience = time.monotonic() + 8 * self.interval
+        try:
+            os.close(os.open(path.with_suffix(".author"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            while not path.exists() and time.monotonic() < patience + self.interval:
+                time.sleep(0.01)
+            return
+        beats = self.heartbeat.read()
+        running = [r for r, beat in enumerate(beats) if beat and beat.status == "running"]
+        while time.monotonic() < patience and not all(
+            self._stack_file(rank).exists() for rank in running
+        ):
+            time.sleep(0.01)
+        text = self._text(what, blamed, silent, beats)
+        aside = path.with_suffix(".partial")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+        print(text, file=sys.stderr, flush=True)
+        for rank in blamed:
+            beat, mine = beats[rank], self.heartbeat.latest
+            if beat and beat.host == mine.host and beat.pid != mine.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(beat.pid, signal.SIGKILL)
+        # --- exercise 4.5: end
+
+    def _text(
+        self,
+        what: str,
+        blamed: list[int],
+        silent: dict[int, float],
+        beats: Sequence[Beat | None],
+    ) -> str:
+        """The report: ``what`` happened, where every rank was since when, stacks of the blamed."""
+        lines = [what]
+        for rank, beat in enumerate(beats):
+            where = f"rank {rank}{' (this one)' if rank in blamed else ''}: "
+            if beat is None:
+                lines.append(where + "has not begun")
+                continue
+            ago = f", {silent[rank]:.1f} s ago" if rank in silent else ""
+            where += f"step {beat.step}, {beat.place} (place {beat.count}){ago}, {beat.status}"
+            lines.append(f"{where}, process {beat.pid} on {beat.host.partition(' ')[0]}")
+        for rank in blamed:
+            beat, file = beats[rank], self._stack_file(rank)
+            stack = beat.note if beat else ""
+            if not stack and file.exists():
+                stack = file.read_text(encoding="utf-8")
+            lines.append(f"\nstack of rank {rank}:\n{stack or 'none: it does not answer'}")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,67 @@
+"""What checks of 4.5, 4.13 and 4.14 share: a folder for ranks, and what jobs must come to."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401 (torch.optim imports it: once here, not per rank)
+from jobs import job, uninterrupted
+
+from distlab.grading import expect_equal, fail
+
+BARE = {"process_group": False, "ledger": False}
+
+
+def folder_of(run, body, world_size: int, **options):
+    """Ranks without process group that share a folder of their own."""
+    with tempfile.TemporaryDirectory() as name:
+        return run(body, world_size, Path(name), **BARE, **options)
+
+
+def run_jobs(impl, run, *scenarios: dict) -> list[dict]:
+    """Jobs at once, each by a rank of its own; they must end well and with the right weights."""
+
+    def body(ctx):
+        return job(impl, **scenarios[ctx.rank])
+
+    options = {"process_group": False, "ledger": False, "timeout": 65.0}
+    results = run(body, len(scenarios), **options)
+    for scenario, result in zip(scenarios, results, strict=True):
+        expect_job(scenario, result)
+    return results
+
+
+def expect_job(scenario: dict, result: dict) -> None:
+    what = told(scenario)
+    attempts, ranks = result["attempts"], scenario.get("ranks", 2)
+    if result["ended"] == "not":
+        fail(f"{what}: the job does not end", cause="not-ended")
+    if result["ended"] == "badly":
+        fail(f"{what}: the job used up its restarts: every attempt failed", cause="used-up")
+    samples, weight = uninterrupted()
+    for number, attempt in enumerate(attempts, 1):
+        for step in sorted({entry["step"] for entry in attempt}):
+            parts = [e["samples"] for e in attempt if e["step"] == step]
+            if len(parts) == ranks:
+                got = sorted(i for part in parts for i in part)
+                message = f"{what}: samples of step {step} in attempt {number}"
+                expect_equal(got, samples[step - 1], what=message, cause="wrong-samples")
+        for entry in attempt:
+            if not entry["beaten"]:
+                fail(
+                    f"{what}: step {entry['step']} begins without a beat: a rank that hangs in it "
+                    "is taken to be in the place before",
+                    cause="no-beat",
+                    rank=entry["rank"],
+                )
+    last = [entry for entry in result["ends"] if entry["done"]]
+    expect_equal(len(last), ranks, what=f"{what}: ranks that came to the end", cause="no-end")
+    for entry in last:
+        rank = entry["rank"]
+        expect_equal(entry["weight"], weight, what=f"{what}: weights", rank=rank, cause="weights")
+
+
+def told(scenario: dict) -> str:
+    faults = [f"rank {rank} {what} in step {k}" for (rank, k), what in scenario["faults"].items()]
+    return ", ".join(faults) or "nothing happens"

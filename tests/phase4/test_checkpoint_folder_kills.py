@@ -1,0 +1,39 @@
+"""Checks of exercise 4.1: a process is really killed in the middle of a save, or power fails."""
+
+from __future__ import annotations
+
+from kills import expect_nothing_wrong, killed_at_every_operation, killed_at_random_times
+
+from distlab.grading import exercise
+
+
+@exercise("4.1", "gloo")
+def test_killed_at_every_operation(impl, run, seed, folder):
+    """SIGKILL at every operation on the disk, writes half done: the old state or the new, whole."""
+
+    def body(ctx):
+        return killed_at_every_operation(impl, folder / "store", "on")
+
+    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
+
+
+@exercise("4.1", "gloo")
+def test_power_fails_at_every_operation(impl, run, seed, folder):
+    """The same, and what was not flushed is lost, or there before what should come before it."""
+
+    def body(ctx):
+        return killed_at_every_operation(impl, folder / "off", "off") or killed_at_every_operation(
+            impl, folder / "torn", "torn"
+        )
+
+    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
+
+
+@exercise("4.1", "gloo")
+def test_killed_at_random_times(impl, run, seed, folder):
+    """SIGKILL after random times, again and again: the old state or the new, and no leftovers."""
+
+    def body(ctx):
+        return killed_at_random_times(impl, folder / "store", seed)
+
+    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
