@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Group = dist.ProcessGroup | None
+Group: TypeAlias = dist.ProcessGroup | None
 
 
 def rank_in(group: Group) -> int:

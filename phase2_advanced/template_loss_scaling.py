@@ -28,8 +28,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from given.agreement import Group
+
 from .template_gradient_accumulation import MicroBatch, accumulate_and_reduce, clip_by_global_norm
-from .template_mixed_precision import Group, MixedPrecision
+from .template_mixed_precision import MixedPrecision
 
 
 class LossScaler:

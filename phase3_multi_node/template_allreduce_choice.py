@@ -36,11 +36,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from given.agreement import Group
 from given.parent import end_with_parent
 from given.process_group import process_group
 
 from .template_halving_doubling import halving_doubling_all_reduce
-from .template_ring_allreduce import Group, Op, agree, check_arguments
+from .template_ring_allreduce import Op, agree, check_arguments
 from .template_segmented_ring import segmented_ring_all_reduce
 from .template_tree_allreduce import tree_all_reduce
 

@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from given.agreement import Group, rank_in
+from given.fsdp_units import Parameters
 
-from .template_fsdp import FlatParameter, Parameters
+from .template_fsdp import FlatParameter
 
 
 def node_groups(node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from given.agreement import Group
+from given.fsdp_units import Parameters
 
-from .template_fsdp import FlatParameter, Parameters
+from .template_fsdp import FlatParameter
 
 
 class OffloadFlat(FlatParameter):

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from given.agreement import Group
+from given.fsdp_units import Parameters
 
-from .template_fsdp import FlatParameter, Parameters
+from .template_fsdp import FlatParameter
 
 
 class MixedPrecisionFlat(FlatParameter):

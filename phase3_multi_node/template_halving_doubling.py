@@ -21,7 +21,9 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from .template_ring_allreduce import COMBINE, Group, Op, check_arguments, exchange, flattened, wait
+from given.agreement import Group
+
+from .template_ring_allreduce import COMBINE, Op, check_arguments, exchange, flattened, wait
 
 
 def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:

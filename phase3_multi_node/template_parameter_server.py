@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from given.agreement import expect_alike
+from given.agreement import Group, expect_alike
 
 from .template_parameter_client import (
     FIELDS,
@@ -37,7 +37,6 @@ from .template_parameter_client import (
     PULL,
     PUSH,
     Client,
-    Group,
     check_roles,
     cut,
     place_keys,

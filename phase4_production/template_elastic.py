@@ -31,7 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .template_fault_tolerance import Saved, Tree
+from given.safe_format import Tree
+
+from .template_fault_tolerance import Saved
 from .template_sample_seeds import random_state, set_random_state
 
 

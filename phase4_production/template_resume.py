@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,6 @@ from torch.utils.data import DataLoader
 from given.agreement import Group
 from given.safe_format import Tree
 
-from .template_fault_tolerance import Saved
 from .template_sample_seeds import random_state, set_random_state
 
 
@@ -59,6 +58,21 @@ def batches(loader: DataLoader[Any], position: Position, epochs: int) -> Iterato
     # Step 2: count what was handed out, not what the sampler has drawn: workers read ahead
     # Step 3: at the end of an epoch the next one begins with batch 0
     raise NotImplementedError("exercise 4.2")
+
+
+class Restorable(Protocol):
+    """What ``TrainingState.restore`` reads: a checkpoint, or one that was adapted (4.4)."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that saved it, or whose number it was adapted to."""
+
+    @property
+    def shared(self) -> Tree:
+        """What is alike on all ranks."""
+
+    def own(self, rank: int) -> Tree:
+        """What ``rank`` alone has."""
 
 
 class TrainingState:
@@ -96,7 +110,7 @@ class TrainingState:
         # Step 5: the model under the plain names; everything else by its own state_dict
         raise NotImplementedError("exercise 4.2")
 
-    def restore(self, saved: Saved) -> Position:
+    def restore(self, saved: Restorable) -> Position:
         """Put everything back where it was captured; where training was then.
 
         Raises ValueError, one line that says what differs, if the checkpoint is of another world

@@ -41,7 +41,7 @@ class SampleSeeds(Dataset[Any]):
         self.dataset, self.seed, self.epoch = dataset, seed, 0
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+        return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose numbers are drawn."""

@@ -105,7 +105,10 @@ class ClusterMetrics:
 
     def as_dict(self) -> dict[str, float | None]:
         """Flat, for sinks: totals over the ranks, mean times of a step, own times by rank."""
-        mean = lambda of: statistics.fmean(map(of, self.ranks))
+
+        def mean(of: Callable[[RankMetrics], float]) -> float:
+            return statistics.fmean(map(of, self.ranks))
+
         peak = self.peak_flops and self.peak_flops * len(self.ranks)
         return {
             "loss": self.loss,
@@ -116,7 +119,7 @@ class ClusterMetrics:
             "gpu_utilisation": self.gpu_utilisation,
             "step_seconds": max(r.seconds for r in self.ranks) / self.steps,
             **{
-                f"{phase}_seconds": mean(lambda r, k=k: r.phases[k])
+                f"{phase}_seconds": statistics.fmean(r.phases[k] for r in self.ranks)
                 for k, phase in enumerate(PHASES)
             },
             "exposed_communication_seconds": mean(lambda r: r.exposed),

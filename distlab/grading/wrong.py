@@ -21,48 +21,20 @@ from .verdicts import CheckResult, Report
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One wrong implementation.
+    """One wrong implementation: ``text`` becomes ``becomes``, caught by a check, told as a cause.
 
-    ``bug`` names it (with its number in the list of bugs, if it has one); ``find`` occurs exactly
-    once in the solution and is replaced by ``replace`` (``patches``: further pairs); ``killed_by``
-    is the check that must fail, with ``cause``.
+    ``mistake`` says it in words. ``text`` occurs exactly once in the solution of ``exercise``
+    (``more``: further pairs). ``caught_by`` is the check that must fail, with cause ``told_as``.
     """
 
     id: str
     exercise: str
-    bug: str
-    find: str
-    replace: str
-    killed_by: str
-    cause: str
-    patches: Sequence[tuple[str, str]] = ()
-
-
-def mutants_of(exercise: str, prefix: str) -> Callable[..., Mutant]:
-    """A function that makes mutants of one exercise: ``(name, bug, find, replace, killed_by,
-    cause, *patches)``; their ids are ``prefix-name``."""
-
-    def mutant(
-        name: str,
-        bug: str,
-        find: str,
-        replace: str,
-        killed_by: str,
-        cause: str,
-        *patches: tuple[str, str],
-    ) -> Mutant:
-        return Mutant(
-            id=f"{prefix}-{name}",
-            exercise=exercise,
-            bug=bug,
-            find=find,
-            replace=replace,
-            killed_by=killed_by,
-            cause=cause,
-            patches=patches,
-        )
-
-    return mutant
+    mistake: str
+    text: str
+    becomes: str
+    caught_by: str
+    told_as: str
+    more: Sequence[tuple[str, str]] = ()
 
 
 def all_mutants(folder: Path | None = None) -> list[Mutant]:
@@ -87,7 +59,7 @@ def patched(mutant: Mutant) -> str:
     """The solution's text with the mutant's patches; ValueError if one doesn't occur just once."""
     path = load_course().exercise(mutant.exercise).solution_path
     text = path.read_text(encoding="utf-8")
-    for find, replace in ((mutant.find, mutant.replace), *mutant.patches):
+    for find, replace in ((mutant.text, mutant.becomes), *mutant.more):
         if text.count(find) != 1:
             raise ValueError(
                 f"mutant {mutant.id}: its text occurs {text.count(find)} times in {path.name}"
@@ -134,7 +106,7 @@ def run_mutant(
         device="cpu",
         seed=seed,
         exercises=(mutant.exercise,),
-        checks=(mutant.killed_by,),
+        checks=(mutant.caught_by,),
         trusted=True,
     )
-    return grade(exercise.phase.number, request).check(mutant.killed_by)
+    return grade(exercise.phase.number, request).check(mutant.caught_by)

@@ -63,7 +63,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     loss_sum, correct, count = 0.0, 0, 0
-    left = loader.batch_sampler.sampler.num_real  # type: ignore[union-attr]
+    left = loader.batch_sampler.sampler.num_real
     try:
         with torch.no_grad():
             for inputs, targets in loader:

@@ -26,8 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from given.agreement import Group
+
 from .gradient_accumulation import MicroBatch, accumulate_and_reduce, clip_by_global_norm
-from .mixed_precision import Group, MixedPrecision
+from .mixed_precision import MixedPrecision
 
 
 class LossScaler:

@@ -1,8 +1,7 @@
 """Pipeline parallelism: GPipe, 1F1B and interleaved 1F1B, run by one interpreter.
 
-The layers are divided into stages, one or more per rank, the batch into m micro-batches. While a
-stage works on one micro-batch its neighbours work on others; at the begin and at the end of a step
-they have none. With p ranks and v stages per rank (``chunks``):
+The layers are divided into stages, the batch into m micro-batches. While a stage works on one
+micro-batch its neighbours work on others. With p ranks and v stages per rank (``chunks``):
 
 ===========  ===========================  ====================================  ===============
 schedule     bubble: share of the ranks'  activations kept by rank r, of one    messages per

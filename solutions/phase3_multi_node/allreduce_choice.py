@@ -34,11 +34,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from given.agreement import Group
 from given.parent import end_with_parent
 from given.process_group import process_group
 
 from .halving_doubling import halving_doubling_all_reduce
-from .ring_allreduce import Group, Op, agree, check_arguments
+from .ring_allreduce import Op, agree, check_arguments
 from .segmented_ring import segmented_ring_all_reduce
 from .tree_allreduce import tree_all_reduce
 

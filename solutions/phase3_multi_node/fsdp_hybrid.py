@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from given.agreement import Group, rank_in
+from given.fsdp_units import Parameters
 
-from .fsdp import FlatParameter, Parameters
+from .fsdp import FlatParameter
 
 
 def node_groups(node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from given.agreement import Group
+from given.fsdp_units import Parameters
 
-from .fsdp import FlatParameter, Parameters
+from .fsdp import FlatParameter
 
 
 class OffloadFlat(FlatParameter):

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from given.agreement import Group
+from given.fsdp_units import Parameters
 
-from .fsdp import FlatParameter, Parameters
+from .fsdp import FlatParameter
 
 
 class MixedPrecisionFlat(FlatParameter):

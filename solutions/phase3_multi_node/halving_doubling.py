@@ -19,7 +19,9 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from .ring_allreduce import COMBINE, Group, Op, check_arguments, exchange, flattened, wait
+from given.agreement import Group
+
+from .ring_allreduce import COMBINE, Op, check_arguments, exchange, flattened, wait
 
 
 def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:

@@ -131,9 +131,9 @@ class Client:
                 handles.append(dist.irecv(vector, group=self.group, group_src=server))
             answers.append((like, version, vector))
         for handle in handles:
-            handle.wait()  # type: ignore[union-attr]
+            handle.wait()
         self.versions = [int(version) for _, version, _ in answers]
-        values = {}
+        values: dict[str, Tensor] = {}
         for like, _, vector in answers:
             values |= cut(vector, like)
         return values
@@ -155,7 +155,7 @@ class Client:
                 vector = torch.cat([gradients[k].detach().cpu().flatten() for k in mine])
                 handles.append(dist.isend(vector, group=self.group, group_dst=server))
         for handle in handles:
-            handle.wait()  # type: ignore[union-attr]
+            handle.wait()
         self.clock += 1
         # --- exercise 3.26: end
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from given.agreement import expect_alike
+from given.agreement import Group, expect_alike
 
 from .parameter_client import (
     FIELDS,
@@ -35,7 +35,6 @@ from .parameter_client import (
     PULL,
     PUSH,
     Client,
-    Group,
     check_roles,
     cut,
     place_keys,

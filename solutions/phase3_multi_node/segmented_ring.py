@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from given.agreement import Group
+
 from .ring_allreduce import (
     COMBINE,
-    Group,
     Op,
     all_gather_steps,
     check_arguments,

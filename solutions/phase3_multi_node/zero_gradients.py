@@ -119,6 +119,7 @@ class Zero2Optimizer(ZeroOptimizer):
             self._arrive()
         anyone = {p for p, flag in zip(parameters, used.tolist(), strict=True) if flag}
         for vector in self.vectors:
+            assert vector.gradient is not None
             offset = 0
             for piece in vector.pieces:
                 size = piece.stop - piece.start

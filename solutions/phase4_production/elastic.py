@@ -29,7 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .fault_tolerance import Saved, Tree
+from given.safe_format import Tree
+
+from .fault_tolerance import Saved
 from .sample_seeds import random_state, set_random_state
 
 

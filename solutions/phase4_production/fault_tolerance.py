@@ -25,6 +25,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,7 +141,7 @@ class CheckpointStore:
         # Step 2: every rank writes its files, and all learn whether all could
         # Step 3: rank 0 finishes; nobody returns earlier. Only then may older ones be deleted
         rank = self.rank
-        name = self._agree(lambda: self.files.begin(step) if rank == 0 else None)[0]
+        name = self._agree(lambda: self.files.begin(step) if rank == 0 else "")[0]
         aside, folder = self.folder / (name + ASIDE), self.folder / name
 
         def write() -> dict[str, Any]:
@@ -184,13 +185,13 @@ class CheckpointStore:
         # --- exercise 4.15: start
         # Step 4: rank 0 says which ones there are: others might see a newer one meanwhile
         # Step 5: from the newest on: each rank hashes its share of the files, all hear the result
-        names = self._agree(lambda: self.files.names() if self.rank == 0 else None)[0]
+        names = self._agree(lambda: self.files.names() if self.rank == 0 else [])[0]
         if step is not None:
             names = [name for name in names if int(name[-8:]) == step]
         skipped: list[str] = []
         share = self.rank, dist.get_world_size(self.group) if dist.is_initialized() else 1
         for name in reversed(names):
-            verdicts = self._agree(lambda name=name: self.files.problem(name, *share))
+            verdicts = self._agree(partial(self.files.problem, name, *share))
             problems = [problem for problem in verdicts if problem]
             if not problems:
                 return self._read(name, map_location, tuple(skipped))

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,6 @@ from torch.utils.data import DataLoader
 from given.agreement import Group
 from given.safe_format import Tree
 
-from .fault_tolerance import Saved
 from .sample_seeds import random_state, set_random_state
 
 
@@ -68,6 +67,21 @@ def batches(loader: DataLoader[Any], position: Position, epochs: int) -> Iterato
         position.epoch += 1
         position.batch = 0
     # --- exercise 4.2: end
+
+
+class Restorable(Protocol):
+    """What ``TrainingState.restore`` reads: a checkpoint, or one that was adapted (4.4)."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that saved it, or whose number it was adapted to."""
+
+    @property
+    def shared(self) -> Tree:
+        """What is alike on all ranks."""
+
+    def own(self, rank: int) -> Tree:
+        """What ``rank`` alone has."""
 
 
 class TrainingState:
@@ -117,7 +131,7 @@ class TrainingState:
         return shared, own
         # --- exercise 4.2: end
 
-    def restore(self, saved: Saved) -> Position:
+    def restore(self, saved: Restorable) -> Position:
         """Put everything back where it was captured; where training was then.
 
         Raises ValueError, one line that says what differs, if the checkpoint is of another world

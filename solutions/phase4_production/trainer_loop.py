@@ -1,10 +1,8 @@
 """The training loop of the production trainer.
 
 A step of one rank: a message of 8 bytes (readable images, and whether to leave), which travels
-beside the first forward; forward and backward of its micro-batches, the exchange of gradients, the
-optimizer. Whatever else there is, is in other modules: ``engines`` hides the strategy,
-``trainer_state`` knows what a checkpoint holds, ``training_plan`` what a run needs, ``recipe`` what
-makes it learn.
+beside the first forward; forward and backward of its micro-batches, the reduction of gradients, the
+optimizer. ``engines`` hides the strategy, ``trainer_state`` knows what a checkpoint holds.
 
 Invariant: the loss curve depends neither on the strategy, nor on the number of ranks, nor on
 interruptions, up to rounding (batch norm, mixup and compressors: not on interruptions).

@@ -60,7 +60,7 @@ def test_the_same_training_as_torchs_fully_shard() -> None:
 
 @pytest.mark.parametrize("run", [run_virtual, run_ranks])
 def test_forward_on_some_ranks_only_is_named(run) -> None:
-    """BUGS 77: an evaluation on rank 0 alone waits for the others' shards for ever."""
+    """An evaluation on rank 0 alone waits for the others' shards for ever."""
 
     def body(ctx) -> None:
         inner = gpt()

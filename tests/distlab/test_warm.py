@@ -32,7 +32,7 @@ def test_warm_and_cold_agree(tmp_path: Path) -> None:
         wrong = said(run_mutant(mutant, tmp_path / "mutant", 7, warm.grade))
         after = warm.grade(1, solutions)
     assert said(run_mutant(mutant, tmp_path / "mutant", 7)) == wrong
-    assert wrong[1:3] == ("fail", mutant.cause)
+    assert wrong[1:3] == ("fail", mutant.told_as)
     assert [r.exercises[0].verdict for r in (before, after)] == ["pass", "pass"]
     assert before.seed != after.seed
     assert len(before.exercises[0].checks) == len(after.exercises[0].checks) > 1

@@ -2,241 +2,265 @@
 
 from distlab.grading.wrong import Mutant
 
-GRADIENTS, TRAINING = "test_gradients_of_every_stage", "test_training_equals_one_process"
-TIED, ONCE = "test_tied_copies_stay_equal", "test_one_activation_and_one_gradient_per_boundary"
-MEMORY, GROUP = "test_only_the_own_stage_is_held", "test_stages_in_a_subgroup"
-BOUNDS = "test_stage_refuses_bad_bounds"
-
-OWN = "        self.layers = nn.Sequential(*stages[self.rank])\n"
-START = "                dist.broadcast(p.detach(), group_src=0, group=tie)\n"
-TIE = "                tie = dist.new_group(sharing, use_local_synchronization=True)\n"
-SEND_Y = "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n"
-SEND_GRADIENT = (
-    "        dist.send(x.grad.contiguous(), group=stage.group, group_dst=stage.rank - 1)\n"
-)
-BACKWARD = "        y.backward(gradient)\n"
-LOSS = "    dist.broadcast(loss, group_src=stage.count - 1, group=stage.group)\n"
-REDUCE = "        dist.all_reduce(p.grad, group=tie)\n"
-KNOWN = "    if inputs.shape not in stage.shapes:\n"
-ANNOUNCE = "    announce = inputs.shape not in stage.shapes\n"
-
 MUTANTS = [
     Mutant(
         id="split-no-requires-grad",
         exercise="2.8",
-        bug="BUGS 52: the received activation does not require a gradient",
-        find="    return x.requires_grad_()\n",
-        replace="    return x\n",
-        killed_by=GRADIENTS,
-        cause="exception",
+        mistake="the received activation does not require a gradient",
+        text="    return x.requires_grad_()\n",
+        becomes="    return x\n",
+        caught_by="test_gradients_of_every_stage",
+        told_as="exception",
     ),
     Mutant(
         id="split-zero-gradients-back",
         exercise="2.8",
-        bug="BUGS 52: a missing gradient is sent back as zeros, nobody notices",
-        find=SEND_GRADIENT,
-        replace="        gradient = torch.zeros_like(x) if x.grad is None else x.grad\n"
-        "        dist.send(gradient.contiguous(), group=stage.group, group_dst=stage.rank - 1)\n",
-        killed_by=GRADIENTS,
-        cause="no-gradient",
-        patches=(("    return x.requires_grad_()\n", "    return x\n"),),
+        mistake="a missing gradient is sent back as zeros, nobody notices",
+        text=(
+            "        dist.send(x.grad.contiguous(), group=stage.group, group_dst=stage.rank - 1)\n"
+        ),
+        becomes="""        gradient = torch.zeros_like(x) if x.grad is None else x.grad
+        dist.send(gradient.contiguous(), group=stage.group, group_dst=stage.rank - 1)
+""",
+        more=(
+            (
+                "    return x.requires_grad_()\n",
+                "    return x\n",
+            ),
+        ),
+        caught_by="test_gradients_of_every_stage",
+        told_as="no-gradient",
     ),
     Mutant(
         id="split-loss-on-every-stage",
         exercise="2.8",
-        bug="BUGS 52: a middle stage starts its backward from a sum of its own",
-        find=BACKWARD,
-        replace="        y.sum().backward()\n",
-        killed_by=GRADIENTS,
-        cause="wrong",
+        mistake="a middle stage starts its backward from a sum of its own",
+        text="        y.backward(gradient)\n",
+        becomes="        y.sum().backward()\n",
+        caught_by="test_gradients_of_every_stage",
+        told_as="wrong",
     ),
     Mutant(
         id="split-sends-first",
         exercise="2.8",
-        bug="BUGS 43: the gradient is sent before the next stage's has come: nobody receives",
-        find="    x = receive_activation(stage, inputs)\n    y = stage(x)\n",
-        replace="    x = receive_activation(stage, inputs)\n"
-        "    if stage.rank > 0:\n"
-        "        early = torch.zeros_like(x)\n"
-        "        dist.send(early, group=stage.group, group_dst=stage.rank - 1)\n"
-        "    y = stage(x)\n",
-        killed_by=ONCE,
-        cause="hang",
+        mistake="the gradient is sent before the next stage's has come: nobody receives",
+        text="""    x = receive_activation(stage, inputs)
+    y = stage(x)
+""",
+        becomes="""    x = receive_activation(stage, inputs)
+    if stage.rank > 0:
+        early = torch.zeros_like(x)
+        dist.send(early, group=stage.group, group_dst=stage.rank - 1)
+    y = stage(x)
+""",
+        caught_by="test_one_activation_and_one_gradient_per_boundary",
+        told_as="hang",
     ),
     Mutant(
         id="split-loss-of-last-only",
         exercise="2.8",
-        bug="BUGS 59: only the last stage returns the loss",
-        find=LOSS,
-        replace="",
-        killed_by=TRAINING,
-        cause="loss-value",
+        mistake="only the last stage returns the loss",
+        text="    dist.broadcast(loss, group_src=stage.count - 1, group=stage.group)\n",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="loss-value",
     ),
     Mutant(
         id="split-loss-averaged",
         exercise="2.8",
-        bug="BUGS 59: the mean over the stages of a loss that only one has",
-        find=LOSS,
-        replace="    dist.all_reduce(loss, group=stage.group)\n    loss /= stage.count\n",
-        killed_by=TRAINING,
-        cause="loss-value",
+        mistake="the mean over the stages of a loss that only one has",
+        text="    dist.broadcast(loss, group_src=stage.count - 1, group=stage.group)\n",
+        becomes="""    dist.all_reduce(loss, group=stage.group)
+    loss /= stage.count
+""",
+        caught_by="test_training_equals_one_process",
+        told_as="loss-value",
     ),
     Mutant(
         id="split-shape-of-first-batch",
         exercise="2.8",
-        bug="the shape of the first batch is taken for ever: the last batch is smaller",
-        find=ANNOUNCE,
-        replace="    announce = not stage.shapes\n",
-        killed_by=TRAINING,
-        cause="mismatch",
-        patches=(
-            (KNOWN, "    if not stage.shapes:\n"),
+        mistake="the shape of the first batch is taken for ever: the last batch is smaller",
+        text="    announce = inputs.shape not in stage.shapes\n",
+        becomes="    announce = not stage.shapes\n",
+        more=(
+            (
+                "    if inputs.shape not in stage.shapes:\n",
+                "    if not stage.shapes:\n",
+            ),
             (
                 "    dtype, shape = stage.shapes[inputs.shape]\n",
                 "    dtype, shape = next(iter(stage.shapes.values()))\n",
             ),
         ),
+        caught_by="test_training_equals_one_process",
+        told_as="mismatch",
     ),
     Mutant(
         id="split-single-precision",
         exercise="2.8",
-        bug="activations are received as float32, whatever they are",
-        find="    x = torch.empty(shape, dtype=dtype, device=inputs.device)\n",
-        replace="    x = torch.empty(shape, device=inputs.device)\n",
-        killed_by=TRAINING,
-        cause="mismatch",
+        mistake="activations are received as float32, whatever they are",
+        text="    x = torch.empty(shape, dtype=dtype, device=inputs.device)\n",
+        becomes="    x = torch.empty(shape, device=inputs.device)\n",
+        caught_by="test_training_equals_one_process",
+        told_as="mismatch",
     ),
     Mutant(
         id="split-gradients-accumulate",
         exercise="2.8",
-        bug="the gradients of the step before stay in the sum",
-        find="    optimizer.zero_grad(set_to_none=True)\n",
-        replace="",
-        killed_by=TRAINING,
-        cause="loss-value",
+        mistake="the gradients of the step before stay in the sum",
+        text="    optimizer.zero_grad(set_to_none=True)\n",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="loss-value",
     ),
     Mutant(
         id="split-everything-everywhere",
         exercise="2.8",
-        bug="right values by cheating: every rank computes the whole model",
-        find=ANNOUNCE,
-        replace="    whole = stage.whole[0]\n"
-        "    whole.zero_grad()\n"
-        "    loss = loss_fn(whole(inputs), targets)\n"
-        "    loss.backward()\n"
-        "    return loss.item()\n" + ANNOUNCE,
-        killed_by=ONCE,
-        cause="too-few-bytes",
-        patches=(
-            (OWN, OWN + "        self.whole = [nn.Sequential(*layers)]\n"),
-            (REDUCE, "        pass\n"),
+        mistake="right values by cheating: every rank computes the whole model",
+        text="    announce = inputs.shape not in stage.shapes\n",
+        becomes="""    whole = stage.whole[0]
+    whole.zero_grad()
+    loss = loss_fn(whole(inputs), targets)
+    loss.backward()
+    return loss.item()
+    announce = inputs.shape not in stage.shapes
+""",
+        more=(
+            (
+                "        self.layers = nn.Sequential(*stages[self.rank])\n",
+                """        self.layers = nn.Sequential(*stages[self.rank])
+        self.whole = [nn.Sequential(*layers)]
+""",
+            ),
+            (
+                "        dist.all_reduce(p.grad, group=tie)\n",
+                "        pass\n",
+            ),
         ),
+        caught_by="test_one_activation_and_one_gradient_per_boundary",
+        told_as="too-few-bytes",
     ),
     Mutant(
         id="split-holds-all-layers",
         exercise="2.8",
-        bug="BUGS 69: nothing is split: the other stages' layers stay on every rank",
-        find=OWN,
-        replace=OWN + "        self.all_layers = list(layers)\n",
-        killed_by=MEMORY,
-        cause="too-much-memory",
+        mistake="nothing is split: the other stages' layers stay on every rank",
+        text="        self.layers = nn.Sequential(*stages[self.rank])\n",
+        becomes="""        self.layers = nn.Sequential(*stages[self.rank])
+        self.all_layers = list(layers)
+""",
+        caught_by="test_only_the_own_stage_is_held",
+        told_as="too-much-memory",
     ),
     Mutant(
         id="split-last-takes-rest",
         exercise="2.8",
-        bug="bounds that lose layers are accepted",
-        find="        whole = bounds[0] == 0 and bounds[-1] == len(layers)\n",
-        replace="        whole = True\n",
-        killed_by=BOUNDS,
-        cause="accepted",
+        mistake="bounds that lose layers are accepted",
+        text="        whole = bounds[0] == 0 and bounds[-1] == len(layers)\n",
+        becomes="        whole = True\n",
+        caught_by="test_stage_refuses_bad_bounds",
+        told_as="accepted",
     ),
     Mutant(
         id="split-global-ranks",
         exercise="2.8",
-        bug="the neighbour's rank in the group is used as a global rank",
-        find=SEND_Y,
-        replace="    dist.send(y.detach().contiguous(), stage.rank + 1, group=stage.group)\n",
-        killed_by=GROUP,
-        cause="exception",
+        mistake="the neighbour's rank in the group is used as a global rank",
+        text=(
+            "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n"
+        ),
+        becomes="    dist.send(y.detach().contiguous(), stage.rank + 1, group=stage.group)\n",
+        caught_by="test_stages_in_a_subgroup",
+        told_as="exception",
     ),
     Mutant(
         id="split-tie-by-group-rank",
         exercise="2.8",
-        bug="new_group gets ranks of the group, it wants global ones",
-        find="        ranks = dist.get_process_group_ranks(group)\n",
-        replace="        ranks = list(range(self.count))\n",
-        killed_by=GROUP,
-        cause="hang",
+        mistake="new_group gets ranks of the group, it wants global ones",
+        text="        ranks = dist.get_process_group_ranks(group)\n",
+        becomes="        ranks = list(range(self.count))\n",
+        caught_by="test_stages_in_a_subgroup",
+        told_as="hang",
     ),
     Mutant(
         id="split-activation-to-all",
         exercise="2.8",
-        bug="activations are broadcast: every stage gets what one needs",
-        find=SEND_Y,
-        replace=SEND_Y
-        + "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n",
-        killed_by=ONCE,
-        cause="too-many-bytes",
-        patches=(
+        mistake="activations are broadcast: every stage gets what one needs",
+        text=(
+            "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n"
+        ),
+        becomes=(
+            "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n"
+            "    dist.send(y.detach().contiguous(), group=stage.group, group_dst=stage.rank + 1)\n"
+        ),
+        more=(
             (
-                "    dist.recv(x, group=stage.group, group_src=source)\n    return",
-                "    dist.recv(x, group=stage.group, group_src=source)\n"
-                "    dist.recv(x, group=stage.group, group_src=source)\n    return",
+                """    dist.recv(x, group=stage.group, group_src=source)
+    return""",
+                """    dist.recv(x, group=stage.group, group_src=source)
+    dist.recv(x, group=stage.group, group_src=source)
+    return""",
             ),
         ),
+        caught_by="test_one_activation_and_one_gradient_per_boundary",
+        told_as="too-many-bytes",
     ),
     Mutant(
         id="split-shape-every-step",
         exercise="2.8",
-        bug="the shape travels ahead of every activation: a message more per boundary",
-        find=ANNOUNCE,
-        replace="    stage.shapes.clear()\n" + ANNOUNCE,
-        killed_by=ONCE,
-        cause="too-many-bytes",
+        mistake="the shape travels ahead of every activation: a message more per boundary",
+        text="    announce = inputs.shape not in stage.shapes\n",
+        becomes="""    stage.shapes.clear()
+    announce = inputs.shape not in stage.shapes
+""",
+        caught_by="test_one_activation_and_one_gradient_per_boundary",
+        told_as="too-many-bytes",
     ),
     Mutant(
         id="tied-not-reduced",
         exercise="2.8",
-        bug="BUGS 58: each copy takes its own gradient",
-        find=REDUCE,
-        replace="",
-        killed_by=TIED,
-        cause="copies-differ",
+        mistake="each copy takes its own gradient",
+        text="        dist.all_reduce(p.grad, group=tie)\n",
+        becomes="",
+        caught_by="test_tied_copies_stay_equal",
+        told_as="copies-differ",
     ),
     Mutant(
         id="tied-averaged",
         exercise="2.8",
-        bug="BUGS 58: the copies' gradients are averaged, as in data parallelism",
-        find=REDUCE,
-        replace=REDUCE + "        p.grad /= dist.get_world_size(tie)\n",
-        killed_by=GRADIENTS,
-        cause="scaled",
+        mistake="the copies' gradients are averaged, as in data parallelism",
+        text="        dist.all_reduce(p.grad, group=tie)\n",
+        becomes="""        dist.all_reduce(p.grad, group=tie)
+        p.grad /= dist.get_world_size(tie)
+""",
+        caught_by="test_gradients_of_every_stage",
+        told_as="scaled",
     ),
     Mutant(
         id="tied-start-differently",
         exercise="2.8",
-        bug="BUGS 58: the copies have the values of their ranks' seeds",
-        find=START,
-        replace="",
-        killed_by=TIED,
-        cause="copies-start-differently",
+        mistake="the copies have the values of their ranks' seeds",
+        text="                dist.broadcast(p.detach(), group_src=0, group=tie)\n",
+        becomes="",
+        caught_by="test_tied_copies_stay_equal",
+        told_as="copies-start-differently",
     ),
     Mutant(
         id="tied-in-every-stage",
         exercise="2.8",
-        bug="the tied weight is all-reduced in the whole group: stages without it hang",
-        find=TIE,
-        replace="                tie = group or dist.group.WORLD\n",
-        killed_by=TIED,
-        cause="hang",
+        mistake="the tied weight is all-reduced in the whole group: stages without it hang",
+        text="                tie = dist.new_group(sharing, use_local_synchronization=True)\n",
+        becomes="                tie = group or dist.group.WORLD\n",
+        caught_by="test_tied_copies_stay_equal",
+        told_as="hang",
     ),
     Mutant(
         id="tied-weights-reduced",
         exercise="2.8",
-        bug="weights reduced instead of gradients: momentum and state of the copies drift apart",
-        find=REDUCE,
-        replace="        dist.broadcast(p.detach(), group_src=0, group=tie)\n",
-        killed_by=GRADIENTS,
-        cause="wrong",
+        mistake=(
+            "weights reduced instead of gradients: momentum and state of the copies drift apart"
+        ),
+        text="        dist.all_reduce(p.grad, group=tie)\n",
+        becomes="        dist.broadcast(p.detach(), group_src=0, group=tie)\n",
+        caught_by="test_gradients_of_every_stage",
+        told_as="wrong",
     ),
 ]

@@ -2,435 +2,529 @@
 
 from distlab.grading.wrong import Mutant
 
-NONE, ONE = "test_what_no_rank_uses_stays_none", "test_training_equals_one_process"
-NO_MORE = "test_without_agreement_nothing_more_is_sent"
-BUFFERS = "test_training_forward_reads_the_first_ranks_buffers"
-WINDOW, COPY = "test_no_sync_sends_nothing_and_loses_nothing", "test_no_sync_needs_no_second_copy"
-WANTED = "test_backward_where_the_user_wants_it"
-CHECKPOINTS = "test_checkpoints_reduce_once"
-TWICE = "test_a_gradient_that_is_complete_twice_is_an_error"
-FAILED, GIVEN_UP = (
-    "test_a_failed_step_is_left_out_on_all_ranks",
-    "test_a_rank_gives_up_without_backward",
-)
-SUBGROUP = "test_a_step_fails_in_a_group"
-NAN, LEFT = "test_without_agreement_the_others_find_nan", "test_abort_leaves_no_gradient"
-
-ABORT = "        if self.running:\n            self.abort()\n"
-SEND_BUFFERS = """        if self.sync and self.module.training:
-            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)
-"""
-OUTPUTS = """        for tensor in tensors_in(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(self._outermost)
-"""
-LOCAL = """            bucket, place = self.home[index]
-            bucket.take(place)
-            return
-"""
-HAS = "        has_gradient = [p.grad is not None for p in self.trainable]\n"
-QUITTER = "        quitter = dist.get_rank(self.group) + 1 if self.given_up else 0\n"
-FLUSH = "        self._flush()\n"
-TOLD = """        super()._finish()
-        told.wait()
-"""
-CLEAR = """            if quitter or not wanted:
-                p.grad = None
-"""
-FILL = """                p.grad = torch.full_like(p, float("nan"))
-"""
-GIVE_UP = """        try:
-            with contextlib.suppress(StepAborted):
-                self._finish()
-        finally:
-            self.given_up = False
-"""
-
 MUTANTS = [
     Mutant(
         id="ddp-unused-gets-zeros",
         exercise="3.11",
-        bug="BUGS 24: what nobody uses gets a zero gradient: weight decay moves it",
-        find=CLEAR,
-        replace="            if quitter:\n                p.grad = None\n",
-        killed_by=NONE,
-        cause="not-none",
+        mistake="what nobody uses gets a zero gradient: weight decay moves it",
+        text="""            if quitter or not wanted:
+                p.grad = None
+""",
+        becomes="""            if quitter:
+                p.grad = None
+""",
+        caught_by="test_what_no_rank_uses_stays_none",
+        told_as="not-none",
     ),
     Mutant(
         id="ddp-none-decided-alone",
         exercise="3.11",
-        bug="BUGS 24: each rank decides from its own backward which gradients are None",
-        find="        quitter, *anyone_has = facts.tolist()\n",
-        replace="        quitter, *_ = facts.tolist()\n        anyone_has = has_gradient\n",
-        killed_by=NONE,
-        cause="none-alone",
+        mistake="each rank decides from its own backward which gradients are None",
+        text="        quitter, *anyone_has = facts.tolist()\n",
+        becomes="""        quitter, *_ = facts.tolist()
+        anyone_has = has_gradient
+""",
+        caught_by="test_what_no_rank_uses_stays_none",
+        told_as="none-alone",
     ),
     Mutant(
         id="ddp-first-rank-decides",
         exercise="3.11",
-        bug="BUGS 24: what the first rank does not use is nobody's",
-        find="        told = dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group, async_op=True)\n",
-        replace="        told = dist.broadcast(facts, group=self.group, group_src=0, async_op=True)\n",
-        killed_by=NONE,
-        cause="none-alone",
+        mistake="what the first rank does not use is nobody's",
+        text=(
+            "        told = dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group, "
+            "async_op=True)\n"
+        ),
+        becomes=(
+            "        told = dist.broadcast(facts, group=self.group, group_src=0, async_op=True)\n"
+        ),
+        caught_by="test_what_no_rank_uses_stays_none",
+        told_as="none-alone",
     ),
     Mutant(
         id="ddp-agrees-before-buckets",
         exercise="3.11",
-        bug="the message about gradients overtakes the buckets of a rank that lacks one",
-        find=FLUSH,
-        replace="        if self.agree:\n"
-        "            early = torch.zeros(1, dtype=torch.int32)\n"
-        "            dist.all_reduce(early, group=self.group)\n" + FLUSH,
-        killed_by=NONE,
-        cause="mismatch",
+        mistake="the message about gradients overtakes the buckets of a rank that lacks one",
+        text="        self._flush()\n",
+        becomes="""        if self.agree:
+            early = torch.zeros(1, dtype=torch.int32)
+            dist.all_reduce(early, group=self.group)
+        self._flush()
+""",
+        caught_by="test_what_no_rank_uses_stays_none",
+        told_as="mismatch",
     ),
     Mutant(
         id="ddp-agreement-never-waited",
         exercise="3.11",
-        bug="BUGS 22: the message about gradients is read before it has arrived",
-        find=TOLD,
-        replace="        super()._finish()\n",
-        killed_by=NONE,
-        cause="never-waited",
+        mistake="the message about gradients is read before it has arrived",
+        text="""        super()._finish()
+        told.wait()
+""",
+        becomes="        super()._finish()\n",
+        caught_by="test_what_no_rank_uses_stays_none",
+        told_as="never-waited",
     ),
     Mutant(
         id="ddp-unused-drifts",
         exercise="3.11",
-        bug="BUGS 30: ranks that have no gradient of their own skip the parameter, the others don't",
-        find=CLEAR,
-        replace="            if quitter or not wanted:\n"
-        "                p.grad = None\n"
-        "        for p, mine in zip(self.trainable, has_gradient, strict=True):\n"
-        "            if not mine:\n"
-        "                p.grad = None\n",
-        killed_by=ONE,
-        cause="wrong",
+        mistake="ranks that have no gradient of their own skip the parameter, the others don't",
+        text="""            if quitter or not wanted:
+                p.grad = None
+""",
+        becomes="""            if quitter or not wanted:
+                p.grad = None
+        for p, mine in zip(self.trainable, has_gradient, strict=True):
+            if not mine:
+                p.grad = None
+""",
+        caught_by="test_training_equals_one_process",
+        told_as="wrong",
     ),
     Mutant(
         id="ddp-always-agrees",
         exercise="3.11",
-        bug="the message is sent although agree is False",
-        find="        if not self.agree:\n            super()._finish()\n            return\n",
-        replace="",
-        killed_by=NO_MORE,
-        cause="zeros-expected",
+        mistake="the message is sent although agree is False",
+        text="""        if not self.agree:
+            super()._finish()
+            return
+""",
+        becomes="",
+        caught_by="test_without_agreement_nothing_more_is_sent",
+        told_as="zeros-expected",
     ),
     Mutant(
         id="ddp-searches-every-time",
         exercise="3.11",
-        bug="without agreement the ranks still ask each other who has what",
-        find="        if not self.agree:\n            super()._finish()\n            return\n",
-        replace="        if not self.agree:\n"
-        "            dist.all_reduce(torch.tensor([float(len(self.arrived))]), group=self.group)\n"
-        "            super()._finish()\n            return\n",
-        killed_by=NO_MORE,
-        cause="too-many-messages",
+        mistake="without agreement the ranks still ask each other who has what",
+        text="""        if not self.agree:
+            super()._finish()
+            return
+""",
+        becomes="""        if not self.agree:
+            dist.all_reduce(torch.tensor([float(len(self.arrived))]), group=self.group)
+            super()._finish()
+            return
+""",
+        caught_by="test_without_agreement_nothing_more_is_sent",
+        told_as="too-many-messages",
     ),
     Mutant(
         id="ddp-buffers-own",
         exercise="3.11",
-        bug="BUGS 19: every rank keeps its own buffers",
-        find=SEND_BUFFERS,
-        replace="",
-        killed_by=BUFFERS,
-        cause="buffers-differ",
+        mistake="every rank keeps its own buffers",
+        text="""        if self.sync and self.module.training:
+            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)
+""",
+        becomes="",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="buffers-differ",
     ),
     Mutant(
         id="ddp-buffers-averaged",
         exercise="3.11",
-        bug="BUGS 31: running statistics are averaged, as if BatchNorm had seen all ranks' samples",
-        find="            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)\n",
-        replace="            for b in self.module.buffers():\n"
-        "                mean = b.double()\n"
-        "                dist.all_reduce(mean, group=self.group)\n"
-        "                b.copy_(mean.mul_(self.share))\n",
-        killed_by=BUFFERS,
-        cause="buffers-mixed",
+        mistake="running statistics are averaged, as if BatchNorm had seen all ranks' samples",
+        text=(
+            "            broadcast_tensors(list(self.module.buffers()), self.limits[0], "
+            "self.group)\n"
+        ),
+        becomes="""            for b in self.module.buffers():
+                mean = b.double()
+                dist.all_reduce(mean, group=self.group)
+                b.copy_(mean.mul_(self.share))
+""",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="buffers-mixed",
     ),
     Mutant(
         id="ddp-buffers-of-the-world",
         exercise="3.11",
-        bug="the buffers are broadcast in the default group: the ranks outside never come",
-        find="            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)\n",
-        replace="            broadcast_tensors(list(self.module.buffers()), self.limits[0])\n",
-        killed_by=SUBGROUP,
-        cause="hang",
+        mistake="the buffers are broadcast in the default group: the ranks outside never come",
+        text=(
+            "            broadcast_tensors(list(self.module.buffers()), self.limits[0], "
+            "self.group)\n"
+        ),
+        becomes="            broadcast_tensors(list(self.module.buffers()), self.limits[0])\n",
+        caught_by="test_a_step_fails_in_a_group",
+        told_as="hang",
     ),
     Mutant(
         id="ddp-agrees-in-the-world",
         exercise="3.11",
-        bug="the ranks of a group agree with everybody: the ranks outside never come",
-        find="dist.ReduceOp.MAX, group=self.group, async_op=True)\n",
-        replace="dist.ReduceOp.MAX, async_op=True)\n",
-        killed_by=SUBGROUP,
-        cause="hang",
+        mistake="the ranks of a group agree with everybody: the ranks outside never come",
+        text="dist.ReduceOp.MAX, group=self.group, async_op=True)\n",
+        becomes="dist.ReduceOp.MAX, async_op=True)\n",
+        caught_by="test_a_step_fails_in_a_group",
+        told_as="hang",
     ),
     Mutant(
         id="ddp-names-global-rank",
         exercise="3.11",
-        bug="BUGS 1: the rank that gave up is counted in the world, not in the group",
-        find=QUITTER,
-        replace="        quitter = dist.get_rank() + 1 if self.given_up else 0\n",
-        killed_by=SUBGROUP,
-        cause="failure-not-told",
+        mistake="the rank that gave up is counted in the world, not in the group",
+        text="        quitter = dist.get_rank(self.group) + 1 if self.given_up else 0\n",
+        becomes="        quitter = dist.get_rank() + 1 if self.given_up else 0\n",
+        caught_by="test_a_step_fails_in_a_group",
+        told_as="failure-not-told",
     ),
     Mutant(
         id="ddp-buffers-after-forward",
         exercise="3.11",
-        bug="BUGS 19: the buffers are made equal after forward: what no_sync has changed stays",
-        find=SEND_BUFFERS + "        outputs = self.module(*args, **kwargs)\n",
-        replace="        outputs = self.module(*args, **kwargs)\n" + SEND_BUFFERS,
-        killed_by=BUFFERS,
-        cause="buffers-differ",
+        mistake="the buffers are made equal after forward: what no_sync has changed stays",
+        text="""        if self.sync and self.module.training:
+            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)
+        outputs = self.module(*args, **kwargs)
+""",
+        becomes="""        outputs = self.module(*args, **kwargs)
+        if self.sync and self.module.training:
+            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)
+""",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="buffers-differ",
     ),
     Mutant(
         id="ddp-buffers-of-state-dict",
         exercise="3.11",
-        bug="BUGS 19: buffers that state_dict() leaves out are left out",
-        find="            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)\n",
-        replace="            kept = set(self.module.state_dict())\n"
-        "            chosen = [b for n, b in self.module.named_buffers() if n in kept]\n"
-        "            broadcast_tensors(chosen, self.limits[0], self.group)\n",
-        killed_by=BUFFERS,
-        cause="buffers-differ",
+        mistake="buffers that state_dict() leaves out are left out",
+        text=(
+            "            broadcast_tensors(list(self.module.buffers()), self.limits[0], "
+            "self.group)\n"
+        ),
+        becomes="""            kept = set(self.module.state_dict())
+            chosen = [b for n, b in self.module.named_buffers() if n in kept]
+            broadcast_tensors(chosen, self.limits[0], self.group)
+""",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="buffers-differ",
     ),
     Mutant(
         id="ddp-buffers-one-by-one",
         exercise="3.11",
-        bug="a message per buffer",
-        find="            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)\n",
-        replace="            for b in self.module.buffers():\n"
-        "                broadcast_tensors([b], self.limits[0], self.group)\n",
-        killed_by=BUFFERS,
-        cause="too-many-messages",
+        mistake="a message per buffer",
+        text=(
+            "            broadcast_tensors(list(self.module.buffers()), self.limits[0], "
+            "self.group)\n"
+        ),
+        becomes="""            for b in self.module.buffers():
+                broadcast_tensors([b], self.limits[0], self.group)
+""",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="too-many-messages",
     ),
     Mutant(
         id="ddp-buffers-in-evaluation",
         exercise="3.11",
-        bug="BUGS 7: the buffers travel in evaluation too, where ranks have unequal numbers of batches",
-        find="        if self.sync and self.module.training:\n",
-        replace="        if self.sync:\n",
-        killed_by=BUFFERS,
-        cause="mismatch",
+        mistake="the buffers travel in evaluation too, where ranks have unequal numbers of batches",
+        text="        if self.sync and self.module.training:\n",
+        becomes="        if self.sync:\n",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="mismatch",
     ),
     Mutant(
         id="ddp-buffers-in-no-sync",
         exercise="3.11",
-        bug="the buffers travel inside no_sync",
-        find="        if self.sync and self.module.training:\n",
-        replace="        if self.module.training:\n",
-        killed_by=BUFFERS,
-        cause="sends-alone",
+        mistake="the buffers travel inside no_sync",
+        text="        if self.sync and self.module.training:\n",
+        becomes="        if self.module.training:\n",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="sends-alone",
     ),
     Mutant(
         id="ddp-no-sync-syncs",
         exercise="3.11",
-        bug="BUGS 33: no_sync changes nothing",
-        find="        before, self.sync = self.sync, False\n",
-        replace="        before = self.sync\n",
-        killed_by=WINDOW,
-        cause="sends-inside",
+        mistake="no_sync changes nothing",
+        text="        before, self.sync = self.sync, False\n",
+        becomes="        before = self.sync\n",
+        caught_by="test_no_sync_sends_nothing_and_loses_nothing",
+        told_as="sends-inside",
     ),
     Mutant(
         id="ddp-no-sync-for-ever",
         exercise="3.11",
-        bug="after an exception inside no_sync nothing is ever sent again",
-        find="        try:\n            yield\n        finally:\n            self.sync = before\n",
-        replace="        yield\n        self.sync = before\n",
-        killed_by=WINDOW,
-        cause="only-own",
+        mistake="after an exception inside no_sync nothing is ever sent again",
+        text="""        try:
+            yield
+        finally:
+            self.sync = before
+""",
+        becomes="""        yield
+        self.sync = before
+""",
+        caught_by="test_no_sync_sends_nothing_and_loses_nothing",
+        told_as="only-own",
     ),
     Mutant(
         id="ddp-no-sync-not-nested",
         exercise="3.11",
-        bug="the end of an inner no_sync ends the outer one",
-        find="            self.sync = before\n",
-        replace="            self.sync = True\n",
-        killed_by=WINDOW,
-        cause="sends-inside",
+        mistake="the end of an inner no_sync ends the outer one",
+        text="            self.sync = before\n",
+        becomes="            self.sync = True\n",
+        caught_by="test_no_sync_sends_nothing_and_loses_nothing",
+        told_as="sends-inside",
     ),
     Mutant(
         id="ddp-no-sync-at-forward",
         exercise="3.11",
-        bug="BUGS 34: what counts is where forward ran: no_sync round backward sends",
-        find="        if not self.sync:\n" + LOCAL,
-        replace="        if not self.armed:\n" + LOCAL,
-        patches=[
-            (ABORT, "        self.armed = self.sync\n" + ABORT),
+        mistake="what counts is where forward ran: no_sync round backward sends",
+        text="""        if not self.sync:
+            bucket, place = self.home[index]
+            bucket.take(place)
+            return
+""",
+        becomes="""        if not self.armed:
+            bucket, place = self.home[index]
+            bucket.take(place)
+            return
+""",
+        more=(
             (
-                "        if self.sync:\n            self._begin()\n",
-                "        if self.armed:\n            self._begin()\n",
+                """        if self.running:
+            self.abort()
+""",
+                """        self.armed = self.sync
+        if self.running:
+            self.abort()
+""",
             ),
-        ],
-        killed_by=WANTED,
-        cause="sends-inside",
+            (
+                """        if self.sync:
+            self._begin()
+""",
+                """        if self.armed:
+            self._begin()
+""",
+            ),
+        ),
+        caught_by="test_backward_where_the_user_wants_it",
+        told_as="sends-inside",
     ),
     Mutant(
         id="ddp-window-forgotten",
         exercise="3.11",
-        bug="BUGS 24: a parameter that only an earlier micro-batch used counts as unused",
-        find=HAS,
-        replace="        has_gradient = [k in self.arrived for k in range(len(self.trainable))]\n",
-        killed_by=WINDOW,
-        cause="none-alone",
+        mistake="a parameter that only an earlier micro-batch used counts as unused",
+        text="        has_gradient = [p.grad is not None for p in self.trainable]\n",
+        becomes="        has_gradient = [k in self.arrived for k in range(len(self.trainable))]\n",
+        caught_by="test_no_sync_sends_nothing_and_loses_nothing",
+        told_as="none-alone",
     ),
     Mutant(
         id="ddp-window-zeroed",
         exercise="3.11",
-        bug="what the last micro-batch did not use is sent as zeros",
-        find=HAS,
-        replace=HAS + "        for k, p in enumerate(self.trainable):\n"
-        "            if k not in self.arrived and not self.given_up:\n"
-        "                p.grad = None\n",
-        killed_by=WINDOW,
-        cause="zeros",
+        mistake="what the last micro-batch did not use is sent as zeros",
+        text="        has_gradient = [p.grad is not None for p in self.trainable]\n",
+        becomes="""        has_gradient = [p.grad is not None for p in self.trainable]
+        for k, p in enumerate(self.trainable):
+            if k not in self.arrived and not self.given_up:
+                p.grad = None
+""",
+        caught_by="test_no_sync_sends_nothing_and_loses_nothing",
+        told_as="zeros",
     ),
     Mutant(
         id="ddp-window-beside-buckets",
         exercise="3.11",
-        bug="local gradients live beside the buckets: 2N bytes",
-        find=LOCAL,
-        replace="            return\n",
-        killed_by=COPY,
-        cause="copies",
+        mistake="local gradients live beside the buckets: 2N bytes",
+        text="""            bucket, place = self.home[index]
+            bucket.take(place)
+            return
+""",
+        becomes="            return\n",
+        caught_by="test_no_sync_needs_no_second_copy",
+        told_as="copies",
     ),
     Mutant(
         id="ddp-window-divided",
         exercise="3.11",
-        bug="BUGS 21: local gradients are divided by W in every micro-batch",
-        find="            bucket.take(place)\n",
-        replace="            bucket.take(place, self.share)\n",
-        killed_by=WINDOW,
-        cause="wrong",
+        mistake="local gradients are divided by W in every micro-batch",
+        text="            bucket.take(place)\n",
+        becomes="            bucket.take(place, self.share)\n",
+        caught_by="test_no_sync_sends_nothing_and_loses_nothing",
+        told_as="wrong",
     ),
     Mutant(
         id="ddp-inner-backward-ends",
         exercise="3.11",
-        bug="the end of a checkpoint's own backward is taken for the end: everything travels again",
-        find=OUTPUTS,
-        replace="",
-        killed_by=CHECKPOINTS,
-        cause="too-many-bytes",
+        mistake=(
+            "the end of a checkpoint's own backward is taken for the end: everything travels again"
+        ),
+        text="""        for tensor in tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(self._outermost)
+""",
+        becomes="",
+        caught_by="test_checkpoints_reduce_once",
+        told_as="too-many-bytes",
     ),
     Mutant(
         id="ddp-outputs-tensor-only",
         exercise="3.11",
-        bug="outputs in a dict are not found",
-        find=OUTPUTS,
-        replace="        if isinstance(outputs, Tensor):\n"
-        "            outputs.register_hook(self._outermost)\n",
-        killed_by=CHECKPOINTS,
-        cause="too-many-bytes",
+        mistake="outputs in a dict are not found",
+        text="""        for tensor in tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(self._outermost)
+""",
+        becomes="""        if isinstance(outputs, Tensor):
+            outputs.register_hook(self._outermost)
+""",
+        caught_by="test_checkpoints_reduce_once",
+        told_as="too-many-bytes",
     ),
     Mutant(
         id="ddp-twice-accepted",
         exercise="3.11",
-        bug="a gradient that comes twice is counted twice, and its bucket never leaves",
-        find="        if index in self.arrived:\n",
-        replace="        if index < 0:\n",
-        killed_by=TWICE,
-        cause="twice-accepted",
+        mistake="a gradient that comes twice is counted twice, and its bucket never leaves",
+        text="        if index in self.arrived:\n",
+        becomes="        if index < 0:\n",
+        caught_by="test_a_gradient_that_is_complete_twice_is_an_error",
+        told_as="twice-accepted",
     ),
     Mutant(
         id="ddp-twice-ignored",
         exercise="3.11",
-        bug="the second time is dropped without a word: half of the gradient is missing",
-        find="        if index in self.arrived:\n",
-        replace="        if index in self.arrived:\n            return\n        if index < 0:\n",
-        killed_by=TWICE,
-        cause="twice-accepted",
+        mistake="the second time is dropped without a word: half of the gradient is missing",
+        text="        if index in self.arrived:\n",
+        becomes="""        if index in self.arrived:
+            return
+        if index < 0:
+""",
+        caught_by="test_a_gradient_that_is_complete_twice_is_an_error",
+        told_as="twice-accepted",
     ),
     Mutant(
         id="ddp-failure-forgotten",
         exercise="3.11",
-        bug="BUGS 8: after an exception the rank begins anew; the others wait for its buckets",
-        find=ABORT,
-        replace="        if self.running:\n            self._reset()\n",
-        killed_by=FAILED,
-        cause="mismatch",
+        mistake="after an exception the rank begins anew; the others wait for its buckets",
+        text="""        if self.running:
+            self.abort()
+""",
+        becomes="""        if self.running:
+            self._reset()
+""",
+        caught_by="test_a_failed_step_is_left_out_on_all_ranks",
+        told_as="mismatch",
     ),
     Mutant(
         id="ddp-failure-goes-on",
         exercise="3.11",
-        bug="BUGS 8: the next backward goes on where the one that raised has stopped",
-        find=ABORT,
-        replace="",
-        killed_by=FAILED,
-        cause="mismatch",
+        mistake="the next backward goes on where the one that raised has stopped",
+        text="""        if self.running:
+            self.abort()
+""",
+        becomes="",
+        caught_by="test_a_failed_step_is_left_out_on_all_ranks",
+        told_as="mismatch",
     ),
     Mutant(
         id="ddp-failure-untold",
         exercise="3.11",
-        bug="BUGS 8: the failing rank sends what is missing, but nobody is told",
-        find=QUITTER,
-        replace="        quitter = 0\n",
-        killed_by=FAILED,
-        cause="failure-not-told",
+        mistake="the failing rank sends what is missing, but nobody is told",
+        text="        quitter = dist.get_rank(self.group) + 1 if self.given_up else 0\n",
+        becomes="        quitter = 0\n",
+        caught_by="test_a_failed_step_is_left_out_on_all_ranks",
+        told_as="failure-not-told",
     ),
     Mutant(
         id="ddp-failure-gradients-stay",
         exercise="3.11",
-        bug="the ranks are told, and keep gradients that are partly NaN",
-        find=CLEAR,
-        replace="            if not wanted:\n                p.grad = None\n",
-        killed_by=FAILED,
-        cause="failure-not-told",
+        mistake="the ranks are told, and keep gradients that are partly NaN",
+        text="""            if quitter or not wanted:
+                p.grad = None
+""",
+        becomes="""            if not wanted:
+                p.grad = None
+""",
+        caught_by="test_a_failed_step_is_left_out_on_all_ranks",
+        told_as="failure-not-told",
     ),
     Mutant(
         id="ddp-failure-raises-first",
         exercise="3.11",
-        bug="the error is raised before everything has arrived: the next step begins in a mess",
-        find=TOLD,
-        replace="        told.wait()\n"
-        "        if facts[0] and not self.given_up:\n"
-        "            self._reset()\n"
-        "            raise StepAborted\n"
-        "        super()._finish()\n",
-        killed_by=FAILED,
-        cause="mismatch",
+        mistake="the error is raised before everything has arrived: the next step begins in a mess",
+        text="""        super()._finish()
+        told.wait()
+""",
+        becomes="""        told.wait()
+        if facts[0] and not self.given_up:
+            self._reset()
+            raise StepAborted
+        super()._finish()
+""",
+        caught_by="test_a_failed_step_is_left_out_on_all_ranks",
+        told_as="mismatch",
     ),
     Mutant(
         id="ddp-gives-up-for-ever",
         exercise="3.11",
-        bug="a rank that gave up once gives up every step",
-        find=GIVE_UP,
-        replace="        with contextlib.suppress(StepAborted):\n            self._finish()\n",
-        killed_by=FAILED,
-        cause="next-step-broken",
+        mistake="a rank that gave up once gives up every step",
+        text="""        try:
+            with contextlib.suppress(StepAborted):
+                self._finish()
+        finally:
+            self.given_up = False
+""",
+        becomes="""        with contextlib.suppress(StepAborted):
+            self._finish()
+""",
+        caught_by="test_a_failed_step_is_left_out_on_all_ranks",
+        told_as="next-step-broken",
     ),
     Mutant(
         id="ddp-abort-raises",
         exercise="3.11",
-        bug="the rank that gave up is told of itself: its next forward raises",
-        find=GIVE_UP,
-        replace="        try:\n            self._finish()\n"
-        "        finally:\n            self.given_up = False\n",
-        killed_by=GIVEN_UP,
-        cause="failure-not-told",
+        mistake="the rank that gave up is told of itself: its next forward raises",
+        text="""        try:
+            with contextlib.suppress(StepAborted):
+                self._finish()
+        finally:
+            self.given_up = False
+""",
+        becomes="""        try:
+            self._finish()
+        finally:
+            self.given_up = False
+""",
+        caught_by="test_a_rank_gives_up_without_backward",
+        told_as="failure-not-told",
     ),
     Mutant(
         id="ddp-abort-sends-zeros",
         exercise="3.11",
-        bug="a rank that gave up sends zeros: the others step with a gradient that lacks its part",
-        find=FILL,
-        replace="                p.grad = torch.zeros_like(p)\n",
-        killed_by=NAN,
-        cause="failure-not-told",
+        mistake=(
+            "a rank that gave up sends zeros: the others step with a gradient that lacks its part"
+        ),
+        text='                p.grad = torch.full_like(p, float("nan"))\n',
+        becomes="                p.grad = torch.zeros_like(p)\n",
+        caught_by="test_without_agreement_the_others_find_nan",
+        told_as="failure-not-told",
     ),
     Mutant(
         id="ddp-abort-keeps-gradients",
         exercise="3.11",
-        bug="after abort() the rank still has gradients and steps with them",
-        find=GIVE_UP + "        for p in self.trainable:\n            p.grad = None\n",
-        replace=GIVE_UP,
-        patches=[
+        mistake="after abort() the rank still has gradients and steps with them",
+        text="""        try:
+            with contextlib.suppress(StepAborted):
+                self._finish()
+        finally:
+            self.given_up = False
+        for p in self.trainable:
+            p.grad = None
+""",
+        becomes="""        try:
+            with contextlib.suppress(StepAborted):
+                self._finish()
+        finally:
+            self.given_up = False
+""",
+        more=(
             (
-                CLEAR,
-                "            if not wanted or (quitter and not self.given_up):\n                p.grad = None\n",
-            )
-        ],
-        killed_by=LEFT,
-        cause="gradient-left",
+                """            if quitter or not wanted:
+                p.grad = None
+""",
+                """            if not wanted or (quitter and not self.given_up):
+                p.grad = None
+""",
+            ),
+        ),
+        caught_by="test_abort_leaves_no_gradient",
+        told_as="gradient-left",
     ),
 ]

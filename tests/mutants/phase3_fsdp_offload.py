@@ -1,76 +1,89 @@
 """Wrong implementations of exercise 3.18."""
 
-from distlab.grading.wrong import mutants_of
-
-WHERE, BUS = "test_everything_is_where_it_should_be", "test_only_shards_cross_the_bus"
-TRAIN, NOTHING = "test_training_equals_one_process", "test_device_keeps_nothing"
-
-OWN = "        own = self.shard.detach().cpu()\n"
-KEPT = "        own = self.shard.detach()\n"
-GATHER = "        return super().gather_input().to(self.full.device, non_blocking=True)\n"
-MEAN = "        return super().mean(chunk).to(self.shard.device)\n"
-
-mutant = mutants_of("3.18", "offload")
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant("nothing", "the shards stay on the device", OWN, KEPT, WHERE, "device"),
-    mutant(
-        "gathered-on-the-cpu",
-        "the CPU gathers, and the full vector crosses the bus: W times the bytes",
-        MEAN,
-        MEAN + "\n    def start_gather(self) -> None:\n"
-        "        import torch.distributed as dist\n\n"
-        "        if self.full.untyped_storage().nbytes():\n            return\n"
-        "        self.full.untyped_storage().resize_(self.full.nbytes)\n"
-        "        own = FlatParameter.gather_input(self)\n"
-        "        whole = own.new_empty(self.full.numel())\n"
-        "        dist.all_gather_into_tensor(whole, own, group=self.group)\n"
-        "        self.full.data.copy_(whole)\n"
-        "        self.put(self.leaves)\n",
-        BUS,
-        "bus",
+    Mutant(
+        id="offload-nothing",
+        exercise="3.18",
+        mistake="the shards stay on the device",
+        text="        own = self.shard.detach().cpu()\n",
+        becomes="        own = self.shard.detach()\n",
+        caught_by="test_everything_is_where_it_should_be",
+        told_as="device",
     ),
-    mutant(
-        "reduced-on-the-cpu",
-        "the full gradient crosses the bus, and the CPU reduces it",
-        MEAN,
-        MEAN + "\n    def reduce_input(self) -> Tensor:\n"
-        "        return super().reduce_input().to(self.shard.device)\n",
-        BUS,
-        "bus",
+    Mutant(
+        id="offload-gathered-on-the-cpu",
+        exercise="3.18",
+        mistake="the CPU gathers, and the full vector crosses the bus: W times the bytes",
+        text="        return super().mean(chunk).to(self.shard.device)\n",
+        becomes="""        return super().mean(chunk).to(self.shard.device)
+
+    def start_gather(self) -> None:
+        import torch.distributed as dist
+
+        if self.full.untyped_storage().nbytes():
+            return
+        self.full.untyped_storage().resize_(self.full.nbytes)
+        own = FlatParameter.gather_input(self)
+        whole = own.new_empty(self.full.numel())
+        dist.all_gather_into_tensor(whole, own, group=self.group)
+        self.full.data.copy_(whole)
+        self.put(self.leaves)
+""",
+        caught_by="test_only_shards_cross_the_bus",
+        told_as="bus",
     ),
-    mutant(
-        "frozen-trained",
-        "the new shard of a frozen parameter asks for a gradient",
-        "nn.Parameter(own, requires_grad=self.shard.requires_grad)",
-        "nn.Parameter(own)",
-        "test_accumulation_stays_on_the_cpu",
-        "frozen",
+    Mutant(
+        id="offload-reduced-on-the-cpu",
+        exercise="3.18",
+        mistake="the full gradient crosses the bus, and the CPU reduces it",
+        text="        return super().mean(chunk).to(self.shard.device)\n",
+        becomes="""        return super().mean(chunk).to(self.shard.device)
+
+    def reduce_input(self) -> Tensor:
+        return super().reduce_input().to(self.shard.device)
+""",
+        caught_by="test_only_shards_cross_the_bus",
+        told_as="bus",
     ),
-    mutant(
-        "full-on-the-cpu",
-        "the full vector is on the CPU as well: the device never gets it",
-        "        super().__init__(parameters, group, device)\n",
-        '        super().__init__(parameters, group, torch.device("cpu"))\n',
-        WHERE,
-        "exception",
+    Mutant(
+        id="offload-frozen-trained",
+        exercise="3.18",
+        mistake="the new shard of a frozen parameter asks for a gradient",
+        text="nn.Parameter(own, requires_grad=self.shard.requires_grad)",
+        becomes="nn.Parameter(own)",
+        caught_by="test_accumulation_stays_on_the_cpu",
+        told_as="frozen",
     ),
-    mutant(
-        "gradient-on-the-device",
-        "the gradient stays on the device, where no optimizer looks",
-        MEAN,
-        "        return super().mean(chunk)\n",
-        WHERE,
-        "exception",
+    Mutant(
+        id="offload-full-on-the-cpu",
+        exercise="3.18",
+        mistake="the full vector is on the CPU as well: the device never gets it",
+        text="        super().__init__(parameters, group, device)\n",
+        becomes='        super().__init__(parameters, group, torch.device("cpu"))\n',
+        caught_by="test_everything_is_where_it_should_be",
+        told_as="exception",
     ),
-    mutant(
-        "trains-a-copy",
-        "BUGS 73: what is gathered is a copy from before, not the shard that is stepped",
-        GATHER,
-        '        if not hasattr(self, "first"):\n'
-        "            self.first = super().gather_input().clone()\n"
-        "        return self.first.to(self.full.device, non_blocking=True)\n",
-        TRAIN,
-        "norm",
+    Mutant(
+        id="offload-gradient-on-the-device",
+        exercise="3.18",
+        mistake="the gradient stays on the device, where no optimizer looks",
+        text="        return super().mean(chunk).to(self.shard.device)\n",
+        becomes="        return super().mean(chunk)\n",
+        caught_by="test_everything_is_where_it_should_be",
+        told_as="exception",
+    ),
+    Mutant(
+        id="offload-trains-a-copy",
+        exercise="3.18",
+        mistake="what is gathered is a copy from before, not the shard that is stepped",
+        text="        return super().gather_input().to(self.full.device, non_blocking=True)\n",
+        becomes="""        if not hasattr(self, "first"):
+            self.first = super().gather_input().clone()
+        return self.first.to(self.full.device, non_blocking=True)
+""",
+        caught_by="test_training_equals_one_process",
+        told_as="norm",
     ),
 ]

@@ -1,105 +1,116 @@
 """Wrong implementations of exercise 3.17."""
 
-from distlab.grading.wrong import mutants_of
-
-DTYPES, ROUNDED = (
-    "test_every_tensor_has_its_dtype",
-    "test_full_parameters_are_rounded_master_weights",
-)
-SUMMED, SMALL = "test_gradients_are_summed_in_float32", "test_small_updates_are_not_lost"
-BYTES, HALF = "test_bytes_of_a_step", "test_full_parameters_take_half"
-
-FULL = (
-    "        super().make_full(self.compute_dtype if dtype.is_floating_point else dtype, device)\n"
-)
-GATHER = "        return super().gather_input().to(self.full.dtype)\n"
-REDUCE = "        return super().reduce_input().to(self.reduce_dtype)\n"
-MEAN = "        return super().mean(chunk.to(self.shard.dtype))\n"
-INIT = "        super().__init__(parameters, group, device)\n"
-
-mutant = mutants_of("3.17", "precision")
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant(
-        "computes-in-float32",
-        "the full vector keeps the shard's dtype: nothing is gained",
-        FULL,
-        "        super().make_full(dtype, device)\n",
-        DTYPES,
-        "exception",
+    Mutant(
+        id="precision-computes-in-float32",
+        exercise="3.17",
+        mistake="the full vector keeps the shard's dtype: nothing is gained",
+        text=(
+            "        super().make_full(self.compute_dtype if dtype.is_floating_point else "
+            "dtype, device)\n"
+        ),
+        becomes="        super().make_full(dtype, device)\n",
+        caught_by="test_every_tensor_has_its_dtype",
+        told_as="exception",
     ),
-    mutant(
-        "cast-after-gather",
-        "the shards travel in float32 and are cast on arrival",
-        GATHER,
-        GATHER + "\n    def start_gather(self) -> None:\n"
-        "        import torch.distributed as dist\n\n"
-        "        if self.full.untyped_storage().nbytes():\n            return\n"
-        "        self.full.untyped_storage().resize_(self.full.nbytes)\n"
-        "        own = super().gather_input()\n"
-        "        wide = own.new_empty(self.full.numel())\n"
-        "        dist.all_gather_into_tensor(wide, own, group=self.group)\n"
-        "        self.full.data.copy_(wide)\n"
-        "        self.put(self.leaves)\n",
-        BYTES,
-        "message-dtype",
+    Mutant(
+        id="precision-cast-after-gather",
+        exercise="3.17",
+        mistake="the shards travel in float32 and are cast on arrival",
+        text="        return super().gather_input().to(self.full.dtype)\n",
+        becomes="""        return super().gather_input().to(self.full.dtype)
+
+    def start_gather(self) -> None:
+        import torch.distributed as dist
+
+        if self.full.untyped_storage().nbytes():
+            return
+        self.full.untyped_storage().resize_(self.full.nbytes)
+        own = super().gather_input()
+        wide = own.new_empty(self.full.numel())
+        dist.all_gather_into_tensor(wide, own, group=self.group)
+        self.full.data.copy_(wide)
+        self.put(self.leaves)
+""",
+        caught_by="test_bytes_of_a_step",
+        told_as="message-dtype",
     ),
-    mutant(
-        "half-master-weights",
-        "BUGS 76: the master weights are bfloat16 as well",
-        INIT,
-        INIT + "        self.shard = torch.nn.Parameter(\n"
-        "            self.shard.detach().to(compute_dtype), requires_grad=self.shard.requires_grad\n"
-        "        )\n",
-        DTYPES,
-        "dtype",
+    Mutant(
+        id="precision-half-master-weights",
+        exercise="3.17",
+        mistake="the master weights are bfloat16 as well",
+        text="        super().__init__(parameters, group, device)\n",
+        becomes="""        super().__init__(parameters, group, device)
+        self.shard = torch.nn.Parameter(
+            self.shard.detach().to(compute_dtype), requires_grad=self.shard.requires_grad
+        )
+""",
+        caught_by="test_every_tensor_has_its_dtype",
+        told_as="dtype",
     ),
-    mutant(
-        "master-weights-rounded",
-        "BUGS 76: the float32 shards are overwritten by their rounded copy at every gather",
-        GATHER,
-        "        self.shard.data.copy_(self.shard.data.to(self.full.dtype))\n" + GATHER,
-        SMALL,
-        "updates-lost",
+    Mutant(
+        id="precision-master-weights-rounded",
+        exercise="3.17",
+        mistake="the float32 shards are overwritten by their rounded copy at every gather",
+        text="        return super().gather_input().to(self.full.dtype)\n",
+        becomes="""        self.shard.data.copy_(self.shard.data.to(self.full.dtype))
+        return super().gather_input().to(self.full.dtype)
+""",
+        caught_by="test_small_updates_are_not_lost",
+        told_as="updates-lost",
     ),
-    mutant(
-        "reduced-in-bfloat16",
-        "the gradients are added in bfloat16, whatever was asked for",
-        REDUCE,
-        "        return super().reduce_input()\n",
-        BYTES,
-        "message-dtype",
+    Mutant(
+        id="precision-reduced-in-bfloat16",
+        exercise="3.17",
+        mistake="the gradients are added in bfloat16, whatever was asked for",
+        text="        return super().reduce_input().to(self.reduce_dtype)\n",
+        becomes="        return super().reduce_input()\n",
+        caught_by="test_bytes_of_a_step",
+        told_as="message-dtype",
     ),
-    mutant(
-        "sum-rounded",
-        "the reduced gradient is rounded to bfloat16 again",
-        MEAN,
-        "        return super().mean(chunk.to(self.compute_dtype)).to(self.shard.dtype)\n",
-        SUMMED,
-        "rounding",
+    Mutant(
+        id="precision-sum-rounded",
+        exercise="3.17",
+        mistake="the reduced gradient is rounded to bfloat16 again",
+        text="        return super().mean(chunk.to(self.shard.dtype))\n",
+        becomes="        return super().mean(chunk.to(self.compute_dtype)).to(self.shard.dtype)\n",
+        caught_by="test_gradients_are_summed_in_float32",
+        told_as="rounding",
     ),
-    mutant(
-        "summed",
-        "BUGS 20: widened, and the division forgotten",
-        MEAN,
-        "        return chunk.to(self.shard.dtype)\n",
-        SUMMED,
-        "summed",
+    Mutant(
+        id="precision-summed",
+        exercise="3.17",
+        mistake="widened, and the division forgotten",
+        text="        return super().mean(chunk.to(self.shard.dtype))\n",
+        becomes="        return chunk.to(self.shard.dtype)\n",
+        caught_by="test_gradients_are_summed_in_float32",
+        told_as="summed",
     ),
-    mutant(
-        "integers-rounded",
-        "parameters of integers are gathered in bfloat16 as well",
-        "self.compute_dtype if dtype.is_floating_point else dtype",
-        "self.compute_dtype",
-        "test_integers_stay",
-        "dtype",
+    Mutant(
+        id="precision-integers-rounded",
+        exercise="3.17",
+        mistake="parameters of integers are gathered in bfloat16 as well",
+        text="self.compute_dtype if dtype.is_floating_point else dtype",
+        becomes="self.compute_dtype",
+        caught_by="test_integers_stay",
+        told_as="dtype",
     ),
-    mutant(
-        "both-vectors",
-        "a float32 copy of the full vector stays beside the bfloat16 one",
-        FULL,
-        FULL + "        self.wide = torch.zeros(self.full.numel(), dtype=dtype, device=device)\n",
-        HALF,
-        "too-much-memory",
+    Mutant(
+        id="precision-both-vectors",
+        exercise="3.17",
+        mistake="a float32 copy of the full vector stays beside the bfloat16 one",
+        text=(
+            "        super().make_full(self.compute_dtype if dtype.is_floating_point else "
+            "dtype, device)\n"
+        ),
+        becomes=(
+            "        super().make_full(self.compute_dtype if dtype.is_floating_point else "
+            "dtype, device)\n"
+            "        self.wide = torch.zeros(self.full.numel(), dtype=dtype, device=device)\n"
+        ),
+        caught_by="test_full_parameters_take_half",
+        told_as="too-much-memory",
     ),
 ]

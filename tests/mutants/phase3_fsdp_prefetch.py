@@ -1,125 +1,162 @@
 """Wrong implementations of exercise 3.16."""
 
-from distlab.grading.wrong import mutants_of
-
-TRAIN, NEXT = "test_training_equals_one_process", "test_next_unit_is_on_its_way"
-HIDES, BYTES = (
-    "test_communication_hides_behind_compute",
-    "test_last_unit_and_root_are_gathered_once",
-)
-AHEAD, GUESS = "test_one_unit_ahead_and_no_more", "test_wrong_guesses_cost_no_value"
-
-LEFT = "            for left in self.units:\n                left.free()\n"
-FORWARD = """        if len(self.order) < len(self.expected):
-            self.expected[len(self.order)].start_gather()
-"""
-KEPT = "        kept = (root, self.expected[-1]) if torch.is_grad_enabled() else ()\n"
-EACH = "        for each in self.units if unit is root else [unit]:\n"
-BACKWARD = """        if place > 0:
-            self.order[place - 1].start_gather()
-"""
-FINISH = """        if self.reducing is not None:
-            self.reducing.finish_reduce()
-        unit.start_reduce()
-"""
-END = """        if self.reducing is not None:
-            self.reducing.finish_reduce()
-            self.reducing = None
-"""
-
-mutant = mutants_of("3.16", "prefetch")
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant("not-forward", "nothing is prefetched in forward", FORWARD, "", NEXT, "no-prefetch"),
-    mutant("not-backward", "nothing is prefetched in backward", BACKWARD, "", NEXT, "no-prefetch"),
-    mutant(
-        "after-compute",
-        "the next unit is gathered after this one's forward: too late to overlap",
-        FORWARD,
-        "",
-        NEXT,
-        "no-prefetch",
-        (KEPT, FORWARD + KEPT),
+    Mutant(
+        id="prefetch-not-forward",
+        exercise="3.16",
+        mistake="nothing is prefetched in forward",
+        text="""        if len(self.order) < len(self.expected):
+            self.expected[len(self.order)].start_gather()
+""",
+        becomes="",
+        caught_by="test_next_unit_is_on_its_way",
+        told_as="no-prefetch",
     ),
-    mutant(
-        "wrong-direction",
-        "backward prefetches the unit that comes next in forward",
-        BACKWARD,
-        "        if place + 1 < len(self.order):\n"
-        "            self.order[place + 1].start_gather()\n",
-        NEXT,
-        "too-early",
+    Mutant(
+        id="prefetch-not-backward",
+        exercise="3.16",
+        mistake="nothing is prefetched in backward",
+        text="""        if place > 0:
+            self.order[place - 1].start_gather()
+""",
+        becomes="",
+        caught_by="test_next_unit_is_on_its_way",
+        told_as="no-prefetch",
     ),
-    mutant(
-        "all-ahead",
-        "every unit is prefetched at once",
-        FORWARD,
-        "        for ahead in self.expected:\n            ahead.start_gather()\n",
-        AHEAD,
-        "never-freed",
+    Mutant(
+        id="prefetch-after-compute",
+        exercise="3.16",
+        mistake="the next unit is gathered after this one's forward: too late to overlap",
+        text="""        if len(self.order) < len(self.expected):
+            self.expected[len(self.order)].start_gather()
+""",
+        becomes="",
+        more=(
+            (
+                "        kept = (root, self.expected[-1]) if torch.is_grad_enabled() else ()\n",
+                """        if len(self.order) < len(self.expected):
+            self.expected[len(self.order)].start_gather()
+        kept = (root, self.expected[-1]) if torch.is_grad_enabled() else ()
+""",
+            ),
+        ),
+        caught_by="test_next_unit_is_on_its_way",
+        told_as="no-prefetch",
     ),
-    mutant(
-        "waits-at-once",
-        "BUGS 27: the prefetched gather is waited for before the unit computes",
-        FORWARD,
-        FORWARD.replace("start_gather", "gather"),
-        HIDES,
-        "exposed",
+    Mutant(
+        id="prefetch-wrong-direction",
+        exercise="3.16",
+        mistake="backward prefetches the unit that comes next in forward",
+        text="""        if place > 0:
+            self.order[place - 1].start_gather()
+""",
+        becomes="""        if place + 1 < len(self.order):
+            self.order[place + 1].start_gather()
+""",
+        caught_by="test_next_unit_is_on_its_way",
+        told_as="too-early",
     ),
-    mutant(
-        "reduce-waits-at-once",
-        "BUGS 27: every reduce-scatter is waited for where it is issued",
-        FINISH,
-        FINISH + "        unit.finish_reduce()\n",
-        HIDES,
-        "exposed",
+    Mutant(
+        id="prefetch-all-ahead",
+        exercise="3.16",
+        mistake="every unit is prefetched at once",
+        text="""        if len(self.order) < len(self.expected):
+            self.expected[len(self.order)].start_gather()
+""",
+        becomes="""        for ahead in self.expected:
+            ahead.start_gather()
+""",
+        caught_by="test_one_unit_ahead_and_no_more",
+        told_as="never-freed",
     ),
-    mutant(
-        "last-handle",
-        "BUGS 22: the last reduce-scatter is never waited for",
-        END,
-        "",
-        TRAIN,
-        "never-waited",
+    Mutant(
+        id="prefetch-waits-at-once",
+        exercise="3.16",
+        mistake="the prefetched gather is waited for before the unit computes",
+        text="""        if len(self.order) < len(self.expected):
+            self.expected[len(self.order)].start_gather()
+""",
+        becomes="""        if len(self.order) < len(self.expected):
+            self.expected[len(self.order)].gather()
+""",
+        caught_by="test_communication_hides_behind_compute",
+        told_as="exposed",
     ),
-    mutant(
-        "last-freed",
-        "the last unit is freed and gathered again at once",
-        KEPT,
-        "        kept = ()\n",
-        BYTES,
-        "too-many-bytes",
+    Mutant(
+        id="prefetch-reduce-waits-at-once",
+        exercise="3.16",
+        mistake="every reduce-scatter is waited for where it is issued",
+        text="""        if self.reducing is not None:
+            self.reducing.finish_reduce()
+        unit.start_reduce()
+""",
+        becomes="""        if self.reducing is not None:
+            self.reducing.finish_reduce()
+        unit.start_reduce()
+        unit.finish_reduce()
+""",
+        caught_by="test_communication_hides_behind_compute",
+        told_as="exposed",
     ),
-    mutant(
-        "kept-in-evaluation",
-        "root and last unit stay after an evaluation too",
-        KEPT,
-        "        kept = (root, self.expected[-1])\n",
-        AHEAD,
-        "never-freed",
+    Mutant(
+        id="prefetch-last-handle",
+        exercise="3.16",
+        mistake="the last reduce-scatter is never waited for",
+        text="""        if self.reducing is not None:
+            self.reducing.finish_reduce()
+            self.reducing = None
+""",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="never-waited",
     ),
-    mutant(
-        "stale",
-        "BUGS 75: what an evaluation has kept is used after the optimizer's step",
-        LEFT,
-        "",
-        TRAIN,
-        "norm",
+    Mutant(
+        id="prefetch-last-freed",
+        exercise="3.16",
+        mistake="the last unit is freed and gathered again at once",
+        text="        kept = (root, self.expected[-1]) if torch.is_grad_enabled() else ()\n",
+        becomes="        kept = ()\n",
+        caught_by="test_last_unit_and_root_are_gathered_once",
+        told_as="too-many-bytes",
     ),
-    mutant(
-        "always-in-order",
-        "a unit that the last forward did not run has no place in its order",
-        "self.order.index(unit) if unit in self.order else 0",
-        "self.order.index(unit)",
-        GUESS,
-        "exception",
+    Mutant(
+        id="prefetch-kept-in-evaluation",
+        exercise="3.16",
+        mistake="root and last unit stay after an evaluation too",
+        text="        kept = (root, self.expected[-1]) if torch.is_grad_enabled() else ()\n",
+        becomes="        kept = (root, self.expected[-1])\n",
+        caught_by="test_one_unit_ahead_and_no_more",
+        told_as="never-freed",
     ),
-    mutant(
-        "wrong-guess-stays",
-        "a unit that was gathered and not used is not freed",
-        EACH,
-        "        for each in [unit]:\n",
-        GUESS,
-        "never-waited",
+    Mutant(
+        id="prefetch-stale",
+        exercise="3.16",
+        mistake="what an evaluation has kept is used after the optimizer's step",
+        text="""            for left in self.units:
+                left.free()
+""",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="norm",
+    ),
+    Mutant(
+        id="prefetch-always-in-order",
+        exercise="3.16",
+        mistake="a unit that the last forward did not run has no place in its order",
+        text="self.order.index(unit) if unit in self.order else 0",
+        becomes="self.order.index(unit)",
+        caught_by="test_wrong_guesses_cost_no_value",
+        told_as="exception",
+    ),
+    Mutant(
+        id="prefetch-wrong-guess-stays",
+        exercise="3.16",
+        mistake="a unit that was gathered and not used is not freed",
+        text="        for each in self.units if unit is root else [unit]:\n",
+        becomes="        for each in [unit]:\n",
+        caught_by="test_wrong_guesses_cost_no_value",
+        told_as="never-waited",
     ),
 ]

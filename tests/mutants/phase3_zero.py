@@ -1,168 +1,205 @@
 """Wrong implementations of exercise 3.13."""
 
-from distlab.grading.wrong import mutants_of
+from distlab.grading.wrong import Mutant
 
-TRAIN, STATE = "test_training_equals_one_process", "test_state_is_one_part_of_w"
-BYTES, MOVES = "test_bytes_of_a_step", "test_state_moves_to_another_world_size"
-DTYPES = "test_each_dtype_stays"
-GROUP, USERS = "test_works_in_a_group", "test_users_groups_are_obeyed"
-
-BOUNDS = "        first, last = rank * chunk, (rank + 1) * chunk\n"
-VIEWS = "            p.data = view.view(p.shape)\n"
-GATHER = """        handles = [
+MUTANTS = [
+    Mutant(
+        id="zero-shards-nothing",
+        exercise="3.13",
+        mistake="every rank steps everything and nothing is gathered: the right values",
+        text="        first, last = rank * chunk, (rank + 1) * chunk\n",
+        becomes="        first, last = 0, world_size * chunk\n",
+        more=(
+            (
+                """        handles = [
             dist.all_gather_into_tensor(v.flat, v.own, group=self.group, async_op=True)
             for v in self.vectors
         ]
         for handle in handles:
             handle.wait()
-"""
-OPTIONS = """            mine.update({name: v for name, v in users.items() if name != "params"})
-"""
-JOIN = "                    joined.view(-1)[start:stop] = value\n"
-LOADED = """            users.update({name: v for name, v in loaded.items() if name != "params"})
-"""
-CEIL = "        chunk = -(-numel // world_size)\n"
-
-mutant = mutants_of("3.13", "zero")
-
-MUTANTS = [
-    mutant(
-        "shards-nothing",
-        "BUGS 69: every rank steps everything and nothing is gathered: the right values",
-        BOUNDS,
-        "        first, last = 0, world_size * chunk\n",
-        STATE,
-        "too-much-memory",
-        (GATHER, ""),
-    ),
-    mutant(
-        "all-on-first-rank",
-        "BUGS 70: rank 0 owns everything and broadcasts it",
-        BOUNDS,
-        "        first, last = (0, len(self.flat)) if rank == 0 else (0, 0)\n",
-        STATE,
-        "too-much-memory",
-        (
-            GATHER,
-            "        for v in self.vectors:\n"
-            "            dist.broadcast(v.flat, group=self.group, group_src=0)\n",
+""",
+                "",
+            ),
         ),
+        caught_by="test_state_is_one_part_of_w",
+        told_as="too-much-memory",
     ),
-    mutant(
-        "not-gathered",
-        "BUGS 75: the updated chunks are not gathered: every rank has its own model",
-        GATHER,
-        "",
-        TRAIN,
-        "ranks-differ",
+    Mutant(
+        id="zero-all-on-first-rank",
+        exercise="3.13",
+        mistake="rank 0 owns everything and broadcasts it",
+        text="        first, last = rank * chunk, (rank + 1) * chunk\n",
+        becomes="        first, last = (0, len(self.flat)) if rank == 0 else (0, 0)\n",
+        more=(
+            (
+                """        handles = [
+            dist.all_gather_into_tensor(v.flat, v.own, group=self.group, async_op=True)
+            for v in self.vectors
+        ]
+        for handle in handles:
+            handle.wait()
+""",
+                """        for v in self.vectors:
+            dist.broadcast(v.flat, group=self.group, group_src=0)
+""",
+            ),
+        ),
+        caught_by="test_state_is_one_part_of_w",
+        told_as="too-much-memory",
     ),
-    mutant(
-        "dead-tensors",
-        "BUGS 73: the parameters are no views of the vector: the model never moves",
-        VIEWS,
-        "",
-        TRAIN,
-        "not-trained",
+    Mutant(
+        id="zero-not-gathered",
+        exercise="3.13",
+        mistake="the updated chunks are not gathered: every rank has its own model",
+        text="""        handles = [
+            dist.all_gather_into_tensor(v.flat, v.own, group=self.group, async_op=True)
+            for v in self.vectors
+        ]
+        for handle in handles:
+            handle.wait()
+""",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="ranks-differ",
     ),
-    mutant(
-        "not-copied",
-        "the parameters become views of a vector of zeros: the weights are lost",
-        "            view.copy_(p.detach().flatten())\n",
-        "",
-        TRAIN,
-        "values-lost",
+    Mutant(
+        id="zero-dead-tensors",
+        exercise="3.13",
+        mistake="the parameters are no views of the vector: the model never moves",
+        text="            p.data = view.view(p.shape)\n",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="not-trained",
     ),
-    mutant(
-        "summed-vectors",
-        "chunks brought together by an all-reduce of zeros elsewhere: twice the bytes",
-        GATHER,
-        "        for v in self.vectors:\n"
-        "            kept = v.own.clone()\n"
-        "            v.flat.zero_()\n"
-        "            v.own.copy_(kept)\n"
-        "            dist.all_reduce(v.flat, group=self.group)\n",
-        BYTES,
-        "too-many-bytes",
+    Mutant(
+        id="zero-not-copied",
+        exercise="3.13",
+        mistake="the parameters become views of a vector of zeros: the weights are lost",
+        text="            view.copy_(p.detach().flatten())\n",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="values-lost",
     ),
-    mutant(
-        "not-waited",
-        "BUGS 22: nobody waits for the all-gathers",
-        "        for handle in handles:\n            handle.wait()\n",
-        "        del handles\n",
-        BYTES,
-        "never-waited",
+    Mutant(
+        id="zero-summed-vectors",
+        exercise="3.13",
+        mistake="chunks brought together by an all-reduce of zeros elsewhere: twice the bytes",
+        text="""        handles = [
+            dist.all_gather_into_tensor(v.flat, v.own, group=self.group, async_op=True)
+            for v in self.vectors
+        ]
+        for handle in handles:
+            handle.wait()
+""",
+        becomes="""        for v in self.vectors:
+            kept = v.own.clone()
+            v.flat.zero_()
+            v.own.copy_(kept)
+            dist.all_reduce(v.flat, group=self.group)
+""",
+        caught_by="test_bytes_of_a_step",
+        told_as="too-many-bytes",
     ),
-    mutant(
-        "rates-not-copied",
-        "BUGS 30: the scheduler writes to the user's groups, nobody reads there",
-        OPTIONS,
-        "            del mine, users\n",
-        USERS,
-        "rate-ignored",
+    Mutant(
+        id="zero-not-waited",
+        exercise="3.13",
+        mistake="nobody waits for the all-gathers",
+        text="""        for handle in handles:
+            handle.wait()
+""",
+        becomes="        del handles\n",
+        caught_by="test_bytes_of_a_step",
+        told_as="never-waited",
     ),
-    mutant(
-        "floor-chunks",
-        "BUGS 74: the chunk is rounded down: the last elements belong to nobody",
-        CEIL,
-        "        chunk = max(1, numel // world_size)\n",
-        TRAIN,
-        "exception",
+    Mutant(
+        id="zero-rates-not-copied",
+        exercise="3.13",
+        mistake="the scheduler writes to the user's groups, nobody reads there",
+        text=(
+            '            mine.update({name: v for name, v in users.items() if name != "params"})\n'
+        ),
+        becomes="            del mine, users\n",
+        caught_by="test_users_groups_are_obeyed",
+        told_as="rate-ignored",
     ),
-    mutant(
-        "unused-stepped",
-        "a parameter without gradient counts as zero: weight decay moves it",
-        "            part = None if whole is None else whole.flatten()[piece.start : piece.stop]\n",
-        "            whole = torch.zeros_like(piece.whole) if whole is None else whole\n"
-        "            part = whole.flatten()[piece.start : piece.stop]\n",
-        TRAIN,
-        "moved",
+    Mutant(
+        id="zero-floor-chunks",
+        exercise="3.13",
+        mistake="the chunk is rounded down: the last elements belong to nobody",
+        text="        chunk = -(-numel // world_size)\n",
+        becomes="        chunk = max(1, numel // world_size)\n",
+        caught_by="test_training_equals_one_process",
+        told_as="exception",
     ),
-    mutant(
-        "own-state-saved",
-        "BUGS 88: the pieces of the first rank are saved as the whole state",
-        "for pieces in told for piece in pieces",
-        "for pieces in told[:1] for piece in pieces",
-        MOVES,
-        "wrong-keys",
+    Mutant(
+        id="zero-unused-stepped",
+        exercise="3.13",
+        mistake="a parameter without gradient counts as zero: weight decay moves it",
+        text=(
+            "            part = None if whole is None else whole.flatten()[piece.start : "
+            "piece.stop]\n"
+        ),
+        becomes="""            whole = torch.zeros_like(piece.whole) if whole is None else whole
+            part = whole.flatten()[piece.start : piece.stop]
+""",
+        caught_by="test_training_equals_one_process",
+        told_as="moved",
     ),
-    mutant(
-        "pieces-joined-at-start",
-        "BUGS 92: a piece is written to the beginning of its parameter",
-        JOIN,
-        "                    joined.view(-1)[: stop - start] = value\n",
-        MOVES,
-        "wrong-state",
+    Mutant(
+        id="zero-own-state-saved",
+        exercise="3.13",
+        mistake="the pieces of the first rank are saved as the whole state",
+        text="for pieces in told for piece in pieces",
+        becomes="for pieces in told[:1] for piece in pieces",
+        caught_by="test_state_moves_to_another_world_size",
+        told_as="wrong-keys",
     ),
-    mutant(
-        "rate-not-loaded",
-        "BUGS 85: the groups' options are saved, but not loaded",
-        LOADED,
-        "            del users, loaded\n",
-        MOVES,
-        "wrong-rate",
+    Mutant(
+        id="zero-pieces-joined-at-start",
+        exercise="3.13",
+        mistake="a piece is written to the beginning of its parameter",
+        text="                    joined.view(-1)[start:stop] = value\n",
+        becomes="                    joined.view(-1)[: stop - start] = value\n",
+        caught_by="test_state_moves_to_another_world_size",
+        told_as="wrong-state",
     ),
-    mutant(
-        "frozen-sent",
-        "frozen parameters are sent in every step, though nobody changes them",
-        "if p.requires_grad and p.numel()]",
-        "if p.requires_grad or p.numel()]",
-        BYTES,
-        "too-many-bytes",
+    Mutant(
+        id="zero-rate-not-loaded",
+        exercise="3.13",
+        mistake="the groups' options are saved, but not loaded",
+        text=(
+            "            users.update({name: v for name, v in loaded.items() if name != "
+            '"params"})\n'
+        ),
+        becomes="            del users, loaded\n",
+        caught_by="test_state_moves_to_another_world_size",
+        told_as="wrong-rate",
     ),
-    mutant(
-        "one-vector-for-all",
-        "BUGS 76: parameters of all dtypes in one vector, whose dtype they take on",
-        "            for places in partition(trainable, limit, limit)\n",
-        "            for places in [range(len(trainable))]\n",
-        DTYPES,
-        "wrong-dtype",
+    Mutant(
+        id="zero-frozen-sent",
+        exercise="3.13",
+        mistake="frozen parameters are sent in every step, though nobody changes them",
+        text="if p.requires_grad and p.numel()]",
+        becomes="if p.requires_grad or p.numel()]",
+        caught_by="test_bytes_of_a_step",
+        told_as="too-many-bytes",
     ),
-    mutant(
-        "default-group",
-        "the all-gather ignores the group",
-        "v.own, group=self.group, async_op=True",
-        "v.own, async_op=True",
-        GROUP,
-        "hang",
+    Mutant(
+        id="zero-one-vector-for-all",
+        exercise="3.13",
+        mistake="parameters of all dtypes in one vector, whose dtype they take on",
+        text="            for places in partition(trainable, limit, limit)\n",
+        becomes="            for places in [range(len(trainable))]\n",
+        caught_by="test_each_dtype_stays",
+        told_as="wrong-dtype",
+    ),
+    Mutant(
+        id="zero-default-group",
+        exercise="3.13",
+        mistake="the all-gather ignores the group",
+        text="v.own, group=self.group, async_op=True",
+        becomes="v.own, async_op=True",
+        caught_by="test_works_in_a_group",
+        told_as="hang",
     ),
 ]

@@ -1,142 +1,163 @@
 """Wrong implementations of exercise 3.14."""
 
-from distlab.grading.wrong import mutants_of
-
-TRAIN, PART = "test_training_equals_one_process", "test_gradients_are_one_part_of_w"
-BYTES, OVERLAP = "test_bytes_of_a_step", "test_gradients_leave_during_backward"
-GROUP, CLIP = "test_works_in_a_group", "test_clipping"
-TWICE = "test_a_gradient_that_is_complete_twice_is_an_error"
-
-SCATTER = """        chunk = torch.empty_like(vector.own)
-        work = dist.reduce_scatter_tensor(chunk, joined, group=self.group, async_op=True)
-"""
-REDUCED = """        chunk = joined[dist.get_rank(self.group) * len(vector.own) :][: len(vector.own)]
-        work = dist.all_reduce(joined, group=self.group, async_op=True)
-"""
-SQUARES = "        dist.all_reduce(squares, group=self.group)\n"
-
-mutant = mutants_of("3.14", "zero2")
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant(
-        "all-reduced",
-        "BUGS 72: gradients are all-reduced and cut afterwards: twice the bytes",
-        SCATTER,
-        REDUCED,
-        BYTES,
-        "too-many-bytes",
+    Mutant(
+        id="zero2-all-reduced",
+        exercise="3.14",
+        mistake="gradients are all-reduced and cut afterwards: twice the bytes",
+        text="""        chunk = torch.empty_like(vector.own)
+        work = dist.reduce_scatter_tensor(chunk, joined, group=self.group, async_op=True)
+""",
+        becomes=(
+            "        chunk = joined[dist.get_rank(self.group) * len(vector.own) :][: "
+            "len(vector.own)]\n"
+            "        work = dist.all_reduce(joined, group=self.group, async_op=True)\n"
+        ),
+        caught_by="test_bytes_of_a_step",
+        told_as="too-many-bytes",
     ),
-    mutant(
-        "chunk-is-a-view",
-        "BUGS 69: all-reduced, and the part is a view: the whole gradient stays alive",
-        SCATTER,
-        REDUCED,
-        PART,
-        "too-much-memory",
+    Mutant(
+        id="zero2-chunk-is-a-view",
+        exercise="3.14",
+        mistake="all-reduced, and the part is a view: the whole gradient stays alive",
+        text="""        chunk = torch.empty_like(vector.own)
+        work = dist.reduce_scatter_tensor(chunk, joined, group=self.group, async_op=True)
+""",
+        becomes=(
+            "        chunk = joined[dist.get_rank(self.group) * len(vector.own) :][: "
+            "len(vector.own)]\n"
+            "        work = dist.all_reduce(joined, group=self.group, async_op=True)\n"
+        ),
+        caught_by="test_gradients_are_one_part_of_w",
+        told_as="too-much-memory",
     ),
-    mutant(
-        "at-the-end",
-        "BUGS 27: nothing leaves before backward is done: all gradients are there at once",
-        "        while len(self.left) < len(self.vectors):\n",
-        "        while False:\n",
-        OVERLAP,
-        "no-overlap",
+    Mutant(
+        id="zero2-at-the-end",
+        exercise="3.14",
+        mistake="nothing leaves before backward is done: all gradients are there at once",
+        text="        while len(self.left) < len(self.vectors):\n",
+        becomes="        while False:\n",
+        caught_by="test_gradients_leave_during_backward",
+        told_as="no-overlap",
     ),
-    mutant(
-        "local-norm",
-        "BUGS 39: every rank clips by the norm of its own part",
-        SQUARES,
-        "",
-        TRAIN,
-        "norm",
+    Mutant(
+        id="zero2-local-norm",
+        exercise="3.14",
+        mistake="every rank clips by the norm of its own part",
+        text="        dist.all_reduce(squares, group=self.group)\n",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="norm",
     ),
-    mutant(
-        "norm-of-norms",
-        "BUGS 39: norms are summed over the ranks, not their squares",
-        "        norm = squares.sqrt()\n",
-        "        norm = squares\n",
-        TRAIN,
-        "norm",
-        (SQUARES, "        squares = squares.sqrt()\n" + SQUARES),
+    Mutant(
+        id="zero2-norm-of-norms",
+        exercise="3.14",
+        mistake="norms are summed over the ranks, not their squares",
+        text="        norm = squares.sqrt()\n",
+        becomes="        norm = squares\n",
+        more=(
+            (
+                "        dist.all_reduce(squares, group=self.group)\n",
+                """        squares = squares.sqrt()
+        dist.all_reduce(squares, group=self.group)
+""",
+            ),
+        ),
+        caught_by="test_training_equals_one_process",
+        told_as="norm",
     ),
-    mutant(
-        "summed",
-        "BUGS 20: the sum over the ranks, not the mean",
-        "        chunk.div_(dist.get_world_size(self.group))\n",
-        "",
-        TRAIN,
-        "norm",
+    Mutant(
+        id="zero2-summed",
+        exercise="3.14",
+        mistake="the sum over the ranks, not the mean",
+        text="        chunk.div_(dist.get_world_size(self.group))\n",
+        becomes="",
+        caught_by="test_training_equals_one_process",
+        told_as="norm",
     ),
-    mutant(
-        "accumulation-lost",
-        "BUGS 57: a second backward replaces what the first has left",
-        "            vector.gradient += chunk\n",
-        "            vector.gradient = chunk\n",
-        TRAIN,
-        "norm",
+    Mutant(
+        id="zero2-accumulation-lost",
+        exercise="3.14",
+        mistake="a second backward replaces what the first has left",
+        text="            vector.gradient += chunk\n",
+        becomes="            vector.gradient = chunk\n",
+        caught_by="test_training_equals_one_process",
+        told_as="norm",
     ),
-    mutant(
-        "never-cleared",
-        "zero_grad leaves the vector's gradient: every step adds to the last one's",
-        "            vector.gradient = None\n",
-        "            vector.own.grad = None\n",
-        PART,
-        "not-cleared",
+    Mutant(
+        id="zero2-never-cleared",
+        exercise="3.14",
+        mistake="zero_grad leaves the vector's gradient: every step adds to the last one's",
+        text="            vector.gradient = None\n",
+        becomes="            vector.own.grad = None\n",
+        caught_by="test_gradients_are_one_part_of_w",
+        told_as="not-cleared",
     ),
-    mutant(
-        "unused-stepped",
-        "a parameter that no rank has used gets zeros: weight decay moves it",
-        "                if piece.whole in anyone:\n",
-        "                if anyone:\n",
-        TRAIN,
-        "moved",
+    Mutant(
+        id="zero2-unused-stepped",
+        exercise="3.14",
+        mistake="a parameter that no rank has used gets zeros: weight decay moves it",
+        text="                if piece.whole in anyone:\n",
+        becomes="                if anyone:\n",
+        caught_by="test_training_equals_one_process",
+        told_as="moved",
     ),
-    mutant(
-        "last-never-leaves",
-        "BUGS 28: a vector with an unused parameter is never sent",
-        "            self._leave(vector)\n        parameters",
-        "            pass\n        parameters",
-        TRAIN,
-        "exception",
+    Mutant(
+        id="zero2-last-never-leaves",
+        exercise="3.14",
+        mistake="a vector with an unused parameter is never sent",
+        text="""            self._leave(vector)
+        parameters""",
+        becomes="""            pass
+        parameters""",
+        caught_by="test_training_equals_one_process",
+        told_as="exception",
     ),
-    mutant(
-        "all-on-their-way",
-        "nobody waits before the end of backward: all joined gradients are alive",
-        "        if len(self.reducing) > 1:\n",
-        "        if False:\n",
-        PART,
-        "high-peak",
+    Mutant(
+        id="zero2-all-on-their-way",
+        exercise="3.14",
+        mistake="nobody waits before the end of backward: all joined gradients are alive",
+        text="        if len(self.reducing) > 1:\n",
+        becomes="        if False:\n",
+        caught_by="test_gradients_are_one_part_of_w",
+        told_as="high-peak",
     ),
-    mutant(
-        "second-gradient-lost",
-        "a gradient that is complete twice is taken once, or too late",
-        "        if p in self.arrived:\n",
-        "        if False:\n",
-        TWICE,
-        "twice-accepted",
+    Mutant(
+        id="zero2-second-gradient-lost",
+        exercise="3.14",
+        mistake="a gradient that is complete twice is taken once, or too late",
+        text="        if p in self.arrived:\n",
+        becomes="        if False:\n",
+        caught_by="test_a_gradient_that_is_complete_twice_is_an_error",
+        told_as="twice-accepted",
     ),
-    mutant(
-        "default-group",
-        "the reduce-scatter ignores the group",
-        "joined, group=self.group, async_op=True",
-        "joined, async_op=True",
-        GROUP,
-        "hang",
+    Mutant(
+        id="zero2-default-group",
+        exercise="3.14",
+        mistake="the reduce-scatter ignores the group",
+        text="joined, group=self.group, async_op=True",
+        becomes="joined, async_op=True",
+        caught_by="test_works_in_a_group",
+        told_as="hang",
     ),
-    mutant(
-        "norm-in-half",
-        "BUGS 76: squares are summed in the gradients' dtype: in float16 they overflow",
-        "dtypes, torch.float32)",
-        "dtypes)",
-        CLIP,
-        "norm-dtype",
+    Mutant(
+        id="zero2-norm-in-half",
+        exercise="3.14",
+        mistake="squares are summed in the gradients' dtype: in float16 they overflow",
+        text="dtypes, torch.float32)",
+        becomes="dtypes)",
+        caught_by="test_clipping",
+        told_as="norm-dtype",
     ),
-    mutant(
-        "enlarged",
-        "BUGS 39: gradients are scaled to the limit also where their norm is below it",
-        ".clamp(max=1.0)",
-        "",
-        CLIP,
-        "enlarged",
+    Mutant(
+        id="zero2-enlarged",
+        exercise="3.14",
+        mistake="gradients are scaled to the limit also where their norm is below it",
+        text=".clamp(max=1.0)",
+        becomes="",
+        caught_by="test_clipping",
+        told_as="enlarged",
     ),
 ]

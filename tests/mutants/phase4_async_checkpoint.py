@@ -1,162 +1,186 @@
 """Wrong implementations of exercise 4.3."""
 
-from distlab.grading.wrong import mutants_of
-
-COPIED, REUSED = "test_snapshot_is_a_copy", "test_snapshot_memory_is_used_again"
-MOMENT, ONE = "test_file_holds_the_moment_of_the_call", "test_one_save_at_a_time"
-ERRORS, LEFT = "test_errors_of_the_writer_are_raised", "test_nothing_is_left_behind"
-
-TAKE = '        copies = self.snapshot.take({"trees": list(trees)})["trees"]\n'
-START = "        self.writer.start()\n"
-WAIT = "        self.wait()\n        trees"
-KEPT = "            self.error = error\n"
-LEAVE = "        self.close()\n"
-
-ALONE = "test_a_single_process_needs_no_process_group"
-
-mutant = mutants_of("4.3", "async")
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant(
-        "no-snapshot",
-        "BUGS 94: the writer reads the live tensors while training changes them",
-        TAKE,
-        "        copies = list(trees)\n",
-        MOMENT,
-        "moment",
+    Mutant(
+        id="async-no-snapshot",
+        exercise="4.3",
+        mistake="the writer reads the live tensors while training changes them",
+        text='        copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
+        becomes="        copies = list(trees)\n",
+        caught_by="test_file_holds_the_moment_of_the_call",
+        told_as="moment",
     ),
-    mutant(
-        "shallow",
-        "BUGS 94: the dictionaries are copied, the tensors are not",
-        TAKE,
-        "        copies = [copy.copy(tree) for tree in trees]\n",
-        MOMENT,
-        "moment",
+    Mutant(
+        id="async-shallow",
+        exercise="4.3",
+        mistake="the dictionaries are copied, the tensors are not",
+        text='        copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
+        becomes="        copies = [copy.copy(tree) for tree in trees]\n",
+        caught_by="test_file_holds_the_moment_of_the_call",
+        told_as="moment",
     ),
-    mutant(
-        "late-snapshot",
-        "BUGS 94: the snapshot is taken by the writer, when training has gone on",
-        TAKE,
-        "        copies = list(trees)\n",
-        MOMENT,
-        "moment",
-        (
-            "            self.path = self.store.save(step, shared, own, score=score, metadata=metadata)\n",
-            "            time.sleep(0.2)\n"
-            "            shared, own = self.snapshot.take({'trees': [shared, own]})['trees']\n"
-            "            self.path = self.store.save(step, shared, own, score=score, metadata=metadata)\n",
+    Mutant(
+        id="async-late-snapshot",
+        exercise="4.3",
+        mistake="the snapshot is taken by the writer, when training has gone on",
+        text='        copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
+        becomes="        copies = list(trees)\n",
+        more=(
+            (
+                (
+                    "            self.path = self.store.save(step, shared, own, score=score, "
+                    "metadata=metadata)\n"
+                ),
+                """            time.sleep(0.2)
+            shared, own = self.snapshot.take({'trees': [shared, own]})['trees']
+            self.path = self.store.save(step, shared, own, score=score, metadata=metadata)
+""",
+            ),
         ),
+        caught_by="test_file_holds_the_moment_of_the_call",
+        told_as="moment",
     ),
-    mutant(
-        "lists-shared",
-        "tensors are copied, the lists and dictionaries beside them are the live ones",
-        "            if type(value) in (list, tuple):\n",
-        "            if type(value) in (list, tuple) and not every(value):\n"
-        "                return value\n"
-        "            if type(value) in (list, tuple):\n",
-        COPIED,
-        "moment",
-        (
-            "        def walk(value: Any, path: str) -> Any:\n",
-            "        def every(value: Any) -> bool:\n"
-            "            return any(isinstance(v, (Tensor, dict, list, tuple)) for v in value)\n\n"
-            "        def walk(value: Any, path: str) -> Any:\n",
+    Mutant(
+        id="async-lists-shared",
+        exercise="4.3",
+        mistake="tensors are copied, the lists and dictionaries beside them are the live ones",
+        text="            if type(value) in (list, tuple):\n",
+        becomes="""            if type(value) in (list, tuple) and not every(value):
+                return value
+            if type(value) in (list, tuple):
+""",
+        more=(
+            (
+                "        def walk(value: Any, path: str) -> Any:\n",
+                """        def every(value: Any) -> bool:
+            return any(isinstance(v, (Tensor, dict, list, tuple)) for v in value)
+
+        def walk(value: Any, path: str) -> Any:
+""",
+            ),
         ),
+        caught_by="test_snapshot_is_a_copy",
+        told_as="moment",
     ),
-    mutant(
-        "untied",
-        "tied weights become two",
-        "            if value.numel() == 0 or memory not in copies:\n",
-        "            if True:\n",
-        COPIED,
-        "untied",
+    Mutant(
+        id="async-untied",
+        exercise="4.3",
+        mistake="tied weights become two",
+        text="            if value.numel() == 0 or memory not in copies:\n",
+        becomes="            if True:\n",
+        caught_by="test_snapshot_is_a_copy",
+        told_as="untied",
     ),
-    mutant(
-        "new-memory",
-        "every snapshot takes new memory",
-        "        self.tensors = fresh\n",
-        "",
-        REUSED,
-        "new-memory",
+    Mutant(
+        id="async-new-memory",
+        exercise="4.3",
+        mistake="every snapshot takes new memory",
+        text="        self.tensors = fresh\n",
+        becomes="",
+        caught_by="test_snapshot_memory_is_used_again",
+        told_as="new-memory",
     ),
-    mutant(
-        "synchronous",
-        "save waits for the writer",
-        START,
-        START + "        self.writer.join()\n",
-        MOMENT,
-        "synchronous",
+    Mutant(
+        id="async-synchronous",
+        exercise="4.3",
+        mistake="save waits for the writer",
+        text="        self.writer.start()\n",
+        becomes="""        self.writer.start()
+        self.writer.join()
+""",
+        caught_by="test_file_holds_the_moment_of_the_call",
+        told_as="synchronous",
     ),
-    mutant(
-        "score-lost",
-        "the writer forgets the score: the best checkpoint is deleted",
-        "own, score=score, metadata=metadata)\n",
-        "own, metadata=metadata)\n",
-        ALONE,
-        "score-lost",
+    Mutant(
+        id="async-score-lost",
+        exercise="4.3",
+        mistake="the writer forgets the score: the best checkpoint is deleted",
+        text="own, score=score, metadata=metadata)\n",
+        becomes="own, metadata=metadata)\n",
+        caught_by="test_a_single_process_needs_no_process_group",
+        told_as="score-lost",
     ),
-    mutant(
-        "group-needed",
-        "a single process has to make a process group to save",
-        "        if dist.is_initialized():\n",
-        "        if True:\n",
-        ALONE,
-        "exception",
+    Mutant(
+        id="async-group-needed",
+        exercise="4.3",
+        mistake="a single process has to make a process group to save",
+        text="        if dist.is_initialized():\n",
+        becomes="        if True:\n",
+        caught_by="test_a_single_process_needs_no_process_group",
+        told_as="exception",
     ),
-    mutant(
-        "graph-kept",
-        "the copy is recorded by autograd, and keeps the parameter alive",
-        "copy_(value.detach(), non_blocking=True)\n",
-        "copy_(value, non_blocking=True)\n",
-        COPIED,
-        "graph-kept",
+    Mutant(
+        id="async-graph-kept",
+        exercise="4.3",
+        mistake="the copy is recorded by autograd, and keeps the parameter alive",
+        text="copy_(value.detach(), non_blocking=True)\n",
+        becomes="copy_(value, non_blocking=True)\n",
+        caught_by="test_snapshot_is_a_copy",
+        told_as="graph-kept",
     ),
-    mutant(
-        "two-at-a-time",
-        "the second save does not wait: it overwrites the snapshot that is being written",
-        WAIT,
-        "        trees",
-        ONE,
-        "overtaken",
+    Mutant(
+        id="async-two-at-a-time",
+        exercise="4.3",
+        mistake="the second save does not wait: it overwrites the snapshot that is being written",
+        text="""        self.wait()
+        trees""",
+        becomes="        trees",
+        caught_by="test_one_save_at_a_time",
+        told_as="overtaken",
     ),
-    mutant(
-        "stall-of-copy",
-        "waiting for the save before does not count as a stall",
-        "        begun = time.perf_counter()\n        self.wait()\n",
-        "        self.wait()\n        begun = time.perf_counter()\n",
-        ONE,
-        "stall",
+    Mutant(
+        id="async-stall-of-copy",
+        exercise="4.3",
+        mistake="waiting for the save before does not count as a stall",
+        text="""        begun = time.perf_counter()
+        self.wait()
+""",
+        becomes="""        self.wait()
+        begun = time.perf_counter()
+""",
+        caught_by="test_one_save_at_a_time",
+        told_as="stall",
     ),
-    mutant(
-        "error-lost",
-        "what goes wrong in the writer is printed by the thread, at best",
-        KEPT,
-        "            print(error)\n",
-        ERRORS,
-        "error-lost",
+    Mutant(
+        id="async-error-lost",
+        exercise="4.3",
+        mistake="what goes wrong in the writer is printed by the thread, at best",
+        text="            self.error = error\n",
+        becomes="            print(error)\n",
+        caught_by="test_errors_of_the_writer_are_raised",
+        told_as="error-lost",
     ),
-    mutant(
-        "error-for-ever",
-        "an old error is raised again by every later call",
-        "        error, self.error = self.error, None\n",
-        "        error = self.error\n",
-        ERRORS,
-        "error-lost",
+    Mutant(
+        id="async-error-for-ever",
+        exercise="4.3",
+        mistake="an old error is raised again by every later call",
+        text="        error, self.error = self.error, None\n",
+        becomes="        error = self.error\n",
+        caught_by="test_errors_of_the_writer_are_raised",
+        told_as="error-lost",
     ),
-    mutant(
-        "training-group",
-        "the writers talk in the group that training uses",
-        "            self.store.group = self.group\n",
-        "            dist.destroy_process_group(self.group)\n            self.group = None\n",
-        LEFT,
-        "shared-group",
+    Mutant(
+        id="async-training-group",
+        exercise="4.3",
+        mistake="the writers talk in the group that training uses",
+        text="            self.store.group = self.group\n",
+        becomes="""            dist.destroy_process_group(self.group)
+            self.group = None
+""",
+        caught_by="test_nothing_is_left_behind",
+        told_as="shared-group",
     ),
-    mutant(
-        "not-waited",
-        "the with block ends while the last save is still under way",
-        LEAVE,
-        "        if kind is None:\n            self.close()\n",
-        LEFT,
-        "not-waited",
+    Mutant(
+        id="async-not-waited",
+        exercise="4.3",
+        mistake="the with block ends while the last save is still under way",
+        text="        self.close()\n",
+        becomes="""        if kind is None:
+            self.close()
+""",
+        caught_by="test_nothing_is_left_behind",
+        told_as="not-waited",
     ),
 ]

@@ -1,111 +1,130 @@
 """Wrong implementations of exercise 4.1."""
 
-from distlab.grading.wrong import mutants_of
-
-KILLED = "test_killed_at_every_operation"
-POWER = "test_power_fails_at_every_operation"
-DAMAGED = "test_any_damage_is_found"
-KEPT = "test_which_are_kept"
-CLOSED = "test_a_closed_folder_is_not_an_empty_one"
-
-MARK = """        marker = folder / (MARKER + ASIDE)
-        write_bytes(marker, hashlib.sha256(text).hexdigest().encode())
-        os.rename(marker, folder / MARKER)
-"""
-NUMBER = "        number = 1 + max((int(name[:6]) for name in self.names()), default=0)\n"
-HASHED = '                if hash_of_file(self.path / name / file) != entry["sha256"]:\n'
-
-mutant = mutants_of("4.1", "survive")
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant(
-        "live-file",
-        "BUGS 83: one place for the checkpoint, cleared before the new one is written to it",
-        NUMBER,
-        "        shutil.rmtree(self.path / '000001-step-00000001', ignore_errors=True)\n        number = step = 1\n",
-        KILLED,
-        "unloadable",
+    Mutant(
+        id="survive-live-file",
+        exercise="4.1",
+        mistake="one place for the checkpoint, cleared before the new one is written to it",
+        text="        number = 1 + max((int(name[:6]) for name in self.names()), default=0)\n",
+        becomes="""        shutil.rmtree(self.path / '000001-step-00000001', ignore_errors=True)
+        number = step = 1
+""",
+        caught_by="test_killed_at_every_operation",
+        told_as="unloadable",
     ),
-    mutant(
-        "names-not-flushed",
-        "the folder is renamed, but the new name is not forced to the disk",
-        "        flush_folder(self.path)\n        marker",
-        "        marker",
-        POWER,
-        "lost",
+    Mutant(
+        id="survive-names-not-flushed",
+        exercise="4.1",
+        mistake="the folder is renamed, but the new name is not forced to the disk",
+        text="""        flush_folder(self.path)
+        marker""",
+        becomes="        marker",
+        caught_by="test_power_fails_at_every_operation",
+        told_as="lost",
     ),
-    mutant(
-        "marker-not-flushed",
-        "the marker's name is not forced to the disk",
-        "        os.rename(marker, folder / MARKER)\n        flush_folder(folder)\n",
-        "        os.rename(marker, folder / MARKER)\n",
-        POWER,
-        "lost",
+    Mutant(
+        id="survive-marker-not-flushed",
+        exercise="4.1",
+        mistake="the marker's name is not forced to the disk",
+        text="""        os.rename(marker, folder / MARKER)
+        flush_folder(folder)
+""",
+        becomes="        os.rename(marker, folder / MARKER)\n",
+        caught_by="test_power_fails_at_every_operation",
+        told_as="lost",
     ),
-    mutant(
-        "torn-marker",
-        "the marker is written in its place, and may be half there",
-        MARK,
-        "        write_bytes(folder / MARKER, hashlib.sha256(text).hexdigest().encode())\n",
-        KILLED,
-        "unloadable",
+    Mutant(
+        id="survive-torn-marker",
+        exercise="4.1",
+        mistake="the marker is written in its place, and may be half there",
+        text="""        marker = folder / (MARKER + ASIDE)
+        write_bytes(marker, hashlib.sha256(text).hexdigest().encode())
+        os.rename(marker, folder / MARKER)
+""",
+        becomes="        write_bytes(folder / MARKER, hashlib.sha256(text).hexdigest().encode())\n",
+        caught_by="test_killed_at_every_operation",
+        told_as="unloadable",
     ),
-    mutant(
-        "no-hashes",
-        "sizes are compared, contents are not",
-        HASHED,
-        "                if False:\n",
-        DAMAGED,
-        "damage-unseen",
+    Mutant(
+        id="survive-no-hashes",
+        exercise="4.1",
+        mistake="sizes are compared, contents are not",
+        text='                if hash_of_file(self.path / name / file) != entry["sha256"]:\n',
+        becomes="                if False:\n",
+        caught_by="test_any_damage_is_found",
+        told_as="damage-unseen",
     ),
-    mutant(
-        "killed-leftovers",
-        "what killed saves have left is never cleared",
-        "                shutil.rmtree(path)\n        number",
-        "                pass\n        number",
-        KILLED,
-        "leftovers",
-        (NUMBER, NUMBER.replace("self.names()", "(p.name for p in self.path.iterdir())")),
+    Mutant(
+        id="survive-killed-leftovers",
+        exercise="4.1",
+        mistake="what killed saves have left is never cleared",
+        text="""                shutil.rmtree(path)
+        number""",
+        becomes="""                pass
+        number""",
+        more=(
+            (
+                "        number = 1 + max((int(name[:6]) for name in self.names()), default=0)\n",
+                (
+                    "        number = 1 + max((int(name[:6]) for name in (p.name for p in "
+                    "self.path.iterdir())), default=0)\n"
+                ),
+            ),
+        ),
+        caught_by="test_killed_at_every_operation",
+        told_as="leftovers",
     ),
-    mutant(
-        "newest-by-step",
-        "the highest step counts as the newest: after going back, the old branch is loaded",
-        "            return sorted(filter(NAME.fullmatch, os.listdir(self.path)))\n",
-        "            names = filter(NAME.fullmatch, os.listdir(self.path))\n"
-        "            return sorted(names, key=lambda name: (name[-8:], name))\n",
-        KEPT,
-        "kept",
+    Mutant(
+        id="survive-newest-by-step",
+        exercise="4.1",
+        mistake="the highest step counts as the newest: after going back, the old branch is loaded",
+        text="            return sorted(filter(NAME.fullmatch, os.listdir(self.path)))\n",
+        becomes="""            names = filter(NAME.fullmatch, os.listdir(self.path))
+            return sorted(names, key=lambda name: (name[-8:], name))
+""",
+        caught_by="test_which_are_kept",
+        told_as="kept",
     ),
-    mutant(
-        "best-without-score",
-        "a checkpoint without a score counts as one of the best",
-        "if self._score(name) > -math.inf]\n",
-        "]\n",
-        KEPT,
-        "kept",
+    Mutant(
+        id="survive-best-without-score",
+        exercise="4.1",
+        mistake="a checkpoint without a score counts as one of the best",
+        text="if self._score(name) > -math.inf]\n",
+        becomes="]\n",
+        caught_by="test_which_are_kept",
+        told_as="kept",
     ),
-    mutant(
-        "files-not-flushed",
-        "the names of the files are not forced to the disk before the marker is",
-        "        flush_folder(aside)\n",
-        "",
-        POWER,
-        "unloadable",
+    Mutant(
+        id="survive-files-not-flushed",
+        exercise="4.1",
+        mistake="the names of the files are not forced to the disk before the marker is",
+        text="        flush_folder(aside)\n",
+        becomes="",
+        caught_by="test_power_fails_at_every_operation",
+        told_as="unloadable",
     ),
-    mutant(
-        "closed-is-empty",
-        "a folder that can't be read counts as an empty one: training begins anew",
-        "        except FileNotFoundError:\n            return []\n",
-        "        except OSError:\n            return []\n",
-        CLOSED,
-        "silent-restart",
+    Mutant(
+        id="survive-closed-is-empty",
+        exercise="4.1",
+        mistake="a folder that can't be read counts as an empty one: training begins anew",
+        text="""        except FileNotFoundError:
+            return []
+""",
+        becomes="""        except OSError:
+            return []
+""",
+        caught_by="test_a_closed_folder_is_not_an_empty_one",
+        told_as="silent-restart",
     ),
-    mutant(
-        "lowest-is-best",
-        "the lowest score is kept",
-        "        best = sorted(scored, key=self._score, reverse=True)[:keep_best]\n",
-        "        best = sorted(scored, key=self._score)[:keep_best]\n",
-        KEPT,
-        "kept",
+    Mutant(
+        id="survive-lowest-is-best",
+        exercise="4.1",
+        mistake="the lowest score is kept",
+        text="        best = sorted(scored, key=self._score, reverse=True)[:keep_best]\n",
+        becomes="        best = sorted(scored, key=self._score)[:keep_best]\n",
+        caught_by="test_which_are_kept",
+        told_as="kept",
     ),
 ]

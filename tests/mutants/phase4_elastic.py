@@ -1,93 +1,93 @@
 """Wrong implementations of exercise 4.4."""
 
-from distlab.grading.wrong import mutants_of
-
-ANEW, READ = "test_chunks_are_cut_anew", "test_only_what_overlaps_is_read"
-STREAMS = "test_random_streams"
-
-CUT = "own[: len(chunk_of(numel, world_size, rank))].clone()}\n"
-OVERLAP = "            if low < high:\n"
-PART = "                parts.append(chunk[low - theirs.start : high - theirs.start])\n"
-WALK = "    return walk(read(rank * saved.world_size // world_size), ())\n"
-NEW = "        if rank < self.saved.world_size:\n"
-NUMBERS = "np.random.SeedSequence([self.seed, self.step, rank])"
-
-mutant = mutants_of("4.4", "elastic")
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant(
-        "padding-saved",
-        "BUGS 74: the padding is saved with the chunk",
-        CUT,
-        "own.clone()}\n",
-        ANEW,
-        "exception",
+    Mutant(
+        id="elastic-padding-saved",
+        exercise="4.4",
+        mistake="the padding is saved with the chunk",
+        text="own[: len(chunk_of(numel, world_size, rank))].clone()}\n",
+        becomes="own.clone()}\n",
+        caught_by="test_chunks_are_cut_anew",
+        told_as="exception",
     ),
-    mutant(
-        "view-saved",
-        "the chunk is a view: training changes it, and all of its memory is kept",
-        CUT,
-        "own[: len(chunk_of(numel, world_size, rank))]}\n",
-        READ,
-        "view",
+    Mutant(
+        id="elastic-view-saved",
+        exercise="4.4",
+        mistake="the chunk is a view: training changes it, and all of its memory is kept",
+        text="own[: len(chunk_of(numel, world_size, rank))].clone()}\n",
+        becomes="own[: len(chunk_of(numel, world_size, rank))]}\n",
+        caught_by="test_only_what_overlaps_is_read",
+        told_as="view",
     ),
-    mutant(
-        "same-number",
-        "BUGS 92: rank r takes the chunk of the old rank r",
-        WALK,
-        "    return read(rank % saved.world_size)\n",
-        ANEW,
-        "shape",
+    Mutant(
+        id="elastic-same-number",
+        exercise="4.4",
+        mistake="rank r takes the chunk of the old rank r",
+        text="    return walk(read(rank * saved.world_size // world_size), ())\n",
+        becomes="    return read(rank % saved.world_size)\n",
+        caught_by="test_chunks_are_cut_anew",
+        told_as="shape",
     ),
-    mutant(
-        "from-the-chunks-start",
-        "BUGS 92: what overlaps is read from the old chunk's first element on",
-        PART,
-        "                parts.append(chunk[: high - low])\n",
-        ANEW,
-        "wrong",
+    Mutant(
+        id="elastic-from-the-chunks-start",
+        exercise="4.4",
+        mistake="what overlaps is read from the old chunk's first element on",
+        text="                parts.append(chunk[low - theirs.start : high - theirs.start])\n",
+        becomes="                parts.append(chunk[: high - low])\n",
+        caught_by="test_chunks_are_cut_anew",
+        told_as="wrong",
     ),
-    mutant(
-        "reads-everything",
-        "every rank reads the state of all ranks: on a cluster, W times the checkpoint",
-        OVERLAP,
-        "            read(other)\n" + OVERLAP,
-        READ,
-        "reads-too-much",
+    Mutant(
+        id="elastic-reads-everything",
+        exercise="4.4",
+        mistake="every rank reads the state of all ranks: on a cluster, W times the checkpoint",
+        text="            if low < high:\n",
+        becomes="""            read(other)
+            if low < high:
+""",
+        caught_by="test_only_what_overlaps_is_read",
+        told_as="reads-too-much",
     ),
-    mutant(
-        "streams-repeated",
-        "BUGS 16: a new rank takes the random streams of an old one: the same dropout twice",
-        NEW,
-        "        if rank >= self.saved.world_size:\n"
-        "            mine = self.saved.own(rank % self.saved.world_size)\n"
-        '            streams, states = mine["random"], {n: mine["parts"][n] for n in generators}\n'
-        "        elif rank < self.saved.world_size:\n",
-        STREAMS,
-        "same-stream",
+    Mutant(
+        id="elastic-streams-repeated",
+        exercise="4.4",
+        mistake="a new rank takes the random streams of an old one: the same dropout twice",
+        text="        if rank < self.saved.world_size:\n",
+        becomes="""        if rank >= self.saved.world_size:
+            mine = self.saved.own(rank % self.saved.world_size)
+            streams, states = mine["random"], {n: mine["parts"][n] for n in generators}
+        elif rank < self.saved.world_size:
+""",
+        caught_by="test_random_streams",
+        told_as="same-stream",
     ),
-    mutant(
-        "streams-without-step",
-        "a rank that comes a second time draws the numbers of its first time again",
-        NUMBERS,
-        "np.random.SeedSequence([self.seed, rank])",
-        STREAMS,
-        "same-stream",
+    Mutant(
+        id="elastic-streams-without-step",
+        exercise="4.4",
+        mistake="a rank that comes a second time draws the numbers of its first time again",
+        text="np.random.SeedSequence([self.seed, self.step, rank])",
+        becomes="np.random.SeedSequence([self.seed, rank])",
+        caught_by="test_random_streams",
+        told_as="same-stream",
     ),
-    mutant(
-        "all-streams-new",
-        "ranks that existed lose their streams, too",
-        NEW,
-        "        if rank < 0:\n",
-        STREAMS,
-        "stream-lost",
+    Mutant(
+        id="elastic-all-streams-new",
+        exercise="4.4",
+        mistake="ranks that existed lose their streams, too",
+        text="        if rank < self.saved.world_size:\n",
+        becomes="        if rank < 0:\n",
+        caught_by="test_random_streams",
+        told_as="stream-lost",
     ),
-    mutant(
-        "streams-of-this-process",
-        "making a new rank's streams moves those of the process that does it",
-        "    set_random_state(before)\n",
-        "",
-        STREAMS,
-        "moved-stream",
+    Mutant(
+        id="elastic-streams-of-this-process",
+        exercise="4.4",
+        mistake="making a new rank's streams moves those of the process that does it",
+        text="    set_random_state(before)\n",
+        becomes="",
+        caught_by="test_random_streams",
+        told_as="moved-stream",
     ),
 ]

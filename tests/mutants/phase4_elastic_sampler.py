@@ -1,111 +1,128 @@
 """Wrong implementations of exercise 4.18."""
 
-from distlab.grading.wrong import mutants_of
-
-EVERY = "test_every_sample_once_however_many_ranks"
-REFUSED = "test_positions_that_mean_something_else_are_refused"
-EPOCHS = "test_epochs"
-WEIGHTED = "test_weighted_losses_give_the_global_gradient"
-
-DEAL = "            yield batch[self.rank :: self.world_size]\n"
-CONSUMED = '"consumed": consumed}\n'
-SEEDED = "generator = torch.Generator().manual_seed(self.seed + self.epoch)\n"
-BEGIN = "        begin, self.skip = self.skip, 0\n"
-WEIGHT = "    return num_samples * world_size / batch_size\n"
-
-mutant = mutants_of("4.18", "elastic")
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant(
-        "position-of-a-rank",
-        "BUGS 92: the position is counted in this rank's samples, resumed by fewer it repeats some",
-        CONSUMED,
-        '"consumed": consumed // self.world_size}\n',
-        EVERY,
-        "steps",
+    Mutant(
+        id="elastic-position-of-a-rank",
+        exercise="4.18",
+        mistake="the position is counted in this rank's samples, resumed by fewer it repeats some",
+        text='"consumed": consumed}\n',
+        becomes='"consumed": consumed // self.world_size}\n',
+        caught_by="test_every_sample_once_however_many_ranks",
+        told_as="steps",
     ),
-    mutant(
-        "rounded-batch",
-        "BUGS 92: every rank takes B // W samples; the global batch shrinks where W does not divide B",
-        DEAL,
-        "            part = len(batch) // self.world_size\n"
-        "            yield batch[self.rank * part : (self.rank + 1) * part]\n",
-        EVERY,
-        "global-batch",
+    Mutant(
+        id="elastic-rounded-batch",
+        exercise="4.18",
+        mistake=(
+            "every rank takes B // W samples; the global batch shrinks where W does not divide B"
+        ),
+        text="            yield batch[self.rank :: self.world_size]\n",
+        becomes="""            part = len(batch) // self.world_size
+            yield batch[self.rank * part : (self.rank + 1) * part]
+""",
+        caught_by="test_every_sample_once_however_many_ranks",
+        told_as="global-batch",
     ),
-    mutant(
-        "local-batch-kept",
-        "BUGS 92: the local batch is kept instead of the global one: fewer ranks take smaller steps",
-        DEAL,
-        "            part = self.batch_size // 4\n"
-        "            yield batch[self.rank * part : (self.rank + 1) * part]\n",
-        EVERY,
-        "global-batch",
+    Mutant(
+        id="elastic-local-batch-kept",
+        exercise="4.18",
+        mistake="the local batch is kept instead of the global one: fewer ranks take smaller steps",
+        text="            yield batch[self.rank :: self.world_size]\n",
+        becomes="""            part = self.batch_size // 4
+            yield batch[self.rank * part : (self.rank + 1) * part]
+""",
+        caught_by="test_every_sample_once_however_many_ranks",
+        told_as="global-batch",
     ),
-    mutant(
-        "dealt-first",
-        "the order is dealt out before it is cut into batches: they depend on the world size",
-        "            batch = order[start : start + self.batch_size]\n" + DEAL,
-        "            mine, size = order[self.rank :: self.world_size], -(-self.batch_size // self.world_size)\n"
-        "            yield mine[start // self.batch_size * size :][:size]\n",
-        EVERY,
-        "global-batch",
+    Mutant(
+        id="elastic-dealt-first",
+        exercise="4.18",
+        mistake=(
+            "the order is dealt out before it is cut into batches: they depend on the world size"
+        ),
+        text="""            batch = order[start : start + self.batch_size]
+            yield batch[self.rank :: self.world_size]
+""",
+        becomes=(
+            "            mine, size = order[self.rank :: self.world_size], -(-self.batch_size "
+            "// self.world_size)\n"
+            "            yield mine[start // self.batch_size * size :][:size]\n"
+        ),
+        caught_by="test_every_sample_once_however_many_ranks",
+        told_as="global-batch",
     ),
-    mutant(
-        "blocks",
-        "parts are blocks of the rounded-up size: the last ranks have nothing, the first too much",
-        DEAL,
-        "            part = -(-len(batch) // self.world_size)\n"
-        "            yield batch[self.rank * part : (self.rank + 1) * part]\n",
-        EVERY,
-        "uneven",
+    Mutant(
+        id="elastic-blocks",
+        exercise="4.18",
+        mistake=(
+            "parts are blocks of the rounded-up size: the last ranks have nothing, the first "
+            "too much"
+        ),
+        text="            yield batch[self.rank :: self.world_size]\n",
+        becomes="""            part = -(-len(batch) // self.world_size)
+            yield batch[self.rank * part : (self.rank + 1) * part]
+""",
+        caught_by="test_every_sample_once_however_many_ranks",
+        told_as="uneven",
     ),
-    mutant(
-        "order-of-this-world",
-        "BUGS 12: the order is drawn from a seed that depends on the number of ranks",
-        SEEDED,
-        "generator = torch.Generator().manual_seed(self.seed + self.epoch + self.world_size)\n",
-        EVERY,
-        "global-batch",
+    Mutant(
+        id="elastic-order-of-this-world",
+        exercise="4.18",
+        mistake="the order is drawn from a seed that depends on the number of ranks",
+        text="generator = torch.Generator().manual_seed(self.seed + self.epoch)\n",
+        becomes=(
+            "generator = torch.Generator().manual_seed(self.seed + self.epoch + self.world_size)\n"
+        ),
+        caught_by="test_every_sample_once_however_many_ranks",
+        told_as="global-batch",
     ),
-    mutant(
-        "begins-anew",
-        "BUGS 86: the resumed position is forgotten, the epoch begins from its first sample",
-        'state["seed"], state["consumed"]\n',
-        'state["seed"], 0\n',
-        EVERY,
-        "steps",
+    Mutant(
+        id="elastic-begins-anew",
+        exercise="4.18",
+        mistake="the resumed position is forgotten, the epoch begins from its first sample",
+        text='state["seed"], state["consumed"]\n',
+        becomes='state["seed"], 0\n',
+        caught_by="test_every_sample_once_however_many_ranks",
+        told_as="steps",
     ),
-    mutant(
-        "skips-for-ever",
-        "every later epoch leaves out its beginning, too",
-        BEGIN,
-        "        begin = self.skip\n",
-        EPOCHS,
-        "resumed-epoch",
+    Mutant(
+        id="elastic-skips-for-ever",
+        exercise="4.18",
+        mistake="every later epoch leaves out its beginning, too",
+        text="        begin, self.skip = self.skip, 0\n",
+        becomes="        begin = self.skip\n",
+        caught_by="test_epochs",
+        told_as="resumed-epoch",
     ),
-    mutant(
-        "another-batch-accepted",
-        "a position counted in other batches is accepted, and the learning rate fits no more",
-        '        for name in ("dataset_size", "batch_size"):\n',
-        '        for name in ("dataset_size",):\n',
-        REFUSED,
-        "accepted",
+    Mutant(
+        id="elastic-another-batch-accepted",
+        exercise="4.18",
+        mistake=(
+            "a position counted in other batches is accepted, and the learning rate fits no more"
+        ),
+        text='        for name in ("dataset_size", "batch_size"):\n',
+        becomes='        for name in ("dataset_size",):\n',
+        caught_by="test_positions_that_mean_something_else_are_refused",
+        told_as="accepted",
     ),
-    mutant(
-        "unweighted",
-        "ranks with few samples weigh as much as those with many",
-        WEIGHT,
-        "    return 1.0\n",
-        WEIGHTED,
-        "wrong",
+    Mutant(
+        id="elastic-unweighted",
+        exercise="4.18",
+        mistake="ranks with few samples weigh as much as those with many",
+        text="    return num_samples * world_size / batch_size\n",
+        becomes="    return 1.0\n",
+        caught_by="test_weighted_losses_give_the_global_gradient",
+        told_as="wrong",
     ),
-    mutant(
-        "weighted-by-share",
-        "the share of the batch, which data parallelism divides by W once more",
-        WEIGHT,
-        "    return num_samples / batch_size\n",
-        WEIGHTED,
-        "equal-parts",
+    Mutant(
+        id="elastic-weighted-by-share",
+        exercise="4.18",
+        mistake="the share of the batch, which data parallelism divides by W once more",
+        text="    return num_samples * world_size / batch_size\n",
+        becomes="    return num_samples / batch_size\n",
+        caught_by="test_weighted_losses_give_the_global_gradient",
+        told_as="equal-parts",
     ),
 ]

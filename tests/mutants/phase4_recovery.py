@@ -1,105 +1,110 @@
 """Wrong implementations of exercise 4.14."""
 
-from distlab.grading.wrong import mutants_of
+from distlab.grading.wrong import Mutant
 
-KILLED = "test_killed_ranks"
-TOLD = "test_told_to_leave"
-AGREED = "test_leaving_is_agreed_on"
-SIGNALS = "test_signals"
-
-RESTORE = "        position = state.restore(adapt(saved, world_size, seed))\n"
-SAVE = """        if leaving or position.step % save_every == 0:
+MUTANTS = [
+    Mutant(
+        id="recovery-from-scratch",
+        exercise="4.14",
+        mistake="a restart begins from scratch",
+        text="        position = state.restore(adapt(saved, world_size, seed))\n",
+        becomes="        pass\n",
+        caught_by="test_killed_ranks",
+        told_as="too-much-lost",
+    ),
+    Mutant(
+        id="recovery-position-forgotten",
+        exercise="4.14",
+        mistake="the state is restored, and the epoch begins anew with it",
+        text="        position = state.restore(adapt(saved, world_size, seed))\n",
+        becomes="        state.restore(adapt(saved, world_size, seed))\n",
+        caught_by="test_killed_ranks",
+        told_as="wrong-samples",
+    ),
+    Mutant(
+        id="recovery-saves-at-the-end-only",
+        exercise="4.14",
+        mistake="there is no checkpoint to restart from before training ends",
+        text="        if leaving or position.step % save_every == 0:\n",
+        becomes="        if leaving:\n",
+        caught_by="test_killed_ranks",
+        told_as="too-much-lost",
+    ),
+    Mutant(
+        id="recovery-saves-after-exit",
+        exercise="4.14",
+        mistake="a rank that is to leave returns before the state is saved",
+        text="""        if leaving or position.step % save_every == 0:
             save()
             kept = position.step
         if leaving:
             return False
-"""
-REDUCE = "            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)\n"
-NOTE = "        self.requested = True\n"
-
-mutant = mutants_of("4.14", "recovery")
-
-MUTANTS = [
-    mutant(
-        "from-scratch",
-        "BUGS 93: a restart begins from scratch",
-        RESTORE,
-        "        pass\n",
-        KILLED,
-        "too-much-lost",
+""",
+        becomes="""        if leaving:
+            return False
+        if position.step % save_every == 0:
+            save()
+            kept = position.step
+""",
+        caught_by="test_told_to_leave",
+        told_as="not-saved",
     ),
-    mutant(
-        "position-forgotten",
-        "BUGS 84: the state is restored, and the epoch begins anew with it",
-        RESTORE,
-        "        state.restore(adapt(saved, world_size, seed))\n",
-        KILLED,
-        "wrong-samples",
+    Mutant(
+        id="recovery-one-leaves-alone",
+        exercise="4.14",
+        mistake="the rank that got the signal saves alone, the others are in the next step",
+        text="        leaving = guard.agreed()\n",
+        becomes="        leaving = guard.requested\n",
+        caught_by="test_told_to_leave",
+        told_as="one-alone",
     ),
-    mutant(
-        "saves-at-the-end-only",
-        "BUGS 93: there is no checkpoint to restart from before training ends",
-        "        if leaving or position.step % save_every == 0:\n",
-        "        if leaving:\n",
-        KILLED,
-        "too-much-lost",
+    Mutant(
+        id="recovery-not-agreed",
+        exercise="4.14",
+        mistake="every rank answers for itself",
+        text="            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)\n",
+        becomes="            dist.barrier(group=self.group)\n",
+        caught_by="test_leaving_is_agreed_on",
+        told_as="not-agreed",
     ),
-    mutant(
-        "saves-after-exit",
-        "a rank that is to leave returns before the state is saved",
-        SAVE,
-        "        if leaving:\n            return False\n"
-        "        if position.step % save_every == 0:\n"
-        "            save()\n            kept = position.step\n",
-        TOLD,
-        "not-saved",
+    Mutant(
+        id="recovery-everyone-must-be-told",
+        exercise="4.14",
+        mistake="ranks leave only when all of them have got the signal",
+        text="            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)\n",
+        becomes="            dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self.group)\n",
+        caught_by="test_leaving_is_agreed_on",
+        told_as="not-agreed",
     ),
-    mutant(
-        "one-leaves-alone",
-        "BUGS 7: the rank that got the signal saves alone, the others are in the next step",
-        "        leaving = guard.agreed()\n",
-        "        leaving = guard.requested\n",
-        TOLD,
-        "one-alone",
+    Mutant(
+        id="recovery-exits-in-the-handler",
+        exercise="4.14",
+        mistake="the handler ends the process, in the middle of whatever it does",
+        text="        self.requested = True\n",
+        becomes="""        self.requested = True
+        raise SystemExit(75)
+""",
+        caught_by="test_signals",
+        told_as="crash",
     ),
-    mutant(
-        "not-agreed",
-        "BUGS 7: every rank answers for itself",
-        REDUCE,
-        "            dist.barrier(group=self.group)\n",
-        AGREED,
-        "not-agreed",
+    Mutant(
+        id="recovery-handlers-kept",
+        exercise="4.14",
+        mistake="after training, SIGTERM is still only noted: nobody can end the program any more",
+        text="""        for number, handler in self._before.items():
+            signal.signal(number, handler)
+""",
+        becomes="        self.requested = False\n",
+        caught_by="test_signals",
+        told_as="handlers",
     ),
-    mutant(
-        "everyone-must-be-told",
-        "ranks leave only when all of them have got the signal",
-        REDUCE,
-        REDUCE.replace("MAX", "MIN"),
-        AGREED,
-        "not-agreed",
-    ),
-    mutant(
-        "exits-in-the-handler",
-        "the handler ends the process, in the middle of whatever it does",
-        NOTE,
-        NOTE + "        raise SystemExit(75)\n",
-        SIGNALS,
-        "crash",
-    ),
-    mutant(
-        "handlers-kept",
-        "after training, SIGTERM is still only noted: nobody can end the program any more",
-        "        for number, handler in self._before.items():\n            signal.signal(number, handler)\n",
-        "        self.requested = False\n",
-        SIGNALS,
-        "handlers",
-    ),
-    mutant(
-        "steps-do-not-beat",
-        "nothing beats before a step: a step that hangs is taken for the save before it",
-        '        heartbeat.beat(position.step, "step")\n',
-        "",
-        TOLD,
-        "no-beat",
+    Mutant(
+        id="recovery-steps-do-not-beat",
+        exercise="4.14",
+        mistake="nothing beats before a step: a step that hangs is taken for the save before it",
+        text='        heartbeat.beat(position.step, "step")\n',
+        becomes="",
+        caught_by="test_told_to_leave",
+        told_as="no-beat",
     ),
 ]

@@ -1,195 +1,216 @@
 """Wrong implementations of exercise 4.2."""
 
-from distlab.grading.wrong import mutants_of
-
-EXACT = "test_interrupted_and_resumed_equals_uninterrupted"
-WORKERS = "test_loader_workers_go_on_with_the_same_samples"
-OWN = "test_what_is_shared_and_what_is_own"
-FITS = "test_what_does_not_fit_is_refused"
-ALONE = "test_a_single_process_needs_no_process_group"
-WRAPPED = "test_wrapped_and_plain_models_exchange_checkpoints"
-
-COUNT = """            position.step += 1
-            position.batch += 1
-            yield batch
-"""
-CONSUMED = "        consumed = position.batch * self.sampler.batch_size\n"
-LOAD = """        for name, part in self.parts.items():
-            load_into(part, states[name])
-"""
-STREAMS = '        set_random_state(own["random"], self.device)\n'
-CHECK = """        for name, part in self.parts.items():
-            if isinstance(part, nn.Module):
-                check_model_state(part, states[name])
-"""
-
-mutant = mutants_of("4.2", "resume")
-
-
-def forgets(part: str) -> str:
-    """``restore`` that leaves one part as it is."""
-    return f'''        for name, part in self.parts.items():
-            if name != "{part}":
-                load_into(part, states[name])
-'''
-
+from distlab.grading.wrong import Mutant
 
 MUTANTS = [
-    mutant(
-        "one-step-again",
-        "BUGS 84: the step that was just trained on is not counted, and done again",
-        COUNT,
-        "            yield batch\n            position.step += 1\n            position.batch += 1\n",
-        EXACT,
-        "samples",
+    Mutant(
+        id="resume-one-step-again",
+        exercise="4.2",
+        mistake="the step that was just trained on is not counted, and done again",
+        text="""            position.step += 1
+            position.batch += 1
+            yield batch
+""",
+        becomes="""            yield batch
+            position.step += 1
+            position.batch += 1
+""",
+        caught_by="test_interrupted_and_resumed_equals_uninterrupted",
+        told_as="samples",
     ),
-    mutant(
-        "epoch-skipped",
-        "BUGS 84: the rest of the interrupted epoch is skipped",
-        "    while position.epoch < epochs:\n",
-        "    position.epoch, position.batch = position.epoch + (position.batch > 0), 0\n"
-        "    while position.epoch < epochs:\n",
-        EXACT,
-        "samples",
+    Mutant(
+        id="resume-epoch-skipped",
+        exercise="4.2",
+        mistake="the rest of the interrupted epoch is skipped",
+        text="    while position.epoch < epochs:\n",
+        becomes="""    position.epoch, position.batch = position.epoch + (position.batch > 0), 0
+    while position.epoch < epochs:
+""",
+        caught_by="test_interrupted_and_resumed_equals_uninterrupted",
+        told_as="samples",
     ),
-    mutant(
-        "no-optimizer",
-        "BUGS 85: the optimizer's moments are not restored",
-        LOAD,
-        forgets("optimizer"),
-        EXACT,
-        "optimizer",
+    Mutant(
+        id="resume-no-optimizer",
+        exercise="4.2",
+        mistake="the optimizer's moments are not restored",
+        text="""        for name, part in self.parts.items():
+            load_into(part, states[name])
+""",
+        becomes="""        for name, part in self.parts.items():
+            if name != "optimizer":
+                load_into(part, states[name])
+""",
+        caught_by="test_interrupted_and_resumed_equals_uninterrupted",
+        told_as="optimizer",
     ),
-    mutant(
-        "no-schedule",
-        "BUGS 85: the schedule begins anew",
-        LOAD,
-        forgets("schedule"),
-        EXACT,
-        "schedule",
+    Mutant(
+        id="resume-no-schedule",
+        exercise="4.2",
+        mistake="the schedule begins anew",
+        text="""        for name, part in self.parts.items():
+            load_into(part, states[name])
+""",
+        becomes="""        for name, part in self.parts.items():
+            if name != "schedule":
+                load_into(part, states[name])
+""",
+        caught_by="test_interrupted_and_resumed_equals_uninterrupted",
+        told_as="schedule",
     ),
-    mutant(
-        "no-scaler",
-        "BUGS 85: the loss scale begins anew",
-        LOAD,
-        forgets("scaler"),
-        EXACT,
-        "scaler",
+    Mutant(
+        id="resume-no-scaler",
+        exercise="4.2",
+        mistake="the loss scale begins anew",
+        text="""        for name, part in self.parts.items():
+            load_into(part, states[name])
+""",
+        becomes="""        for name, part in self.parts.items():
+            if name != "scaler":
+                load_into(part, states[name])
+""",
+        caught_by="test_interrupted_and_resumed_equals_uninterrupted",
+        told_as="scaler",
     ),
-    mutant(
-        "no-streams",
-        "BUGS 85: the random streams begin anew",
-        STREAMS,
-        "",
-        EXACT,
-        "random",
+    Mutant(
+        id="resume-no-streams",
+        exercise="4.2",
+        mistake="the random streams begin anew",
+        text='        set_random_state(own["random"], self.device)\n',
+        becomes="",
+        caught_by="test_interrupted_and_resumed_equals_uninterrupted",
+        told_as="random",
     ),
-    mutant(
-        "streams-of-rank-0",
-        "all ranks go on with rank 0's random streams",
-        "        own = saved.own(rank)\n",
-        '        own = saved.own(rank) | {"random": saved.own(0)["random"]}\n',
-        EXACT,
-        "random",
+    Mutant(
+        id="resume-streams-of-rank-0",
+        exercise="4.2",
+        mistake="all ranks go on with rank 0's random streams",
+        text="        own = saved.own(rank)\n",
+        becomes='        own = saved.own(rank) | {"random": saved.own(0)["random"]}\n',
+        caught_by="test_interrupted_and_resumed_equals_uninterrupted",
+        told_as="random",
     ),
-    mutant(
-        "no-position",
-        "BUGS 86: the sampler begins the epoch anew",
-        '        self.sampler.sampler.load_state_dict(own["sampler"])\n',
-        "",
-        EXACT,
-        "samples",
+    Mutant(
+        id="resume-no-position",
+        exercise="4.2",
+        mistake="the sampler begins the epoch anew",
+        text='        self.sampler.sampler.load_state_dict(own["sampler"])\n',
+        becomes="",
+        caught_by="test_interrupted_and_resumed_equals_uninterrupted",
+        told_as="samples",
     ),
-    mutant(
-        "batches-as-samples",
-        "BUGS 86: batches are counted where the sampler counts samples",
-        CONSUMED,
-        "        consumed = position.batch\n",
-        OWN,
-        "samples",
+    Mutant(
+        id="resume-batches-as-samples",
+        exercise="4.2",
+        mistake="batches are counted where the sampler counts samples",
+        text="        consumed = position.batch * self.sampler.batch_size\n",
+        becomes="        consumed = position.batch\n",
+        caught_by="test_what_is_shared_and_what_is_own",
+        told_as="samples",
     ),
-    mutant(
-        "global-batch",
-        "BUGS 86: the global batch is counted, every rank skips the others' samples, too",
-        CONSUMED,
-        "        consumed = position.batch * self.sampler.batch_size * dist.get_world_size()\n",
-        OWN,
-        "samples",
+    Mutant(
+        id="resume-global-batch",
+        exercise="4.2",
+        mistake="the global batch is counted, every rank skips the others' samples, too",
+        text="        consumed = position.batch * self.sampler.batch_size\n",
+        becomes=(
+            "        consumed = position.batch * self.sampler.batch_size * dist.get_world_size()\n"
+        ),
+        caught_by="test_what_is_shared_and_what_is_own",
+        told_as="samples",
     ),
-    mutant(
-        "epoch-not-named",
-        "the sampler is never told the epoch: the same order each time",
-        "        loader.batch_sampler.set_epoch(position.epoch)\n",
-        "",
-        WORKERS,
-        "same-order",
+    Mutant(
+        id="resume-epoch-not-named",
+        exercise="4.2",
+        mistake="the sampler is never told the epoch: the same order each time",
+        text="        loader.batch_sampler.set_epoch(position.epoch)\n",
+        becomes="",
+        caught_by="test_loader_workers_go_on_with_the_same_samples",
+        told_as="same-order",
     ),
-    mutant(
-        "data-set-not-told",
-        "the data set never hears of the epoch: each sample has the same augmentation for ever",
-        "            loader.dataset.set_epoch(position.epoch)\n",
-        "            pass\n",
-        WORKERS,
-        "same-noise",
+    Mutant(
+        id="resume-data-set-not-told",
+        exercise="4.2",
+        mistake=(
+            "the data set never hears of the epoch: each sample has the same augmentation for ever"
+        ),
+        text="            loader.dataset.set_epoch(position.epoch)\n",
+        becomes="            pass\n",
+        caught_by="test_loader_workers_go_on_with_the_same_samples",
+        told_as="same-noise",
     ),
-    mutant(
-        "prefix",
-        "BUGS 91: the names keep the wrapper's prefix",
-        "    prefix = wrapper_prefix(model)\n",
-        '    prefix = ""\n',
-        OWN,
-        "prefix",
+    Mutant(
+        id="resume-prefix",
+        exercise="4.2",
+        mistake="the names keep the wrapper's prefix",
+        text="    prefix = wrapper_prefix(model)\n",
+        becomes='    prefix = ""\n',
+        caught_by="test_what_is_shared_and_what_is_own",
+        told_as="prefix",
     ),
-    mutant(
-        "one-wrapper",
-        "BUGS 91: one wrapper is taken off, not two",
-        "    while [*model._modules] in",
-        "    if [*model._modules] in",
-        WRAPPED,
-        "prefix",
+    Mutant(
+        id="resume-one-wrapper",
+        exercise="4.2",
+        mistake="one wrapper is taken off, not two",
+        text="    while [*model._modules] in",
+        becomes="    if [*model._modules] in",
+        caught_by="test_wrapped_and_plain_models_exchange_checkpoints",
+        told_as="prefix",
     ),
-    mutant(
-        "another-model",
-        "another model is found out after parts were loaded",
-        CHECK,
-        "",
-        FITS,
-        "accepted",
+    Mutant(
+        id="resume-another-model",
+        exercise="4.2",
+        mistake="another model is found out after parts were loaded",
+        text="""        for name, part in self.parts.items():
+            if isinstance(part, nn.Module):
+                check_model_state(part, states[name])
+""",
+        becomes="",
+        caught_by="test_what_does_not_fit_is_refused",
+        told_as="accepted",
     ),
-    mutant(
-        "half-restored",
-        "parts are loaded while others are still to be checked",
-        CHECK,
-        """        for name, part in self.parts.items():
+    Mutant(
+        id="resume-half-restored",
+        exercise="4.2",
+        mistake="parts are loaded while others are still to be checked",
+        text="""        for name, part in self.parts.items():
+            if isinstance(part, nn.Module):
+                check_model_state(part, states[name])
+""",
+        becomes="""        for name, part in self.parts.items():
             if not isinstance(part, nn.Module):
                 load_into(part, states[name])
-"""
-        + CHECK,
-        FITS,
-        "half-restored",
+        for name, part in self.parts.items():
+            if isinstance(part, nn.Module):
+                check_model_state(part, states[name])
+""",
+        caught_by="test_what_does_not_fit_is_refused",
+        told_as="half-restored",
     ),
-    mutant(
-        "any-world",
-        "BUGS 92: a checkpoint of another world size is taken as if it fitted",
-        "        if saved.world_size != world_size:\n",
-        "        if False:\n",
-        FITS,
-        "accepted",
+    Mutant(
+        id="resume-any-world",
+        exercise="4.2",
+        mistake="a checkpoint of another world size is taken as if it fitted",
+        text="        if saved.world_size != world_size:\n",
+        becomes="        if False:\n",
+        caught_by="test_what_does_not_fit_is_refused",
+        told_as="accepted",
     ),
-    mutant(
-        "group-needed",
-        "a single process has to make a process group to resume",
-        "        if dist.is_initialized():\n",
-        "        if True:\n",
-        ALONE,
-        "group-needed",
+    Mutant(
+        id="resume-group-needed",
+        exercise="4.2",
+        mistake="a single process has to make a process group to resume",
+        text="        if dist.is_initialized():\n",
+        becomes="        if True:\n",
+        caught_by="test_a_single_process_needs_no_process_group",
+        told_as="group-needed",
     ),
-    mutant(
-        "all-shared",
-        "parts that differ from rank to rank are saved by rank 0 only",
-        "        self.own = set(own) | generators\n",
-        "        self.own = generators\n",
-        OWN,
-        "shared",
+    Mutant(
+        id="resume-all-shared",
+        exercise="4.2",
+        mistake="parts that differ from rank to rank are saved by rank 0 only",
+        text="        self.own = set(own) | generators\n",
+        becomes="        self.own = generators\n",
+        caught_by="test_what_is_shared_and_what_is_own",
+        told_as="shared",
     ),
 ]

@@ -26,9 +26,9 @@ def grader() -> Iterator[WarmGrader]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.id)
 def test_mutant_is_killed(mutant: Mutant, tmp_path: Path, grader: WarmGrader) -> None:
     result = run_mutant(mutant, tmp_path, grade=grader.grade)
-    assert result is not None, f"there is no check {mutant.killed_by}"
-    assert result.verdict != "pass", f"{mutant.id} survives {mutant.killed_by}: {mutant.bug}"
-    assert result.cause == mutant.cause, f"{result.verdict}: {result.message}"
+    assert result is not None, f"there is no check {mutant.caught_by}"
+    assert result.verdict != "pass", f"{mutant.id} survives {mutant.caught_by}: {mutant.mistake}"
+    assert result.cause == mutant.told_as, f"{result.verdict}: {result.message}"
     assert result.message
 
 
