@@ -34,7 +34,7 @@ MUTANTS = [
         exercise="4.15",
         mistake="every rank makes the folder",
         text=(
-            "        name = self._agree(lambda: self.files.begin(step) if rank == 0 else None)[0]\n"
+            "        name = self._agree(lambda: self.files.begin(step) if rank == 0 else \"\")[0]\n"
         ),
         becomes="        name = self.files.begin(step)\n",
         caught_by="test_what_was_saved_is_loaded",
@@ -102,7 +102,7 @@ MUTANTS = [
         mistake="each rank looks for the newest checkpoint by itself",
         text=(
             "        names = self._agree(lambda: self.files.names() if self.rank == 0 else "
-            "None)[0]\n"
+            "[])[0]\n"
         ),
         becomes="        names = self.files.names()\n",
         more=(
