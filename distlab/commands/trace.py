@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,6 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
 def _scenario(exercise: Exercise) -> Any:
     """The function marked ``@trace(id)`` in the exercise's check files."""
     for path in sorted(root().glob(exercise.checks_glob)):
-        if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # what the phase's checks share lies beside them
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None

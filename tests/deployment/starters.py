@@ -15,10 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from manifests import DEPLOYMENT, Document, after_exit, documents, launcher_variables, one
 
 from distlab.course.catalogue import root
 from solutions.phase4_production.deployment.slurm_cluster import free_ports
+from tests.deployment.manifests import (
+    DEPLOYMENT,
+    Document,
+    after_exit,
+    documents,
+    launcher_variables,
+    one,
+)
 
 UNIT = DEPLOYMENT / "terraform" / "training.service.tftpl"
 STAND_INS = {

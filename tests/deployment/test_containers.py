@@ -15,11 +15,17 @@ from pathlib import Path
 import check_jsonschema  # noqa: F401 (forked command lines find it imported)
 import pytest
 import yaml
-from manifests import DEPLOYMENT, config_of, documents, is_under, launcher_variables
 from packaging.requirements import Requirement
 
 from distlab.course.catalogue import root
 from tests import forked_commands
+from tests.deployment.manifests import (
+    DEPLOYMENT,
+    config_of,
+    documents,
+    is_under,
+    launcher_variables,
+)
 
 DOCKERFILE = (DEPLOYMENT / "Dockerfile").read_text(encoding="utf-8")
 HADOLINT = shutil.which(

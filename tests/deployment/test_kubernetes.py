@@ -14,7 +14,10 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 from kubernetes_validate.utils import all_versions
-from manifests import (
+
+from distlab.course.catalogue import root
+from solutions.phase4_production import exit_codes
+from tests.deployment.manifests import (
     DEPLOYMENT,
     Document,
     after_exit,
@@ -24,9 +27,6 @@ from manifests import (
     launcher_variables,
     one,
 )
-
-from distlab.course.catalogue import root
-from solutions.phase4_production import exit_codes
 
 OLDEST = (1, 33)  # in which backoffLimitPerIndex is stable
 VERSIONS = [

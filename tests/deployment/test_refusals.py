@@ -14,8 +14,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from manifests import DEPLOYMENT
-from starters import (
+
+from distlab.course.catalogue import root
+from solutions.phase4_production import exit_codes
+from solutions.phase4_production.trainer_config import parse
+from tests.deployment.manifests import DEPLOYMENT
+from tests.deployment.starters import (
     UNIT,
     Starter,
     alone,
@@ -27,10 +31,6 @@ from starters import (
     systemd,
     unit,
 )
-
-from distlab.course.catalogue import root
-from solutions.phase4_production import exit_codes
-from solutions.phase4_production.trainer_config import parse
 from tests.phase4 import image_runs
 
 STARTERS = ("kubernetes", "kubeflow", "compose", "systemd", "slurm")

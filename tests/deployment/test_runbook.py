@@ -8,12 +8,12 @@ import shlex
 import typing
 
 import pytest
-from manifests import DEPLOYMENT, config_of, documents, launcher_variables
 
 from distlab.course.catalogue import root
 from solutions.phase4_production import exit_codes
 from solutions.phase4_production.deployment.slurm_cluster import PACKAGES
 from solutions.phase4_production.trainer_config import FIELDS, Strategy
+from tests.deployment.manifests import DEPLOYMENT, config_of, documents, launcher_variables
 
 GUIDE = DEPLOYMENT.parent / "README.md"
 TEXT = GUIDE.read_text(encoding="utf-8")

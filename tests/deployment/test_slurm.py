@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from manifests import DEPLOYMENT
 
 from distlab.course.catalogue import root
 from solutions.phase4_production import exit_codes
@@ -27,6 +26,7 @@ from solutions.phase4_production.deployment.slurm_cluster import (
     start,
     stop,
 )
+from tests.deployment.manifests import DEPLOYMENT
 
 OBSTACLE = obstacle()
 needs_slurm = pytest.mark.skipif(OBSTACLE is not None, reason=f"needs SLURM: {OBSTACLE}")

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import DEPLOYMENT, Document, config_of
-from starters import UNIT
 
 from distlab.course.catalogue import root
 from given.parent import end_with_parent
+from tests.deployment.manifests import DEPLOYMENT, Document, config_of
+from tests.deployment.starters import UNIT
 
 TERRAFORM = DEPLOYMENT / "terraform"
 MIRRORS = [  # where Terraform's own defaults and common practice put providers

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from fsdp_models import (
+from torch import nn
+
+from distlab.grading import expect_close, fail
+from tests.phase3.fsdp_models import (
     batch,
     loss_of,
     net,
 )
-from torch import nn
-
-from distlab.grading import expect_close, fail
 
 
 def refused(call) -> bool:

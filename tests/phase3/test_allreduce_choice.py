@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from reductions import check_all_reduce, check_refusals, distinct
 
 from distlab.grading import exercise, expect_equal, fail, trace
+from tests.phase3.reductions import check_all_reduce, check_refusals, distinct
 
 PATTERNS = ("tree", "halving_doubling", "ring")
 WORLDS = (1, 2, 3, 4, 6, 8, 256)

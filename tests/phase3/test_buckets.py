@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from bad_input import check_non_members
 from torch import nn
 
 from distlab.grading import (
@@ -17,6 +16,7 @@ from distlab.grading import (
     trace,
 )
 from distlab.observe.memory import PeakMemory, storage_bytes
+from tests.phase3.bad_input import check_non_members
 
 F32, F64 = torch.float32, torch.float64
 

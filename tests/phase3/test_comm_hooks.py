@@ -9,7 +9,6 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
-from bad_input import check_non_members
 from torch import Tensor, nn
 
 from distlab.grading import (
@@ -22,6 +21,7 @@ from distlab.grading import (
     trace,
 )
 from distlab.reference.workloads import digits
+from tests.phase3.bad_input import check_non_members
 
 WIDTH, LAYERS = 6, 4
 

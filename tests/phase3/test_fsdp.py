@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
-from fsdp_models import (
+from torch import nn
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.observe.memory import PeakMemory, held_by
+from tests.phase3.fsdp_models import (
     DEPTH,
     FROZEN,
     ROOT,
@@ -21,10 +25,6 @@ from fsdp_models import (
     train,
     values_of,
 )
-from torch import nn
-
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.observe.memory import PeakMemory, held_by
 
 SLACK = 8000  # bytes of activations of one sample, and of what is in hand
 

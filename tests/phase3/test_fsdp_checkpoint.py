@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from fsdp_models import DEPTH, ROOT, UNIT, WHOLE, Net, Stack, net, values_of
-from fsdp_states import compare, refused, steps, wrapped
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.observe.memory import PeakMemory
+from tests.phase3.fsdp_models import DEPTH, ROOT, UNIT, WHOLE, Net, Stack, net, values_of
+from tests.phase3.fsdp_states import compare, refused, steps, wrapped
 
 
 # -- full -----------------------------------------------------------------------------------------

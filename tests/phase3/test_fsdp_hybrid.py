@@ -7,7 +7,19 @@ from functools import partial
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
-from fsdp_models import (
+from torch import nn
+
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
+from distlab.observe.memory import held_by
+from tests.phase3.fsdp_models import (
     DEPTH,
     WHOLE,
     Stack,
@@ -21,18 +33,6 @@ from fsdp_models import (
     traced,
     train,
 )
-from torch import nn
-
-from distlab.grading import (
-    exercise,
-    expect_close,
-    expect_equal,
-    expect_refused,
-    fail,
-    refusal,
-    trace,
-)
-from distlab.observe.memory import held_by
 
 SHAPES = ((4, 2), (6, 2), (6, 3), (4, 1), (2, 2))  # world size, ranks on a node
 

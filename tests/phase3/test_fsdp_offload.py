@@ -6,7 +6,12 @@ from functools import partial
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from fsdp_models import (
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distlab.grading import exercise, expect_equal, fail, trace
+from distlab.observe.memory import storage_bytes
+from tests.phase3.fsdp_models import (
     DEPTH,
     ROOT,
     UNIT,
@@ -20,11 +25,6 @@ from fsdp_models import (
     traced,
     train,
 )
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from distlab.grading import exercise, expect_equal, fail, trace
-from distlab.observe.memory import storage_bytes
 
 
 def prefetching(impl, inner: nn.Module, units: list[nn.Module]) -> nn.Module:

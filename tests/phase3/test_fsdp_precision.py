@@ -6,7 +6,19 @@ from functools import partial
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from fsdp_models import (
+from torch import nn
+
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
+from distlab.observe.memory import PeakMemory
+from tests.phase3.fsdp_models import (
     DEPTH,
     ROOT,
     UNIT,
@@ -21,18 +33,6 @@ from fsdp_models import (
     traced,
     values_of,
 )
-from torch import nn
-
-from distlab.grading import (
-    exercise,
-    expect_close,
-    expect_equal,
-    expect_refused,
-    fail,
-    refusal,
-    trace,
-)
-from distlab.observe.memory import PeakMemory
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

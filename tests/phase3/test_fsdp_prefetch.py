@@ -6,7 +6,11 @@ import time
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from fsdp_models import (
+from torch import nn
+
+from distlab.grading import exercise, expect_close, fail, trace
+from distlab.observe.memory import PeakMemory
+from tests.phase3.fsdp_models import (
     ROOT,
     UNIT,
     Net,
@@ -20,10 +24,6 @@ from fsdp_models import (
     train,
     values_of,
 )
-from torch import nn
-
-from distlab.grading import exercise, expect_close, fail, trace
-from distlab.observe.memory import PeakMemory
 
 DEPTH = 12
 WHOLE = DEPTH * UNIT + ROOT

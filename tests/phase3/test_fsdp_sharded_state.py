@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from fsdp_models import Stack, net, values_of
-from fsdp_states import compare, refused, steps, wrapped
 
 from distlab.grading import exercise, expect_equal, fail, trace
+from tests.phase3.fsdp_models import Stack, net, values_of
+from tests.phase3.fsdp_states import compare, refused, steps, wrapped
 
 
 @exercise("3.28", "virtual gloo")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from reductions import (
+
+from distlab.grading import exercise, fail, trace
+from distlab.observe.memory import PeakMemory
+from tests.phase3.reductions import (
     ALPHA,
     BETA,
     bad_arguments,
@@ -17,9 +20,6 @@ from reductions import (
     distinct,
     whole,
 )
-
-from distlab.grading import exercise, fail, trace
-from distlab.observe.memory import PeakMemory
 
 LARGE = 10_080
 TENSOR = ALPHA + 4 * LARGE * BETA  # one message of the whole tensor

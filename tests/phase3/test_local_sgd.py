@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from rounds import OUTER, Net, batches, compare, gradient_step, sgd, simulated, tensors
 from torch import nn
 
 from distlab.grading import exercise, expect_equal, fail
+from tests.phase3.rounds import OUTER, Net, batches, compare, gradient_step, sgd, simulated, tensors
 
 
 def rounds_of(impl, model, every, outer, group=None):

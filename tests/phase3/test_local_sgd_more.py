@@ -6,8 +6,6 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
-from bad_input import check_models_that_differ, check_non_members
-from rounds import OUTER, Net, batches, compare, gradient_step, sgd, simulated, tensors
 
 from distlab.grading import (
     exercise,
@@ -19,6 +17,8 @@ from distlab.grading import (
     trace,
 )
 from distlab.reference.workloads import build_model, digits
+from tests.phase3.bad_input import check_models_that_differ, check_non_members
+from tests.phase3.rounds import OUTER, Net, batches, compare, gradient_step, sgd, simulated, tensors
 
 # Accuracy on the test digits that fewer rounds may cost, mean of two models. With one model, in
 # 24 runs, local SGD was 0.3 points better than H=1, DiLoCo 0.6; standard deviations 1.0 and 1.7.

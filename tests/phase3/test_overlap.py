@@ -6,10 +6,10 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
-from bad_input import check_models_that_differ
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_refusals, fail, refusal
+from tests.phase3.bad_input import check_models_that_differ
 
 CLASSES = 3
 

@@ -6,8 +6,6 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
-from bad_input import check_non_members
-from serving import LEAVE, PULL, PUSH, SIZES, answered, batches, network, parameters, zeros
 
 from distlab.grading import (
     exercise,
@@ -17,6 +15,18 @@ from distlab.grading import (
     fail,
     refusal,
     trace,
+)
+from tests.phase3.bad_input import check_non_members
+from tests.phase3.serving import (
+    LEAVE,
+    PULL,
+    PUSH,
+    SIZES,
+    answered,
+    batches,
+    network,
+    parameters,
+    zeros,
 )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
-from bad_input import check_non_members
-from serving import LR, SIZES, batches, gathered, in_rounds, network, parameters, served, zeros
 
 from distlab.grading import (
     exercise,
@@ -18,6 +16,18 @@ from distlab.grading import (
     trace,
 )
 from distlab.reference.workloads import build_model, digits
+from tests.phase3.bad_input import check_non_members
+from tests.phase3.serving import (
+    LR,
+    SIZES,
+    batches,
+    gathered,
+    in_rounds,
+    network,
+    parameters,
+    served,
+    zeros,
+)
 
 
 @exercise("3.22", "virtual")

@@ -7,11 +7,11 @@ import time
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
-from bad_input import check_models_that_differ
-from serving import LR, SIZES, batches, gathered, in_rounds, network, served, zeros
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_refused, fail, refusal
+from tests.phase3.bad_input import check_models_that_differ
+from tests.phase3.serving import LR, SIZES, batches, gathered, in_rounds, network, served, zeros
 
 INFINITY = float("inf")
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from reductions import (
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from distlab.observe.memory import PeakMemory
+from tests.phase3.reductions import (
     ALPHA,
     BETA,
     OPS,
@@ -26,9 +29,6 @@ from reductions import (
     values_of,
     whole,
 )
-
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
-from distlab.observe.memory import PeakMemory
 
 LARGE = 10_080  # divides by all of 2 … 8
 

@@ -7,7 +7,10 @@ import math
 
 import torch
 import torch.distributed as dist
-from reductions import (
+
+from distlab.grading import exercise, fail, trace
+from distlab.observe.memory import PeakMemory
+from tests.phase3.reductions import (
     ALPHA,
     BETA,
     NODE,
@@ -24,9 +27,6 @@ from reductions import (
     distinct,
     whole,
 )
-
-from distlab.grading import exercise, fail, trace
-from distlab.observe.memory import PeakMemory
 
 LONG = round(4 * ALPHA / BETA / 4)  # elements of 4 bytes that take four times the latency
 

@@ -6,8 +6,18 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
-from bad_input import check_non_members
-from strategy_models import (
+
+from distlab.grading import (
+    exercise,
+    expect_equal,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
+from given.step_profile import Phase, Profile, profile
+from tests.phase3.bad_input import check_non_members
+from tests.phase3.strategy_models import (
     BUCKET,
     CASES,
     LOCAL,
@@ -21,16 +31,6 @@ from strategy_models import (
     measured,
     profiles,
 )
-
-from distlab.grading import (
-    exercise,
-    expect_equal,
-    expect_refused,
-    fail,
-    refusal,
-    trace,
-)
-from given.step_profile import Phase, Profile, profile
 
 
 def estimated(impl, seed: int, cases) -> list[dict[str, float]]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
-from strategy_models import (
+
+from distlab.grading import (
+    exercise,
+    fail,
+    trace,
+)
+from given.step_profile import Phase, Profile
+from tests.phase3.strategy_models import (
     BUCKET,
     CASES,
     LOCAL,
@@ -14,13 +21,6 @@ from strategy_models import (
     measured,
     profiles,
 )
-
-from distlab.grading import (
-    exercise,
-    fail,
-    trace,
-)
-from given.step_profile import Phase, Profile
 
 
 def needed(impl, seed: int) -> list[dict[str, float]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from reductions import (
+
+from distlab.grading import exercise, expect_close, fail, trace
+from tests.phase3.reductions import (
     ALPHA,
     BETA,
     OPS,
@@ -22,8 +24,6 @@ from reductions import (
     values_of,
     whole,
 )
-
-from distlab.grading import exercise, expect_close, fail, trace
 
 LARGE = 10_080
 TENSOR = ALPHA + 4 * LARGE * BETA  # one message of the whole tensor

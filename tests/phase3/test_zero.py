@@ -8,7 +8,10 @@ import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from zero_models import (
+
+from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+from distlab.observe.memory import held_by
+from tests.phase3.zero_models import (
     AT_THE_START,
     BUCKET,
     MATRIX,
@@ -27,9 +30,6 @@ from zero_models import (
     values_of,
     with_bystanders,
 )
-
-from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
-from distlab.observe.memory import held_by
 
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.05}),

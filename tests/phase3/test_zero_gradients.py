@@ -8,7 +8,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from zero_models import (
+
+from distlab.grading import exercise, expect_equal, expect_refused, fail, trace
+from distlab.observe.memory import PeakMemory
+from tests.phase3.zero_models import (
     AT_THE_START,
     BUCKET,
     LIMIT,
@@ -29,9 +32,6 @@ from zero_models import (
     values_of,
     with_bystanders,
 )
-
-from distlab.grading import exercise, expect_equal, expect_refused, fail, trace
-from distlab.observe.memory import PeakMemory
 
 PLAN = (1, 2, 1)  # backward passes before each step
 

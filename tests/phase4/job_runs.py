@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401 (torch.optim imports it: once here, not per rank)
-from jobs import job, uninterrupted
 
 from distlab.grading import expect_equal, fail
+from tests.phase4.jobs import job, uninterrupted
 
 BARE = {"process_group": False, "ledger": False}
 

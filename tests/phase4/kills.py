@@ -15,9 +15,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from disk import Disk, in_child, without_waiting
 
 from distlab.grading import fail
+from tests.phase4.disk import Disk, in_child, without_waiting
 
 SIZE = 270_000  # elements: more than one write per file
 KILLS = 70  # per way of dying

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from image_runs import fields_of
-
 from distlab.course.catalogue import root
 from solutions.phase4_production.trainer_config import Config
 from tests.forked_agents import Child, processes_of, start
+from tests.phase4.image_runs import fields_of
 
 # stands for Python in the launcher: writes down its process id, its command line and environment
 PYTHON = """#!/bin/sh

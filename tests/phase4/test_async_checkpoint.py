@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
-from checkpoints import store_in
-from disk import full_for, without_waiting
 from torch import Tensor, nn
 
 from distlab.grading import exercise, expect_equal, fail, trace
 from distlab.host.program_clock import until
+from tests.phase4.checkpoints import store_in
+from tests.phase4.disk import full_for, without_waiting
 
 PATIENCE = 2.0  # seconds (of the rank's own time): then a disk that nobody frees gives up waiting
 

@@ -9,11 +9,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from checkpoints import fresh, loaded, save
-from damages import DAMAGES
-from disk import in_child, without_waiting
-
 from distlab.grading import exercise, expect_equal, fail, trace
+from tests.phase4.checkpoints import fresh, loaded, save
+from tests.phase4.damages import DAMAGES
+from tests.phase4.disk import in_child, without_waiting
 
 KEPT = [
     # keep, keep_best, (step, score) in the order of saving, steps that remain

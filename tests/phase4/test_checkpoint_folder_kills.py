@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from kills import expect_nothing_wrong, killed_at_every_operation, killed_at_random_times
-
 from distlab.grading import exercise
+from tests.phase4.kills import (
+    expect_nothing_wrong,
+    killed_at_every_operation,
+    killed_at_random_times,
+)
 
 
 @exercise("4.1", "gloo")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from memory_checkpoints import fake_saved
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_refused, fail, refusal
+from tests.phase4.memory_checkpoints import fake_saved
 
 
 def padded(vector: torch.Tensor, world_size: int, rank: int) -> torch.Tensor:

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import torch
 import torch.distributed as dist
-from memory_checkpoints import fake_saved
 from torch import Tensor
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from tests.phase4.memory_checkpoints import fake_saved
 
 SIZE, BATCH, WIDTH, EPOCHS = 22, 6, 7, 2
 STEPS = EPOCHS * 4  # the last batch of an epoch has 4 samples

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoints import difference, every_kind, fresh, loaded, save
-from disk import slow, without_waiting
 from safetensors import safe_open
 
 from distlab.grading import (
@@ -24,6 +22,8 @@ from distlab.grading import (
     refusal,
     trace,
 )
+from tests.phase4.checkpoints import difference, every_kind, fresh, loaded, save
+from tests.phase4.disk import slow, without_waiting
 
 
 # -- what is saved --------------------------------------------------------------------------------

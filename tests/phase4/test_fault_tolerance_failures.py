@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoints import fresh, loaded, save
-from damages import DAMAGES, bit
-from disk import full_for, without_waiting
 
 from distlab.grading import exercise, expect_equal, fail
+from tests.phase4.checkpoints import fresh, loaded, save
+from tests.phase4.damages import DAMAGES, bit
+from tests.phase4.disk import full_for, without_waiting
 
 # -- damage ---------------------------------------------------------------------------------------
 

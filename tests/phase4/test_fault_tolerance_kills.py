@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kills import expect_nothing_wrong, one_rank_killed
-
 from distlab.grading import exercise
+from tests.phase4.kills import expect_nothing_wrong, one_rank_killed
 
 
 @exercise("4.15", "gloo")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
-from compression import (
+from torch import Tensor, nn
+
+from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
+from tests.phase4.compression import (
     Bucket,
     Variants,
     beside_all_reduce,
@@ -20,9 +23,6 @@ from compression import (
     reduced,
     several_steps,
 )
-from torch import Tensor, nn
-
-from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
 
 STEPS = 4
 SHAPES = ((7, 5), (5,), (1,))  # 41 entries

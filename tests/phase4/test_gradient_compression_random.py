@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from compression import (
+
+from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+from tests.phase4.compression import (
     beside_all_reduce,
     bucket_of,
     check_begins,
@@ -17,8 +19,6 @@ from compression import (
     reduced,
     several_steps,
 )
-
-from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
 
 STEPS = 5
 SHAPES = ((8, 5), (7,))  # 47 entries

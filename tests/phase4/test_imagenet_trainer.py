@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_runs import STEPS, config_of, few_digits, losses, records, train
 from torch import nn
+
+from tests.phase4.image_runs import STEPS, config_of, few_digits, losses, records, train
 
 STRATEGIES = {
     "ddp": [],

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch._inductor.config
-from image_runs import config_of, few_digits, loss_curve, losses, train
 
 from distlab.ranks import RankFailure
+from tests.phase4.image_runs import config_of, few_digits, loss_curve, losses, train
 
 COMPILER = os.environ.get("CXX") or "g++"
 

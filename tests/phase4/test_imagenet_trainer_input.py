@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from image_runs import STEPS, config_of, few_digits, fields_of, losses, records, train
-from launches import becomes, launched, new, wait_for
 
 from distlab.course.catalogue import root
 from distlab.ranks import RankFailure
@@ -32,6 +30,8 @@ from solutions.phase4_production.trainer_config import (
 )
 from tests import forked_commands
 from tests.forked_agents import processes_of
+from tests.phase4.image_runs import STEPS, config_of, few_digits, fields_of, losses, records, train
+from tests.phase4.launches import becomes, launched, new, wait_for
 
 PACKAGE = "solutions.phase4_production"
 RECIPES = sorted((root() / "configs").glob("*.yaml"))

@@ -11,14 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from image_runs import config_of, few_digits, fields_of, loss_curve, losses, records, train
-from launches import ended, launched, new, wait_for
 
 from distlab.host.system import tells_of_processes
 from solutions.phase4_production.exit_codes import PREEMPTED, REFUSED
 from solutions.phase4_production.trainer_config import Config
 from tests.at_exit.expected import environment, no_threads_left
 from tests.forked_agents import processes_of, ranks_of, start
+from tests.phase4.image_runs import (
+    config_of,
+    few_digits,
+    fields_of,
+    loss_curve,
+    losses,
+    records,
+    train,
+)
+from tests.phase4.launches import ended, launched, new, wait_for
 
 INTERRUPTED = {
     "ddp": ["--ema-decay=0.9", "--mixup=0.2"],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import torch.distributed as dist
-from job_runs import folder_of
 
 from distlab.grading import exercise, expect_equal, fail, trace
+from tests.phase4.job_runs import folder_of
 
 
 @exercise("4.13", "gloo")

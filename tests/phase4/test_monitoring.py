@@ -7,10 +7,10 @@ import time
 import torch
 import torch._dynamo  # counting on the meta device imports it: once here, not per rank
 import torch.distributed as dist
-from pretend_gpu import Gpu, Work
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.grading.checks import expect_refused, refusal
+from tests.phase4.pretend_gpu import Gpu, Work
 
 MS = 1e-3
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import torch
-from compression import (
+from torch import Tensor, nn
+
+from distlab.explain.case import Case, Diagnosis
+from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
+from tests.phase4.compression import (
     Bucket,
     beside_all_reduce,
     bucket_of,
@@ -19,10 +23,6 @@ from compression import (
     reduced,
     several_steps,
 )
-from torch import Tensor, nn
-
-from distlab.explain.case import Case, Diagnosis
-from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
 
 SHAPES = ((12, 9), (9,), (2, 2), (10, 3, 2, 2))  # what is compressed with rank 2: first and last
 TINY = {"rtol": 1e-8, "atol": 1e-9}

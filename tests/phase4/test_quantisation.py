@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
-from compression import (
+from torch import Tensor
+
+from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from tests.phase4.compression import (
     beside_all_reduce,
     bucket_of,
     check_begins,
@@ -17,9 +20,6 @@ from compression import (
     reduced,
     several_steps,
 )
-from torch import Tensor
-
-from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 
 STEPS = 4
 

@@ -7,10 +7,9 @@ import signal
 import time
 from itertools import pairwise
 
-from job_runs import folder_of, run_jobs, told
-from jobs import PATIENCE, SAVE_EVERY, STEPS
-
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+from tests.phase4.job_runs import folder_of, run_jobs, told
+from tests.phase4.jobs import PATIENCE, SAVE_EVERY, STEPS
 
 
 # -- restarts -------------------------------------------------------------------------------------

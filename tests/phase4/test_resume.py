@@ -5,8 +5,12 @@ from __future__ import annotations
 import copy
 
 import torch
-from checkpoints import store_in
-from small_training import (
+from torch import nn
+
+from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+from given.safe_format import pack
+from tests.phase4.checkpoints import store_in
+from tests.phase4.small_training import (
     BATCH,
     EPOCHS,
     Augmented,
@@ -16,10 +20,6 @@ from small_training import (
     network,
     next_draws,
 )
-from torch import nn
-
-from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
-from given.safe_format import pack
 
 POINTS = (4, 6, 8)  # within the first epoch, at its end, within the second
 

@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import torch
-from small_training import next_draws, seed_streams
 
 from distlab.grading import exercise, expect_equal, fail, refusal, trace
 from given.safe_format import read_tree, write_trees
+from tests.phase4.small_training import next_draws, seed_streams
 
 
 @exercise("4.16", "gloo cuda")

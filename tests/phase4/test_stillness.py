@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import Stillness
 
 from distlab.host.system import tells_of_processes
+from tests.phase4.jobs import Stillness
 
 SPINS = "while True: pass"
 WAITS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPINS!r}])"

@@ -7,7 +7,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from cluster_steps import step_metrics, synchronous_steps, usual_of
 
 from distlab.grading import (
     exercise,
@@ -17,6 +16,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
+from tests.phase4.cluster_steps import step_metrics, synchronous_steps, usual_of
 
 K = 5  # steps of a report
 COMMUNICATION = {"exposed_communication": 0.2, "hidden_communication": 0.1}  # of own time

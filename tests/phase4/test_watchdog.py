@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from job_runs import folder_of, run_jobs, told
-from jobs import PATIENCE
 
 from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
 from distlab.host.program_clock import ProgramClock
+from tests.phase4.job_runs import folder_of, run_jobs, told
+from tests.phase4.jobs import PATIENCE
 
 WATCH = 2.0  # seconds: the timeout of watchdogs without a job
 
