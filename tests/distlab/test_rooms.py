@@ -34,8 +34,9 @@ def test_imports_keep_the_order(rule: Callable[[list[rooms.Import]], list[str]])
     assert not problems, shown(problems)
 
 
-def test_files_and_functions_fit_a_screen() -> None:
-    problems = rooms.too_long(HOME)
+@pytest.mark.parametrize("folder", ["distlab", "given", "solutions", "benchmarks"])
+def test_files_and_functions_fit_a_screen(folder: str) -> None:
+    problems = rooms.too_long(root() / folder)
     assert not problems, shown(problems)
 
 
