@@ -158,9 +158,7 @@ def make_branches(seed: int, device: torch.device | str = "cpu") -> Branches:
         return Branches().double().to(device)
 
 
-def own_data(
-    seed: int, rank: int, n: int, device: torch.device | str = "cpu"
-) -> torch.Tensor:
+def own_data(seed: int, rank: int, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed * 100 + rank)
     return torch.randn(n, 4, generator=generator, dtype=torch.float64).to(device)
 
@@ -181,9 +179,7 @@ def global_gradients(seed: int, counts: list[int]) -> dict[str, torch.Tensor | N
     """The gradient of the mean over all ranks' samples, by one process."""
     model = make_branches(seed)
     losses = [
-        model(own_data(seed, rank, n), use=rank == 1).sum()
-        for rank, n in enumerate(counts)
-        if n
+        model(own_data(seed, rank, n), use=rank == 1).sum() for rank, n in enumerate(counts) if n
     ]
     (sum(losses) / sum(counts)).backward()
     return grads_of(model)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from distlab.grading import expect_equal, fail
 from distlab.ranks.context import RankContext
-from tests.phase2.pipeline_orders import Schedule, bubble, peaks, placement, problem_of
+from tests.phase2.pipeline_orders import Steps, bubble, peaks, placement, problem_of
 from tests.phase2.pipelines import (
     Meter,
     Paced,
@@ -78,7 +78,7 @@ def loss_of(losses: list[Any]) -> Any:
     return losses[-1] if same else math.nan
 
 
-def check_order(order: Schedule, schedule: Schedule, stages: int, m: int, what: str) -> None:
+def check_order(order: Steps, schedule: Steps, stages: int, m: int, what: str) -> None:
     """The schedule is complete and can run, and its compute steps are the order's."""
     cause, text = problem_of(schedule, stages, m)
     if cause:
@@ -87,9 +87,7 @@ def check_order(order: Schedule, schedule: Schedule, stages: int, m: int, what: 
     expect_equal(compute, order, what=f"{what}: compute steps of the schedule", cause="order")
 
 
-def check_bubble(
-    order: Schedule, costs: Sequence[dict[str, float]], want: float, what: str
-) -> None:
+def check_bubble(order: Steps, costs: Sequence[dict[str, float]], want: float, what: str) -> None:
     """The idle share in theory is at most ``want``."""
     for each in costs:
         got = bubble(order, each)
@@ -98,7 +96,7 @@ def check_bubble(
             fail(f"{text}{want:.3f} can be had", cause="bubble")
 
 
-def check_peaks(order: Schedule, limits: Sequence[int], what: str) -> None:
+def check_peaks(order: Steps, limits: Sequence[int], what: str) -> None:
     """No rank keeps more than its limit."""
     for rank, (got, limit) in enumerate(zip(peaks(order), limits, strict=True)):
         if got > limit:

@@ -177,7 +177,13 @@ class _Work(torch.autograd.Function):
     """The same values; calls ``forward`` and ``backward`` when these happen."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Any, backward: Any, meter: Meter | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        forward: Callable[[], None],
+        backward: Callable[[], None],
+        meter: Meter | None,
+    ) -> Tensor:
         ctx.work = backward
         marker = torch.empty(1)
         ctx.save_for_backward(marker)
