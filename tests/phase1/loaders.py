@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from distlab.ranks.context import RankContext
+
 
 def data_of(seed: int, n: int) -> TensorDataset:
     """``n`` samples of six features and three classes, drawn from ``seed``."""
@@ -17,7 +19,7 @@ def data_of(seed: int, n: int) -> TensorDataset:
 
 def loader_of(
     impl: Any,
-    ctx: Any,
+    ctx: RankContext,
     dataset: Dataset[Any],
     batch: int,
     seed: int,

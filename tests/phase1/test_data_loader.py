@@ -175,7 +175,7 @@ def test_resume_continues_where_training_was(impl, run, seed):
         resumed.set_epoch(3)
         next_epoch = [int(i) for i in resumed]
         whole.set_epoch(3)
-        plain = all(isinstance(v, (int, str, bool, float)) for v in state.values())
+        plain = [isinstance(v, (int, str, bool, float)) for v in state.values()]
         return full, rest, second, next_epoch, [int(i) for i in whole], plain
 
     results = run(body, 1, process_group=False, timeout=LIMIT)[0]
@@ -190,7 +190,7 @@ def test_resume_continues_where_training_was(impl, run, seed):
     expect_equal(rest, full[5:], what="the rest of the resumed epoch", cause=cause)
     expect_equal(second, full, what="a second pass after resuming", cause="skips-every-epoch")
     expect_equal(next_epoch, full_next, what="the epoch after", cause="skips-every-epoch")
-    expect_equal(plain, True, what="state_dict holds plain values only")
+    expect_equal(all(plain), True, what="state_dict holds plain values only")
 
 
 @exercise("1.1")

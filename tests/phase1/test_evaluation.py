@@ -65,29 +65,37 @@ class Moody(nn.Module):
         return out.flip(1) * 3 if self.training else out
 
 
+def moody(seed: int) -> Moody:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Moody().double()
+
+
+def alone(seed: int, n: int) -> tuple[float, float]:
+    """Loss and accuracy of one process on the whole test set."""
+    inputs, targets = data_of(seed, n).tensors
+    logits = moody(seed).linear(inputs)
+    accuracy = (logits.argmax(1) == targets).double().mean().item()
+    return F.cross_entropy(logits, targets).item(), accuracy
+
+
 def check_evaluation(run, impl, seed: int, world_size: int, n: int, remainder: str) -> None:
     def body(ctx):
         dataset = data_of(seed, n)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            model = Moody().double().to(ctx.device)
+        model = moody(seed).to(ctx.device)
         loader = loader_of(impl, ctx, dataset, 4 * ctx.world_size, seed, remainder, shuffle=False)
         out = []
         for training in (True, False):
             model.train(training)
             loss, accuracy = impl.evaluate(model, loader, device=ctx.device)
-            out.append([float(loss), float(accuracy), model.training == training])
-        recorded = model.recorded
-        model.eval()
-        inputs, targets = (t.to(ctx.device) for t in dataset.tensors)
-        logits = model.linear(inputs)
-        want = [F.cross_entropy(logits, targets).item()]
-        want.append((logits.argmax(1) == targets).double().mean().item())
-        return out, want, recorded
+            out.append([float(loss), float(accuracy), training, model.training])
+        return out, model.recorded
 
+    results = run(body, world_size)
+    want = alone(seed, n)
     where = f"{n} samples on {world_size} ranks, remainder={remainder!r}"
-    for rank, (out, want, recorded) in enumerate(run(body, world_size)):
-        for loss, accuracy, kept in out:
+    for rank, (out, recorded) in enumerate(results):
+        for loss, accuracy, before, after in out:
             for what, got, right in (("loss", loss, want[0]), ("accuracy", accuracy, want[1])):
                 if abs(got - right) > 1e-9:
                     padded = " (repeated samples counted?)" if remainder == "pad" else ""
@@ -96,7 +104,7 @@ def check_evaluation(run, impl, seed: int, world_size: int, n: int, remainder: s
                         cause="not-exact",
                         rank=rank,
                     )
-            if not kept:
+            if after != before:
                 fail("the model's training mode was not restored", cause="mode-lost", rank=rank)
         if recorded:
             fail("gradients were recorded in evaluation", cause="grad-recorded", rank=rank)
@@ -120,10 +128,11 @@ def test_mode_is_restored_after_an_error(impl, run, seed):
         try:
             impl.evaluate(model, loader)
         except RuntimeError as error:
-            return model.training, "evaluation fails" in str(error)
-        return model.training, False
+            return model.training, str(error)
+        return model.training, ""
 
-    training, raised = run(body, 1)[0]
+    training, said = run(body, 1)[0]
+    raised = "evaluation fails" in said
     expect_equal(raised, True, what="the model's own error comes out", cause="error-swallowed")
     expect_equal(training, True, what="training mode after an error", cause="mode-lost")
 

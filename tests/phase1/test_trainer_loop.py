@@ -19,16 +19,24 @@ OPTIMIZERS = {
 }
 
 
-def net(seed: int, device) -> nn.Module:
+def net(seed: int, device: torch.device | str = "cpu") -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
         return layers.double().to(device)
 
 
-def alone(model, optimizer, dataset, *, batch: int, epochs: int, seed: int, device) -> list[float]:
-    """The yardstick: one process on the same global batches."""
-    inputs, targets = (t.to(device) for t in dataset.tensors)
+def flat_weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
+
+
+def alone(
+    seed: int, n: int, name: str, *, batch: int, epochs: int
+) -> tuple[list[float], torch.Tensor]:
+    """The yardstick: losses and weights of one process on the same global batches."""
+    inputs, targets = data_of(seed, n).tensors
+    model = net(seed)
+    optimizer = OPTIMIZERS[name](model.parameters())
     losses = []
     for epoch in range(epochs):
         order = epoch_order(len(targets), seed, epoch)
@@ -39,7 +47,7 @@ def alone(model, optimizer, dataset, *, batch: int, epochs: int, seed: int, devi
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    return losses
+    return losses, flat_weights(model)
 
 
 def check_training(run, impl, seed: int, world_size: int, n: int, name: str) -> None:
@@ -58,34 +66,23 @@ def check_training(run, impl, seed: int, world_size: int, n: int, name: str) -> 
             device=ctx.device,
             on_step=lambda step, loss, samples: seen.append((step, loss, samples)),
         )
-        yardstick = net(seed, ctx.device)
-        want = alone(
-            yardstick,
-            make(yardstick.parameters()),
-            dataset,
-            batch=batch,
-            epochs=epochs,
-            seed=seed,
-            device=ctx.device,
-        )
-        flat = torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
-        right = torch.cat([p.detach().flatten() for p in yardstick.parameters()]).cpu()
-        return losses, want, flat, right, impl.weight_hash(model), seen
+        return losses, flat_weights(model), impl.weight_hash(model), seen
 
     results = run(body, world_size)
+    want, right = alone(seed, n, name, batch=batch, epochs=epochs)
     where = f"{name}, {world_size} ranks, {n} samples"
     steps = -(-n // batch) * epochs
     per_step = [0] * steps
     for rank, result in enumerate(results):
-        if not torch.equal(result[2], results[0][2]):
-            apart = float((result[2] - results[0][2]).abs().max())
+        if not torch.equal(result[1], results[0][1]):
+            apart = float((result[1] - results[0][1]).abs().max())
             fail(
                 f"{where}: the weights of ranks 0 and {rank} differ by up to {apart:.3g} after "
                 "training: the replicas did not start equal, or did not take equal steps",
                 cause="replicas-differ",
                 rank=rank,
             )
-    for rank, (losses, want, flat, right, _, seen) in enumerate(results):
+    for rank, (losses, flat, _, seen) in enumerate(results):
         expect_equal(len(losses), steps, what=f"{where}: number of steps", rank=rank, cause="steps")
         expect_close(
             torch.tensor(losses, dtype=torch.float64),
@@ -102,7 +99,7 @@ def check_training(run, impl, seed: int, world_size: int, n: int, name: str) -> 
             per_step[step - 1] += samples
     for rank, result in enumerate(results):
         what = "weight_hash of equal weights"
-        expect_equal(result[4], results[0][4], what=what, rank=rank, cause="hash")
+        expect_equal(result[2], results[0][2], what=what, rank=rank, cause="hash")
     sizes = [min(batch, n - start) for start in range(0, n, batch)] * epochs
     expect_equal(per_step, sizes, what=f"{where}: samples per optimizer step, all ranks together")
 
@@ -125,30 +122,31 @@ def test_training_with_uneven_and_empty_batches(impl, run, seed):
 @exercise("1.5", "virtual")
 def test_one_step_on_unequal_parts(impl, run, seed):
     """train_step returns the global mean loss, and every rank takes the same step."""
-    counts = [1, 5, 0]
+    counts, ends = [1, 5, 0], [1, 6, 6]
+    parts = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def body(ctx):
         inputs, targets = data_of(seed, 6).tensors
-        ends = [1, 6, 6]
-        part = slice(ends[ctx.rank] - counts[ctx.rank], ends[ctx.rank])
+        part = parts[ctx.rank]
         model = net(seed, ctx.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         for p in model.parameters():  # left from before: must not be counted
             p.grad = torch.ones_like(p)
         got = impl.train_step(model, optimizer, inputs[part], targets[part])
-        fresh = net(seed, ctx.device)
-        want = F.cross_entropy(fresh(inputs), targets)
-        want.backward()
-        moved = [(p - p.grad).detach() for p in fresh.parameters()]
-        own = F.cross_entropy(fresh(inputs[part]), targets[part]).item()
-        return float(got), want.item(), own, [p.detach() for p in model.parameters()], moved
+        return float(got), [p.detach() for p in model.parameters()]
 
     results = run(body, 3)
-    owns = [r[2] if counts[i] else 0.0 for i, r in enumerate(results)]
-    for rank, (got, want, _, params, moved) in enumerate(results):
+    inputs, targets = data_of(seed, 6).tensors
+    fresh = net(seed)
+    want = F.cross_entropy(fresh(inputs), targets)
+    want.backward()
+    moved = [(p - p.grad).detach() for p in fresh.parameters()]
+    losses = F.cross_entropy(fresh(inputs), targets, reduction="none")
+    owns = [losses[part].mean().item() if n else 0.0 for part, n in zip(parts, counts, strict=True)]
+    for rank, (got, params) in enumerate(results):
         expect_close(
             torch.tensor([got], dtype=torch.float64),
-            torch.tensor([want], dtype=torch.float64),
+            torch.tensor([want.item()], dtype=torch.float64),
             what="the global mean loss of 1, 5 and 0 samples",
             rank=rank,
             contributions=[torch.tensor([v], dtype=torch.float64) for v in owns],
@@ -194,10 +192,9 @@ def test_communication_of_a_step(impl, run, seed):
         mine = slice(ctx.rank, None, ctx.world_size)
         with ctx.region("step"):
             impl.train_step(model, optimizer, inputs[mine], targets[mine])
-        return sum(p.numel() for p in model[2].parameters()) * 8
 
-    results = run(body, 4)
-    for log, nbytes in zip(results.logs, results, strict=True):
+    nbytes = (200 * 3 + 3) * 8  # of the last layer
+    for log in run(body, 4).logs:
         log = log.select(region="step")
         log.all_waited()
         log.sent_at_most(1.5 * (nbytes + 16 * 8), "2(W-1)/W of the gradients and a few numbers")

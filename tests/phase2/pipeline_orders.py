@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Plain = tuple[str, int, int]  # kind, stage, micro-batch
+Steps = Sequence[Sequence[Plain]]  # per rank its steps
 
 
 def plain(schedule: Any) -> list[list[Plain]]:
@@ -18,7 +19,7 @@ def plain(schedule: Any) -> list[list[Plain]]:
     return [[(str(k), int(s), int(i)) for k, s, i in steps] for steps in schedule]
 
 
-def as_steps(impl: Any, schedule: Sequence[Sequence[Plain]]) -> Any:
+def as_steps(impl: Any, schedule: Steps) -> Any:
     """Plain data as the implementation's own steps."""
     step = impl.module("pipeline_schedules").Step
     return [[step(*each) for each in steps] for steps in schedule]
@@ -81,7 +82,7 @@ def one_after_another(ranks: int, m: int) -> list[list[Plain]]:
     return [[(k, r, i) for i in range(m) for k in "FB"] for r in range(ranks)]
 
 
-def messages(order: Sequence[Sequence[Plain]]) -> dict[Plain, tuple[Plain, int, int]]:
+def messages(order: Steps) -> dict[Plain, tuple[Plain, int, int]]:
     """Every send that an order needs: (its receive, sending rank, receiving rank)."""
     rank_of = {s: rank for rank, steps in enumerate(order) for _, s, _ in steps}
     found = {}
@@ -93,7 +94,7 @@ def messages(order: Sequence[Sequence[Plain]]) -> dict[Plain, tuple[Plain, int, 
     return found
 
 
-def completed(seed: int, order: Sequence[Sequence[Plain]]) -> list[list[Plain]]:
+def completed(seed: int, order: Steps) -> list[list[Plain]]:
     """A valid schedule with the order's messages: each as late as chance wants, both ends at once.
 
     Messages of one direction between two ranks keep their order.
@@ -143,7 +144,7 @@ def done_on(out: list[list[Plain]]) -> set[Plain]:
     return {step for steps in out for step in steps if len(step[0]) == 1}
 
 
-def problem_of(schedule: Sequence[Sequence[Plain]], stages: int, m: int) -> tuple[str, str]:
+def problem_of(schedule: Steps, stages: int, m: int) -> tuple[str, str]:
     """(cause, sentence) of what is wrong with a schedule with messages; ("", "") if nothing is."""
     have = Counter(step for steps in schedule for step in steps)
     kinds = "FBW" if any(step[0] == "W" for step in have) else "FB"
@@ -167,7 +168,9 @@ def problem_of(schedule: Sequence[Sequence[Plain]], stages: int, m: int) -> tupl
     return _walk(schedule, crossing, stages - 1)
 
 
-def _walk(schedule: Any, crossing: Any, last: int) -> tuple[str, str]:
+def _walk(
+    schedule: Steps, crossing: dict[Plain, tuple[Plain, int, int]], last: int
+) -> tuple[str, str]:
     """Take all steps with rendezvous sends."""
     left = [list(reversed(steps)) for steps in schedule]
     known: list[set[Plain]] = [set() for _ in schedule]  # computed or received, per rank
@@ -203,7 +206,7 @@ def _name(step: Plain) -> str:
     return f"{step[0]}({step[1]}, {step[2]})"
 
 
-def times(order: Any, costs: dict[str, float], message: float = 0.0) -> dict[Plain, float]:
+def times(order: Steps, costs: dict[str, float], message: float = 0.0) -> dict[Plain, float]:
     """When each compute step ends, if nobody waits for anything but what it needs."""
     last = max(step[1] for steps in order for step in steps)
     rank_of = {step[1]: rank for rank, steps in enumerate(order) for step in steps}
@@ -224,14 +227,14 @@ def times(order: Any, costs: dict[str, float], message: float = 0.0) -> dict[Pla
     return ends
 
 
-def bubble(order: Any, costs: dict[str, float], message: float = 0.0) -> float:
+def bubble(order: Steps, costs: dict[str, float], message: float = 0.0) -> float:
     """The idle share of all ranks' time."""
     ends = times(order, costs, message)
     busy = sum(costs[step[0]] for step in ends)
     return 1 - busy / (len(order) * max(ends.values()))
 
 
-def peaks(order: Any) -> list[int]:
+def peaks(order: Steps) -> list[int]:
     """Per rank, the most forwards whose last backward step has not come."""
     found = []
     for steps in order:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from distlab.grading import expect_equal, fail
-from tests.phase2.pipeline_orders import bubble, peaks, placement, problem_of
+from distlab.ranks.context import RankContext
+from tests.phase2.pipeline_orders import Steps, bubble, peaks, placement, problem_of
 from tests.phase2.pipelines import (
     Meter,
     Paced,
@@ -32,16 +35,26 @@ Make = Callable[[Any], Any]  # the implementation to a schedule
 
 
 def check_run(
-    run, impl, seed, ranks, m, schedule: Make, *, chunks=1, frozen=False, steps=1, kind="",
-    pipeline="Pipeline",
-):
+    run: Any,
+    impl: Any,
+    seed: int,
+    ranks: int,
+    m: int,
+    schedule: Make,
+    *,
+    chunks: int = 1,
+    frozen: bool = False,
+    steps: int = 1,
+    kind: str = "",
+    pipeline: str = "Pipeline",
+) -> None:
     """Gradients and loss of a run are those of one process; ``schedule(module)`` makes it.
 
     ``kind``: the placement of stages, if it is not in turn; ``steps``: calls without clearing.
     """
     rank_of = placement(kind or "round", ranks, chunks)
 
-    def body(ctx):
+    def body(ctx: RankContext) -> tuple[dict[str, Tensor], list[float]]:
         found = [layer.to(ctx.device) for layer in layers(seed, frozen)]
         parts = cut(found, ranks * chunks)
         x, y = (t.to(ctx.device) for t in batch(seed, m * PER))
@@ -49,18 +62,23 @@ def check_run(
         shapes = boundaries(parts, x[:PER])
         runs = getattr(impl, pipeline)(mine, schedule(impl), F.cross_entropy, shapes)
         losses = [runs.step(x, y) for _ in range(steps)]
-        if len(set(losses)) > 1:
-            losses[-1] = float("nan")
-        return gradients(found, mine), losses[-1]
+        return gradients(found, mine), losses
 
+    results = [(got, loss_of(losses)) for got, losses in run(body, ranks)]
     parts, loss = one_process(seed, m * PER, m, frozen=frozen)
     stages = f", {chunks} stages each" if chunks > 1 else ""
-    compare(
-        run(body, ranks), parts, loss, f"{ranks} ranks{stages}, {m} micro-batches", times=steps
-    )
+    compare(results, parts, loss, f"{ranks} ranks{stages}, {m} micro-batches", times=steps)
 
 
-def check_order(order, schedule, stages: int, m: int, what: str) -> None:
+def loss_of(losses: list[Any]) -> Any:
+    """What all steps returned, or NaN if they differ."""
+    if len(losses) == 1:
+        return losses[0]
+    same = all(isinstance(loss, float) for loss in losses) and len(set(losses)) == 1
+    return losses[-1] if same else math.nan
+
+
+def check_order(order: Steps, schedule: Steps, stages: int, m: int, what: str) -> None:
     """The schedule is complete and can run, and its compute steps are the order's."""
     cause, text = problem_of(schedule, stages, m)
     if cause:
@@ -69,7 +87,7 @@ def check_order(order, schedule, stages: int, m: int, what: str) -> None:
     expect_equal(compute, order, what=f"{what}: compute steps of the schedule", cause="order")
 
 
-def check_bubble(order, costs: Sequence[dict[str, float]], want: float, what: str) -> None:
+def check_bubble(order: Steps, costs: Sequence[dict[str, float]], want: float, what: str) -> None:
     """The idle share in theory is at most ``want``."""
     for each in costs:
         got = bubble(order, each)
@@ -78,7 +96,7 @@ def check_bubble(order, costs: Sequence[dict[str, float]], want: float, what: st
             fail(f"{text}{want:.3f} can be had", cause="bubble")
 
 
-def check_peaks(order, limits: Sequence[int], what: str) -> None:
+def check_peaks(order: Steps, limits: Sequence[int], what: str) -> None:
     """No rank keeps more than its limit."""
     for rank, (got, limit) in enumerate(zip(peaks(order), limits, strict=True)):
         if got > limit:
@@ -87,7 +105,14 @@ def check_peaks(order, limits: Sequence[int], what: str) -> None:
 
 
 def check_executed(
-    run, impl, make: Make, ranks: int, m: int, chunks: int, seconds: float, limits: Sequence[int],
+    run: Any,
+    impl: Any,
+    make: Make,
+    ranks: int,
+    m: int,
+    chunks: int,
+    seconds: float,
+    limits: Sequence[int],
     pipeline: str = "Pipeline",
 ) -> None:
     """A run with stages of equal speed takes ``seconds`` and keeps no more than ``limits``.
@@ -95,7 +120,7 @@ def check_executed(
     F, B (of the input) and W of all of a rank's stages together take ``UNIT`` seconds each.
     """
 
-    def body(ctx):
+    def body(ctx: RankContext) -> list[float]:
         meter = Meter()
         stages = [Paced((UNIT / chunks,) * 3, meter) for _ in range(chunks)]
         shapes = paced_boundaries(ranks * chunks)
@@ -123,13 +148,22 @@ def check_executed(
             fail(text, cause="not-freed", rank=rank)
 
 
-def paced_scenario(make, ranks=4, m=8, chunks=1, unit=0.04, parts=(1, 2, 0), kind="Pipeline"):
+def paced_scenario(
+    make: Make,
+    ranks: int = 4,
+    m: int = 8,
+    chunks: int = 1,
+    unit: float = 0.04,
+    parts: tuple[int, int, int] = (1, 2, 0),
+    kind: str = "Pipeline",
+) -> Callable[[Any], Callable[[RankContext], None]]:
     """A body that runs ``make(impl)`` with stages that sleep: F, B and W take ``parts`` units."""
+    forward, backward, weights = (unit * part / chunks for part in parts)
 
-    def scenario(impl):
-        def body(ctx):
+    def scenario(impl: Any) -> Callable[[RankContext], None]:
+        def body(ctx: RankContext) -> None:
             names = [f"{c * ranks + ctx.rank}." if chunks > 1 else "" for c in range(chunks)]
-            seconds = tuple(unit * part / chunks for part in parts)
+            seconds = (forward, backward, weights)
             stages = [Paced(seconds, span=ctx.span, stage=name) for name in names]
             shapes = paced_boundaries(ranks * chunks)
             pipeline = getattr(impl, kind)(stages, make(impl), squares, shapes)

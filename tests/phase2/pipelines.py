@@ -17,6 +17,7 @@ from distlab.explain.case import Case, Diagnosis
 from distlab.grading import expect_close, fail
 
 WORDS = 11  # of the embedding on the first stage
+Gradients = dict[str, Tensor]  # by layer and name
 
 
 # -- models ---------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ def boundaries(parts: list[nn.Module], x: Tensor) -> list[Tensor]:
     return shapes
 
 
-def gradients(found: list[nn.Module], mine: Sequence[nn.Module] = ()) -> dict[str, Tensor]:
+def gradients(found: list[nn.Module], mine: Sequence[nn.Module] = ()) -> Gradients:
     """Gradients by layer and name: of all layers, or of those in the parts ``mine``."""
     own = {id(p) for part in mine for p in part.parameters()}
     return {
@@ -72,12 +73,14 @@ def gradients(found: list[nn.Module], mine: Sequence[nn.Module] = ()) -> dict[st
     }
 
 
-def one_process(seed: int, size: int, m: int, **options: Any) -> tuple[list, float]:
+def one_process(
+    seed: int, size: int, m: int, frozen: bool = False
+) -> tuple[list[Gradients], float]:
     """The gradient of each micro-batch's share of the batch's mean loss, and that loss."""
     words, classes = batch(seed, size)
     parts, total = [], 0.0
     for x, y in zip(words.chunk(m), classes.chunk(m), strict=True):
-        found = layers(seed, **options)
+        found = layers(seed, frozen)
         loss = F.cross_entropy(nn.Sequential(*found)(x), y) / m
         loss.backward()
         parts.append(gradients(found))
@@ -115,9 +118,15 @@ def explain_micro_batches(parts: list[Tensor]) -> Callable[[Case], Diagnosis | N
     return rule
 
 
-def compare(results: Any, parts: list, loss: float, what: str, times: float = 1.0) -> None:
+def compare(
+    results: Sequence[tuple[Gradients, float]],
+    parts: list[Gradients],
+    loss: float,
+    what: str,
+    times: float = 1.0,
+) -> None:
     """Fail unless the ranks' (gradients, loss) are those of one process, ``times`` over."""
-    everybody: dict[str, Tensor] = {}
+    everybody: Gradients = {}
     for rank, (got, _) in enumerate(results):
         for name in got:
             if name in everybody:
@@ -168,7 +177,13 @@ class _Work(torch.autograd.Function):
     """The same values; calls ``forward`` and ``backward`` when these happen."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Any, backward: Any, meter: Meter | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        forward: Callable[[], None],
+        backward: Callable[[], None],
+        meter: Meter | None,
+    ) -> Tensor:
         ctx.work = backward
         marker = torch.empty(1)
         ctx.save_for_backward(marker)

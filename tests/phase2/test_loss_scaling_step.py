@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -148,6 +149,12 @@ def test_small_gradients_survive(impl, run):
         )
 
 
+def with_changes(steps: list, states: list[torch.Tensor]) -> list[list]:
+    """(stepped, unchanged, scale, finite norm) of every step, by the states around it."""
+    around = zip(steps, pairwise(states), strict=True)
+    return [[stepped, torch.equal(*pair), *more] for (stepped, *more), pair in around]
+
+
 @exercise("2.6", "virtual gloo cuda")
 def test_overflow_changes_nothing_but_the_scale(impl, run, seed, cases):
     """Too large a scale, then one rank's huge inputs: all ranks skip, nothing else moves."""
@@ -164,28 +171,28 @@ def test_overflow_changes_nothing_but_the_scale(impl, run, seed, cases):
             def state():
                 moments = [s["exp_avg"] for s in optimizer.state.values() if "exp_avg" in s]
                 tensors = [*model.parameters(), *moments, model(window[0][0])]
-                return [t.detach().clone() for t in tensors]
+                return torch.cat([t.detach().flatten() for t in tensors]).cpu()
 
             def step(window):
-                before = state()
                 _, norm, stepped = impl.scaled_step(model, optimizer, scaler, window)
-                after = state()
-                same = len(before) == len(after) and all(map(torch.equal, before, after))
-                steps.append([bool(stepped), same, float(scaler.scale), math.isfinite(norm)])
+                steps.append([bool(stepped), float(scaler.scale), math.isfinite(norm)])
+                states.append(state())
 
+            states = [state()]
             while not (steps and steps[-1][0]) and len(steps) < 25:
                 step(window)
             tries = len(steps)
             step(huge)
             step(window)
-            return steps, tries
+            return steps, states, tries
 
         results = run(body, world_size)
-        for rank, (steps, tries) in enumerate(results):
+        everybody = [with_changes(steps, states) for steps, states, _ in results]
+        for rank, (steps, (*_, tries)) in enumerate(zip(everybody, results, strict=True)):
             what = f"{world_size} ranks"
             expect_equal(
                 steps,
-                results[0][0],
+                everybody[0],
                 what=f"{what}: (stepped, unchanged, scale, finite "
                 "norm) of every step, against rank 0's",
                 rank=rank,
@@ -236,12 +243,13 @@ def test_window_without_targets_counts_for_nothing(impl, run, seed):
         scaler = impl.LossScaler(growth_interval=1)
         before = [p.detach().clone() for p in model.parameters()]
         got = impl.scaled_step(model, optimizer, scaler, window_of(seed, 0, [(2, 2)] * ctx.rank))
-        same = all(map(torch.equal, before, model.parameters()))
-        return [*map(float, got), same, float(scaler.scale)]
+        after = [p.detach() for p in model.parameters()]
+        return list(map(float, got)), before, after, float(scaler.scale)
 
-    for rank, got in enumerate(run(body, 2)):
+    for rank, (numbers, before, after, scale) in enumerate(run(body, 2)):
+        same = all(map(torch.equal, before, after))
         expect_equal(
-            got,
+            [*numbers, same, scale],
             [0.0, 0.0, 0.0, True, 2.0**16],
             rank=rank,
             cause="stepped",

@@ -123,31 +123,26 @@ def test_masters_are_the_parameters(impl, run, seed):
 
     def body(ctx):
         inner = seeded(seed, Net).to(ctx.device)
-        names = [n for n, _ in inner.named_parameters()]
-        start = {n: p.detach().clone() for n, p in inner.named_parameters()}
         model = impl.MixedPrecision(inner, BF16)
         named = dict(model.named_parameters())
-        trainable = {n: p for n, p in named.items() if p.requires_grad}
-        same = [a is b for a, b in zip(model.parameters(), named.values(), strict=True)]
         return {
-            "names": [n for n, _ in model.named_parameters()] == names and all(same),
+            "names": [n for n, _ in model.named_parameters()],
+            "same": [a is b for a, b in zip(model.parameters(), named.values(), strict=True)],
             "frozen": [n for n in named if not named[n].requires_grad],
-            "dtypes": {n: str(p.dtype) for n, p in trainable.items()},
-            "rounded": [
-                n for n, p in start.items() if n in trainable and not torch.equal(p, trainable[n])
-            ],
+            "masters": {n: p.detach().cpu() for n, p in named.items() if p.requires_grad},
             "buffers": {n: str(b.dtype) for n, b in inner.named_buffers() if "running" in n},
         }
 
     (got,) = run(body, 1)
-    for name, dtype in got["dtypes"].items():
-        if dtype != str(FP32):
+    start, masters = dict(seeded(seed, Net).named_parameters()), got["masters"]
+    for name, dtype in ((n, master.dtype) for n, master in masters.items()):
+        if dtype != FP32:
             fail(
                 f"the optimizer is given {name} in {dtype}: it must step the float32 masters",
                 cause="master-dtype",
             )
     expect_equal(
-        got["names"],
+        got["names"] == list(start) and all(got["same"]),
         True,
         what="parameters() and named_parameters() go by the model's names, each once",
         cause="names",
@@ -155,9 +150,11 @@ def test_masters_are_the_parameters(impl, run, seed):
     expect_equal(
         got["frozen"], ["frozen.weight", "frozen.bias"], what="without gradient", cause="frozen"
     )
-    if got["rounded"]:
+    shared = [n for n in start if n in masters]
+    rounded = [n for n in shared if not torch.equal(start[n], masters[n])]
+    if rounded:
         fail(
-            f"the masters of {', '.join(got['rounded'])} are not the weights from before: copy "
+            f"the masters of {', '.join(rounded)} are not the weights from before: copy "
             "before you cast, a rounded weight does not come back",
             cause="master-rounded",
         )
@@ -245,12 +242,13 @@ def test_small_updates_are_not_lost(impl, run, seed):
         optimizer.register_step_pre_hook(note)
         for _ in range(20):
             impl.mixed_step(model, optimizer, window_of(seed, 0, [(8, 0)], ctx.device))
-        moved = {n: (p.detach() - start[n]).cpu() for n, p in model.named_parameters()}
-        return moved, {n: (-rate * s).cpu() for n, s in sums.items()}
+        end = {n: p.detach() for n, p in model.named_parameters()}
+        return [{n: t.cpu() for n, t in each.items()} for each in (start, end, sums)]
 
-    ((moved, want),) = run(body, 1)
-    for name, value in want.items():
-        lost = float((moved[name] - value).norm() / value.norm())
+    ((start, end, sums),) = run(body, 1)
+    for name, total in sums.items():
+        moved, value = end[name] - start[name], -rate * total
+        lost = float((moved - value).norm() / value.norm())
         if lost > 0.02:
             fail(
                 f"{name}: of 20 updates below the distance of {BF16} numbers {lost:.0%} is lost: "
@@ -339,10 +337,9 @@ def test_gradients_travel_in_float32_once(impl, run, seed):
         window = [(torch.ones(2, 64), torch.zeros(2, dtype=torch.int64))] * 2
         with ctx.region("step"):
             impl.mixed_step(model, optimizer, window)
-        return sum(p.numel() for p in inner.parameters() if p.requires_grad)
 
-    results = run(body, 3)
-    for log, count in zip(results.logs, results, strict=True):
+    count = 2 * 64 + 64 * CLASSES + CLASSES  # of the norm and the last layer
+    for log in run(body, 3).logs:
         log = log.select(region="step")
         for event in log.events:
             if event.dtype in ("bfloat16", "float16"):
@@ -400,29 +397,39 @@ def test_what_can_not_be_done_is_refused(impl, run, seed):
     def body(ctx):
         said = []
 
-        def attempt(model, dtype, *names):
-            before = [p.dtype for p in model.parameters()]
+        def attempt(model, dtype):
+            kind, text = "accepted", ""
+            dtypes = [[str(p.dtype) for p in model.parameters()]]
             try:
                 impl.MixedPrecision(model, dtype)
-                said.append("accepted")
             except ValueError as error:
-                unnamed = [name for name in names if name not in str(error)]
-                changed = before != [p.dtype for p in model.parameters()]
-                said.append(f"{error} lacks {unnamed}" if unnamed else "changed" * changed)
+                kind, text = "ValueError", str(error)
             except Exception as error:
-                said.append(f"{type(error).__name__}: {error}")
+                kind, text = type(error).__name__, str(error)
+            dtypes.append([str(p.dtype) for p in model.parameters()])
+            said.append([kind, text, *dtypes])
 
         for dtype in (torch.float32, torch.float64, torch.int8):
-            attempt(plain(seed), dtype, str(dtype).removeprefix("torch."))
-        attempt(plain(seed).bfloat16(), BF16, "0.weight", "bfloat16")
+            attempt(plain(seed), dtype)
+        attempt(plain(seed).bfloat16(), BF16)
         with NoProducts(FP16):
-            attempt(plain(seed), FP16, "float16", "cpu")
+            attempt(plain(seed), FP16)
             impl.MixedPrecision(plain(seed), BF16)
         return said
 
     (said,) = run(body, 1)
-    tried = ("float32", "float64", "int8", "a model in bfloat16", "a device without float16")
-    for what, got in zip(tried, said, strict=True):
+    tried = {
+        "float32": ("float32",),
+        "float64": ("float64",),
+        "int8": ("int8",),
+        "a model in bfloat16": ("0.weight", "bfloat16"),
+        "a device without float16": ("float16", "cpu"),
+    }
+    for (what, names), (kind, text, before, after) in zip(tried.items(), said, strict=True):
+        got = f"{kind}: {text}" if text else kind
+        if kind == "ValueError":
+            unnamed = [name for name in names if name not in text]
+            got = f"{text} lacks {unnamed}" if unnamed else "changed" * (before != after)
         expect_equal(got, "", what=f"ValueError with the names in it for {what}", cause="accepted")
 
 

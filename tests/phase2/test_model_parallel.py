@@ -54,6 +54,12 @@ def parameters_of(layers: list[nn.Module], values: str = "data") -> list[torch.T
     return [torch.zeros(0) if (v := getattr(p, values)) is None else v.cpu() for p in found]
 
 
+def names_in(model: nn.Module, layers: list[nn.Module]) -> list[str]:
+    """The names that the model has for the parameters of its layers, in order; tied ones once."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [names.get(id(p), "another tensor") for p in nn.ModuleList(layers).parameters()]
+
+
 def sgd(parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
 
@@ -64,17 +70,20 @@ def check_gradients(run, impl, seed: int, world_size: int, make) -> None:
 
     def body(ctx):
         model = make(seed, device=ctx.device)
-        stage = impl.Stage(impl.layers_of(model), bounds)
+        layers = impl.layers_of(model)
+        names = names_in(model, layers[bounds[ctx.rank] : bounds[ctx.rank + 1]])
+        stage = impl.Stage(layers, bounds)
         impl.forward_backward(stage, *batches(seed, model)[0])
         impl.reduce_ties(stage)
-        alone = make(seed, device=ctx.device)
-        inputs, targets = batches(seed, alone)[0]
-        F.cross_entropy(alone(inputs), targets).backward()
-        layers = impl.layers_of(alone)[bounds[ctx.rank] : bounds[ctx.rank + 1]]
-        return parameters_of([stage], "grad"), parameters_of(layers, "grad")
+        return parameters_of([stage], "grad"), names
 
     results = run(body, world_size)
-    for rank, (grads, want) in enumerate(results):
+    alone = make(seed)
+    inputs, targets = batches(seed, alone)[0]
+    F.cross_entropy(alone(inputs), targets).backward()
+    of_one = {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
+    for rank, (grads, names) in enumerate(results):
+        want = [of_one.get(name, torch.zeros(0)) for name in names]
         what = f"{make.__name__} in {world_size} stages, stage {rank}"
         if len(grads) != len(want):
             text = f"{what}: {len(grads)} parameters, expected {len(want)}, those of its layers"
@@ -100,27 +109,32 @@ def check_training(run, impl, seed, world_size: int, make, dtype=torch.float64) 
 
     def body(ctx):
         model = make(seed, dtype, ctx.device)
-        data = batches(seed, model)
-        stage = impl.Stage(impl.layers_of(model), bounds)
+        data, layers = batches(seed, model), impl.layers_of(model)
+        names = names_in(model, layers[bounds[ctx.rank] : bounds[ctx.rank + 1]])
+        stage = impl.Stage(layers, bounds)
         optimizer = sgd(stage.parameters()) if list(stage.parameters()) else None
         optimizer = optimizer or sgd([nn.Parameter(torch.zeros(1))])  # a stage of activations only
         losses = [float(impl.train_step(stage, optimizer, *batch)) for batch in data]
-        alone, want = make(seed, dtype, ctx.device), []
+        return losses, parameters_of([stage]), names
+
+    def reference(ctx):  # in a rank: 16 bits are rounded in another way on another device
+        alone, losses = make(seed, dtype, ctx.device), []
         optimizer = sgd(alone.parameters())
-        for inputs, targets in data:
+        for inputs, targets in batches(seed, alone):
             optimizer.zero_grad()
             loss = F.cross_entropy(alone(inputs), targets)
             loss.backward()
             optimizer.step()
-            want.append(loss.item())
-        layers = impl.layers_of(alone)[bounds[ctx.rank] : bounds[ctx.rank + 1]]
-        return losses, want, parameters_of([stage]), parameters_of(layers)
+            losses.append(loss.item())
+        return losses, {name: p.detach().cpu() for name, p in alone.named_parameters()}
 
     results = run(body, world_size)
+    want, of_one = run(reference, 1, process_group=False)[0]
     what = f"{make.__name__}, {str(dtype)[6:]}, {world_size} stages"
     close = {torch.float64: {"rtol": 1e-9, "atol": 1e-11}, torch.float32: {"rtol": 1e-4}}
     for rank in reversed(range(world_size)):
-        losses, want, got, right = results[rank]
+        losses, got, names = results[rank]
+        right = [of_one.get(name, torch.zeros(0)) for name in names]
         for step, (loss, true) in enumerate(zip(losses, want, strict=True)):
             if not math.isclose(loss, true, rel_tol=1e-6):
                 text = f"{what}: loss of step {step} on rank {rank} is {true:g}, got {loss:g}"

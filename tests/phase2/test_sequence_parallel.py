@@ -242,19 +242,19 @@ def test_replicated_gradients_are_summed_once(impl, run, seed):
         with ctx.region("sum"):
             every = [*named.values(), named["own"]]
             impl.sum_replicated_gradients(iter(every))
-        grads = {name: p.grad for name, p in named.items()}
-        return grads, torch.equal(held, named["own"].grad)
+        return {name: p.grad for name, p in named.items()}, held
 
     results = run(body, 3)
     own = [values(seed, rank, 3, 2).float().t() for rank in range(3)]
     wide = [values(seed, 10 + rank, 4) for rank in range(3)]
-    for rank, (grads, in_place) in enumerate(results):
+    for rank, (grads, held) in enumerate(results):
         expect_equal(grads.pop("frozen"), None, what="gradient of a frozen parameter", rank=rank)
         want = {"own": sum(own), "wide": sum(wide), "missing": torch.ones(2, 3)}
         for name, right in want.items():
             known = {"own": own, "wide": wide}.get(name)
             what = f"the sum over 3 ranks ({name})"
             expect_close(grads[name], right, what=what, rank=rank, contributions=known)
+        in_place = torch.equal(held, grads["own"])
         expect_equal(in_place, True, what="p.grad is written in place", rank=rank)
         log = results.logs[rank].select(region="sum")
         log.sent_at_most(4 / 3 * (12 * 4 + 4 * 8) + 8, "2(W-1)/W of the gradients' bytes, once")

@@ -170,25 +170,27 @@ def test_measured_costs_are_one_ranks_medians(impl, run, seed):
 
         def state():
             held = [t.clone() for n in layers for t in (*n.parameters(), *n.buffers())]
-            return [*held, *[n.scale.grad.clone() for n in layers], torch.get_rng_state()]
+            grads = [n.scale.grad.clone() for n in layers]
+            return [t.detach() for t in (*held, *grads, torch.get_rng_state())]
 
         example = torch.rand(8, 4)
         before = state()
         got = impl.measured_costs(layers, example, repeats=5)
-        return list(got), all(map(torch.equal, before, state()))
+        return list(got), before, state()
 
     results = run(body, 3)
     want = [forward + backward for forward, backward in TIMES]
-    if len({tuple(got) for got, _ in results}) > 1:
-        text = f"the ranks return different costs and would cut apart: {[g for g, _ in results]}"
+    if len({tuple(got) for got, _, _ in results}) > 1:
+        text = f"the ranks return different costs and would cut apart: {[g for g, *_ in results]}"
         fail(text, cause="ranks-differ")
-    for rank, (got, same) in enumerate(results):
+    for rank, (got, before, after) in enumerate(results):
         causes = {"forward-only": [a for a, _ in TIMES], "": want}
         found = [c for c, w in causes.items() if max(map(abs, map(float.__sub__, got, w))) < 1e-4]
         if "" not in found:
             text = f"costs of layers that take {want} s (rank 0's medians): got {got}"
             fail(text, cause=found[0] if found else "not-the-median", rank=rank)
         what = "weights, buffers, gradients and random state as before"
+        same = all(map(torch.equal, before, after))
         expect_equal(same, True, what=what, rank=rank, cause="trace-left")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 import torch._dynamo  # a dispatch mode imports it: once here, not per rank
 from torch import nn
@@ -130,29 +128,28 @@ def test_backward_leaves_the_weights_alone(impl, run, seed):
 def test_nothing_is_computed_twice(impl, run, seed):
     """B and W together have the FLOPs of one backward, and each about half of them."""
 
-    def body(ctx):
-        width = 64
-        module = nn.Sequential(*[nn.Linear(width, width) for _ in range(6)])
-        x = torch.ones(8, width, requires_grad=True)
-        counts = []
-        ordinary = copy.deepcopy(module)
-        with FlopCounterMode(display=False) as counter:
-            output = ordinary(x)
-        counts.append(counter.get_total_flops())
-        with FlopCounterMode(display=False) as counter:
-            output.sum().backward()
-        counts.append(counter.get_total_flops())
-        with FlopCounterMode(display=False) as counter:
-            output, later = impl.split_forward(module, x)
-        counts.append(counter.get_total_flops())
-        with FlopCounterMode(display=False) as counter:
-            output.sum().backward()
-        counts.append(counter.get_total_flops())
-        with FlopCounterMode(display=False) as counter:
-            impl.weight_gradients(later)
-        return [*counts, counter.get_total_flops()]
+    def inputs() -> tuple[nn.Module, torch.Tensor]:
+        module = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+        return module, torch.ones(8, 64, requires_grad=True)
 
-    forward, whole, again, first, second = run(body, 1, process_group=False, ledger=False)[0]
+    def body(ctx):
+        module, x = inputs()
+        with FlopCounterMode(display=False) as forward:
+            output, later = impl.split_forward(module, x)
+        with FlopCounterMode(display=False) as first:
+            output.sum().backward()
+        with FlopCounterMode(display=False) as second:
+            impl.weight_gradients(later)
+        return [counter.get_total_flops() for counter in (forward, first, second)]
+
+    again, first, second = run(body, 1, process_group=False, ledger=False)[0]
+    module, x = inputs()
+    with FlopCounterMode(display=False) as counter:
+        output = module(x)
+    forward = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        output.sum().backward()
+    whole = counter.get_total_flops()
     if again > forward:
         fail(f"the split forward takes {again} FLOPs, the module {forward}", cause="forward-twice")
     if first + second > whole:

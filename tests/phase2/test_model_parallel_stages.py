@@ -1,4 +1,4 @@
-"""Further checks of exercise 2.8: tied weights, messages, memory, groups, refusals."""
+"""Checks of exercise 2.8: what stages share, send, hold and refuse."""
 
 from __future__ import annotations
 
@@ -102,17 +102,16 @@ def test_one_activation_and_one_gradient_per_boundary(impl, run, seed):
 def test_only_the_own_stage_is_held(impl, run, seed):
     """Weights, gradients, optimizer state and activations of the own layers; others are freed."""
 
+    def inputs():
+        model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(16)])
+        return model, torch.ones(256, 64), torch.zeros(256, dtype=torch.int64)
+
     def body(ctx):
-        layers = [nn.Linear(64, 64) for _ in range(16)]
-        x, y = torch.ones(256, 64), torch.zeros(256, dtype=torch.int64)
-        model = nn.Sequential(*layers)
-        with PeakMemory() as alone:
-            F.cross_entropy(model(x), y).backward()
-        model.zero_grad(set_to_none=True)
+        model, x, y = inputs()
         stage = impl.Stage(impl.layers_of(model), [0, 4, 8, 12, 16])
         own = {id(p) for p in stage.parameters()}
         others = [weakref.ref(p) for p in model.parameters() if id(p) not in own]
-        del model, layers
+        del model
         gc.collect()
         alive = sum(other() is not None for other in others)
         optimizer = torch.optim.Adam(stage.parameters())
@@ -120,10 +119,13 @@ def test_only_the_own_stage_is_held(impl, run, seed):
         optimizer.zero_grad(set_to_none=True)
         with PeakMemory() as split:
             impl.forward_backward(stage, x, y)
-        return alive, vars(held_by(stage, optimizer)), split.peak / alone.peak
+        return alive, vars(held_by(stage, optimizer)), split.peak
 
     results = run(body, 4)
-    for rank, (alive, held, share) in enumerate(results):
+    model, x, y = inputs()
+    with PeakMemory() as alone:
+        F.cross_entropy(model(x), y).backward()
+    for rank, (alive, held, peak) in enumerate(results):
         if alive:
             text = f"rank {rank} still holds {alive} parameters of other stages' layers"
             fail(text, cause="too-much-memory", rank=rank)
@@ -133,6 +135,7 @@ def test_only_the_own_stage_is_held(impl, run, seed):
                 text = f"rank {rank} holds {held[kind]:,} B of {kind}, its layers have {nbytes:,} B"
                 cause = "too-much-memory" if held[kind] > nbytes else "too-little-memory"
                 fail(text, cause=cause, rank=rank)
+        share = peak / alone.peak
         if share > 0.55:
             text = f"a step on rank {rank} takes {share:.0%} of the memory of all 4 stages together"
             fail(text, cause="too-much-memory", rank=rank)

@@ -46,8 +46,10 @@ def torch_pipeline(ctx, schedule, seed: int, m: int, chunks: int):
 def check_against_torch(run, impl, seed, name: str, schedule, ranks: int, m: int, chunks: int):
     """The same gradients and loss as ``schedule`` of torch.distributed.pipelining."""
 
+    def reference(ctx):
+        return torch_pipeline(ctx, schedule, seed, m, chunks)
+
     def body(ctx):
-        theirs = torch_pipeline(ctx, schedule, seed, m, chunks)
         found = layers(seed)
         parts = cut(found, ranks * chunks)
         x, y = batch(seed, m * PER)
@@ -55,14 +57,14 @@ def check_against_torch(run, impl, seed, name: str, schedule, ranks: int, m: int
         plan = impl.make_schedule(name, ranks, m, chunks)
         pipeline = impl.Pipeline(mine, plan, F.cross_entropy, boundaries(parts, x[:PER]))
         loss = pipeline.step(x, y)
-        return (gradients(found, mine), loss), theirs
+        return gradients(found, mine), loss
 
-    results = run(body, ranks)
+    results, theirs = run(body, ranks), run(reference, ranks)
     want: dict[str, torch.Tensor] = {}
-    for _, (found, _) in results:
+    for found, _ in theirs:
         want |= found
-    loss = next(loss for _, (_, loss) in results if loss is not None)
-    compare([mine for mine, _ in results], [want], loss, f"against {schedule.__name__}")
+    loss = next(loss for _, loss in theirs if loss is not None)
+    compare(results, [want], loss, f"against {schedule.__name__}")
 
 
 # -- 2.11 -----------------------------------------------------------------------------------------
