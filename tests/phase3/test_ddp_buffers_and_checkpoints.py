@@ -1,4 +1,4 @@
-"""Checks of exercise 3.11, continued: buffers and checkpoints."""
+"""Checks of exercise 3.11: buffers and checkpoints."""
 
 from __future__ import annotations
 

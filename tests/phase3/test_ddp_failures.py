@@ -1,4 +1,4 @@
-"""Checks of exercise 3.11, continued: steps that fail on some ranks or on all."""
+"""Checks of exercise 3.11: steps that fail on some ranks or on all."""
 
 from __future__ import annotations
 
