@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch import nn
 
 from distlab.grading import expect_refusals, fail, refusal
+from distlab.ranks import RankContext
 
 
 def check_non_members(run: Any, calls: dict[str, Callable[[Any], object]]) -> None:
     """Each of ``calls`` raises ValueError on a rank that is not in the group, and sends nothing."""
 
-    def body(ctx):
+    def body(ctx: RankContext) -> list[str]:
         group = dist.new_group([1])
         return [] if ctx.rank else [refusal(call, group) for call in calls.values()]
 
@@ -30,7 +31,7 @@ def layers(width: int = 4, *more: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3), *more)
 
 
-OTHER = {
+OTHER: dict[str, Callable[[], nn.Module]] = {
     "a wider layer": lambda: layers(5),
     "a layer more": lambda: layers(4, nn.Linear(3, 3)),
     "float64": lambda: layers().double(),
@@ -40,7 +41,7 @@ OTHER = {
 def check_models_that_differ(run: Any, start: Callable[[nn.Module], object]) -> None:
     """``start(model)`` raises ValueError on every rank if rank 1 has another model."""
 
-    def body(ctx):
+    def body(ctx: RankContext) -> list[str]:
         return [refusal(start, make() if ctx.rank == 1 else layers()) for make in OTHER.values()]
 
     for rank, refusals in enumerate(run(body, 3)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading import expect_close, fail
+from distlab.ranks import RankContext
 from distlab.reference.workloads import GPT
+from tests.phase3.raised import reworded
 
 WIDTH = 5
 BLOCK = ("shift", "frozen.weight", "first.weight", "first.bias", "second.weight", "second.bias")
@@ -106,18 +109,24 @@ def loss_of(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
     return ((model(pair[0]) - pair[1]) ** 2).mean()
 
 
-def backward(loss: Tensor) -> None:
-    """Backward, with a telling failure where a freed parameter is used."""
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        if "storage of size 0" not in str(error):
-            raise
-        fail(
-            "backward used a parameter whose storage is freed: gather a unit again before its "
-            "backward, and free it only when its whole backward is done",
-            cause="freed-too-early",
-        )
+use_of_freed_is_told = functools.partial(
+    reworded,
+    "storage of size 0",
+    "backward used a parameter whose storage is freed: gather a unit again before its backward, "
+    "and free it only when its whole backward is done",
+    "freed-too-early",
+)
+
+
+def own_gradients(seed: int, ranks: Iterable[int], step: int = 0) -> list[dict[str, Tensor]]:
+    """Each rank's gradients by the plain model, of what has any."""
+    alone, found = net(seed), []
+    for rank in ranks:
+        alone.zero_grad()
+        loss_of(alone, batch(seed, rank, step)).backward()
+        named = alone.named_parameters()
+        found.append({name: p.grad for name, p in named if p.grad is not None})
+    return found
 
 
 def values_of(model: nn.Module, inner: Net) -> dict[str, Tensor]:
@@ -127,7 +136,7 @@ def values_of(model: nn.Module, inner: Net) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in inner.values().items()}
 
 
-def gradient_pieces(model: nn.Module) -> list[dict]:
+def gradient_pieces(model: nn.Module) -> list[dict[str, Any]]:
     """The gradients of this rank's shards, and which part of which plain parameters they are."""
     return [
         {
@@ -142,9 +151,9 @@ def gradient_pieces(model: nn.Module) -> list[dict]:
     ]
 
 
-def merged_gradients(pieces: list[list[dict]]) -> dict[str, Tensor]:
+def merged_gradients(pieces: list[list[dict[str, Any]]]) -> dict[str, Tensor]:
     """The whole gradients by name, from the pieces of all ranks."""
-    units: dict[str, list[dict]] = {}
+    units: dict[str, list[dict[str, Any]]] = {}
     for piece in (piece for mine in pieces for piece in mine):
         units.setdefault(piece["names"][0][0], []).append(piece)
     whole: dict[str, Tensor] = {}
@@ -157,17 +166,24 @@ def merged_gradients(pieces: list[list[dict]]) -> dict[str, Tensor]:
     return whole
 
 
+Trained = tuple[list[float], dict[str, Tensor]]  # norms, values
 LIMIT, PLAN = 0.05, (1, 2, 1)  # of the norm; backward passes before each step
 
 
-def train(ctx, model, inner: Net, seed: int, clip):
+def train(
+    ctx: RankContext,
+    model: nn.Module,
+    inner: Net,
+    seed: int,
+    clip: Callable[[nn.Module, float], Tensor],
+) -> Trained:
     """Three steps with AdamW: norms, and the parameters afterwards."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
     norms = []
     for step, passes in enumerate(PLAN):
         for k in range(passes):
             pair = batch(seed, ctx.rank, 10 * step + k, ctx.device)
-            backward(loss_of(model, pair))
+            loss_of(model, pair).backward()
         norms.append(float(clip(model, LIMIT)))
         if step == 1:
             loss_of(model, pair)  # looked at, but never run backward
@@ -178,7 +194,9 @@ def train(ctx, model, inner: Net, seed: int, clip):
     return norms, evaluated
 
 
-def compare_training(results, seed: int, what: str, rtol: float = 1e-6) -> None:
+def compare_training(
+    results: Sequence[Trained], seed: int, what: str, rtol: float = 1e-6
+) -> None:
     """With one process on the batches of all ranks."""
     world_size = len(results)
     alone = net(seed)
@@ -216,7 +234,7 @@ class Layer(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
-        self.tell = lambda point: None
+        self.tell: Callable[[str], object] = lambda point: None
 
     def forward(self, x: Tensor) -> Tensor:
         self.tell("forward")
@@ -247,10 +265,12 @@ DEPTH = 8
 WHOLE = DEPTH * UNIT + ROOT
 
 
-def traced(wrap: Callable[[nn.Module, list[nn.Module]], nn.Module]) -> Callable[[Any], None]:
+def traced(
+    wrap: Callable[[nn.Module, list[nn.Module]], nn.Module],
+) -> Callable[[RankContext], None]:
     """What a trace draws: two steps of a small GPT, a unit for each block."""
 
-    def body(ctx: Any) -> None:
+    def body(ctx: RankContext) -> None:
         torch.manual_seed(0)
         inner = GPT(64, 64, 4, 64, 4)
         model = wrap(inner, list(inner.blocks))

@@ -21,6 +21,7 @@ from distlab.grading import (
 )
 from distlab.hardware.clusters import Link
 from distlab.observe.log import Log
+from distlab.ranks import RankContext
 from distlab.virtual import load_cluster
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -83,7 +84,7 @@ def reduced(
 ) -> list[tuple[int, list[tuple[Input, list[Tensor]]]]]:
     """For every world size, for every input: the ranks' tensors after ``call(tensor, op)``."""
 
-    def body(ctx):
+    def body(ctx: RankContext) -> list[Tensor]:
         out = []
         for op, n, dtype in inputs_of(ctx.world_size):
             mine = values_of(seed, ctx.world_size, n, dtype)[ctx.rank].to(ctx.device)
@@ -97,7 +98,7 @@ def reduced(
     ]
 
 
-def distinct(ctx: Any) -> Tensor:
+def distinct(ctx: RankContext) -> Tensor:
     """N elements that differ from rank to rank."""
     return torch.arange(1, N + 1, dtype=torch.float32, device=ctx.device) * (ctx.rank + 2)
 
@@ -191,7 +192,7 @@ def check_strided(run: Any, seed: int, call: Callable[[Tensor], None], wanted: W
     ``wanted(rows, rank)``: which part of the flat view must hold what afterwards.
     """
 
-    def body(ctx):
+    def body(ctx: RankContext) -> Tensor:
         base = values_of(seed, 3, 24)[ctx.rank].view(4, 6).to(ctx.device)
         call(base.t()[1:4])
         return base.cpu()
@@ -212,7 +213,7 @@ def check_subgroup(
 ) -> None:
     """Works with the group's ranks; who is no member is refused and sends nothing."""
 
-    def body(ctx):
+    def body(ctx: RankContext) -> Tensor | str:
         group = dist.new_group(MEMBERS)
         mine = values_of(seed, 5, 7)[ctx.rank].to(ctx.device)
         if ctx.rank in MEMBERS:
@@ -232,7 +233,7 @@ def check_subgroup(
 def check_refusals(run: Any, wrong: dict[str, Callable[[], object]]) -> None:
     """Every one of these calls raises ValueError on every rank before anything is sent."""
 
-    def body(ctx):
+    def body(ctx: RankContext) -> list[str]:
         return [refusal(call) for call in wrong.values()]
 
     for world_size in (1, 2):  # alone first: what is accepted can't also go wrong on the way

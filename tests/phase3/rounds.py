@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +11,8 @@ from torch import Tensor, nn
 from distlab.explain.case import Case, Diagnosis
 from distlab.grading import expect_close, expect_equal
 
+Batch = tuple[Tensor, Tensor]  # inputs, targets
+Values = dict[str, Tensor]  # parameters and buffers by name
 OUTER = {"lr": 0.7, "momentum": 0.9}
 SIZE, CLASSES = 5, 3
 
@@ -41,7 +45,7 @@ class Net(nn.Module):
         self.steps += 1
 
 
-def batches(seed: int, rank: int, count: int, size: int = 4) -> list[tuple[Tensor, Tensor]]:
+def batches(seed: int, rank: int, count: int, size: int = 4) -> list[Batch]:
     generator = torch.Generator().manual_seed(seed * 1009 + rank)
     return [
         (
@@ -57,21 +61,28 @@ def sgd(model: nn.Module, lr: float = 0.3, momentum: float = 0.0) -> torch.optim
     return torch.optim.SGD(trainable, lr=lr, momentum=momentum)
 
 
-def gradient_step(model: Net, optimizer: torch.optim.Optimizer, batch) -> None:
+def gradient_step(model: Net, optimizer: torch.optim.Optimizer, batch: Sequence[Tensor]) -> None:
     optimizer.zero_grad()
     F.cross_entropy(model(batch[0]), batch[1]).backward()
     optimizer.step()
     model.observe(batch[0])
 
 
-def tensors(model: nn.Module, device: str = "cpu") -> dict[str, Tensor]:
+def tensors(model: nn.Module, device: str = "cpu") -> Values:
     named = (*model.named_parameters(), *model.named_buffers())
     return {name: t.detach().clone().to(device) for name, t in named}
 
 
 def simulated(
-    seed, world_size, count, every, outer=None, *, data=None, mistake=""
-) -> list[dict[str, Tensor]]:
+    seed: int,
+    world_size: int,
+    count: int,
+    every: int,
+    outer: dict[str, float] | None = None,
+    *,
+    data: list[list[Batch]] | None = None,
+    mistake: str = "",
+) -> list[Values]:
     """The common model after each round, from W models in one process and torch's own optimizers.
 
     ``data``: the batches of each rank, if not those of ``batches``; who has an empty one takes no
@@ -114,7 +125,9 @@ def simulated(
     return found
 
 
-def _average_momentum(inner, trained) -> None:
+def _average_momentum(
+    inner: list[torch.optim.Optimizer], trained: list[list[nn.Parameter]]
+) -> None:
     for place in range(len(trained[0])):
         pairs = zip(inner, trained, strict=True)
         states = [optimizer.state[own[place]]["momentum_buffer"] for optimizer, own in pairs]
@@ -133,19 +146,27 @@ MISTAKES = {
 }
 
 
-def explains(got: list[dict[str, Tensor]], rounds: list[dict[str, Tensor]]) -> bool:
+def explains(got: list[Values], rounds: list[Values]) -> bool:
     """Whether a mistake predicts all rounds: some of them begin alike."""
     pairs = [(a[n], b[n]) for a, b in zip(got, rounds, strict=False) for n in a]
     return all(torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-4) for a, b in pairs)
 
 
-def compare(got: list[dict[str, Tensor]], wanted, *, what, rank, mistakes=(), before=None) -> None:
+def compare(
+    got: list[Values],
+    wanted: list[Values],
+    *,
+    what: str,
+    rank: int,
+    mistakes: Sequence[tuple[str, list[Values]]] = (),
+    before: Values | None = None,
+) -> None:
     """Every tensor after every round; a difference is explained by the mistake that predicts it."""
     expect_equal(len(got), len(wanted), what=f"{what}: rounds", rank=rank, cause="rounds")
     for number, want in enumerate(wanted):
         for name, value in want.items():
 
-            def predicted(case: Case, n=number, key=name) -> Diagnosis | None:
+            def predicted(case: Case, n: int = number, key: str = name) -> Diagnosis | None:
                 for cause, rounds in mistakes:
                     if n < len(rounds) and case.fits(rounds[n][key]) and explains(got, rounds):
                         return Diagnosis(cause, MISTAKES[cause])

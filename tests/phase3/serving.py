@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distlab.grading import fail
+from distlab.ranks import RankContext
 
 LR = 0.25
 PULL, PUSH, LEAVE = range(3)
@@ -67,7 +70,16 @@ def in_rounds(seed: int, counts: list[int]) -> tuple[dict[str, Tensor], list[flo
     return {name: p.detach() for name, p in model.named_parameters()}, last
 
 
-def served(impl, ctx, values, servers: int, serve, worker, lr: float = LR, group=None):
+def served(
+    impl: Any,
+    ctx: RankContext,
+    values: Mapping[str, Tensor],
+    servers: int,
+    serve: Callable[[Any], object],
+    worker: Callable[[Any, int], Any],
+    lr: float = LR,
+    group: dist.ProcessGroup | None = None,
+) -> Any:
     """One rank's body: a server returns [values, version, lost]; a worker what ``worker`` does."""
     rank = dist.get_rank(group)
     if rank < servers:
@@ -78,7 +90,7 @@ def served(impl, ctx, values, servers: int, serve, worker, lr: float = LR, group
     return worker(client(values, servers=servers, group=group), rank - servers)
 
 
-def gathered(results, servers: int) -> dict[str, Tensor]:
+def gathered(results: Sequence[Any], servers: int) -> dict[str, Tensor]:
     """The keys of all servers; each must be on one."""
     merged: dict[str, Tensor] = {}
     for rank in range(servers):
@@ -89,7 +101,12 @@ def gathered(results, servers: int) -> dict[str, Tensor]:
     return merged
 
 
-def answered(values, place, servers: int, group=None):
+def answered(
+    values: Mapping[str, Tensor],
+    place: Mapping[str, int],
+    servers: int,
+    group: dist.ProcessGroup | None = None,
+) -> list[list[Any]]:
     """A server's end by the protocol alone: answers pulls, notes requests, applies nothing.
 
     Returns each request as [worker, kind, clock, samples, chosen keys, gradients in one list].

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
@@ -11,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes as unfollowed
 
-from distlab.grading import (
-    fail,
-)
+from distlab.grading import fail
 from distlab.observe.memory import PeakMemory, held_by, storage_bytes
+from distlab.ranks import RankContext
 from given.step_profile import Profile, profile
 
 NAMES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")
@@ -42,7 +43,7 @@ class Tower(nn.Module):
         return self.outside(x)
 
 
-def adam(parameters):
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
@@ -51,11 +52,11 @@ def batch_of(seed: int, size: int) -> tuple[Tensor, Tensor]:
     return x, torch.zeros(size, dtype=torch.int64)
 
 
-def host_flat(impl) -> type:
+def host_flat(impl: Any) -> type:
     """``OffloadFlat`` whose gradients are, on a machine without GPU, not followed as device's."""
 
     class HostFlat(impl.solution(3, "fsdp_offload").OffloadFlat):
-        def mean(self, chunk):
+        def mean(self, chunk: Tensor) -> Tensor:
             chunk = super().mean(chunk)
             with unfollowed():
                 return chunk.clone()
@@ -63,7 +64,9 @@ def host_flat(impl) -> type:
     return HostFlat
 
 
-def built(impl, name: str):
+def built(
+    impl: Any, name: str
+) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], list[Tensor | None]]]:
     """(model to call, optimizer, tensors of the gradients after backward) of the course's own.
 
     Not the learner's: a right one may need other memory than the estimate is held against.
@@ -88,8 +91,11 @@ def built(impl, name: str):
     return wrapped, adam(wrapped.parameters()), lambda: [p.grad for p in wrapped.parameters()]
 
 
-def measured(impl, ctx, name: str, seed: int, size: int) -> dict[str, int]:
-    """Bytes that a rank holds after backward, and the most at any moment of two steps."""
+def measured(impl: Any, ctx: RankContext, name: str, seed: int, size: int) -> dict[str, int]:
+    """Bytes that a rank holds after backward, and the most at any moment of two steps.
+
+    Nothing of it is the learner's (see ``built``): it is the reference of what they estimate.
+    """
     inputs, targets = batch_of(seed, size)
     with PeakMemory() as memory:
         wrapped, optimizer, gradients = built(impl, name)
@@ -113,7 +119,7 @@ def measured(impl, ctx, name: str, seed: int, size: int) -> dict[str, int]:
     return kept | {"peak": memory.peak - host}
 
 
-def profiles(seed: int, cases) -> dict[int, Profile]:
+def profiles(seed: int, cases: Iterable[tuple[str, int]]) -> dict[int, Profile]:
     """The profile of a step for each batch size of ``cases``."""
     model = Tower()
     return {

@@ -62,32 +62,37 @@ def test_critical_path_and_prediction(impl, run):
     expect_equal(refused, True, what="ValueError for an unknown pattern", cause="accepted")
 
 
+def timed(noise: float) -> list[tuple[str, int, int, float]]:
+    """What ``measure`` would find on LINKS, the largest tensors ``noise`` times slower."""
+    sizes = (4, 400, 40_000, 4_000_000, 400_000_000)
+    return [
+        (p, w, n, seconds(p, w, n, *LINKS[p]) * (noise if n == sizes[-1] else 1))
+        for n in sizes
+        for p in PATTERNS
+        for w in (1, 3, 4)
+    ]
+
+
 @exercise("3.29")
 def test_fit_finds_alpha_and_beta(impl, run):
     """Exact times give the exact line for each pattern; noise on large tensors moves β, not α."""
-    sizes = (4, 400, 40_000, 4_000_000, 400_000_000)
+    falling = [("tree", 2, n, 1e-3 / (1 + n)) for n in (1, 10)]
+    bent = [("tree", 2, n, 1e-9 * n**2) for n in (10, 100)]
+    given = [timed(1.0), timed(1.3), falling, bent]
 
     def body(ctx):
-        def fitted(noise):
-            timings = [
-                impl.Timing(p, w, n, seconds(p, w, n, *LINKS[p]) * (noise if n == sizes[-1] else 1))
-                for n in sizes
-                for p in PATTERNS
-                for w in (1, 3, 4)
-            ]
-            return {p: list(link) for p, link in impl.fit(timings).items()}
+        def fitted(timings):
+            links = impl.fit([impl.Timing(*timing) for timing in timings])
+            return {p: list(link) for p, link in links.items()}
 
-        falling = [impl.Timing("tree", 2, n, 1e-3 / (1 + n)) for n in (1, 10)]
-        bent = [impl.Timing("tree", 2, n, 1e-9 * n**2) for n in (10, 100)]
         try:
-            impl.fit([impl.Timing("ring", w, 4, 1e-4) for w in (2, 4)])
+            fitted([("ring", w, 4, 1e-4) for w in (2, 4)])
             refused = False
         except ValueError:
             refused = True
-        curved = [list(impl.fit(timings)["tree"]) for timings in (falling, bent)]
-        return fitted(1.0), fitted(1.3), curved, refused
+        return *map(fitted, given), refused
 
-    exact, noisy, (falling, bent), refused = run(body, 1, process_group=False)[0]
+    exact, noisy, falling, bent, refused = run(body, 1, process_group=False)[0]
     expect_equal(sorted(exact), sorted(PATTERNS), what="the patterns that were fitted")
     for p in PATTERNS:
         for name, got, want in zip("αβ", exact[p], LINKS[p], strict=True):
@@ -101,8 +106,13 @@ def test_fit_finds_alpha_and_beta(impl, run):
                 cause="absolute-errors",
             )
     for what, names, (value, zero), (least, most) in (
-        ("that fall with the size", "α and β", falling, (1e-3 / 11 / 2, 1e-3 / 2 / 2)),
-        ("that grow like its square", "β and α", bent[::-1], (1e-9 * 10 / 2, 1e-9 * 100 / 2)),
+        ("that fall with the size", "α and β", falling["tree"], (1e-3 / 11 / 2, 1e-3 / 2 / 2)),
+        (
+            "that grow like its square",
+            "β and α",
+            bent["tree"][::-1],
+            (1e-9 * 10 / 2, 1e-9 * 100 / 2),
+        ),
     ):
         if value < 0 or zero < 0:
             text = f"times {what}: {names} are {value:g} and {zero:g}; neither can be negative"

@@ -67,13 +67,14 @@ def test_partition_cuts_by_bytes_and_kind(impl, run):
 
     def body(ctx):
         got = []
-        for _, tensors, limit, first, _ in CUTS:
+        for tensors, limit, first in given:
             made = [torch.zeros(n, dtype=dtype) for n, dtype in tensors]
             got.append([list(map(int, places)) for places in impl.partition(made, limit, first)])
         devices = [torch.zeros(1, device=d) for d in ("cpu", "meta", "cpu", "meta")]
         got.append([list(map(int, places)) for places in impl.partition(devices, 64, 64)])
         return got, [refusal(impl.partition, [torch.zeros(1)], *limits) for limits in wrong]
 
+    given = [(tensors, limit, first) for _, tensors, limit, first, _ in CUTS]
     wrong = [(0, 16), (16, 0), (-1, 16), (16, -4)]
 
     got, refused = run(body, 1, process_group=False)[0]
@@ -101,15 +102,15 @@ def test_views_cover_the_buffer_once(impl, run):
         bucket.buffer.fill_(-1)
         for place, view in enumerate(bucket.views):
             view.fill_(place)
-        counts = [int((bucket.buffer == place).sum()) for place in range(len(parameters))]
         shared = storage_bytes([bucket.buffer, *bucket.views])
         same = [a is b for a, b in zip(bucket.parameters, parameters, strict=True)]
         shape = list(bucket.buffer.shape)
         grads = any(t.requires_grad for t in (bucket.buffer, *bucket.views))
-        return layout, counts, shared, shape, int(bucket.index), all(same), grads
+        return layout, bucket.buffer, shared, shape, int(bucket.index), all(same), grads
 
-    layout, counts, shared, shape, index, same, grads = run(body, 1, process_group=False)[0]
+    layout, buffer, shared, shape, index, same, grads = run(body, 1, process_group=False)[0]
     sizes = [5, 48, 6, 1, 3]
+    counts = [int((buffer == place).sum()) for place in range(len(sizes))]
     expect_equal(shape, [sum(sizes)], what="shape of the buffer", cause="wrong-buffer")
     expect_equal((index, same), (2, True), what="index and parameters kept", cause="wrong-buffer")
     if shared != 4 * sum(sizes):
@@ -130,19 +131,23 @@ def test_views_cover_the_buffer_once(impl, run):
             )
 
 
+def own_gradients(seed: int) -> list[torch.Tensor]:
+    """For parameters of the shapes (5,) and (2, 3)."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=F64) for shape in ((5,), (2, 3))]
+
+
 @exercise("3.9", "virtual")
 def test_take_moves_and_scales_the_gradient(impl, run, seed):
     """p.grad becomes the view and holds share times what it held; None counts as zeros."""
 
     def body(ctx):
-        generator = torch.Generator().manual_seed(seed)
         parameters = [parameter(5, dtype=F64), parameter(2, 3, dtype=F64), parameter(4, dtype=F64)]
         bucket = impl.Bucket(0, parameters)
         bucket.buffer.fill_(float("nan"))
-        first = [torch.randn(p.shape, generator=generator, dtype=F64) for p in parameters[:2]]
         held, whose, passes = [], [], []
-        for p, g in zip(parameters, first, strict=False):
-            p.grad = g.clone()
+        for p, g in zip(parameters, own_gradients(seed), strict=False):
+            p.grad = g
         for share in (0.25, 1.0, 0.5):  # moved; in its place already, twice
             version = bucket.buffer._version
             for place in range(2):
@@ -155,10 +160,10 @@ def test_take_moves_and_scales_the_gradient(impl, run, seed):
         whole = bucket.buffer.clone()
         parameters[2].grad = torch.sparse_coo_tensor([[1]], [2.0], (4,), dtype=F64)
         refused = refusal(bucket.take, 2, 0.5)
-        flat = torch.cat([g.flatten() for g in (*first, torch.zeros(4, dtype=F64))])
-        return flat, held, whose, whole, refused, passes
+        return held, whose, whole, refused, passes
 
-    flat, held, whose, whole, refused, passes = run(body, 1, process_group=False)[0]
+    held, whose, whole, refused, passes = run(body, 1, process_group=False)[0]
+    flat = torch.cat([g.flatten() for g in (*own_gradients(seed), torch.zeros(4, dtype=F64))])
     for got, share, what in zip(
         held,
         (0.25, 0.25, 0.125),
@@ -196,20 +201,22 @@ def test_buckets_keep_gradients_and_hold_no_second_copy(impl, run):
                 for place in range(len(bucket.parameters)):
                     bucket.take(place)
             alive = memory.current
-        right = [p.grad is None or bool((p.grad == 2 * p).all()) for p in parameters[:4]]
-        missing = [p.grad is None for p in parameters[:4]]
+        kept = [None if p.grad is None else p.grad.clone() for p in parameters[:4]]
         order = [
             [next(i for i, q in enumerate(parameters) if q is p) for p in b.parameters]
             for b in buckets
         ]
-        return order, [int(b.index) for b in buckets], right, missing, alive
+        return order, [int(b.index) for b in buckets], kept, alive
 
-    order, indices, right, missing, alive = run(body, 1, process_group=False)[0]
+    order, indices, kept, alive = run(body, 1, process_group=False)[0]
     expect_equal(
         order, [[5], [4, 3], [2, 1], [0]], what="parameters of the buckets", cause="wrong-buckets"
     )
     expect_equal(indices, [0, 1, 2, 3], what="index of each bucket", cause="wrong-buckets")
+    missing = [g is None for g in kept]
     expect_equal(missing, [False] * 4, what="gradients lost", cause="gradient-lost")
+    wanted = [parameter(256, 256, start=k).detach() * 2 for k in range(4)]
+    right = [torch.equal(g, want) for g, want in zip(kept, wanted, strict=True)]
     expect_equal(right, [True] * 4, what="gradients kept their values", cause="gradient-lost")
     if alive > 1.05 * 6 * 256 * 256 * 4:
         fail(

@@ -44,30 +44,42 @@ def flat_gradients(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-def reduced(ctx, impl, hook, seed: int, dtype: torch.dtype = torch.float64):
-    """Per step the gradients by DDP with ``hook``, and the rank's own."""
+def reduced(ctx, impl, hook, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Per step the gradients by DDP with ``hook``."""
     model = model_of(seed, dtype).to(ctx.device)
     make = impl.module("overlap").BucketedDDP
     with ctx.region("start"):
         wrapped = make(model, bucket_bytes=400, first_bucket_bytes=200)
     wrapped.register_comm_hook(hook)
-    got, own = [], []
+    got = []
     for step in range(3):
         wrapped.zero_grad()
         loss_of(wrapped, seed, ctx.rank, step).backward()
         got.append(flat_gradients(model))
-        alone = model_of(seed, dtype).to(ctx.device)
-        loss_of(alone, seed, ctx.rank, step).backward()
-        own.append(flat_gradients(alone))
-    return got, own
+    return got
 
 
-def check_means(results, what: str, **tolerance) -> None:
-    for rank, (got, _) in enumerate(results):
-        for step, value in enumerate(got):
-            parts = [own[step] for _, own in results]
+def own_gradients(seed: int, rank: int, step: int, dtype: torch.dtype) -> Tensor:
+    """What a rank has before any reduction."""
+    alone = model_of(seed, dtype)
+    loss_of(alone, seed, rank, step).backward()
+    return flat_gradients(alone)
+
+
+def check_means(
+    results: list[list[Tensor]],
+    what: str,
+    seed: int,
+    dtype: torch.dtype = torch.float64,
+    **tolerance: float,
+) -> None:
+    """``results``: what ``reduced`` has returned on each rank."""
+    ranks = range(len(results))
+    own = [[own_gradients(seed, rank, step, dtype) for rank in ranks] for step in range(3)]
+    for rank, got in enumerate(results):
+        for step, (value, parts) in enumerate(zip(got, own, strict=True)):
             mean = torch.stack(parts).mean(0)
-            if not torch.equal(value, results[0][0][step]):
+            if not torch.equal(value, results[0][step]):
                 fail(
                     f"{what}: the gradients of step {step} on ranks 0 and {rank} are not the same "
                     "to the last bit: the replicas drift apart",
@@ -128,7 +140,7 @@ def test_blocking_reductions_are_hooks(impl, run, seed, cases):
                 return reduced(ctx, impl, hook, seed)
 
         results = run(body, world_size)
-        check_means(results, f"{name} on {world_size} ranks", rtol=1e-10, atol=1e-12)
+        check_means(results, f"{name} on {world_size} ranks", seed, rtol=1e-10, atol=1e-12)
         for log in results.logs:
             log.select(region="training").forbid("all_reduce", why=f"the {name} was given")
             log.all_waited()
@@ -148,13 +160,12 @@ def test_bf16_sends_half_and_keeps_the_range(impl, run, seed, cases):
             )
             bucket.buffer.copy_(2.0 ** torch.tensor([-120, -60, -20, 0, 1, 20, 60, 120]))
             hook(bucket).wait()
-            return (*means, bucket.buffer, str(bucket.buffer.dtype))
+            return means, bucket.buffer, str(bucket.buffer.dtype)
 
         results = run(body, world_size)
-        check_means(
-            [r[:2] for r in results], f"bfloat16 on {world_size} ranks", rtol=4e-2, atol=4e-3
-        )
-        for rank, (_, _, wide, dtype) in enumerate(results):
+        what = f"bfloat16 on {world_size} ranks"
+        check_means([r[0] for r in results], what, seed, torch.float32, rtol=4e-2, atol=4e-3)
+        for rank, (_, wide, dtype) in enumerate(results):
             want = world_size * 2.0 ** torch.tensor([-120, -60, -20, 0, 1, 20, 60, 120])
             expect_equal(dtype, "torch.float32", what="dtype of the buffer", rank=rank)
             expect_close(
@@ -172,21 +183,26 @@ def test_bf16_sends_half_and_keeps_the_range(impl, run, seed, cases):
             log.sent_at_least(share - 64, "2(W-1)/W of 2 bytes per gradient, three steps")
 
 
+def fractions(seed: int) -> Tensor:
+    return torch.rand(100, generator=torch.Generator().manual_seed(seed))
+
+
 @exercise("3.12", "virtual")
 def test_bf16_loses_precision_and_not_more(impl, run, seed):
     """The result is that of bfloat16, not of float32: the bytes were really saved."""
 
     def body(ctx):
         bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(100))])
-        bucket.buffer.copy_(torch.rand(100, generator=torch.Generator().manual_seed(seed)))
-        exact = bucket.buffer * ctx.world_size
+        bucket.buffer.copy_(fractions(seed))
         impl.bf16_compress(bucket).wait()
         imaginary = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
         bad = impl.module("buckets").Bucket(0, [imaginary])
         said = refusal(lambda: impl.bf16_compress(bad).wait())
-        return float(((bucket.buffer - exact) / exact).abs().max()), said
+        return bucket.buffer, said
 
-    for rank, (error, said) in enumerate(run(body, 2)):
+    exact = fractions(seed) * 2
+    for rank, (got, said) in enumerate(run(body, 2)):
+        error = float(((got - exact) / exact).abs().max())
         if error == 0:
             fail(
                 "the sum is exact to float32: nothing was rounded to bfloat16",
@@ -232,12 +248,12 @@ def test_two_levels_send_little_between_nodes(impl, run, seed, cases):
             bucket.buffer.fill_(ctx.rank + 1.0)
             with ctx.region("one bucket"):
                 hook(bucket).wait()
-            return (*means, bucket.buffer[::599].tolist())
+            return means, bucket.buffer[::599].tolist()
 
         results = run(body, world_size)
-        check_means([r[:2] for r in results], f"nodes {nodes}", rtol=1e-10, atol=1e-12)
+        check_means([r[0] for r in results], f"nodes {nodes}", seed, rtol=1e-10, atol=1e-12)
         total = float(sum(range(1, world_size + 1)))
-        for rank, (_, _, ends) in enumerate(results):
+        for rank, (_, ends) in enumerate(results):
             expect_equal(ends, [total, total], what=f"a sum over the nodes {nodes}", rank=rank)
             log = results.logs[rank]
             log.all_waited()

@@ -165,25 +165,27 @@ def test_training_equals_one_process(impl, run, seed):
 def test_weights_follow_torchs_ddp(impl, run, seed):
     """The same steps under torch's DDP, which is told to find unused parameters."""
 
-    def body(ctx):
-        trained = []
-        for mine in (True, False):
-            model = switch(seed)
-            wrapped = (
-                impl.DDP(model, bucket_bytes=100, first_bucket_bytes=50, agree=True)
-                if mine
-                else nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-            )
-            optimizer = optimizer_of(model)
-            for step, taken in enumerate(TAKEN):
-                optimizer.zero_grad()
-                loss_of(wrapped, seed, ctx.rank, step, taken[ctx.rank]).backward()
-                optimizer.step()
-            trained.append(weights(model))
-        return trained
+    def trained(ctx, model, wrapped):
+        optimizer = optimizer_of(model)
+        for step, taken in enumerate(TAKEN):
+            optimizer.zero_grad()
+            loss_of(wrapped, seed, ctx.rank, step, taken[ctx.rank]).backward()
+            optimizer.step()
+        return weights(model)
 
-    for rank, (mine, torchs) in enumerate(run(body, 3)):
-        compare(mine, torchs, rank, "beside torch's DDP")
+    def body(ctx):
+        model = switch(seed)
+        wrapped = impl.DDP(model, bucket_bytes=100, first_bucket_bytes=50, agree=True)
+        return trained(ctx, model, wrapped)
+
+    def reference(ctx):
+        model = switch(seed)
+        wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        return trained(ctx, model, wrapped)
+
+    results = run(body, 3)
+    for rank, torchs in enumerate(run(reference, 3)):
+        compare(results[rank], torchs, rank, "beside torch's DDP")
 
 
 @exercise("3.11", "virtual")

@@ -1,4 +1,4 @@
-"""Checks of exercise 3.11, continued: steps that fail on some ranks or on all."""
+"""Checks of exercise 3.11: steps that fail on some ranks or on all."""
 
 from __future__ import annotations
 
@@ -75,11 +75,14 @@ def trained_alone(seed: int, ranks: Sequence[int], left_out: set[int]) -> list[t
 def train(
     ctx, impl, seed: int, failing: dict[int, set[int]], *, agree: bool, call_abort=False, group=None
 ):
-    """Train; ``failing``: ranks that fail by step. What happened in each step, and the weights."""
+    """Train; ``failing``: ranks that fail by step.
+
+    Returns for each step what happened and the text of StepAborted, then the weights and the number
+    of operations in flight at the end.
+    """
     size = WIDTH * WIDTH * 8
     sizes = {"bucket_bytes": size, "first_bucket_bytes": size}
     wrapped = impl.DDP(fragile(), group=group, agree=agree, **sizes)
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
     optimizer = optimizer_of(wrapped)
     said = []
     for step in range(STEPS):
@@ -89,26 +92,24 @@ def train(
         try:
             if fails and call_abort:
                 wrapped.abort()
-                said.append("gave up")
+                said.append(("gave up", ""))
                 continue
             loss.backward()
         except KeyError:
-            said.append("broke")
+            said.append(("broke", ""))
             continue
         except impl.StepAborted as error:
-            left = [p.grad is not None for p in wrapped.parameters()]
-            numbers = [str(members.index(rank)) for rank in failing.get(step, ())]
-            named = not numbers or any(n in re.findall(r"\d+", str(error)) for n in numbers)
-            said.append("told, gradients left" if any(left) else "told" if named else "told nobody")
+            left = any(p.grad is not None for p in wrapped.parameters())
+            said.append(("told, gradients left" if left else "told", str(error)))
             continue
         if any(p.grad is None for p in wrapped.parameters()):
-            said.append("None")
+            said.append(("None", ""))
             continue
         if any(bool(p.grad.isnan().any()) for p in wrapped.parameters()):
-            said.append("NaN")  # what a loss scaler would look for
+            said.append(("NaN", ""))  # what a loss scaler would look for
             continue
         optimizer.step()
-        said.append("done")
+        said.append(("done", ""))
     flying = sum(e.end is None for e in ctx.ledger.events)
     return said, [p.detach().clone() for p in wrapped.parameters()], flying
 
@@ -125,6 +126,15 @@ MEANS = {
 }
 
 
+def happened(seen: tuple[str, str], failed: set[int], members: list[int]) -> str:
+    """A key of MEANS; the text of StepAborted has to name a rank of the group that failed."""
+    what, text = seen
+    numbers = {str(members.index(rank)) for rank in failed}
+    if what == "told" and numbers and not numbers & {*re.findall(r"\d+", text)}:
+        return "told nobody"
+    return what
+
+
 def check_steps(results, seed: int, failing: dict[int, set[int]], others: str, own: str) -> None:
     trained = {rank: each for rank, each in enumerate(results) if each is not None}
     want = trained_alone(seed, list(trained), set(failing))
@@ -132,13 +142,14 @@ def check_steps(results, seed: int, failing: dict[int, set[int]], others: str, o
         for step in range(STEPS):
             who = failing.get(step, set())
             expected = "done" if not who else own if rank in who else others
-            if said[step] != expected:
+            seen = happened(said[step], who, list(trained))
+            if seen != expected:
                 ranks = (
                     f"rank {', '.join(map(str, sorted(who)))} failed" if who else "nobody failed"
                 )
                 fail(
                     f"step {step}, {ranks}. Expected on rank {rank}: {MEANS[expected]}. "
-                    f"What happened: {MEANS[said[step]]}",
+                    f"What happened: {MEANS[seen]}",
                     cause="failure-not-told" if who else "next-step-broken",
                     rank=rank,
                 )

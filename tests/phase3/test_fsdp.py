@@ -16,55 +16,45 @@ from tests.phase3.fsdp_models import (
     UNIT,
     WHOLE,
     Stack,
-    backward,
     batch,
     compare_training,
     loss_of,
     net,
+    own_gradients,
     traced,
     train,
+    use_of_freed_is_told,
     values_of,
 )
+from tests.phase3.fsdp_states import refused
 
 SLACK = 8000  # bytes of activations of one sample, and of what is in hand
 
 
-def refused(call) -> bool:
-    """Whether ``call()`` raises ValueError."""
-    try:
-        call()
-    except ValueError:
-        return True
-    return False
-
-
 # -- values ---------------------------------------------------------------------------------------
 @exercise("3.15", "virtual gloo cuda")
+@use_of_freed_is_told()
 def test_first_step_moves_by_the_mean_gradient(impl, run, seed, cases):
     """One step of SGD moves every full parameter by the mean of the ranks' gradients."""
 
     def body(ctx):
-        inner, alone = net(seed, ctx.device), net(seed, ctx.device)
-        pair = batch(seed, ctx.rank, device=ctx.device)
-        before = values_of(alone, alone)
-        alone.zero_grad()
-        loss_of(alone, pair).backward()
-        own = {name: p.grad.cpu() for name, p in alone.named_parameters() if p.grad is not None}
+        inner = net(seed, ctx.device)
         model = impl.FSDP(inner, inner.units())
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        backward(loss_of(model, pair))
+        loss_of(model, batch(seed, ctx.rank, device=ctx.device)).backward()
         optimizer.step()
-        after = values_of(model, inner)
-        return {name: before[name] - after[name] for name in before}, own
+        return values_of(model, inner)
 
-    sizes = cases(3, 5, 1, 2, 4)
+    plain, sizes = net(seed), cases(3, 5, 1, 2, 4)
+    before, own = values_of(plain, plain), own_gradients(seed, range(max(sizes)))
     for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
-        for rank, (moved, _) in enumerate(results):
-            for name, got in moved.items():
+        for rank, after in enumerate(results):
+            for name, value in before.items():
                 same = name.replace("second.weight", "first.weight")
-                parts = [r[1].get(same, torch.zeros_like(got)) for r in results]
+                zeros = torch.zeros_like(value)
+                parts = [part.get(same, zeros) for part in own[:world_size]]
                 expect_close(
-                    got,
+                    value - after[name],
                     torch.stack(parts).mean(0),
                     what=f"{world_size} ranks: step of {name}",
                     rank=rank,
@@ -75,6 +65,7 @@ def test_first_step_moves_by_the_mean_gradient(impl, run, seed, cases):
 
 
 @exercise("3.15", "virtual gloo cuda")
+@use_of_freed_is_told()
 def test_training_equals_one_process(impl, run, seed, cases):
     """AdamW, clipping, accumulation, evaluation between the steps: as one process on all data."""
 
@@ -89,31 +80,34 @@ def test_training_equals_one_process(impl, run, seed, cases):
 
 
 @exercise("3.15", "virtual gloo")
+@use_of_freed_is_told()
 def test_unit_that_nobody_uses_stays(impl, run, seed):
     """Without gradient, weight decay must not move a unit; frozen parameters never move."""
 
     def body(ctx):
         inner = net(seed)
-        kept = inner.unused.weight.detach().clone()
         model = impl.FSDP(inner, inner.units())
-        frozen = values_of(model, inner)
+        before = values_of(model, inner)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
         for step in range(2):
             optimizer.zero_grad()
-            backward(loss_of(model, batch(seed, ctx.rank, step)))
+            loss_of(model, batch(seed, ctx.rank, step)).backward()
             optimizer.step()
         after = values_of(model, inner)
-        changed = [n for n in after if FROZEN in n and not torch.equal(after[n], frozen[n])]
         with torch.no_grad():
             inner.unused(torch.zeros(1, 3, dtype=torch.float64))
-        return changed, bool(torch.equal(inner.unused.seen, kept))
+        return before, after, inner.unused.seen
 
-    for rank, (changed, same) in enumerate(run(body, 2)):
+    kept = net(seed).unused.weight.detach()
+    for rank, (before, after, unused) in enumerate(run(body, 2)):
+        same = torch.equal(unused, kept)
+        changed = [n for n in after if FROZEN in n and not torch.equal(after[n], before[n])]
         expect_equal(same, True, what="the unused unit is unchanged", rank=rank, cause="moved")
         expect_equal(changed, [], what="frozen parameters that moved", rank=rank, cause="moved")
 
 
 @exercise("3.15", "virtual")
+@use_of_freed_is_told()
 def test_padding_is_nowhere(impl, run, seed):
     """All ranks together hold exactly the model's elements: parameters, gradients, state."""
 
@@ -121,7 +115,7 @@ def test_padding_is_nowhere(impl, run, seed):
         inner = net(seed)
         model = impl.FSDP(inner, inner.units())
         optimizer = torch.optim.Adam(model.parameters())
-        backward(loss_of(model, batch(seed, ctx.rank)))
+        loss_of(model, batch(seed, ctx.rank)).backward()
         optimizer.step()
         shards = list(model.parameters())
         moments = sum(state["exp_avg"].numel() for state in optimizer.state.values())
@@ -150,6 +144,7 @@ def test_padding_is_nowhere(impl, run, seed):
 
 
 @exercise("3.15", "virtual")
+@use_of_freed_is_told()
 def test_freed_parameters_are_none(impl, run, seed):
     """Outside of forward and backward a module's attribute is None: its use is an error there."""
 
@@ -167,7 +162,7 @@ def test_freed_parameters_are_none(impl, run, seed):
         found["an evaluation"] = left()
         loss = loss_of(model, batch(seed, ctx.rank))
         found["forward"] = left()
-        backward(loss)
+        loss.backward()
         found["backward"] = left()
         return found
 
@@ -189,6 +184,7 @@ def stack(seed: int) -> Stack:
 
 
 @exercise("3.15", "virtual gloo")
+@use_of_freed_is_told()
 def test_state_is_one_part_of_w(impl, run, seed):
     """Parameters, gradients and Adam's moments take 16Ψ/W bytes on every rank."""
 
@@ -196,7 +192,7 @@ def test_state_is_one_part_of_w(impl, run, seed):
         inner = stack(seed)
         model = impl.FSDP(inner, list(inner.layers))
         optimizer = torch.optim.Adam(model.parameters())
-        backward(model(torch.ones(1, 2)).sum())
+        model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         held = held_by(model, optimizer)
         return [held.parameters, held.gradients, held.optimizer]
@@ -220,6 +216,7 @@ def test_state_is_one_part_of_w(impl, run, seed):
 
 
 @exercise("3.15", "virtual")  # gloo's threads drop their buffers a moment after the wait
+@use_of_freed_is_told()
 def test_full_parameters_live_for_one_unit(impl, run, seed):
     """Live bytes while each unit computes, after forward and after backward."""
 
@@ -239,7 +236,7 @@ def test_full_parameters_live_for_one_unit(impl, run, seed):
                 model.zero_grad()
                 loss = model(torch.ones(1, 2)).sum()
                 tell("after forward")
-                backward(loss)
+                loss.backward()
                 del loss
                 tell("after backward")
             model.zero_grad()
@@ -275,6 +272,7 @@ def test_full_parameters_live_for_one_unit(impl, run, seed):
 
 
 @exercise("3.15", "virtual gloo")
+@use_of_freed_is_told()
 def test_bytes_of_a_step(impl, run, seed):
     """Two all-gathers and one reduce-scatter: 3(W-1)/W·P per rank, frozen parameters less."""
 
@@ -283,7 +281,7 @@ def test_bytes_of_a_step(impl, run, seed):
         inner.layers[1].requires_grad_(False)
         model = impl.FSDP(inner, list(inner.layers))
         with ctx.region("step"):
-            backward(model(torch.ones(1, 2)).sum())
+            model(torch.ones(1, 2)).sum().backward()
 
     world_size = 3
     for log in run(body, world_size, delays=True).logs:
@@ -305,31 +303,36 @@ def test_bytes_of_a_step(impl, run, seed):
 
 # -- clipping, groups and wrong calls -------------------------------------------------------------
 @exercise("3.15", "virtual")
+@use_of_freed_is_told()
 def test_clipping_leaves_alone_what_it_should(impl, run, seed):
     """Small and infinite gradients are not touched; a limit that is not positive is refused."""
 
     def body(ctx):
         inner = net(seed)
         model = impl.FSDP(inner, inner.units())
-        backward(loss_of(model, batch(seed, ctx.rank)))
+        loss_of(model, batch(seed, ctx.rank)).backward()
         grads = [s.grad for s in model.parameters() if s.grad is not None]
-        before = [g.clone() for g in grads]
+        seen = [[g.clone() for g in grads]]
         impl.clip_by_global_norm(model, 1e6)
-        small = all(torch.equal(a, b) for a, b in zip(before, grads, strict=True))
+        seen.append([g.clone() for g in grads])
         if ctx.rank == 1:
             grads[-1].fill_(float("inf"))
-        kept = [g.clone() for g in grads]
+        seen.append([g.clone() for g in grads])
         norm = impl.clip_by_global_norm(model, 1.0)
-        infinite = all(torch.equal(a, b) for a, b in zip(kept, grads, strict=True))
+        seen.append([g.clone() for g in grads])
         bad = [refused(lambda v=v: impl.clip_by_global_norm(model, v)) for v in (0.0, -1.0)]
-        return [small, infinite, float(norm) == float("inf"), *bad]
+        return seen, float(norm), bad
 
-    for rank, got in enumerate(run(body, 2)):
+    for rank, ((before, small, kept, infinite), norm, bad) in enumerate(run(body, 2)):
+        pairs = (before, small), (kept, infinite)
+        same = [all(map(torch.equal, *pair)) for pair in pairs]
+        got = [*same, norm == float("inf"), *bad]
         what = "small kept, infinite kept, infinite norm, 0 refused, -1 refused"
         expect_equal(got, [True] * 5, what=what, rank=rank, cause="clipping")
 
 
 @exercise("3.15", "virtual")
+@use_of_freed_is_told()
 def test_works_in_a_group(impl, run, seed):
     """Ranks 0 and 2 of 3 shard over their own group, mean and norm are theirs; 1 is refused."""
 
@@ -339,7 +342,7 @@ def test_works_in_a_group(impl, run, seed):
         if ctx.rank == 1:
             return refused(lambda: impl.FSDP(inner, inner.units(), group=group))
         model = impl.FSDP(inner, inner.units(), group=group)
-        backward(loss_of(model, batch(seed, ctx.rank)))
+        loss_of(model, batch(seed, ctx.rank)).backward()
         numel = sum(s.numel() for s in model.parameters())
         return numel, float(impl.clip_by_global_norm(model, 1e6))
 

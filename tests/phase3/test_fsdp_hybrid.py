@@ -23,15 +23,16 @@ from tests.phase3.fsdp_models import (
     DEPTH,
     WHOLE,
     Stack,
-    backward,
     batch,
     compare_training,
     gradient_pieces,
     loss_of,
     merged_gradients,
     net,
+    own_gradients,
     traced,
     train,
+    use_of_freed_is_told,
 )
 
 SHAPES = ((4, 2), (6, 2), (6, 3), (4, 1), (2, 2))  # world size, ranks on a node
@@ -62,24 +63,23 @@ def test_groups_are_nodes_and_places(impl, run, seed, cases):
 
 
 @exercise("3.19", "virtual gloo cuda")
+@use_of_freed_is_told()
 def test_gradient_is_the_mean_over_all_ranks(impl, run, seed, cases):
     """Every replica has the mean of all ranks' gradients in its shards."""
 
     def body(ctx, node_size):
-        inner, alone = net(seed, ctx.device), net(seed, ctx.device)
+        inner = net(seed, ctx.device)
         model = wrap(impl, inner, inner.units(), node_size)
-        pair = batch(seed, ctx.rank, device=ctx.device)
-        backward(loss_of(model, pair))
-        loss_of(alone, pair).backward()
-        own = {name: p.grad.cpu() for name, p in alone.named_parameters() if p.grad is not None}
-        return gradient_pieces(model), own
+        loss_of(model, batch(seed, ctx.rank, device=ctx.device)).backward()
+        return gradient_pieces(model)
 
+    own = own_gradients(seed, range(6))
     for world_size, size in cases(*SHAPES):
         results = run(body, world_size, size)
         for first in range(0, world_size, size):
-            got = merged_gradients([r[0] for r in results[first : first + size]])
-            for name in results[0][1]:
-                parts = [r[1][name] for r in results]
+            got = merged_gradients(results[first : first + size])
+            for name in own[0]:
+                parts = [part[name] for part in own[:world_size]]
                 expect_close(
                     got.get(name),
                     torch.stack(parts).mean(0),
@@ -92,6 +92,7 @@ def test_gradient_is_the_mean_over_all_ranks(impl, run, seed, cases):
 
 
 @exercise("3.19", "virtual gloo")
+@use_of_freed_is_told()
 def test_training_equals_one_process(impl, run, seed):
     """Three steps with clipping and prefetching on two nodes of two ranks."""
 
@@ -107,6 +108,7 @@ def test_training_equals_one_process(impl, run, seed):
 
 
 @exercise("3.19", "virtual")
+@use_of_freed_is_told()
 def test_bytes_inside_and_across(impl, run, seed):
     """Across nodes only all-reduces of chunks, 2(M-1)/M·P/L bytes; all else stays in the node."""
 
@@ -115,7 +117,7 @@ def test_bytes_inside_and_across(impl, run, seed):
         model = wrap(impl, inner, list(inner.layers), node_size)
         optimizer = torch.optim.Adam(model.parameters())
         with ctx.region("step"):
-            backward(model(torch.ones(1, 2)).sum())
+            model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         return held_by(model, optimizer).total
 

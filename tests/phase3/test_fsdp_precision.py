@@ -24,13 +24,13 @@ from tests.phase3.fsdp_models import (
     UNIT,
     WHOLE,
     Stack,
-    backward,
     batch,
     gradient_pieces,
     loss_of,
     merged_gradients,
     net,
     traced,
+    use_of_freed_is_told,
     values_of,
 )
 
@@ -46,13 +46,14 @@ def wrapped(impl, seed: int, device, reduce_dtype=FP32, prefetch: bool = False):
 
 
 @exercise("3.17", "virtual gloo cuda")
+@use_of_freed_is_told()
 def test_every_tensor_has_its_dtype(impl, run, seed):
     """Parameters in use bfloat16; shards, gradients and the optimizer's state float32."""
 
     def body(ctx):
         model, inner = wrapped(impl, seed, ctx.device)
         optimizer = torch.optim.Adam(model.parameters())
-        backward(loss_of(model, batch(seed, ctx.rank, 0, ctx.device, BF16)))
+        loss_of(model, batch(seed, ctx.rank, 0, ctx.device, BF16)).backward()
         optimizer.step()
         shards = list(model.parameters())
         return {
@@ -82,6 +83,7 @@ class Indexed(nn.Module):
 
 
 @exercise("3.17", "virtual")
+@use_of_freed_is_told()
 def test_integers_stay(impl, run):
     """Parameters that are not floating point keep dtype and values in forward."""
 
@@ -89,7 +91,7 @@ def test_integers_stay(impl, run):
         inner = Indexed()
         flat_type = partial(impl.MixedPrecisionFlat, compute_dtype=BF16)
         model = impl.module("fsdp").FSDP(inner, flat_type=flat_type)
-        backward(model(torch.ones(1, 3, dtype=BF16)).sum())
+        model(torch.ones(1, 3, dtype=BF16)).sum().backward()
         return inner.seen
 
     for rank, seen in enumerate(run(body, 2)):
@@ -113,23 +115,31 @@ def test_full_parameters_are_rounded_master_weights(impl, run, seed):
 
 
 @exercise("3.17", "virtual gloo cuda")
+@use_of_freed_is_told()
 def test_gradients_are_summed_in_float32(impl, run, seed, cases):
     """The mean of the ranks' bfloat16 gradients, exact to float32: no sum is rounded to 16 bits."""
 
     def body(ctx):
         model, _ = wrapped(impl, seed, ctx.device, prefetch=True)
-        pair = batch(seed, ctx.rank, 0, ctx.device, BF16)
-        backward(loss_of(model, pair))
-        alone = net(seed, ctx.device, FP32).to(BF16)
-        loss_of(alone, pair).backward()
-        own = {n: p.grad.cpu().float() for n, p in alone.named_parameters() if p.grad is not None}
-        return gradient_pieces(model), own
+        loss_of(model, batch(seed, ctx.rank, 0, ctx.device, BF16)).backward()
+        return gradient_pieces(model)
+
+    def reference(ctx, ranks):  # where the ranks compute: a GPU rounds to 16 bits otherwise
+        found = []
+        for rank in range(ranks):
+            alone = net(seed, ctx.device, FP32).to(BF16)
+            loss_of(alone, batch(seed, rank, 0, ctx.device, BF16)).backward()
+            named = alone.named_parameters()
+            found.append({n: p.grad.cpu().float() for n, p in named if p.grad is not None})
+        return found
 
     sizes = cases(5, 3, 1)
-    for world_size, results in zip(sizes, run.worlds(body, sizes), strict=True):
-        got = merged_gradients([r[0] for r in results])
-        for name in results[0][1]:
-            parts = [r[1][name] for r in results]
+    every = run.worlds(body, sizes)
+    own = run(reference, 1, max(sizes))[0]
+    for world_size, results in zip(sizes, every, strict=True):
+        got = merged_gradients(results)
+        for name in own[0]:
+            parts = [part[name] for part in own[:world_size]]
             expect_close(
                 got.get(name),
                 torch.stack(parts).mean(0),
@@ -178,6 +188,7 @@ def test_small_updates_are_not_lost(impl, run, seed):
 
 
 @exercise("3.17", "virtual")
+@use_of_freed_is_told()
 def test_bytes_of_a_step(impl, run, seed):
     """Gathered at 2 bytes per element; reduced at 4, or at 2 if asked for."""
 
@@ -188,7 +199,7 @@ def test_bytes_of_a_step(impl, run, seed):
         )
         model = impl.module("fsdp").FSDP(inner, list(inner.layers), flat_type=flat_type)
         with ctx.region("step"):
-            backward(model(torch.ones(1, 2, dtype=BF16)).sum())
+            model(torch.ones(1, 2, dtype=BF16)).sum().backward()
 
     world_size = 4
     for dtype, parts in (("float32", 2.0), ("bfloat16", 1.5)):
@@ -204,6 +215,7 @@ def test_bytes_of_a_step(impl, run, seed):
 
 
 @exercise("3.17", "virtual")
+@use_of_freed_is_told()
 def test_full_parameters_take_half(impl, run, seed):
     """Live bytes in forward: the float32 shards, root and unit at 2 bytes per element."""
 
@@ -219,7 +231,7 @@ def test_full_parameters_take_half(impl, run, seed):
             model = impl.module("fsdp").FSDP(inner, list(inner.layers), flat_type=flat_type)
             for layer in inner.layers:
                 layer.tell = tell
-            backward(model(torch.ones(1, 2, dtype=BF16)).sum())
+            model(torch.ones(1, 2, dtype=BF16)).sum().backward()
         return points["forward"]
 
     limit = WHOLE / 4 + (ROOT + UNIT) / 2 + 6000

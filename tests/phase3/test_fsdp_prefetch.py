@@ -15,13 +15,13 @@ from tests.phase3.fsdp_models import (
     UNIT,
     Net,
     Stack,
-    backward,
     batch,
     compare_training,
     loss_of,
     net,
     traced,
     train,
+    use_of_freed_is_told,
     values_of,
 )
 
@@ -40,10 +40,11 @@ def stack(seed: int) -> Stack:
 def step(model: nn.Module) -> None:
     """One training step without an optimizer."""
     model.zero_grad()
-    backward(model(torch.ones(1, 2)).sum())
+    model(torch.ones(1, 2)).sum().backward()
 
 
 @exercise("3.16", "virtual gloo cuda")
+@use_of_freed_is_told()
 def test_training_equals_one_process(impl, run, seed, cases):
     """Clipping, accumulation, evaluation between the steps: the same as one process."""
 
@@ -60,6 +61,7 @@ def test_training_equals_one_process(impl, run, seed, cases):
 
 
 @exercise("3.16", "virtual gloo")
+@use_of_freed_is_told()
 def test_next_unit_is_on_its_way(impl, run, seed):
     """While a unit computes, the next one's all-gather is issued already, and no other."""
 
@@ -110,6 +112,7 @@ def judge(pass_name: str, layer: int, count: int, want: int, rank: int) -> None:
 
 
 @exercise("3.16", "virtual")
+@use_of_freed_is_told()
 def test_communication_hides_behind_compute(impl, run, seed):
     """Units that compute longer than they travel: little of the virtual time is exposed."""
     forward, back = 1e-3, 2e-3  # seconds of each unit
@@ -141,6 +144,7 @@ def test_communication_hides_behind_compute(impl, run, seed):
 
 
 @exercise("3.16", "virtual gloo")
+@use_of_freed_is_told()
 def test_last_unit_and_root_are_gathered_once(impl, run, seed):
     """The bytes of a step: 3(W-1)/W·P, less one all-gather of the root and of the last unit."""
 
@@ -161,6 +165,7 @@ def test_last_unit_and_root_are_gathered_once(impl, run, seed):
 
 
 @exercise("3.16", "virtual")
+@use_of_freed_is_told()
 def test_one_unit_ahead_and_no_more(impl, run, seed):
     """Live bytes: two units in full, and two vectors of gradients in backward."""
 

@@ -66,11 +66,10 @@ def test_pieces_are_the_model_without_padding(impl, run, seed):
         model, inner, _ = wrapped(impl, seed + 1)
         before = values_of(model, inner)
         lost = refused(lambda: impl.load_sharded_state_dict(model, saved[1:]))
-        after = values_of(model, inner)
-        same = all(torch.equal(after[name], before[name]) for name in before)
-        return whole, lacking, lost, same
+        return whole, lacking, lost, before, values_of(model, inner)
 
-    whole, lacking, lost, same = run(join, 1)[0]
+    whole, lacking, lost, before, after = run(join, 1)[0]
+    same = all(torch.equal(after[name], before[name]) for name in before)
     plain.offset.fill_(2.0)
     compare(whole, plain.state_dict(), "merged")
     expect_equal(lacking, [True] * 4, what="merge refuses three of four states", cause="accepted")

@@ -287,12 +287,14 @@ def test_virtual_cluster_is_faster_than_a_flat_ring(impl, run):
         )
         placement = tuple(rank // local for rank in range(2 * local))
 
-        def body(ctx, flat):
-            groups, x = groups_of(impl, placement), torch.ones(n)
-            flat_ring(x) if flat else impl.all_reduce_hierarchical(x, groups)
+        def body(ctx):
+            impl.all_reduce_hierarchical(torch.ones(n), groups_of(impl, placement))
 
-        ring = run.simulate(body, 2 * local, True, cluster=model)
-        ours = run.simulate(body, 2 * local, False, cluster=model)
+        def reference(ctx):
+            flat_ring(torch.ones(n))
+
+        ours = run.simulate(body, 2 * local, cluster=model)
+        ring = run.simulate(reference, 2 * local, cluster=model)
         what = f"{4 * n / 1e6:.0f} MB on 2 nodes of {local} GPUs, {cards} network card(s) each"
         left, crossed = ours.traffic["nic out"] / 2, 4 * n
         if not 0.99 * crossed <= left <= 1.01 * crossed:
@@ -345,21 +347,27 @@ def test_shaped_link_carries_what_the_formula_says(impl, run, nodes):
     """Two nodes with a real link between them: bytes on the wire, against a flat ring's."""
     n, placement = 500_000, (0, 0, 1, 1)
 
+    def measured(all_reduce):
+        x = torch.ones(n)
+        all_reduce(torch.ones(8))  # opens the connections
+        dist.barrier()
+        before = bytes_sent()
+        all_reduce(x)
+        dist.barrier()
+        return bytes_sent() - before, x.sum().item()
+
     def body(ctx):
-        groups, out = groups_of(impl, placement), []
-        for all_reduce in (flat_ring, lambda x: impl.all_reduce_hierarchical(x, groups)):
-            x = torch.ones(n)
-            all_reduce(torch.ones(8))  # opens the connections
-            dist.barrier()
-            before = bytes_sent()
-            all_reduce(x)
-            dist.barrier()
-            out += [bytes_sent() - before, x.sum().item()]
-        return out
+        groups = groups_of(impl, placement)
+        return measured(lambda x: impl.all_reduce_hierarchical(x, groups))
+
+    def reference(ctx):
+        return measured(flat_ring)
 
     with nodes(2, rate="500mbit") as net:
         results = run(body, 4, enter=net.placement(placement))
-    for rank, (ring, _, ours, total) in enumerate(results):
+        rings = run(reference, 4, enter=net.placement(placement))
+    for rank, (ours, total) in enumerate(results):
+        ring, _ = rings[rank]
         expect_equal(total, 4.0 * n, what="sum of all elements", rank=rank)
         want = 4 * n
         if not 0.9 * want <= ours <= 1.15 * want:

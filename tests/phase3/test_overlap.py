@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_refusals, fail, refusal
 from tests.phase3.bad_input import check_models_that_differ
+from tests.phase3.raised import reworded
 
 CLASSES = 3
 
@@ -51,18 +54,24 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def local(seed: int, rank: int, step: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """The gradients of the rank's own samples, by the first rank's weights."""
-    alone = net(seed).to(device)
-    loss_of(alone, seed, rank, step).backward()
-    return gradients(alone)
+def local(seed: int, ranks: Iterable[int], step: int = 0) -> list[dict[str, torch.Tensor]]:
+    """Each rank's gradients of its own samples, by the first rank's weights."""
+    alone, found = net(seed), []
+    for rank in ranks:
+        alone.zero_grad()
+        loss_of(alone, seed, rank, step).backward()
+        found.append(gradients(alone))
+    return found
+
+
+DELEGATED = "torch's own DistributedDataParallel did the work"
 
 
 def only_ones_own() -> None:
     """From here on torch's own DDP refuses to work in this process."""
 
     def refuse(*_, **__):
-        fail("torch's own DistributedDataParallel did the work", cause="delegated")
+        raise RuntimeError(DELEGATED)
 
     nn.parallel.DistributedDataParallel.__init__ = refuse
     dist.Reducer.__init__ = refuse
@@ -125,55 +134,58 @@ def test_gradients_are_means_over_the_ranks(impl, run, seed, cases):
             wrapped = impl.BucketedDDP(
                 model, bucket_bytes=limit, first_bucket_bytes=max(1, limit // 2)
             )
-            got, parts = [], []
+            got = []
             for step in range(3):
                 wrapped.zero_grad(set_to_none=step != 2)
                 called = model if step == 1 else wrapped  # past the wrapper counts as well
                 loss_of(called, seed, ctx.rank, step).backward()
                 got.append(gradients(model))
-                parts.append(local(seed, ctx.rank, step, ctx.device))
             frozen = [p.grad is None for p in model.frozen.parameters()]
-            return got, parts, all(frozen)
+            return got, all(frozen)
 
-        results = run(body, world_size)
+        with reworded(DELEGATED, DELEGATED, "delegated"):
+            results = run(body, world_size)
+        parts = [local(seed, range(world_size), step) for step in range(3)]
         for rank in reversed(range(world_size)):
-            got, _, frozen = results[rank]
+            got, frozen = results[rank]
             expect_equal(frozen, True, what="frozen parameters stay without gradient", rank=rank)
             for step in range(3):
                 what = f"{world_size} ranks, buckets of {limit} bytes, step {step}"
-                compare(got[step], [r[1][step] for r in results], rank, what)
+                compare(got[step], parts[step], rank, what)
 
 
 @exercise("3.10", "gloo")
 def test_weights_follow_torchs_ddp(impl, run, seed):
     """After six steps with momentum the weights are those of torch's DDP, on all ranks alike."""
 
+    def trained(ctx, model, wrapped):
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(wrapped, seed, ctx.rank, step).backward()
+            optimizer.step()
+        return {n: p.detach().clone() for n, p in model.named_parameters()}
+
     def body(ctx):
-        trained = []
-        for mine in (True, False):
-            model = net(seed + ctx.rank) if mine else net(seed)
-            wrapped = (
-                impl.BucketedDDP(model, bucket_bytes=100, first_bucket_bytes=50)
-                if mine
-                else nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
-            )
-            optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
-            for step in range(6):
-                optimizer.zero_grad()
-                loss_of(wrapped, seed, ctx.rank, step).backward()
-                optimizer.step()
-            trained.append({n: p.detach().clone() for n, p in model.named_parameters()})
-        return trained
+        model = net(seed + ctx.rank)
+        wrapped = impl.BucketedDDP(model, bucket_bytes=100, first_bucket_bytes=50)
+        return trained(ctx, model, wrapped)
+
+    def reference(ctx):
+        model = net(seed)
+        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
+        return trained(ctx, model, wrapped)
 
     results = run(body, 3)
+    torchs = run(reference, 3)
     start = dict(net(seed).named_parameters())
-    for rank, (mine, torchs) in enumerate(results):
-        for name, want in torchs.items():
+    for rank, mine in enumerate(results):
+        for name, want in torchs[rank].items():
             before = None if name.startswith("frozen") else start[name].detach()
             what = f"{name} after six steps"
             tolerance = {"rtol": 1e-5, "atol": 1e-6}
             expect_close(mine[name], want, what=what, rank=rank, before=before, **tolerance)
-            if not torch.equal(mine[name], results[0][0][name]):
+            if not torch.equal(mine[name], results[0][name]):
                 fail(
                     f"{what} differs between ranks 0 and {rank}: they drift apart",
                     cause="ranks-differ",
@@ -194,13 +206,12 @@ def test_every_backward_adds_its_mean(impl, run, seed):
             for _ in range(2):
                 loss_of(wrapped, seed, ctx.rank).backward()
             got.append(gradients(model))
-        return got, local(seed, ctx.rank, 0, ctx.device)
+        return got
 
-    results = run(body, 3)
-    for rank, (got, _) in enumerate(results):
+    parts = local(seed, range(3))
+    for rank, got in enumerate(run(body, 3)):
         for round_, each in enumerate(got):
-            what = f"two backward passes, round {round_}"
-            compare(each, [r[1] for r in results], rank, what, times=2.0)
+            compare(each, parts, rank, f"two backward passes, round {round_}", times=2.0)
 
 
 class Branches(nn.Module):
@@ -220,6 +231,16 @@ class Branches(nn.Module):
         return sum(taken[name]() for name in self.uses)
 
 
+def local_branches(seed: int, taken: Iterable[str], step: int) -> list[dict[str, torch.Tensor]]:
+    """Each rank's gradients of its own samples, by the branches that it takes."""
+    found = []
+    for rank, uses in enumerate(taken):
+        alone = Branches(tuple(uses))
+        loss_of(alone, seed, rank, step).backward()
+        found.append(gradients(alone))
+    return found
+
+
 @exercise("3.10", "virtual")
 def test_missing_gradients_count_as_zero(impl, run, seed, cases):
     """A branch that one rank does not take, another rank does, and one that nobody takes."""
@@ -233,14 +254,12 @@ def test_missing_gradients_count_as_zero(impl, run, seed, cases):
                 wrapped.zero_grad()
                 loss_of(wrapped, seed, ctx.rank, step).backward()
                 got.append(gradients(model))
-            alone = Branches(tuple(uses[ctx.rank]))
-            loss_of(alone, seed, ctx.rank, 2).backward()
-            zeros = {n: torch.zeros_like(p) for n, p in alone.named_parameters()}
-            return got, zeros | gradients(alone)
+            return got
 
-        results = run(body, 3)
-        for rank, (got, _) in enumerate(results):
-            compare(got[2], [r[1] for r in results], rank, f"ranks use branches {uses}")
+        zeros = {n: torch.zeros_like(p) for n, p in Branches(()).named_parameters()}
+        parts = [zeros | own for own in local_branches(seed, uses, 2)]
+        for rank, got in enumerate(run(body, 3)):
+            compare(got[2], parts, rank, f"ranks use branches {uses}")
 
 
 @exercise("3.10", "virtual")
@@ -258,12 +277,11 @@ def test_group_of_some_ranks(impl, run, seed):
             wrapped.zero_grad()
             loss_of(wrapped, seed, ctx.rank, step).backward()
             got.append(gradients(model))
-        return got, local(seed, ctx.rank, 1, ctx.device)
+        return got
 
     results = run(body, 3)
     for rank in (1, 2):
-        parts = [results[r][1] for r in (1, 2)]
-        compare(results[rank][0][1], parts, rank, "a group of ranks 1 and 2")
+        compare(results[rank][1], local(seed, (1, 2), 1), rank, "a group of ranks 1 and 2")
 
 
 @exercise("3.10", "virtual")
@@ -276,13 +294,11 @@ def test_ranks_agree_on_the_order(impl, run, seed):
         for step in range(3):
             wrapped.zero_grad()
             loss_of(wrapped, seed, ctx.rank, step).backward()
-        alone = Branches(("a", "b"))
-        loss_of(alone, seed, ctx.rank, 2).backward()
-        return gradients(model), gradients(alone)
+        return gradients(model)
 
-    results = run(body, 3)
-    for rank, (got, _) in enumerate(results):
-        compare(got, [r[1] for r in results], rank, "branches in another order on odd ranks")
+    parts = local_branches(seed, ("ab", "ab", "ab"), 2)
+    for rank, got in enumerate(run(body, 3)):
+        compare(got, parts, rank, "branches in another order on odd ranks")
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -34,19 +34,22 @@ from tests.phase3.serving import (
 def test_keys_are_placed_by_size(impl, run, seed):
     """Each key on one server, none empty; fullest and emptiest differ by one key at most."""
 
+    generator, asked = torch.Generator().manual_seed(seed), []
+    for keys in (5, 9, 16):
+        sizes = torch.randint(1, 1000, (keys,), generator=generator).tolist()
+        sizes[keys // 2] = 2500
+        asked += [(sizes, servers) for servers in (1, 2, 3, 5)]
+
     def body(ctx):
-        generator = torch.Generator().manual_seed(seed)
         found = []
-        for keys in (5, 9, 16):
-            sizes = torch.randint(1, 1000, (keys,), generator=generator).tolist()
-            sizes[keys // 2] = 2500
-            for servers in (1, 2, 3, 5):
-                given = {f"k{n}": torch.empty(size, 1) for n, size in enumerate(sizes)}
-                place = impl.place_keys(given, servers)
-                found.append([sizes, servers, {str(k): int(s) for k, s in place.items()}])
+        for sizes, servers in asked:
+            given = {f"k{n}": torch.empty(size, 1) for n, size in enumerate(sizes)}
+            place = impl.place_keys(given, servers)
+            found.append({str(k): int(s) for k, s in place.items()})
         return found
 
-    for sizes, servers, place in run(body, 1, process_group=False)[0]:
+    found = run(body, 1, process_group=False)[0]
+    for (sizes, servers), place in zip(asked, found, strict=True):
         what = f"{len(sizes)} keys of {sizes} elements on {servers} servers"
         expect_equal(set(place), {f"k{n}" for n in range(len(sizes))}, what=f"{what}: keys")
         loads = [0] * servers

@@ -47,13 +47,15 @@ def test_bytes_are_what_the_ledger_counts(impl, run, seed):
     cases = CASES[: len(NAMES)]
 
     def body(ctx):
-        said = estimated(impl, seed, cases) if ctx.rank == 0 else []
+        return estimated(impl, seed, cases)
+
+    def reference(ctx):
         for name, size in cases:
             measured(impl, ctx, name, seed, size)
-        return said
 
-    results = run.simulate(body, NODES * LOCAL, timeout=40)
-    for said, name in zip(results[0], NAMES, strict=True):
+    estimates = run.simulate(body, 1)[0]
+    results = run.simulate(reference, NODES * LOCAL, timeout=40)
+    for said, name in zip(estimates, NAMES, strict=True):
         logs = [log.select(region=f"{name} 1") for log in results.logs]
         sent = max(sum(e.sent for e in log.events) for log in logs)
         expect_near(f"{name}: bytes sent per rank", said["sent"], sent, "bytes-sent")
@@ -113,29 +115,29 @@ def test_seconds_follow_the_slowest_link(impl, run, seed):
 def test_cheapest_that_fits_is_chosen(impl, run, seed):
     """At every budget the least seconds of those that fit; of equal ones the simpler."""
 
-    def body(ctx, nodes, local, backwards):
+    def body(ctx, names, nodes, local, backwards):
         profile = example()
         options = {"backwards": backwards, "bucket_bytes": 20_000}
-        hybrid = nodes > 1 and local > 1
-        names = [n for n in NAMES if n != "hybrid" or hybrid]
-        each = {n: impl.estimate(profile, n, nodes, local, **options) for n in names}
-        peaks = sorted({e.peak for e in each.values()})
+        each = [impl.estimate(profile, n, nodes, local, **options) for n in names]
+        peaks = sorted({e.peak for e in each})
         out = []
         for budget in [peak + extra for peak in peaks for extra in (0, 1)]:
             got = impl.choose_strategy(profile, budget, nodes, local, **options)
-            fitting = [n for n in names if each[n].peak <= budget]
-            want = min(fitting, key=lambda n: (each[n].seconds, NAMES.index(n)))
-            shown = [e.strategy for e in got.estimates]
-            out.append((budget, got.strategy, want, shown == names, got.fits))
-        return out
+            out.append((budget, got.strategy, [e.strategy for e in got.estimates], got.fits))
+        return [(e.peak, e.seconds) for e in each], out
 
     for nodes, local, backwards in ((2, 4, 1), (1, 4, 1), (1, 4, 4), (8, 2, 3), (1, 1, 1)):
         where = f"{nodes} nodes of {local} ranks, {backwards} backward passes"
-        for budget, got, want, complete, fits in run(body, 1, nodes, local, backwards)[0]:
+        hybrid = nodes > 1 and local > 1
+        names = [n for n in NAMES if n != "hybrid" or hybrid]
+        each, choices = run(body, 1, names, nodes, local, backwards)[0]
+        for budget, got, shown, fits in choices:
+            fitting = [(s, n) for n, (peak, s) in enumerate(each) if peak <= budget]
+            want = names[min(fitting)[1]]
             what = f"{where}, {budget:,} B: the strategy"
             expect_equal(got, want, what=what, cause="not-the-cheapest")
             what = f"{where}: whether all strategies that make sense are listed, and it fits"
-            expect_equal((complete, fits), (True, True), what=what, cause="incomplete")
+            expect_equal((shown == names, fits), (True, True), what=what, cause="incomplete")
 
 
 @exercise("3.21", "virtual")
@@ -185,16 +187,17 @@ def test_bad_arguments_are_refused(impl, run):
 def test_ranks_agree_on_the_budget(impl, run, seed, cases):
     """Ranks with different memory free come to the least of it, in their group, in 8 bytes."""
 
+    own = [3_000_000_000 * (7 + (rank + seed) % 4) + rank for rank in range(4)]
+
     def body(ctx):
         halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        own = 3_000_000_000 * (7 + (ctx.rank + seed) % 4) + ctx.rank
+        mine = own[ctx.rank]
         with ctx.region("agree"):
-            least = impl.smallest_budget(own, ctx.device)
-        return own, least, impl.smallest_budget(own, ctx.device, halves[ctx.rank // 2])
+            least = impl.smallest_budget(mine, ctx.device)
+        return least, impl.smallest_budget(mine, ctx.device, halves[ctx.rank // 2])
 
     results = run(body, 4)
-    own = [result[0] for result in results]
-    for rank, (_, least, half) in enumerate(results):
+    for rank, (least, half) in enumerate(results):
         expect_equal(least, min(own), what="the budget of all", rank=rank, cause="ranks-differ")
         mine = own[:2] if rank < 2 else own[2:]
         expect_equal(half, min(mine), what="a group's budget", rank=rank, cause="wrong-group")

@@ -140,23 +140,28 @@ def test_bytes_of_a_step(impl, run, seed):
 def test_equals_torchs_data_parallelism(impl, run, seed):
     """The same parameters as torch's DistributedDataParallel with the plain optimizer."""
 
-    def body(ctx):
-        mine, torchs = Equal().double(), Equal().double()
-        ours = impl.Zero2Optimizer(mine.parameters(), torch.optim.AdamW, lr=0.01)
-        theirs = torch.optim.AdamW(torchs.parameters(), lr=0.01)
-        wrapped = DistributedDataParallel(torchs)
+    def train(ctx, model, optimizer):
         generator = torch.Generator().manual_seed(seed + ctx.rank)
-        inputs = torch.randn(3, 4, 32, generator=generator, dtype=torch.float64)
-        for model, optimizer in ((mine, ours), (wrapped, theirs)):
-            for x in inputs:
-                optimizer.zero_grad()
-                (model(x) - 1).square().sum().backward()
-                optimizer.step()
-        return values_of(mine), values_of(torchs)
+        for x in torch.randn(3, 4, 32, generator=generator, dtype=torch.float64):
+            optimizer.zero_grad()
+            (model(x) - 1).square().sum().backward()
+            optimizer.step()
 
-    for rank, (got, want) in enumerate(run(body, 2)):
+    def body(ctx):
+        model = Equal().double()
+        train(ctx, model, impl.Zero2Optimizer(model.parameters(), torch.optim.AdamW, lr=0.01))
+        return values_of(model)
+
+    def reference(ctx):
+        model = Equal().double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        train(ctx, DistributedDataParallel(model), optimizer)
+        return values_of(model)
+
+    results = run(body, 2)
+    for rank, want in enumerate(run(reference, 2)):
         for name, value in want.items():
-            if not torch.allclose(got[name], value, rtol=1e-6, atol=1e-8):
+            if not torch.allclose(results[rank][name], value, rtol=1e-6, atol=1e-8):
                 fail(f"{name} differs from torch's", cause="unlike-torch", rank=rank)
 
 

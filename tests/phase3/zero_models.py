@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.grading import expect_close, expect_equal, fail, refusal
+from distlab.ranks import RankContext
 
 LIMIT = 0.05  # of the gradient's norm, where it is clipped
 BUCKET = 300  # bytes: several buckets, whose borders are inside of parameters
@@ -42,21 +43,25 @@ def awkward(seed: int, device: torch.device | str = "cpu") -> Awkward:
         return Awkward().to(device, torch.float64)
 
 
-def groups_of(model: Awkward) -> list[dict]:
+def groups_of(model: Awkward) -> list[dict[str, Any]]:
     """Two groups with different options."""
     biases = [p for p in model.parameters() if p.dim() < 2]
     weights = [p for p in model.parameters() if p.dim() == 2]
     return [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 0.02}]
 
 
-def loss_of(model: nn.Module, seed: int, rank: int, step: int, device="cpu") -> Tensor:
+def loss_of(
+    model: nn.Module, seed: int, rank: int, step: int, device: torch.device | str = "cpu"
+) -> Tensor:
     """Mean squared error of a rank's two samples; rank 0 alone uses ``sometimes``."""
     generator = torch.Generator().manual_seed(seed * 1000 + rank * 100 + step)
     x, y = torch.randn(2, 5, generator=generator, dtype=torch.float64).to(device).split([3, 2], 1)
     return ((model(x, rank == 0) - y) ** 2).mean()
 
 
-def mean_gradients(model: nn.Module, seed: int, world_size: int, step: int, device="cpu") -> None:
+def mean_gradients(
+    model: nn.Module, seed: int, world_size: int, step: int, device: torch.device | str = "cpu"
+) -> None:
     """Add to ``grad`` the mean over the ranks, computed here for all of them."""
     losses = [loss_of(model, seed, rank, step, device) for rank in range(world_size)]
     (sum(losses) / world_size).backward()
@@ -106,15 +111,15 @@ def with_bystanders(model: nn.Module) -> list[nn.Parameter]:
 def bystanders_of(parameters: list[nn.Parameter]) -> list[Any]:
     """What of the two may not change."""
     empty, frozen = parameters[0], parameters[-1]
-    same = torch.equal(frozen, torch.ones(64, 32))
-    return [list(empty.shape), str(empty.dtype), same, frozen.requires_grad, frozen.grad is None]
+    values = frozen.detach().clone()
+    return [list(empty.shape), str(empty.dtype), values, frozen.requires_grad, frozen.grad is None]
 
 
-def judge_bystanders(results: Any) -> None:
+def judge_bystanders(results: Sequence[list[Any]]) -> None:
     """They are as they were, on every rank."""
-    for rank, got in enumerate(results):
+    for rank, (shape, dtype, values, *flags) in enumerate(results):
         expect_equal(
-            got,
+            [shape, dtype, torch.equal(values, torch.ones(64, 32)), *flags],
             [[0, 3], "torch.float64", True, False, True],
             what="shape and dtype of a parameter without elements; of a frozen one: whether it is "
             "as it was, requires_grad, whether grad is None",
@@ -132,10 +137,11 @@ def refused_at_the_start(make: Callable[..., torch.optim.Optimizer]) -> list[str
 
 
 AT_THE_START = [("a group of other ranks", []), ("bucket_bytes=0", [0])]
+Stepped = tuple[list[Tensor], list[list[str]]]  # values; dtypes of a step
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.bfloat16, torch.float32)
 
 
-def steps_in_three_dtypes(make: Callable[..., torch.optim.Optimizer], share: int) -> Any:
+def steps_in_three_dtypes(make: Callable[..., torch.optim.Optimizer], share: int) -> Stepped:
     """What two steps on the gradients ``share`` + 0, 1, 2, 0, 1 … make of small integers.
 
     Returns the values, and the dtypes [of what is stepped, its gradient, its momentum].
@@ -163,7 +169,7 @@ def steps_in_three_dtypes(make: Callable[..., torch.optim.Optimizer], share: int
     return [p.detach() for p in weights], sorted(map(list, seen))
 
 
-def judge_dtypes(results: Any, share: int) -> None:
+def judge_dtypes(results: Sequence[Stepped], share: int) -> None:
     """Exact values in each parameter's own dtype; all of its piece in this dtype too."""
     want, _ = steps_in_three_dtypes(plain, share)
     for rank, (got, seen) in enumerate(results):
@@ -190,15 +196,17 @@ def judge_dtypes(results: Any, share: int) -> None:
     )
 
 
-def plain(params: Any, kind: Any, **options: Any) -> torch.optim.Optimizer:
+def plain(
+    params: list[nn.Parameter], kind: Callable[..., torch.optim.Optimizer], **options: Any
+) -> torch.optim.Optimizer:
     """One process's optimizer, called as the sharded ones are."""
     return kind(params, **options)
 
 
-def traced(optimizer_type: Callable[..., torch.optim.Optimizer]) -> Callable[[Any], None]:
+def traced(optimizer_type: Callable[..., torch.optim.Optimizer]) -> Callable[[RankContext], None]:
     """What a trace draws: two steps of twelve equal layers in four buckets."""
 
-    def body(ctx: Any) -> None:
+    def body(ctx: RankContext) -> None:
         model = Equal()
         optimizer = optimizer_type(model.parameters(), torch.optim.Adam, bucket_bytes=3 * MATRIX)
         for _ in ctx.steps(2):

@@ -294,7 +294,8 @@ def test_fit_lets_nobody_wait_or_all(impl, run, seed, cases):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = nn.Linear(3, 2)
-            before, seen = model.weight[:, 2].detach().clone(), []
+            third = lambda: model.weight[:, 2].detach().clone()
+            before, seen = third(), []
 
             def own():
                 for step in range(4):
@@ -305,14 +306,15 @@ def test_fit_lets_nobody_wait_or_all(impl, run, seed, cases):
                     x = torch.ones(1, 3)
                     x[0, 2] = float(ctx.rank == 2)
                     yield x, torch.zeros(1, dtype=torch.int64)
-                    seen.append(bool(torch.equal(model.weight[:, 2].detach(), before)))
+                    seen.append(third())
                 if ctx.rank == 1 and staleness == INFINITY:
                     token(send_to=2)
 
             impl.fit(model, own(), servers=1, lr=0.5, staleness=staleness)
-            return seen
+            return before, seen
 
-        fast = run(body, 3)[1]
+        before, seen = run(body, 3)[1]
+        fast = [torch.equal(weights, before) for weights in seen]
         want = [True] * 4 if staleness == INFINITY else [True, True, False, False]
         what = f"fit(staleness={staleness}): which of 4 pulls come before any push of the slow one"
         expect_equal(fast[2:], want[2:], what=what, rank=1, cause="wrong-server")

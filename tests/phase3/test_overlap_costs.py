@@ -1,4 +1,4 @@
-"""Checks of exercise 3.10, continued: order, bytes, time and memory."""
+"""Checks of exercise 3.10: order, bytes, time and memory of the buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of exercise 3.11, continued: buffers and checkpoints."""
+"""Checks of exercise 3.11: buffers and checkpoints."""
 
 from __future__ import annotations
 
@@ -99,33 +99,41 @@ class Checkpointed(nn.Module):
         return {"outputs": [x]}
 
 
+def checkpointed(shared: bool) -> Checkpointed:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Checkpointed(shared)
+
+
+def samples(seed: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + rank)
+    return torch.randn(5, 4, generator=generator, dtype=torch.float64).requires_grad_()
+
+
 @exercise("3.11", "virtual")
 def test_checkpoints_reduce_once(impl, run, seed):
     """Reentrant checkpoints run backward inside backward: the end of the first is not the end."""
 
     def body(ctx):
-        torch.manual_seed(0)
-        model = Checkpointed(shared=False)
+        model, x = checkpointed(shared=False), samples(seed, ctx.rank)
         wrapped = impl.DDP(model, bucket_bytes=100, first_bucket_bytes=100)
-        generator = torch.Generator().manual_seed(seed + ctx.rank)
-        x = torch.randn(5, 4, generator=generator, dtype=torch.float64).requires_grad_()
         for step in range(2):
             wrapped.zero_grad()
             outputs = wrapped(x)["outputs"][0]
             with ctx.region(f"step {step}"):
                 outputs.square().sum().backward()
-        got = gradients(model)
-        model.zero_grad()
-        with wrapped.no_sync():
-            model(x)["outputs"][0].square().sum().backward()
-        return got, gradients(model)
+        return gradients(model)
 
+    parts = []
+    for rank in range(2):
+        alone = checkpointed(shared=False)
+        alone(samples(seed, rank))["outputs"][0].square().sum().backward()
+        parts.append(gradients(alone))
     results = run(body, 2)
-    for rank, (got, _) in enumerate(results):
+    for rank, got in enumerate(results):
         part = results.logs[rank].select(region="step 1")
         need = sum(g.nbytes for g in got.values())
         part.sent_at_most(need + 16, "2(W-1)/W of the trainable bytes, W = 2, once")
-        parts = [r[1] for r in results]
         for name in got:
             each = [p[name] for p in parts]
             expect_close(
@@ -144,8 +152,7 @@ def test_a_gradient_that_is_complete_twice_is_an_error(impl, run, seed):
     """A layer in two reentrant checkpoints: RuntimeError on every rank, and abort() cleans up."""
 
     def body(ctx):
-        torch.manual_seed(0)
-        wrapped = impl.DDP(Checkpointed(shared=True), bucket_bytes=100, first_bucket_bytes=100)
+        wrapped = impl.DDP(checkpointed(shared=True), bucket_bytes=100, first_bucket_bytes=100)
         said = []
         for _ in range(2):
             try:
