@@ -25,7 +25,7 @@ def store_in(impl: Any, folder: Path, **options: Any) -> Any:
     return impl.module("fault_tolerance").CheckpointStore(folder, **options)
 
 
-def every_kind(seed: int, rank: int = 0) -> dict:
+def every_kind(seed: int, rank: int = 0) -> dict[str, Any]:
     """A tree with whatever training saves."""
     draw = torch.Generator().manual_seed(seed + rank)
     weight = torch.randn(5, 7, generator=draw)
@@ -57,7 +57,8 @@ def every_kind(seed: int, rank: int = 0) -> dict:
 def difference(got: object, want: object, path: str = "") -> str:
     """Where the trees differ first; empty if they are equal to the last bit."""
     if isinstance(want, Tensor):
-        if not isinstance(got, Tensor) or (got.dtype, got.shape) != (want.dtype, want.shape):
+        what = (want.dtype, want.shape, want.device)
+        if not isinstance(got, Tensor) or (got.dtype, got.shape, got.device) != what:
             return f"{path}: expected {want.dtype} {list(want.shape)}, got {got!r}"
         return "" if torch.equal(got, want) else f"{path}: values differ"
     if type(got) is not type(want):
@@ -74,7 +75,7 @@ def difference(got: object, want: object, path: str = "") -> str:
     return "" if got == want else f"{path}: expected {want!r}, got {got!r}"
 
 
-def loaded(store) -> list | None:
+def loaded(store: Any) -> list[Any] | None:
     """What ``load`` finds, as plain data: step, the shared value, the own values, what it skipped;
     a failure: the kind and the sentence."""
     try:
@@ -87,7 +88,7 @@ def loaded(store) -> list | None:
         return [type(error).__name__, str(error)]
 
 
-def save(store, step: int, rank: int, **options) -> str:
+def save(store: Any, step: int, rank: int, **options: Any) -> str:
     """Save a small checkpoint that can be recognised; the failure's sentence, or nothing."""
     try:
         store.save(step, {"shared": step, "w": torch.ones(3)}, {"own": step + rank}, **options)

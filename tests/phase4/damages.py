@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -13,7 +14,7 @@ def bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGES = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "one bit differs": bit,
     "the end is missing": lambda path: os.truncate(path, path.stat().st_size - 1),
     "the file is empty": lambda path: os.truncate(path, 0),

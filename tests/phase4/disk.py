@@ -97,7 +97,9 @@ class Disk:
             if self.flushed.get(inode) != (found.st_size, found.st_mtime_ns):
                 os.truncate(path, found.st_size // 2)
 
-    def _counted(self, real: Callable[..., Any], applies: Callable[..., Any] = lambda *_: True):
+    def _counted(
+        self, real: Callable[..., Any], applies: Callable[..., Any] = lambda *_: True
+    ) -> Callable[..., Any]:
         @functools.wraps(real)
         def call(*args: Any, **kwargs: Any) -> Any:
             if not applies(*args):

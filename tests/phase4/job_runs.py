@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch._dynamo  # noqa: F401 (torch.optim imports it: once here, not per rank)
 
 from distlab.grading import expect_equal, fail
+from distlab.ranks import RankContext, RankResults
 from tests.phase4.jobs import job, uninterrupted
 
-BARE = {"process_group": False, "ledger": False}
+BARE: dict[str, Any] = {"process_group": False, "ledger": False}
+Scenario = dict[str, Any]  # arguments of `job`, without impl
 
 
-def folder_of(run, body, world_size: int, **options):
+def folder_of(
+    run: Callable[..., RankResults], body: Callable[..., Any], world_size: int, **options: Any
+) -> RankResults:
     """Ranks without process group that share a folder of their own."""
     with tempfile.TemporaryDirectory() as name:
         return run(body, world_size, Path(name), **BARE, **options)
 
 
-def run_jobs(impl, run, *scenarios: dict) -> list[dict]:
+def run_jobs(impl: Any, run: Callable[..., RankResults], *scenarios: Scenario) -> RankResults:
     """Jobs at once, each by a rank of its own; they must end well and with the right weights."""
 
-    def body(ctx):
+    def body(ctx: RankContext) -> dict[str, Any]:
         return job(impl, **scenarios[ctx.rank])
 
     options = {"process_group": False, "ledger": False, "timeout": 65.0}
@@ -32,7 +38,8 @@ def run_jobs(impl, run, *scenarios: dict) -> list[dict]:
     return results
 
 
-def expect_job(scenario: dict, result: dict) -> None:
+def expect_job(scenario: Scenario, result: dict[str, Any]) -> None:
+    """The job ended well, no sample was lost or taken twice, and the weights are right."""
     what = told(scenario)
     attempts, ranks = result["attempts"], scenario.get("ranks", 2)
     if result["ended"] == "not":
@@ -62,6 +69,7 @@ def expect_job(scenario: dict, result: dict) -> None:
         expect_equal(entry["weight"], weight, what=f"{what}: weights", rank=rank, cause="weights")
 
 
-def told(scenario: dict) -> str:
+def told(scenario: Scenario) -> str:
+    """What happens in a scenario, in words."""
     faults = [f"rank {rank} {what} in step {k}" for (rank, k), what in scenario["faults"].items()]
     return ", ".join(faults) or "nothing happens"

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,10 +47,10 @@ class Toy:
         self.momentum.mul_(0.9).add_(gradient)
         self.weight.mul_(0.99).sub_(self.momentum, alpha=0.01)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, torch.Tensor]:
         return {"weight": self.weight, "momentum": self.momentum}
 
-    def load_state_dict(self, state) -> None:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.weight, self.momentum = state["weight"].clone(), state["momentum"].clone()
 
 
@@ -71,7 +72,7 @@ def note(folder: Path, **fields: object) -> None:
     os.close(number)
 
 
-def notes(folder: Path, kind: str) -> list[dict]:
+def notes(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The log's lines of one kind, in the order of time."""
     lines = (folder / "log").read_text().splitlines() if (folder / "log").exists() else []
     return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
@@ -105,7 +106,7 @@ def kill_in_save(number: int, tell: Callable[[], None]) -> None:
     """From now on the ``number``-th flush to the disk kills this process before it is done."""
     real, left = os.fsync, [number]
 
-    def fsync(file) -> None:
+    def fsync(file: Any) -> None:
         left[0] -= 1
         if not left[0]:
             tell()
@@ -115,7 +116,7 @@ def kill_in_save(number: int, tell: Callable[[], None]) -> None:
     os.fsync = fsync
 
 
-def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: float) -> None:
+def worker(impl: Any, folder: Path, faults: dict[tuple[int, int], str], timeout: float) -> None:
     """The program of one worker; ``faults``: what happens, once, before a step on a rank."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has its agent's handler
     watchdog, recovery = impl.module("watchdog"), impl.module("recovery")
@@ -132,7 +133,7 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
 
     passed = [0]
 
-    def step(batch: list[int], position) -> None:
+    def step(batch: list[int], position: Any) -> None:
         number, beaten = position.step, beats.latest.count > passed[0]
         fault = faults.get((rank, number))
         if fault and once(folder, f"fault-{rank}-{number}"):
@@ -167,7 +168,7 @@ def worker(impl, folder: Path, faults: dict[tuple[int, int], str], timeout: floa
 
 
 def agent(
-    impl,
+    impl: Any,
     folder: Path,
     ranks: int,
     faults: dict[tuple[int, int], str],
@@ -238,14 +239,14 @@ class Stillness:
 
 
 def job(
-    impl,
+    impl: Any,
     faults: dict[tuple[int, int], str],
     *,
     ranks: int = 2,
     timeout: float = FOREVER,
     restarts: int = 2,
     limit: float = 50.0,
-) -> dict:
+) -> dict[str, Any]:
     """What a job did, and left: plain data. ``ended``: well, badly, or not: it was still for
     STILL seconds, or went on for ``limit`` seconds of its own time."""
     with tempfile.TemporaryDirectory() as name:

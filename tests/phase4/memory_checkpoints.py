@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 
-def fake_saved(trees, step: int = 7, shared=None):
+def fake_saved(
+    trees: Sequence[Any], step: int = 7, shared: dict[str, Any] | None = None
+) -> tuple[SimpleNamespace, list[int]]:
     """A checkpoint in memory that notes who is read."""
     reads: list[int] = []
 
-    def own(rank: int):
+    def own(rank: int) -> Any:
         reads.append(rank)
         return trees[rank]
 

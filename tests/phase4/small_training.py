@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,18 +13,19 @@ import torch._dynamo  # torch.optim imports it when an optimizer is made: once h
 import torch.distributed as dist
 from torch import nn
 
-from given.safe_format import pack
+from distlab.ranks import RankContext
+from given.safe_format import Tree, pack
 
 EPOCHS, SAMPLES, BATCH = 2, 22, 4  # six batches per epoch, the last one padded
 
 
-class Augmented(torch.utils.data.Dataset):
+class Augmented(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
     """(index, features): with noise from all three libraries."""
 
     def __len__(self) -> int:
         return SAMPLES
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
         noise = torch.rand(6) + np.random.rand() + random.random()
         return index, (index / SAMPLES + noise).float()
 
@@ -39,10 +42,10 @@ class Average:
         for value, p in zip(self.values, model.parameters(), strict=True):
             value.lerp_(p.detach(), 1 / (1 + self.updates))
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return vars(self)
 
-    def load_state_dict(self, state) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         for value, saved in zip(self.values, state["values"], strict=True):
             value.copy_(saved)
         self.updates = state["updates"]
@@ -55,7 +58,7 @@ class Wrapped(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)
 
 
@@ -63,10 +66,20 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 1))
 
 
+def network_of(seed: int) -> nn.Module:
+    """The network with weights that follow from the seed."""
+    draw, model = torch.Generator().manual_seed(seed), network()
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=draw)
+    return model
+
+
 class Training:
     """A small run with everything that a step can depend on."""
 
-    def __init__(self, impl, ctx, seed: int, own=(), workers: int = 0) -> None:
+    def __init__(
+        self, impl: Any, ctx: RankContext, seed: int, own: Sequence[str] = (), workers: int = 0
+    ) -> None:
         torch.manual_seed(seed)
         self.model = Wrapped(network().to(ctx.device))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
@@ -92,7 +105,8 @@ class Training:
             mixup=self.mixup,
         )
         seed_streams(100 * seed + ctx.rank)
-        self.impl, self.device, self.log = impl, ctx.device, []
+        self.impl, self.device = impl, ctx.device
+        self.log: list[list[Any]] = []
 
     def step(self, features: torch.Tensor, number: int) -> float:
         features = features.to(self.device)
@@ -115,7 +129,7 @@ class Training:
     def gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self.model.parameters()]
 
-    def train(self, position, until: int = 10**9) -> None:
+    def train(self, position: Any, until: int = 10**9) -> None:
         """Train from ``position`` to the end, or until that many steps are done."""
         if position.step >= until:
             return
@@ -125,7 +139,7 @@ class Training:
             if position.step >= until:
                 return
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """What it has come to."""
         weights = torch.cat([p.detach().flatten() for p in self.model.parameters()]).cpu()
         numbers = [self.scaler.scale, self.schedule.get_last_lr()[0], self.average.updates]
@@ -138,7 +152,7 @@ def seed_streams(seed: int) -> None:
     random.seed(seed)
 
 
-def next_draws(device: torch.device) -> dict:
+def next_draws(device: torch.device) -> dict[str, list[float]]:
     """What each stream gives next; they are moved by it."""
     draws = {
         "torch": torch.rand(2).tolist(),
@@ -150,14 +164,25 @@ def next_draws(device: torch.device) -> dict:
     return draws
 
 
-def facts(training: Training) -> dict:
+def first_draws(seed: int) -> dict[str, list[float]]:
+    """What the CPU's streams give first after ``seed_streams``; this process's own stay."""
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    seed_streams(seed)
+    draws = next_draws(torch.device("cpu"))
+    torch.set_rng_state(kept[0])
+    np.random.set_state(kept[1])
+    random.setstate(kept[2])
+    return draws
+
+
+def facts(training: Training) -> dict[str, str]:
     """Every part's state, to be compared."""
     parts = ("model", "optimizer", "schedule", "scaler", "average")
     found = {name: digest(getattr(training, name).state_dict()) for name in parts}
     return found | {"generator": digest({"mixup": training.mixup.get_state()})}
 
 
-def digest(state) -> str:
+def digest(state: Tree) -> str:
     """Different for different states."""
     data, tensors = pack(state)
     values = [[name, t.tolist()] for name, t in sorted(tensors.items())]

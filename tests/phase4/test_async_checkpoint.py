@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from distlab.grading import exercise, expect_equal, fail, trace
 from distlab.host.program_clock import until
-from tests.phase4.checkpoints import store_in
+from tests.phase4.checkpoints import difference, store_in
 from tests.phase4.disk import full_for, without_waiting
 
 PATIENCE = 2.0  # seconds (of the rank's own time): then a disk that nobody frees gives up waiting
@@ -89,12 +89,26 @@ def every_tensor(tree) -> list[Tensor]:
 
 
 def equal(got: list[Tensor], want: list[Tensor]) -> bool:
-    return len(got) == len(want) and all(map(torch.equal, got, want))
+    """Whether they are the same to the last bit."""
+    return not difference(got, want)
 
 
 def fill(tree, number: float) -> None:
     for tensor in every_tensor(tree):
         tensor.fill_(number)
+
+
+def deep_state(seed: int) -> dict:
+    """A state with tensors at several depths, and what is no tensor."""
+    return {"a": tensors_of(seed), "b": [{0: (tensors_of(seed + 1), "text", None)}], "c": [1]}
+
+
+def model_of(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer, before the first step."""
+    draw, model = torch.Generator().manual_seed(seed), nn.Linear(20, 30)
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=draw)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
 def groups() -> int:
@@ -108,10 +122,9 @@ def test_snapshot_is_a_copy(impl, run, seed):
     """Equal values, shapes and ties, on the CPU, and no memory or list in common with the state."""
 
     def body(ctx):
-        state = {"a": tensors_of(seed), "b": [{0: (tensors_of(seed + 1), "text", None)}], "c": [1]}
+        state = deep_state(seed)
         state["a"] = {name: tensor.to(ctx.device) for name, tensor in state["a"].items()}
         state["a"]["tied"] = state["a"]["weight"]
-        want = [tensor.cpu().clone() for tensor in every_tensor(state)]
         taken = impl.Snapshot().take(state)
         fill(state, 99)
         state["c"].append(2)
@@ -119,13 +132,15 @@ def test_snapshot_is_a_copy(impl, run, seed):
         facts = [taken["c"], taken["b"][0][0][1:], type(taken["b"][0][0]).__name__]
         tied = taken["a"]["tied"].data_ptr() == taken["a"]["weight"].data_ptr()
         parameter = impl.Snapshot().take({"p": nn.Parameter(torch.ones(3, device=ctx.device))})["p"]
-        on_cpu = [t.device.type for t in got] == ["cpu"] * len(got)
-        return equal(got, want), facts, tied, on_cpu, parameter.grad_fn is None
+        devices = [t.device.type for t in got]
+        return [t.detach().cpu() for t in got], facts, tied, devices, parameter.grad_fn is None
 
-    [[same, facts, tied, on_cpu, free]] = run(body, 1, process_group=False)
+    [[got, facts, tied, devices, free]] = run(body, 1, process_group=False)
+    same = equal(got, every_tensor(deep_state(seed)))
     expect_equal(same, True, what="the snapshot after the state has changed", cause="moment")
     expect_equal(facts, [[1], ("text", None), "tuple"], what="what is no tensor", cause="moment")
     expect_equal(tied, True, what="tied weights are copied once", cause="untied")
+    on_cpu = devices == ["cpu"] * len(devices)
     expect_equal(on_cpu, True, what="the snapshot is on the CPU", cause="device")
     what = "a parameter's copy has no graph that leads back to it"
     expect_equal(free, True, what=what, cause="graph-kept")
@@ -142,9 +157,13 @@ def test_snapshot_memory_is_used_again(impl, run, seed):
         fill(state, 2)
         taken = snapshot.take(state)
         second = {t.data_ptr() for t in every_tensor(taken["a"]) if t.numel()}
-        return first == second, equal(every_tensor(taken), every_tensor(state))
+        reused = first == second  # the addresses
+        return reused, [t.detach().cpu() for t in every_tensor(taken)]
 
-    [[reused, same]] = run(body, 1, process_group=False)
+    [[reused, got]] = run(body, 1, process_group=False)
+    state = {"a": tensors_of(seed), "grows": torch.ones(5)}
+    fill(state, 2)
+    same = equal(got, every_tensor(state))
     expect_equal(same, True, what="the second snapshot equals the state", cause="moment")
     expect_equal(reused, True, what="its memory is the first one's", cause="new-memory")
 
@@ -156,9 +175,7 @@ def test_file_holds_the_moment_of_the_call(impl, run, seed, folder):
 
     def body(ctx):
         gate = Gate()
-        torch.manual_seed(seed)
-        model = nn.Linear(20, 30)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        model, optimizer = model_of(seed)
 
         def train() -> None:
             optimizer.zero_grad()
@@ -173,7 +190,6 @@ def test_file_holds_the_moment_of_the_call(impl, run, seed, folder):
             mine, counts = tensors_of(seed + ctx.rank), [1]
             shared = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             shared["counts"] = counts
-            want = [t.clone() for t in every_tensor(shared)], [t.clone() for t in mine.values()]
             checkpointer.save(5, shared, mine, metadata={"loss": 0.5})
             waited = gate.gave_up or bool(store.steps())
             for _ in range(3):
@@ -186,22 +202,32 @@ def test_file_holds_the_moment_of_the_call(impl, run, seed, folder):
         try:
             saved = store.load()
         except error_type as error:  # hashed at one moment, written at another
-            return [waited, str(error), str(error), None]
+            return waited, str(error), [], [], None, None
         got = every_tensor(saved.shared), every_tensor(saved.own(ctx.rank))
-        return [
-            waited,
-            equal(got[0], want[0]) and saved.shared["counts"] == [1],
-            equal(got[1], want[1]),
-            [saved.step, saved.metadata, Path(path).parent == folder],
-        ]
+        facts = [saved.step, saved.metadata, str(Path(path).parent)]
+        return waited, "", *got, saved.shared["counts"], facts
 
-    for rank, (waited, shared, own, facts) in enumerate(run(body, 2, ledger=False)):
+    want = every_tensor(after_a_step(seed, 2))
+    results = run(body, 2, ledger=False)
+    for rank, (waited, problem, shared, own, counts, facts) in enumerate(results):
+        shared = problem or (equal(shared, want) and counts == [1])
+        own = problem or equal(own, [*tensors_of(seed + rank).values()])
         expect_equal(waited, False, what="save waited for the disk", rank=rank, cause="synchronous")
         what = "shared state as it was when save was called"
         expect_equal(shared, True, what=what, rank=rank, cause="moment")
         what = "the rank's own state as it was when save was called"
         expect_equal(own, True, what=what, rank=rank, cause="moment")
-        expect_equal(facts, [5, {"loss": 0.5}, True], what="step, metadata, folder", rank=rank)
+        where = [5, {"loss": 0.5}, str(folder)]
+        expect_equal(facts, where, what="step, metadata, folder", rank=rank)
+
+
+def after_a_step(seed: int, world_size: int) -> dict:
+    """What the ranks of the check above share after their first step of training."""
+    model, optimizer = model_of(seed)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 2.0 * world_size)  # of each rank's sum over two rows of ones
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 @exercise("4.3", "gloo")
@@ -218,24 +244,25 @@ def test_one_save_at_a_time(impl, run, seed, folder):
         gate.open_once_timed(0.3)
         returned.append(checkpointer.save(2, state, state))
         took = time.monotonic() - begun
-        order = store.steps()[:1]
-        if order != [1]:  # two writers at once: what they leave depends on chance
-            return order, [], False, 0.0, took
+        there = store.steps()
+        if 1 not in there:  # two writers at once: what they leave depends on chance
+            return there, [], [], returned, took
         fill(state, 2)
         checkpointer.wait()
         stalls = list(checkpointer.stalls)
         checkpointer.close()
         found = [float(store.load(s).own(ctx.rank)["w"].unique()) for s in (1, 2)]
-        return order, found, stalls == returned, stalls[1], took
+        return there, found, stalls, returned, took
 
     for world_size in (1, 2):
         results = run(body, world_size, folder / str(world_size), ledger=False)
-        for rank, (order, found, same, stall, took) in enumerate(results):
+        for rank, (there, found, stalls, returned, took) in enumerate(results):
             what = "complete when the second save returns"
-            expect_equal(order, [1], what=what, rank=rank, cause="overtaken")
+            expect_equal(there[:1], [1], what=what, rank=rank, cause="overtaken")
             expect_equal(
                 found, [0.0, 1.0], what="values in the two files", rank=rank, cause="moment"
             )
+            same, stall = stalls == returned, returned[1]
             expect_equal(same, True, what="stalls are what save returned", rank=rank, cause="stall")
             if not 0.3 <= stall <= took:
                 message = (
@@ -301,12 +328,13 @@ def test_nothing_is_left_behind(impl, run, seed, folder):
                 raise KeyError("training failed")
         except KeyError:
             steps = store.steps()
-        return steps, own_groups, [threading.active_count(), groups()] == before
+        return steps, own_groups, before, [threading.active_count(), groups()]
 
-    for rank, (steps, own_groups, clean) in enumerate(run(body, 2, ledger=False)):
+    for rank, (steps, own_groups, before, after) in enumerate(run(body, 2, ledger=False)):
         what = "process groups made for the writers: training talks in the others"
         expect_equal(own_groups, 1, what=what, rank=rank, cause="shared-group")
         expect_equal(steps, [1], what="steps after the with block", rank=rank, cause="not-waited")
+        clean = after == before
         expect_equal(clean, True, what="threads and groups as before", rank=rank, cause="left-over")
 
 

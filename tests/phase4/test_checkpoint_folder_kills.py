@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from distlab.grading import exercise
 from tests.phase4.kills import (
-    expect_nothing_wrong,
+    expect_kept_at_every_operation,
+    expect_kept_at_random_times,
     killed_at_every_operation,
     killed_at_random_times,
 )
@@ -17,7 +18,8 @@ def test_killed_at_every_operation(impl, run, seed, folder):
     def body(ctx):
         return killed_at_every_operation(impl, folder / "store", "on")
 
-    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
+    [notes] = run(body, 1, process_group=False, timeout=55)
+    expect_kept_at_every_operation(notes, "on")
 
 
 @exercise("4.1", "gloo")
@@ -25,11 +27,11 @@ def test_power_fails_at_every_operation(impl, run, seed, folder):
     """The same, and what was not flushed is lost, or there before what should come before it."""
 
     def body(ctx):
-        return killed_at_every_operation(impl, folder / "off", "off") or killed_at_every_operation(
-            impl, folder / "torn", "torn"
-        )
+        return [killed_at_every_operation(impl, folder / how, how) for how in ("off", "torn")]
 
-    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
+    [[off, torn]] = run(body, 1, process_group=False, timeout=55)
+    expect_kept_at_every_operation(off, "off")
+    expect_kept_at_every_operation(torn, "torn")
 
 
 @exercise("4.1", "gloo")
@@ -39,4 +41,5 @@ def test_killed_at_random_times(impl, run, seed, folder):
     def body(ctx):
         return killed_at_random_times(impl, folder / "store", seed)
 
-    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
+    [[notes, names]] = run(body, 1, process_group=False, timeout=55)
+    expect_kept_at_random_times(notes, names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distlab.grading import exercise
-from tests.phase4.kills import expect_nothing_wrong, one_rank_killed
+from tests.phase4.kills import expect_kept_by_both, one_rank_killed
 
 
 @exercise("4.15", "gloo")
@@ -13,4 +13,5 @@ def test_one_of_two_ranks_is_killed(impl, run, seed, folder):
     def body(ctx):
         return one_rank_killed(impl, folder / "store", seed)
 
-    expect_nothing_wrong(run(body, 1, process_group=False, timeout=55))
+    [notes] = run(body, 1, process_group=False, timeout=55)
+    expect_kept_by_both(notes)

@@ -9,6 +9,7 @@ from distlab.grading import exercise, expect_close, expect_refused, fail, refusa
 from tests.phase4.compression import (
     Bucket,
     Variants,
+    all_gradients,
     beside_all_reduce,
     bucket_of,
     check_begins,
@@ -109,10 +110,9 @@ def check_topk(impl, run, seed, sizes, ratio: float, momentum: float) -> None:
             own = [gradient(bucket, seed, ctx.rank, step) for step in range(STEPS)]
             return several_steps(lambda ps: impl.TopK(ps, ratio, momentum), bucket, own)
 
-        results = run(body, world_size)
-        own = [r[1] for r in results]
+        own = all_gradients(bucket_of(*SHAPES, dtype=dtype), seed, world_size, STEPS)
         expect_steps(
-            [r[0] for r in results],
+            run(body, world_size),
             simulate(own, k, momentum),
             f"{k} of 41 entries of {world_size} ranks, momentum {momentum}",
             variants(own, k, momentum),
@@ -139,30 +139,38 @@ def test_momentum_comes_before_the_choice(impl, run, seed):
 @exercise("4.6", "virtual")
 def test_nothing_is_lost_when_buckets_are_made_anew(impl, run, seed):
     """What is owed moves with its parameters: after some empty steps everything has arrived."""
+    sizes, full = {"p": 8, "q": 5}, 3  # entries of each parameter; steps that are not empty
+    layouts = ["pq"], ["pq"], ["q", "p"], *[["qp"]] * 5  # of each step: which are in which bucket
 
     def body(ctx):
-        p, q = (nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (8, 5))
-        hook = impl.TopK([p, q], 0.25)
-        total, arrived = {p: 0, q: 0}, {p: 0, q: 0}
-        layouts = [[[p, q]], [[p, q]], [[q], [p]], *[[[q, p]]] * 5]
+        parameters = {x: nn.Parameter(torch.zeros(n).double()) for x, n in sizes.items()}
+        hook = impl.TopK([*parameters.values()], 0.25)
+        arrived = {x: torch.zeros(n).double() for x, n in sizes.items()}
         buckets = {}
         for step, layout in enumerate(layouts):
-            for index, parameters in enumerate(layout):
-                key = tuple(map(id, parameters))
-                bucket = buckets.setdefault(key, Bucket(index, parameters))
-                values = gradient(bucket, seed + index, ctx.rank, step) * (step < 3)
-                got = reduced(hook, bucket, values)
-                sizes = [len(x) for x in parameters]
-                parts = zip(parameters, values.split(sizes), got.split(sizes), strict=True)
-                for x, put, out in parts:
-                    total[x], arrived[x] = total[x] + put, arrived[x] + out
-            if step == 2:
+            for index, names in enumerate(layout):
+                made = Bucket(index, [parameters[x] for x in names])
+                bucket = buckets.setdefault(names, made)
+                values = gradient(bucket, seed + index, ctx.rank, step) * (step < full)
+                got = reduced(hook, bucket, values).split([sizes[x] for x in names])
+                for x, part in zip(names, got, strict=True):
+                    arrived[x] += part
+            if step == full - 1:
                 buckets.clear()
-        return torch.cat([total[p], total[q]]), torch.cat([arrived[p], arrived[q]])
+        return torch.cat([*arrived.values()])
 
-    results = run(body, 2)
-    put = [r[0] for r in results]
-    for rank, (_, arrived) in enumerate(results):
+    def put_by(rank: int) -> Tensor:
+        total = {x: torch.zeros(n).double() for x, n in sizes.items()}
+        for step, layout in enumerate(layouts[:full]):
+            for index, names in enumerate(layout):
+                bucket = bucket_of(*((sizes[x],) for x in names))
+                values = gradient(bucket, seed + index, rank, step)
+                for x, part in zip(names, values.split([sizes[x] for x in names]), strict=True):
+                    total[x] += part
+        return torch.cat([*total.values()])
+
+    put = [put_by(rank) for rank in range(2)]
+    for rank, arrived in enumerate(run(body, 2)):
         expect_close(
             arrived,
             sum(put),
@@ -215,9 +223,9 @@ def test_ratio_one_is_an_exact_sum(impl, run, seed):
         own = [gradient(bucket, seed, ctx.rank, step) for step in range(2)]
         return several_steps(lambda ps: impl.TopK(ps, 1.0), bucket, own)
 
-    results = run(body, 3)
-    want = [sum(r[1][step] for r in results) for step in range(2)]
-    expect_steps([r[0] for r in results], want, "ratio 1", rtol=1e-12)
+    own = all_gradients(bucket_of(*SHAPES), seed, 3, 2)
+    want = [sum(parts) for parts in zip(*own, strict=True)]
+    expect_steps(run(body, 3), want, "ratio 1", rtol=1e-12)
 
 
 @exercise("4.6", "virtual")

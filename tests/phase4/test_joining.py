@@ -40,7 +40,7 @@ def joins(impl, run, patience: float) -> list:
                     empty = not fresh.check(["address"])
                     if ctx.rank == 0:
                         fresh.set("address", name)
-                    found.append((name, fresh.get("address").decode(), empty or ctx.rank > 0))
+                    found.append((name, fresh.get("address").decode(), empty))
                 except TimeoutError:
                     found.append("gave up")
             else:
@@ -71,7 +71,8 @@ def expect_joined(results: list) -> None:
             expect_equal(
                 address, ranks[0][0], what=f"{what}: rank 0's key", rank=rank, cause="old-keys"
             )
-            expect_equal(empty, True, what=f"{what}: the store is empty", cause="old-keys")
+            if rank == 0:  # the others may find its key
+                expect_equal(empty, True, what=f"{what}: the store is empty", cause="old-keys")
         names.add(ranks[0][0])
     expect_equal(len(names), 3, what="names of three attempts", cause="old-keys")
 

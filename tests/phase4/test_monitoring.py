@@ -96,32 +96,36 @@ def test_data_wait_is_what_the_loader_takes(impl, run):
         expect_seconds(wait, 30 * MS, "waiting for a batch", "data-wait")
 
 
-def wire_seconds(numel: int) -> float:
-    """What an all-reduce takes when nothing else goes on."""
-    begun = time.perf_counter()
-    dist.all_reduce(torch.zeros(numel))
-    return time.perf_counter() - begun
+def wire_seconds(run, numel: int) -> float:
+    """What an all-reduce of two ranks takes when nothing else goes on, in virtual time."""
+
+    def reference(ctx):
+        begun = time.perf_counter()
+        dist.all_reduce(torch.zeros(numel))
+        return time.perf_counter() - begun
+
+    return max(run.simulate(reference, 2))
 
 
 @exercise("4.10", "virtual")
 def test_exposed_and_hidden_communication(impl, run):
     """A wire slower than compute, a faster one, and none at all, by real all-reduces."""
+    wire, shares = wire_seconds(run, 1_000_000), (0.25, 3.0, 0.0)
 
     def body(ctx):
-        wire = wire_seconds(1_000_000)
         monitor, found = impl.StepMonitor(), []
         monitor.step(samples=1, loss=0.0)
-        for share in (0.25, 3.0, 0.0):
+        for share in shares:
             with monitor.phase("backward"):
                 handle = monitor.track(dist.all_reduce(torch.zeros(1_000_000), async_op=True))
                 time.sleep(share * wire)
                 handle.wait()
             m = monitor.step(samples=1, loss=0.0)
-            found.append((share, m.exposed, m.hidden, m.phases["backward"]))
-        return wire, found
+            found.append((m.exposed, m.hidden, m.phases["backward"]))
+        return found
 
-    for rank, (wire, found) in enumerate(run.simulate(body, 2)):
-        for share, exposed, hidden, backward in found:
+    for rank, found in enumerate(run.simulate(body, 2)):
+        for share, (exposed, hidden, backward) in zip(shares, found, strict=True):
             what = f"compute of {share:g} times the wire's {wire * 1e3:.1f} ms beside it"
             visible = max(0.0, 1 - share) * wire
             expect_seconds(exposed, visible, f"exposed, {what}", "exposed", rank)
@@ -132,9 +136,9 @@ def test_exposed_and_hidden_communication(impl, run):
 @exercise("4.10", "virtual")
 def test_communication_at_once_counts_once(impl, run):
     """Two buckets on the wire: seconds in which any of them is, not the sum of their times."""
+    wire = wire_seconds(run, 1_000_000)
 
     def body(ctx):
-        wire = wire_seconds(1_000_000)
         monitor = impl.StepMonitor()
         begun = time.perf_counter()
         buffers = [torch.zeros(1_000_000) for _ in range(2)]
@@ -145,9 +149,9 @@ def test_communication_at_once_counts_once(impl, run):
         both = time.perf_counter() - begun
         time.sleep(wire)  # compute that follows hides nothing
         metrics = monitor.step(samples=1, loss=0.0)
-        return wire, both, metrics.exposed, metrics.hidden
+        return both, metrics.exposed, metrics.hidden
 
-    for rank, (wire, both, exposed, hidden) in enumerate(run.simulate(body, 2)):
+    for rank, (both, exposed, hidden) in enumerate(run.simulate(body, 2)):
         expect_seconds(exposed, both - wire / 2, "exposed, two buckets", "exposed", rank)
         expect_seconds(hidden, wire / 2, "hidden, two buckets", "hidden", rank)
 
@@ -155,6 +159,7 @@ def test_communication_at_once_counts_once(impl, run):
 @exercise("4.10", "virtual")
 def test_hooks_and_blocking_communication(impl, run):
     """A watched hook does its work; one that blocks is exposed, like what runs in a block."""
+    wire = wire_seconds(run, 500_000)
 
     def body(ctx):
         def quick(bucket):
@@ -163,7 +168,7 @@ def test_hooks_and_blocking_communication(impl, run):
         def blocks(bucket):
             dist.all_reduce(bucket)
 
-        wire, monitor, found = wire_seconds(500_000), impl.StepMonitor(), []
+        monitor, found = impl.StepMonitor(), []
         for hook in (quick, blocks):
             monitor.step(samples=1, loss=0.0)
             bucket = torch.full((500_000,), ctx.rank + 1.0)
@@ -176,9 +181,9 @@ def test_hooks_and_blocking_communication(impl, run):
         with monitor.communication():
             dist.all_reduce(torch.zeros(500_000))
         m = monitor.step(samples=1, loss=0.0)
-        return wire, found, m.exposed, m.hidden
+        return found, m.exposed, m.hidden
 
-    for rank, (wire, (quick, blocks), *block) in enumerate(run.simulate(body, 2)):
+    for rank, ((quick, blocks), *block) in enumerate(run.simulate(body, 2)):
         for sums, *_ in (quick, blocks):
             expect_close(sums, torch.full((3,), 3.0), what="the bucket", rank=rank)
         expect_equal((quick[1], blocks[1]), (False, True), what="None for done", rank=rank)
@@ -340,9 +345,10 @@ def test_bad_settings_are_refused(impl, run):
         ("negative FLOPs", {"flops_per_sample": -5.0}, [-5]),
         ("a peak of zero", {"flops_per_sample": 1.0, "peak_flops": 0.0}, [0.0]),
     ]
+    settings = [options for _, options, _ in calls]
 
     def body(ctx):
-        return [refusal(impl.StepMonitor, **options) for _, options, _ in calls]
+        return [refusal(impl.StepMonitor, **options) for options in settings]
 
     expect_refused(run(body, 2), [(what, numbers) for what, _, numbers in calls])
 

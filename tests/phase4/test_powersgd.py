@@ -9,6 +9,7 @@ from distlab.explain.case import Case, Diagnosis
 from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
 from tests.phase4.compression import (
     Bucket,
+    all_gradients,
     beside_all_reduce,
     bucket_of,
     check_begins,
@@ -44,6 +45,31 @@ def shares(total: Tensor, rank: int, world_size: int, seed: int) -> Tensor:
     return total / world_size + noise[rank] - sum(noise) / world_size
 
 
+def sum_of_rank_2(bucket: Bucket, seed: int) -> Tensor:
+    """A sum over the ranks whose first and last matrix have rank 2, for a bucket of ``SHAPES``."""
+    bucket.buffer.copy_(gradient(bucket, seed, 0, 0))
+    bucket.views[0].copy_(low_rank(12, 9, 2, seed))
+    bucket.views[3].copy_(low_rank(10, 12, 2, seed + 1).view(SHAPES[3]))
+    return bucket.buffer.cpu()
+
+
+def two_steps(seed: int) -> tuple[Bucket, Tensor]:
+    """A bucket, and what its second step's sum shall be with what the first has left out."""
+    return bucket_of((12, 9), (4,)), torch.cat([low_rank(12, 9, 2, seed).flatten(), torch.ones(4)])
+
+
+def left_out(bucket: Bucket, seed: int, world_size: int, out: Tensor) -> Tensor:
+    """What the first step's sum over the ranks has more than ``out``."""
+    return sum(gradient(bucket, seed, r, 0) for r in range(world_size)) - out
+
+
+def with_sizes(seed: int, sizes: Tensor) -> Tensor:
+    """(12, 9) with these singular values; its directions follow from the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    u, v = (torch.linalg.qr(torch.randn(n, 9, generator=generator).double()).Q for n in (12, 9))
+    return u * sizes @ v.T
+
+
 def not_orthonormal(want: Tensor, shape: tuple[int, int]):
     """A rule: the right columns, of another size."""
 
@@ -68,29 +94,24 @@ def not_orthonormal(want: Tensor, shape: tuple[int, int]):
 def test_a_sum_of_low_rank_is_exact(impl, run, seed, cases):
     """If the sum over the ranks has rank 2, rank 2 gives it exactly, whatever each rank has."""
     for world_size in cases(3, 1, 2, 4):
-        matrices = {0: low_rank(12, 9, 2, seed), 3: low_rank(10, 12, 2, seed + 1)}
 
         def body(ctx):
             bucket = bucket_of(*SHAPES, device=ctx.device)
             hook = impl.PowerSGD(bucket.parameters, 2)
-            total = gradient(bucket, seed, 0, 0)
-            for place, matrix in matrices.items():
-                bucket.buffer.copy_(total)
-                bucket.views[place].copy_(matrix.view(SHAPES[place]))
-                total = bucket.buffer.clone()
-            own = shares(total.cpu(), ctx.rank, ctx.world_size, seed)
-            return [reduced(hook, bucket, own.to(ctx.device)).cpu()], total.cpu(), own
+            own = shares(sum_of_rank_2(bucket, seed), ctx.rank, ctx.world_size, seed)
+            return [reduced(hook, bucket, own.to(ctx.device)).cpu()]
 
+        total = sum_of_rank_2(bucket_of(*SHAPES), seed)
         results = run(body, world_size)
         what = f"a bucket of {world_size} ranks whose sum has rank 2"
-        expect_same_bits([r[0] for r in results], what)
-        for rank, ((got,), total, _) in enumerate(results):
+        expect_same_bits(results, what)
+        for rank, (got,) in enumerate(results):
             expect_close(
                 got,
                 total,
                 what=what,
                 rank=rank,
-                contributions=[r[2] for r in results],
+                contributions=[shares(total, r, world_size, seed) for r in range(world_size)],
                 rules=[not_orthonormal(total[:108], (12, 9))],
                 **TINY,
             )
@@ -101,20 +122,19 @@ def test_what_is_left_out_comes_next(impl, run, seed):
     """Error feedback: the next step approximates its gradient plus what the last one left out."""
 
     def body(ctx):
-        bucket = bucket_of((12, 9), (4,))
+        bucket, whole = two_steps(seed)
         hook = impl.PowerSGD(bucket.parameters, 2)
-        first = gradient(bucket, seed, ctx.rank, 0)
-        out = reduced(hook, bucket, first)
-        target = torch.cat([low_rank(12, 9, 2, seed).flatten(), torch.ones(4)])
-        total = sum(gradient(bucket, seed, r, 0) for r in range(ctx.world_size))
-        left = total - out  # of rank 7 and more: what step 2 must make up for
-        second = shares(target - left, ctx.rank, ctx.world_size, seed)
-        return [out, reduced(hook, bucket, second)], target, float(left.norm())
+        out = reduced(hook, bucket, gradient(bucket, seed, ctx.rank, 0))
+        left = left_out(bucket, seed, ctx.world_size, out)  # of rank 7 and more
+        second = shares(whole - left, ctx.rank, ctx.world_size, seed)
+        return [out, reduced(hook, bucket, second)]
 
+    bucket, target = two_steps(seed)
     for world_size in (3, 1):
         results = run(body, world_size)
-        expect_same_bits([r[0] for r in results], "two steps")
-        for rank, ((_, got), target, left) in enumerate(results):
+        expect_same_bits(results, "two steps")
+        for rank, (out, got) in enumerate(results):
+            left = float(left_out(bucket, seed, world_size, out).norm())
             if left < 1e-6:
                 fail("the first step left nothing out: it was not compressed", cause="exact")
             if not torch.allclose(got, target, rtol=1e-7, atol=1e-7):
@@ -134,21 +154,18 @@ def test_warm_start_finds_the_best_approximation(impl, run, seed):
     sizes = torch.tensor([8.0, 6.0, 1.5, 1.2, 1.0, 0.9, 0.8, 0.7, 0.6]).double()
 
     def body(ctx):
-        generator = torch.Generator().manual_seed(seed)
-        u, v = (torch.linalg.qr(torch.randn(n, 9, generator=generator).double()).Q for n in (12, 9))
-        matrix, best = (u * s @ v.T for s in (sizes, sizes * (sizes > 2)))
         bucket = bucket_of((12, 9))
         hook = impl.PowerSGD(bucket.parameters, 2)
-        put, got = matrix.flatten(), []
+        put, got = with_sizes(seed, sizes).flatten(), []
         for _ in range(25):
             got.append(reduced(hook, bucket, put / ctx.world_size))
             put = got[-1]  # with what is owed, that is the whole matrix again
-        return got, best.flatten(), matrix.flatten()
+        return got
 
     results = run(body, 2)
-    expect_same_bits([r[0] for r in results], "25 steps")
-    got, best, matrix = results[0]
-    least, last = (float((x - matrix).norm()) for x in (best, got[-1]))
+    expect_same_bits(results, "25 steps")
+    matrix, best = (with_sizes(seed, s).flatten() for s in (sizes, sizes * (sizes > 2)))
+    least, last = (float((x - matrix).norm()) for x in (best, results[0][-1]))
     if last > 1.001 * least:
         fail(
             f"after 25 steps the approximation is off by {last:.4g}, the best of rank 2 is off by "
@@ -192,10 +209,10 @@ def test_vectors_and_small_matrices_are_exact(impl, run, seed):
         own = [gradient(bucket, seed, ctx.rank, step) for step in range(3)]
         return several_steps(lambda ps: impl.PowerSGD(ps, 2), bucket, own)
 
-    results = run(body, 2)
-    for rank, (steps, _) in enumerate(results):
+    own = all_gradients(bucket_of((9, 9), *shapes), seed, 2, 3)
+    for rank, steps in enumerate(run(body, 2)):
         for step, got in enumerate(steps):
-            parts = [r[1][step][81:] for r in results]
+            parts = [values[step][81:] for values in own]
             expect_close(
                 got[81:],
                 sum(parts),
@@ -204,6 +221,11 @@ def test_vectors_and_small_matrices_are_exact(impl, run, seed):
                 contributions=parts,
                 **TINY,
             )
+
+
+def both_of_rank_2(seed: int) -> Tensor:
+    """Two matrices of rank 2, one after the other, as they lie in memory."""
+    return torch.cat([low_rank(*size, 2, seed).flatten() for size in ((9, 12), (10, 12))])
 
 
 @exercise("4.8", "virtual")
@@ -215,20 +237,18 @@ def test_layouts_and_zeros(impl, run, seed):
         images = torch.zeros(10, 3, 2, 2).double().to(memory_format=torch.channels_last)
         bucket = Bucket(0, [flat, nn.Parameter(images)])
         hook = impl.PowerSGD(bucket.parameters, 2)
-        total = torch.cat([low_rank(*size, 2, seed).flatten() for size in ((9, 12), (10, 12))])
-        found = []
+        found, total = [], both_of_rank_2(seed)
         for values in (total * 0, total, total * 0, total * 0):
             own = shares(values, ctx.rank, ctx.world_size, seed) if values.any() else values
             found.append(reduced(hook, bucket, own))
-        return found, total
+        return found
 
-    results = run(body, 2)
-    for rank, (steps, total) in enumerate(results):
+    for rank, steps in enumerate(run(body, 2)):
         if not all(torch.isfinite(got).all() for got in steps):
             fail("after a step of zeros there is nan", cause="nan", rank=rank)
         expect_close(
             sum(steps),
-            total,
+            both_of_rank_2(seed),
             what="the sum of steps of zeros, of rank 2, of zeros and of zeros",
             rank=rank,
             rtol=1e-6,

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from tests.phase4.compression import (
+    Bucket,
+    all_gradients,
     beside_all_reduce,
     bucket_of,
     check_begins,
@@ -36,13 +38,14 @@ def test_int8_is_the_sum_within_its_steps(impl, run, seed, cases):
             own = [gradient(bucket, seed, ctx.rank, step) * 10.0**ctx.rank for step in range(STEPS)]
             return several_steps(lambda _: impl.Int8(seed=seed), bucket, own)
 
+        own = all_gradients(bucket_of((numel,), dtype=dtype), seed, world_size, STEPS)
         results = run(body, world_size)
         what = f"{numel} numbers of {world_size} ranks, the next rank's ten times larger"
-        expect_same_bits([r[0] for r in results], what)
+        expect_same_bits(results, what)
         for step in range(STEPS):
-            parts = [r[1][step] for r in results]
+            parts = [steps[step] * 10.0**rank for rank, steps in enumerate(own)]
             total = sum(parts)
-            off = float((results[0][0][step] - total).abs().max())
+            off = float((results[0][step] - total).abs().max())
             steps = sum(float(p.abs().max()) for p in parts) + float(total.abs().max()) * 1.1
             if not off <= steps / 127 * 1.01:
                 fail(
@@ -167,12 +170,11 @@ def test_one_bit_sends_signs_and_owes_the_rest(impl, run, seed, cases):
 
         def body(ctx):
             bucket = bucket_of((numel - 2,), (2,), device=ctx.device)
-            own = [gradient(bucket, seed, ctx.rank, step) * 3.0**ctx.rank for step in range(STEPS)]
-            own[0][0] = 0.0  # its sign is 1
+            own = scaled(bucket, seed, ctx.rank)
             return several_steps(lambda ps: impl.OneBit(ps), bucket, own)
 
-        results = run(body, world_size)
-        own = [r[1] for r in results]
+        like = bucket_of((numel - 2,), (2,))
+        own = [scaled(like, seed, rank) for rank in range(world_size)]
         known = {
             "no-error-feedback": (
                 "it is what this step's gradients alone give: what signs lack is lost",
@@ -191,7 +193,14 @@ def test_one_bit_sends_signs_and_owes_the_rest(impl, run, seed, cases):
             ),
         }
         what = f"one bit of each of {numel} numbers, {world_size} ranks"
-        expect_steps([r[0] for r in results], simulate(own), what, known, rtol=1e-5, atol=1e-6)
+        expect_steps(run(body, world_size), simulate(own), what, known, rtol=1e-5, atol=1e-6)
+
+
+def scaled(bucket: Bucket, seed: int, rank: int) -> list[Tensor]:
+    """The rank's gradients of all steps, three times as large as those of the rank before."""
+    own = [gradient(bucket, seed, rank, step) * 3.0**rank for step in range(STEPS)]
+    own[0][0] = 0.0  # its sign is 1
+    return own
 
 
 @exercise("4.9", "virtual gloo")
@@ -214,17 +223,19 @@ def test_one_bit_bytes(impl, run, seed, cases):
 @exercise("4.9", "virtual")
 def test_signs_fill_bytes(impl, run, seed):
     """Bit j of byte i is the sign of entry 8i + j; unpacking gives the signs back."""
+    sizes = (1, 7, 8, 9, 100)
 
     def body(ctx):
         found = []
-        for numel in (1, 7, 8, 9, 100):
+        for numel in sizes:
             v = gradient(bucket_of((numel,)), seed, 0, numel)
             packed = impl.pack_signs(v)
             signs = impl.unpack_signs(packed, numel, torch.float32)
-            found.append((packed.tolist(), str(packed.dtype), signs, v >= 0))
+            found.append((packed.tolist(), str(packed.dtype), signs))
         return found
 
-    for packed, dtype, signs, positive in run(body, 1)[0]:
+    for numel, (packed, dtype, signs) in zip(sizes, run(body, 1)[0], strict=True):
+        positive = gradient(bucket_of((numel,)), seed, 0, numel) >= 0
         bits = [*positive.tolist(), *[False] * (-len(positive) % 8)]
         want = [sum(bits[i + j] << j for j in range(8)) for i in range(0, len(bits), 8)]
         what = f"{len(positive)} signs"

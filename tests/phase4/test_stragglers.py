@@ -285,9 +285,10 @@ def test_bad_settings_are_refused(impl, run):
         ("a patience of 0", lambda m: m.StragglerDetector(patience=0), [0]),
         ("negative noise", lambda m: m.StragglerDetector(noise=-3.0), [-3.0]),
     ]
+    wrong = [call for _, call, _ in calls]
 
     def body(ctx):
-        return [refusal(call, impl) for _, call, _ in calls]
+        return [refusal(call, impl) for call in wrong]
 
     expect_refused(run(body, 2), [(what, numbers) for what, _, numbers in calls])
 
