@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         id="elastic-padding-saved",
         exercise="4.4",
-        mistake="the padding is saved with the chunk",
+        mistake="the padding is saved with the shard",
         text="own[: len(chunk_of(numel, world_size, rank))].clone()}\n",
         becomes="own.clone()}\n",
         caught_by="test_chunks_are_cut_anew",
@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         id="elastic-view-saved",
         exercise="4.4",
-        mistake="the chunk is a view: training changes it, and all of its memory is kept",
+        mistake="the shard is a view: training changes it, and all of its memory is kept",
         text="own[: len(chunk_of(numel, world_size, rank))].clone()}\n",
         becomes="own[: len(chunk_of(numel, world_size, rank))]}\n",
         caught_by="test_only_what_overlaps_is_read",
@@ -24,7 +24,7 @@ MUTANTS = [
     Mutant(
         id="elastic-same-number",
         exercise="4.4",
-        mistake="rank r takes the chunk of the old rank r",
+        mistake="rank r takes the shard of the old rank r",
         text="    return walk(read(rank * saved.world_size // world_size), ())\n",
         becomes="    return read(rank % saved.world_size)\n",
         caught_by="test_chunks_are_cut_anew",
@@ -33,9 +33,9 @@ MUTANTS = [
     Mutant(
         id="elastic-from-the-chunks-start",
         exercise="4.4",
-        mistake="what overlaps is read from the old chunk's first element on",
-        text="                parts.append(chunk[low - theirs.start : high - theirs.start])\n",
-        becomes="                parts.append(chunk[: high - low])\n",
+        mistake="what overlaps is read from the old shard's first element on",
+        text="                parts.append(shard[low - theirs.start : high - theirs.start])\n",
+        becomes="                parts.append(shard[: high - low])\n",
         caught_by="test_chunks_are_cut_anew",
         told_as="wrong",
     ),
