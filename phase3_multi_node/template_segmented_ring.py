@@ -2,7 +2,7 @@
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.4
 """Ring all-reduce in segments: one travels while another is being added.
 
-A ring adds a chunk only when all of it has come, and no byte travels in that time. Cutting the
+A ring adds a chunk only when all of it has come, and no byte travels in that time. Dividing the
 chunks further into segments, of which one travels while another is being added, hides the additions
 and pays α only once: for N bytes over W ranks, α seconds per message and β per byte
 
@@ -73,7 +73,7 @@ def segmented_ring_all_reduce(
     takes at least α. Extra memory: WINDOW segments. A segment has at least one element. Raises
     ValueError as ``check_arguments`` does, and if ``segment_bytes`` < 1.
     """
-    # Step 2: cut every chunk into the same number of segments, alike on all ranks
+    # Step 2: divide every chunk into the same number of segments, alike on all ranks
     # Step 3: keep WINDOW hops on their way, each with a buffer of its own: finish the oldest (wait,
     #         combine, divide for the mean) before you start another
     # Step 4: never more hops than S at once: the next sends what the S-th before it brings
