@@ -116,7 +116,7 @@ class Client:
         """
         # --- exercise 3.26: start
         # Step 4: all requests and all receives first, then wait: the servers work at the same time
-        # Step 5: cut each server's vector into its keys, in the order of the parameters
+        # Step 5: split each server's vector into its keys, in the order of the parameters
         keys = set(keys)
         header = self._header(PULL, keys)
         dtype = next(iter(self.parameters.values())).dtype

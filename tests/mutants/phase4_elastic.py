@@ -9,7 +9,7 @@ MUTANTS = [
         mistake="the padding is saved with the shard",
         text="own[: len(chunk_of(numel, world_size, rank))].clone()}\n",
         becomes="own.clone()}\n",
-        caught_by="test_chunks_are_cut_anew",
+        caught_by="test_shards_are_cut_anew",
         told_as="exception",
     ),
     Mutant(
@@ -27,7 +27,7 @@ MUTANTS = [
         mistake="rank r takes the shard of the old rank r",
         text="    return walk(read(rank * saved.world_size // world_size), ())\n",
         becomes="    return read(rank % saved.world_size)\n",
-        caught_by="test_chunks_are_cut_anew",
+        caught_by="test_shards_are_cut_anew",
         told_as="shape",
     ),
     Mutant(
@@ -36,7 +36,7 @@ MUTANTS = [
         mistake="what overlaps is read from the old shard's first element on",
         text="                parts.append(shard[low - theirs.start : high - theirs.start])\n",
         becomes="                parts.append(shard[: high - low])\n",
-        caught_by="test_chunks_are_cut_anew",
+        caught_by="test_shards_are_cut_anew",
         told_as="wrong",
     ),
     Mutant(

@@ -13,7 +13,7 @@ MUTANTS = [
             self.own = torch.Generator().manual_seed(seed)
         order = torch.randperm(v.numel(), generator=self.own)
 """,
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="ranks-differ",
     ),
     Mutant(
@@ -24,7 +24,7 @@ MUTANTS = [
         becomes="""        torch.manual_seed(torch.initial_seed() + dist.get_rank())
         order = torch.randperm(v.numel())
 """,
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="ranks-differ",
     ),
     Mutant(
@@ -35,7 +35,7 @@ MUTANTS = [
         v.add_(bucket.buffer)
 """,
         becomes="        v = bucket.buffer.clone()\n",
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="no-error-feedback",
     ),
     Mutant(
@@ -44,7 +44,7 @@ MUTANTS = [
         mistake="what was sent stays in the residual",
         text="        v[positions] = 0\n",
         becomes="",
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="residual-not-cleared",
     ),
     Mutant(
@@ -57,7 +57,7 @@ MUTANTS = [
         becomes="""            bucket.buffer.zero_()
             bucket.buffer[positions] = values * (v.numel() / len(values))
 """,
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="scaled-up",
     ),
     Mutant(
@@ -68,7 +68,7 @@ MUTANTS = [
             bucket.buffer[positions] = values
 """,
         becomes="            bucket.buffer[positions] = values\n",
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="ranks-differ",
     ),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS = [
         becomes="""        k = count_for(self.ratio, v.numel())
         positions = torch.randint(v.numel(), (k,), generator=self.generator)
 """,
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="count",
     ),
     Mutant(
@@ -92,7 +92,7 @@ MUTANTS = [
         becomes="""        self.generator.manual_seed(self.generator.initial_seed())
         order = torch.randperm(v.numel(), generator=self.generator)
 """,
-        caught_by="test_every_place_is_as_likely",
+        caught_by="test_every_position_is_as_likely",
         told_as="not-uniform",
     ),
     Mutant(
@@ -103,7 +103,7 @@ MUTANTS = [
         becomes=(
             "        order = torch.randperm(max(1, v.numel() // 2), generator=self.generator)\n"
         ),
-        caught_by="test_every_place_is_as_likely",
+        caught_by="test_every_position_is_as_likely",
         told_as="not-uniform",
     ),
     Mutant(
@@ -112,7 +112,7 @@ MUTANTS = [
         mistake="every hook draws the same positions, whatever its seed is",
         text="        self.generator = torch.Generator().manual_seed(seed)\n",
         becomes="        self.generator = torch.Generator().manual_seed(0)\n",
-        caught_by="test_every_place_is_as_likely",
+        caught_by="test_every_position_is_as_likely",
         told_as="seed-ignored",
     ),
     Mutant(
