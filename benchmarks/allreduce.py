@@ -58,12 +58,12 @@ def compare(
             tensor = torch.empty(nbytes // 4)
             seconds = torch.zeros(1 + repeats * weight, len(calls), dtype=torch.float64)
             for run in seconds:  # the first warms up
-                for place in turns.sample(range(len(calls)), len(calls)):
+                for index in turns.sample(range(len(calls)), len(calls)):
                     tensor.fill_(1.0)
                     dist.barrier()
                     begun = time.perf_counter()
-                    [*calls.values()][place](tensor)
-                    run[place] = time.perf_counter() - begun
+                    [*calls.values()][index](tensor)
+                    run[index] = time.perf_counter() - begun
                     assert tensor[-1] == ctx.world_size
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             medians = seconds[1:].median(0).values.tolist()

@@ -130,10 +130,10 @@ def measure(repeats: int = 5) -> Table:
     rows = []
     for kind in KINDS:
         times = compare(kind, repeats)
-        for place, what in enumerate(("stall", "total")):
-            if kind == "save" and place == 0:
+        for column, what in enumerate(("stall", "total")):
+            if kind == "save" and column == 0:
                 continue  # a synchronous save stalls for all of it
-            ours, theirs = ([t[place] for t in times[n]] for n in CONTESTANTS)
+            ours, theirs = ([t[column] for t in times[n]] for n in CONTESTANTS)
             ratio = statistics.median(ours) / statistics.median(theirs)
             name = what if kind == "async_save" else "stall = total"
             rows.append([kind, name, spread(ours), spread(theirs), f"{ratio:.2f}"])

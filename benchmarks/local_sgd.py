@@ -96,12 +96,12 @@ def validated(ctx: RankContext, epochs: int) -> list[float]:
     for seed in range(ORDERS):
         order = torch.randperm(1437, generator=torch.Generator().manual_seed(seed))
         batches = shares(ctx, order[HELD_OUT:])
-        for place, momentum in enumerate(MOMENTA):
+        for index, momentum in enumerate(MOMENTA):
             model = build_model("mlp", seed)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
             rounds = DiLoCo(model, every=H, lr=OUTER["lr"], momentum=momentum)
             train_rounds(model, optimizer, batches * epochs, rounds)
-            found[place] += accuracy(model, *digits()[order[:HELD_OUT]]) / ORDERS
+            found[index] += accuracy(model, *digits()[order[:HELD_OUT]]) / ORDERS
     return found.tolist()
 
 

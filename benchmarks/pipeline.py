@@ -129,13 +129,13 @@ def torch_step(
 
 def compare(name: str, ranks: int, repeats: int) -> list[dict[str, list[float]]]:
     """Per rank: seconds per step of both, and of each (micro-batches kept, peak bytes, loss)."""
-    chunks = 2 if name == "interleaved" else 1
+    per_rank = 2 if name == "interleaved" else 1
 
     def body(ctx: RankContext) -> dict[str, list[float]]:
         generator = torch.Generator().manual_seed(0)
         shape = MICRO_BATCHES * SIZE, WIDTH
         batch = tuple(torch.randn(shape, generator=generator) for _ in range(2))
-        mine = stages(ranks * chunks)[ctx.rank :: ranks]
+        mine = stages(ranks * per_rank)[ctx.rank :: ranks]
         theirs = copy.deepcopy(mine)
         steps = {
             "ours": our_step(mine, name, ranks, batch),
@@ -204,7 +204,7 @@ def measure(repeats: int = 25) -> Table:
             "peak MB, ours / torch",
         ],
         rows,
-        f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, two chunks per rank "
+        f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, two stages per rank "
         f"where interleaved; median (least … most) of {repeats} steps taken in turn in the same "
         "ranks, of each the slowest rank. Graphs and bytes: the rank with most; gradients exist "
         "before, so bytes are those of activations, messages and gradients in the making.",

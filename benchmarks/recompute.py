@@ -2,8 +2,8 @@
 
 The same layers in the same segments; forward and backward are timed in turn in one process, the
 peaks are those of all tensors made meanwhile. The layers divide by the segments, so that PyTorch
-cuts them alike; none of them computes the last segment again. PyTorch's non-reentrant version stops
-the second forward at the last tensor that backward needs.
+divides them alike; none of them computes the last segment again. PyTorch's non-reentrant version
+stops the second forward at the last tensor that backward needs.
 """
 
 from __future__ import annotations

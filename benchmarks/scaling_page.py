@@ -173,7 +173,7 @@ def draw(cells: Cells, names: list[str], counts: tuple[int, ...], path: Path, ti
     plt.close(figure)
 
 
-def by_place(raw: dict[str, Cell]) -> Cells:
+def by_numbers(raw: dict[str, Cell]) -> Cells:
     """A model's recorded cells by cluster, row and GPUs."""
     found = {}
     for key, cell in raw.items():
@@ -186,7 +186,7 @@ def write(recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[
     """The page and its pictures; ``recorded``: by model, then by key."""
     for model, raw in recorded.items():
         path, title = FOLDER / f"{model}.png", f"{model}: one step on virtual GPUs"
-        draw(by_place(raw), names, counts, path, title)
+        draw(by_numbers(raw), names, counts, path, title)
     page = FOLDER.parent / "scaling.md"
     page.write_text(page_of(recorded, names, counts), encoding="utf-8")
     return page
@@ -199,7 +199,7 @@ def page_of(
     parts = [INTRODUCTION.strip()]
     chosen: list[list[str]] = []
     for model, raw in recorded.items():
-        cells = by_place(raw)
+        cells = by_numbers(raw)
         unit = next(iter(cells.values()))["unit"]
         parts += [f"## {model}", SEEN[model].strip()]
         parts += [f"![{model}: throughput and memory](scaling/{model}.png)"]

@@ -80,8 +80,8 @@ def details(book: Book, current: Keys) -> str:
     anew: dict[tuple[str, str, str], list[int]] = {}
     for one in book.anew:
         total = anew.setdefault((one["at"], one["what"], one["changed"]), [0, 0, 0])
-        for place, number in enumerate((1, one["runs"], one["wrong"])):
-            total[place] += number
+        for column, number in enumerate((1, one["runs"], one["wrong"])):
+            total[column] += number
     told = [
         f"{at}, {what}: {checks} checks ({runs} verdicts, {wrong} wrong before), because of a "
         f"change in {changed}"

@@ -1,8 +1,9 @@
-"""A model split over ranks: the step against torch's, and how good the cut is.
+"""A model split over ranks: the step against torch's, and how good the stages are.
 
 The step: phase 2's naive model parallelism and torch.distributed.pipelining with one micro-batch
-(which is the same thing), in the same ranks, step by step in turn. The cut: the most expensive
-stage for costs that were measured on a GPT, with the optimal cut and with two that come to mind.
+(which is the same thing), in the same ranks, step by step in turn. The stages: the most
+expensive one for costs that were measured on a GPT, divided optimally and in two ways that come
+to mind.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ def greedy(costs: Sequence[float], stages: int) -> list[int]:
     return [*bounds, len(costs)]
 
 
-def cut_quality(stages: int) -> str:
-    """The largest stage over the average one for the optimal, greedy and equal cut."""
+def stage_quality(stages: int) -> str:
+    """The largest stage over the average one for the optimal, greedy and equal division."""
 
     def body(ctx: RankContext) -> list[float]:
         example = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
@@ -122,13 +123,13 @@ def cut_quality(stages: int) -> str:
 
     costs: list[float] = run_ranks(body, 1, ledger=False)[0]
     mean = sum(costs) / stages
-    cuts = [cut(costs, stages) for cut in (stage_bounds.partition, greedy, equal_counts)]
-    largest = [max(sum(costs[a:b]) for a, b in pairwise(bounds)) / mean for bounds in cuts]
+    ways = [divide(costs, stages) for divide in (stage_bounds.partition, greedy, equal_counts)]
+    largest = [max(sum(costs[a:b]) for a, b in pairwise(bounds)) / mean for bounds in ways]
     return " / ".join(f"{value:.2f}" for value in largest)
 
 
 def measure(repeats: int = 9) -> Table:
-    """Milliseconds per step side by side, and the quality of three cuts."""
+    """Milliseconds per step side by side, and the quality of three divisions."""
     rows = []
     for world_size in (2, 4):
         times = compare(world_size, repeats)
@@ -139,7 +140,7 @@ def measure(repeats: int = 9) -> Table:
                 spread(times["solution"], 1),
                 spread(times["torch"], 1),
                 f"{ratio:.2f}",
-                cut_quality(world_size),
+                stage_quality(world_size),
             ]
         )
     return Table(

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-Place = tuple[nn.Module, str, str]  # a module, its attribute, the parameter's name from the root
-Parameters = dict[nn.Parameter, list[Place]]  # a tied parameter has several places
+Attribute = tuple[nn.Module, str, str]  # a module, its attribute, the parameter's full name
+Parameters = dict[nn.Parameter, list[Attribute]]  # a tied parameter is in several
 
 
 class Gathered(Protocol):
@@ -81,7 +81,7 @@ class HookedUnits(nn.Module, Generic[Flat]):
     """A module that is told when each of its ``units`` computes.
 
     A subclass sets ``module`` and ``units`` (the root first), calls ``watch_units`` and says what
-    happens at the five places.
+    happens at the five moments.
     """
 
     module: nn.Module
@@ -157,7 +157,7 @@ class HookedUnits(nn.Module, Generic[Flat]):
 def owned_parameters(
     module: nn.Module, units: Sequence[nn.Module], group: dist.ProcessGroup | None
 ) -> list[Parameters]:
-    """The distinct parameters of the root and of each unit, with all their places.
+    """The distinct parameters of the root and of each unit, with all their attributes.
 
     Raises ValueError if units overlap or are not inside ``module``, if a parameter is tied across
     units, if parameters are on several devices, if none is trainable, or if this rank is no member

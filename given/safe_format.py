@@ -1,7 +1,7 @@
 """A tree of tensors in one file that is safe to load: safetensors, with the tree in its header.
 
     8 bytes      length n of the header
-    n bytes      header, JSON: dtype, shape and place of every tensor; metadata: the tree
+    n bytes      header, JSON: dtype, shape and offsets of every tensor; metadata: the tree
     the rest     the tensors, row-major, one after the other, widest elements first
 
 JSON has no tuples and no keys but strings, and resuming must not change a type: so a tuple is
@@ -27,7 +27,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 Tree = dict[str, Any]  # nested dicts, lists and tuples of tensors, numbers, strings, bools, None
-CHUNK = 1 << 20  # bytes that are read and hashed at once
+READ_BYTES = 1 << 20  # bytes that are read and hashed at once
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -46,7 +46,7 @@ def pack(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
     """``tree`` as JSON data, and its tensors by name (their path in the tree).
 
     Tensors that are the same piece of memory (tied weights) get one name. Raises ValueError that
-    names the place of anything that is no tensor, number, string, bool, None, list, tuple or dict,
+    names the path of anything that is no tensor, number, string, bool, None, list, tuple or dict,
     and of tensors whose values can't be written (sparse, on meta, of a dtype not in DTYPES).
     """
     tensors: dict[str, Tensor] = {}
@@ -151,7 +151,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def hash_of_file(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with open(path, "rb") as file:
-        return hash_of(iter(lambda: file.read(CHUNK), b""))
+        return hash_of(iter(lambda: file.read(READ_BYTES), b""))
 
 
 def read_tree(path: Path, device: torch.device | str = "cpu") -> Tree:

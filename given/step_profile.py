@@ -161,8 +161,8 @@ def run_fake(
 
     with FakeTensorMode():
         tensors = [*model.parameters(), *model.buffers()]
-        places: dict[int, Any] = {id(t): stand_in(t) for t in tensors}
-        twin, parts = copy.deepcopy((model, units), places)
+        copies: dict[int, Any] = {id(t): stand_in(t) for t in tensors}
+        twin, parts = copy.deepcopy((model, units), copies)
         inputs, targets = tree_map_only(Tensor, stand_in, batch)
         inside = {p for part in parts for p in part.parameters()}
         for k, part in enumerate(parts, 1):

@@ -43,9 +43,9 @@ module, ranks = notebook.module, notebook.ranks
 # %% [markdown]
 # ## 1. Memory for time
 #
-# One batch of 64 samples, cut into more and more micro-batches: the gradient is the same, the peak
-# shrinks until weights and gradients are all that is left. Recomputing activations (exercise 2.7)
-# gets there without cutting the batch: a stack of n layers keeps about √n of them.
+# One batch of 64 samples, divided into more and more micro-batches: the gradient is the same, the
+# peak shrinks until weights and gradients are all that is left. Recomputing activations (exercise
+# 2.7) gets there without dividing the batch: a stack of n layers keeps about √n of them.
 
 # %%
 accumulation, checkpointing = module("gradient_accumulation"), module("activation_checkpointing")
@@ -132,9 +132,9 @@ plt.show()
 # ## 3. Pipelines
 #
 # Four ranks, eight micro-batches. A box is one step of one micro-batch: forwards take 1, backwards
-# 2 (where they are split, 1 for the inputs and 1 for the weights). Interleaved 1F1B cuts the model
-# into eight stages, two per rank (the second in lighter colours). White is the *bubble*. Schedules
-# are data: these pictures come from exercise 2.21's `replay`, nothing was computed.
+# 2 (where they are split, 1 for the inputs and 1 for the weights). Interleaved 1F1B divides the
+# model into eight stages, two per rank (the second in lighter colours). White is the *bubble*.
+# Schedules are data: these pictures come from exercise 2.21's `replay`, nothing was computed.
 
 # %%
 schedules, pipelines = module("pipeline_schedules"), module("pipeline_parallel")
@@ -182,7 +182,7 @@ if results:
 
 # %% [markdown]
 # What each rank has to keep meanwhile, in units of the activations of one micro-batch and a quarter
-# of the model (a chunk of the interleaved schedule is an eighth, so it counts half):
+# of the model (a stage of the interleaved schedule is an eighth, so it counts half):
 
 # %%
 if results:
@@ -277,7 +277,7 @@ def block_step(ctx, kind):
     y.sum().backward()
     weights = {p.data_ptr() for p in block.parameters()}
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
-    return sum(size for place, size in storages.items() if place not in weights)
+    return sum(size for memory, size in storages.items() if memory not in weights)
 
 
 kinds = {"one process": 1, "tensor": 4, "sequence": 4}

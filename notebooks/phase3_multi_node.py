@@ -327,11 +327,11 @@ for kind in FORMULAS:
 if found:
     figure, axis = plt.subplots(figsize=(10, 3.8), layout="constrained")
     kinds = ("parameters", "gradients", "optimizer state")
-    for place, (strategy, formula) in enumerate(FORMULAS.items()):
+    for column, (strategy, formula) in enumerate(FORMULAS.items()):
         for k, world_size in enumerate(worlds):
             if (strategy, world_size) not in found:
                 continue
-            x, bottom = place + 0.2 * (k - 1.5), 0.0
+            x, bottom = column + 0.2 * (k - 1.5), 0.0
             for part, colour in zip(found[strategy, world_size], COLOURS.values(), strict=True):
                 axis.bar(x, part, 0.17, bottom, color=colour)
                 bottom += part

@@ -31,7 +31,7 @@ from given.agreement import Group, rank_in
 
 
 def partition(tensors: Sequence[Tensor], limit: int, first_limit: int) -> list[list[int]]:
-    """Cut ``tensors`` into lists of one dtype and device and of at most ``limit`` bytes.
+    """Divide ``tensors`` into lists of one dtype and device and of at most ``limit`` bytes.
 
     Returns positions in ``tensors``. Of each dtype and device the tensors fill one list after the
     other, in order; a list ends before the tensor that would take it beyond its limit, so only a
@@ -48,9 +48,10 @@ def partition(tensors: Sequence[Tensor], limit: int, first_limit: int) -> list[l
 class Bucket:
     """The gradients of some parameters of one dtype and device, side by side in one flat buffer.
 
-    ``index``: its place in the order in which buckets leave. ``buffer`` (n,), n = Σ numel, of the
-    parameters' dtype, uninitialised at first. ``views[k]``: the part of ``parameters[k]``, in its
-    shape and with its order of strides, so that optimizer and autograd find both laid out alike.
+    ``index``: its position in the order in which buckets leave. ``buffer`` (n,), n = Σ numel, of
+    the parameters' dtype, uninitialised at first. ``views[k]``: the part of ``parameters[k]``, in
+    its shape and with its order of strides, so that optimizer and autograd find both laid out
+    alike.
     """
 
     def __init__(self, index: int, parameters: Sequence[nn.Parameter]) -> None:
@@ -58,16 +59,16 @@ class Bucket:
         self.parameters = list(parameters)
         self.buffer: Tensor
         self.views: list[Tensor]
-        # Step 4: one flat buffer, cut without a copy; `laid_out_like` gives a part its shape
+        # Step 4: one flat buffer, divided without a copy; `laid_out_like` gives a part its shape
         raise NotImplementedError("exercise 3.9")
 
-    def take(self, place: int, share: float = 1.0) -> None:
-        """Let ``parameters[place].grad`` be its view and hold ``share`` times what it held.
+    def take(self, k: int, share: float = 1.0) -> None:
+        """Let ``parameters[k].grad`` be its view and hold ``share`` times what it held.
 
-        No gradient (None) counts as zeros. One pass over the gradient, none if it is in its place
-        and ``share`` is 1. Raises ValueError for a sparse gradient.
+        No gradient (None) counts as zeros. One pass over the gradient, none if it is its view
+        already and ``share`` is 1. Raises ValueError for a sparse gradient.
         """
-        # Step 5: scale while copying; what is in its place already is scaled there
+        # Step 5: scale while copying; what is its view already is scaled there
         raise NotImplementedError("exercise 3.9")
 
 

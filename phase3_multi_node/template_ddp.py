@@ -95,7 +95,7 @@ class DDP(BucketedDDP):
 
     def _ready(self, index: int, p: nn.Parameter) -> None:
         """``p.grad``, of ``trainable[index]``, is complete on this rank."""
-        # Step 5: without sync a local gradient goes to its place all the same: no second copy
+        # Step 5: without sync a local gradient goes into its bucket all the same: no second copy
         # Step 6: nothing can be added to a bucket that may have left
         raise NotImplementedError("exercise 3.11")
 

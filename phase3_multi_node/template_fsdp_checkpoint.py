@@ -8,7 +8,7 @@ rank, unit by unit; every rank can load its part of it. With W ranks and 4Ψ byt
 shards, without a message.)
 
 *Deferred initialisation*: built on meta, the module has shapes and no data; units are initialised
-one at a time, and only the rank's chunk stays. Memory: the shards and the largest unit.
+one at a time, and only the rank's shard stays. Memory: the shards and the largest unit.
 
 Everything is tensors: ``torch.save`` it, and load it with ``weights_only=True``. Invariant: padding
 is in no file.
@@ -51,7 +51,7 @@ def full_state_dict(model: FSDP) -> dict[str, Tensor]:
     A collective call, and one gather per flat parameter: at no time has a rank more than one of
     them in full on its device. Parameters have the shards' dtype; tied ones appear under all names.
     """
-    # Step 2: every rank gives its padded shard; rank 0 cuts the vector into parameters and leaves
+    # Step 2: every rank gives its padded shard; rank 0 splits the vector into parameters and leaves
     #         the padding out. What is left in the module's own state dict are buffers
     raise NotImplementedError("exercise 3.20")
 
@@ -63,7 +63,7 @@ def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
     unknown, or a shape is wrong; then nothing has changed.
     """
     # Step 3: compare names and shapes of everything before the first copy
-    # Step 4: each rank cuts its own parts
+    # Step 4: each rank takes its own parts
     raise NotImplementedError("exercise 3.20")
 
 

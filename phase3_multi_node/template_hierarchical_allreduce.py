@@ -88,7 +88,7 @@ def reduce_by_shards(flat: Tensor, groups: NodeGroups, op: Op) -> Tensor:
     Reduce-scatter in the node, all-reduce of the own shard across nodes, all-gather in the node.
     ``flat`` is not changed.
     """
-    # Step 4: pad to L shards of equal length; exchange them inside the node, so that each rank gets
+    # Step 4: pad to L shards of equal length; send them inside the node, so that each rank gets
     #         all L versions of one shard, and combine these
     # Step 5: all-reduce the shard across the nodes with the same operator
     # Step 6: the mean: divide once, by the number of all ranks, while it is only a shard

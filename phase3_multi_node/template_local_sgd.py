@@ -42,7 +42,7 @@ def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tens
     """
     # Step 1: refuse integers, and a rank that is no member (`rank_in`): torch would only warn there
     # Step 2: join the tensors of a dtype, so that a message does not cost its latency per tensor
-    # Step 3: sum over the ranks, divide by their number, cut apart; answer in the order asked for
+    # Step 3: sum over the ranks, divide by their number, split; answer in the order asked for
     raise NotImplementedError("exercise 3.25")
 
 

@@ -128,7 +128,7 @@ class BucketedDDP(nn.Module):
 
     def _use_order(self, order: Iterable[int]) -> None:
         """Put the gradients into new buckets; ``order``: indices into ``trainable``."""
-        # Step 4: make the buckets, and know for each index its bucket and its place in there
+        # Step 4: make the buckets, and know for each index its bucket and its index in there
         raise NotImplementedError("exercise 3.10")
 
     def _reset(self) -> None:
@@ -151,7 +151,7 @@ class BucketedDDP(nn.Module):
 
     def _take(self, index: int) -> None:
         """Put a gradient into its bucket, divided by W, and let go what can leave."""
-        # Step 7: note the arrival and fill the gradient's place
+        # Step 7: note the arrival and fill the gradient's view
         # Step 8: buckets leave in their order, the same on every rank, also if a later one is
         #         complete first; `self.hook(bucket)` begins the reduction and does not wait
         raise NotImplementedError("exercise 3.10")

@@ -96,7 +96,7 @@ class Client:
         becomes how many updates each server had applied.
         """
         # Step 4: all requests and all receives first, then wait: the servers work at the same time
-        # Step 5: cut each server's vector into its keys, in the order of the parameters
+        # Step 5: split each server's vector into its keys, in the order of the parameters
         raise NotImplementedError("exercise 3.26")
 
     def push(self, gradients: Mapping[str, Tensor], samples: int = 1) -> None:

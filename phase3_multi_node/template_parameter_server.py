@@ -67,12 +67,12 @@ class Server:
     def __init__(
         self, parameters: Mapping[str, Tensor], *, servers: int, lr: float, group: Group = None
     ) -> None:
-        place = place_keys(parameters, servers)
+        server_of = place_keys(parameters, servers)
         workers = check_roles(servers, group)
         me = dist.get_rank(group)
         self.names, self.lr, self.group = list(parameters), lr, group
         self.values = {
-            k: p.detach().cpu().clone() for k, p in parameters.items() if place[k] == me
+            k: p.detach().cpu().clone() for k, p in parameters.items() if server_of[k] == me
         }
         self.live = list(range(servers, servers + workers))
         self.lost: dict[int, str] = {}

@@ -2,7 +2,7 @@
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.4
 """Ring all-reduce in segments: one travels while another is being added.
 
-A ring adds a chunk only when all of it has come, and no byte travels in that time. Cutting the
+A ring adds a chunk only when all of it has come, and no byte travels in that time. Dividing the
 chunks further into segments, of which one travels while another is being added, hides the additions
 and pays α only once: for N bytes over W ranks, α seconds per message and β per byte
 
@@ -10,7 +10,7 @@ and pays α only once: for N bytes over W ranks, α seconds per message and β p
     2(W-1)·S messages of N/(W·S)      2(W-1)/W·N·β + α, as long as a segment takes longer than α
 
 per rank, with S segments per chunk. Bytes are the same. Invariant: a hop sends what the hop S
-places before it has brought, so no more than S hops are on their way at once.
+hops before it has brought, so no more than S hops are on their way at once.
 
 Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", sections 3 and 4 (the ring).
@@ -57,7 +57,7 @@ def ring_hops(rank: int, segments: Sequence[Sequence[Tensor]]) -> Iterator[Hop]:
     """All hops of an all-reduce in the order in which a rank starts them.
 
     ``segments[c][k]`` is segment k of chunk c, of W chunks with S segments each: 2(W-1)·S hops.
-    What a hop sends is the target of the hop S places before, if there is one.
+    What a hop sends is the target of the hop S hops before, if there is one.
     """
     # Step 1: step by step, and within a step segment by segment
     raise NotImplementedError("exercise 3.4")
@@ -73,7 +73,7 @@ def segmented_ring_all_reduce(
     takes at least α. Extra memory: WINDOW segments. A segment has at least one element. Raises
     ValueError as ``check_arguments`` does, and if ``segment_bytes`` < 1.
     """
-    # Step 2: cut every chunk into the same number of segments, alike on all ranks
+    # Step 2: divide every chunk into the same number of segments, alike on all ranks
     # Step 3: keep WINDOW hops on their way, each with a buffer of its own: finish the oldest (wait,
     #         combine, divide for the mean) before you start another
     # Step 4: never more hops than S at once: the next sends what the S-th before it brings

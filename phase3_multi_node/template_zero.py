@@ -3,10 +3,10 @@
 """ZeRO-1: every rank keeps and steps one W-th of the optimizer's state.
 
 Data parallelism keeps the same Adam moments W times. Here the parameters of a bucket are joined in
-one flat vector, and rank r owns chunk r of it: only r has state for these elements and updates
+one flat vector, and rank r owns shard r of it: only r has state for these elements and updates
 them, then an all-gather gives everybody the result.
 
-    all-reduce of the gradients (by anybody) | step own chunk | all-gather parameters
+    all-reduce of the gradients (by anybody) | step own shard | all-gather parameters
 
 Memory per rank in fp32 with Adam, Ψ parameters on W ranks: data parallelism 16Ψ bytes; ZeRO-1
 8Ψ + 8Ψ/W. Bytes sent per rank and step, for P bytes of parameters: ``step`` (W-1)/W·P; after DDP's
@@ -50,26 +50,26 @@ class Piece:
 
 
 class FlatVector:
-    """Parameters of one dtype and device, side by side, cut into W equal chunks.
+    """Parameters of one dtype and device, side by side, cut into W equal shards.
 
-    - ``flat``: (W·chunk,), chunk = ceil(n / W) for n elements; the parameters are views of it. The
-      last W·chunk - n elements are padding, which belongs to no piece.
-    - ``own``: (chunk,) this rank's chunk, a view. ``pieces``: the parameters' parts in it.
+    - ``flat``: (W·shard,), shard = ceil(n / W) for n elements; the parameters are views of it. The
+      last W·shard - n elements are padding, which belongs to no piece.
+    - ``own``: (shard,) this rank's shard, a view. ``pieces``: the parameters' parts in it.
     """
 
-    gradient: Tensor | None = None  # (chunk,) ZeRO-2's mean gradient
+    gradient: Tensor | None = None  # (shard,) ZeRO-2's mean gradient
 
     def __init__(self, parameters: list[nn.Parameter], group: Group) -> None:
         """Move ``parameters`` into one vector; their values stay. No communication."""
         self.parameters = parameters
         self.pieces: list[Piece] = []
-        # Step 1: one vector, padded to equal chunks; the parameters become views of it
-        # Step 2: of each parameter, the range that lies in the own chunk, as a leaf of its own
+        # Step 1: one vector, padded to equal shards; the parameters become views of it
+        # Step 2: of each parameter, the range that lies in the own shard, as a leaf of its own
         raise NotImplementedError("exercise 3.13")
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
-    """ZeRO-1: ``optimizer_class`` on this rank's chunks, like the whole on every rank.
+    """ZeRO-1: ``optimizer_class`` on this rank's shards, like the whole on every rank.
 
     ``param_groups`` are the user's, with the whole parameters: schedulers write there. Gradients
     must be the same on all ranks when ``step`` is called, as after data parallelism's backward.

@@ -46,7 +46,7 @@ from .template_fault_tolerance import CheckpointStore
 class Snapshot:
     """Copies of trees on the CPU, in memory that is used again by the next copy.
 
-    ``tensors``: the copies of the last call, by the place of the original in the tree.
+    ``tensors``: the copies of the last call, by the path of the original in the tree.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Snapshot:
         """``tree`` with all tensors copied; what was one tensor (tied weights) is one copy.
 
         On return nothing depends on the originals any more. Memory of the last call is used again
-        where a tensor of the same place has the same shape and dtype; so one copy is valid at a
+        where a tensor at the same path has the same shape and dtype; so one copy is valid at a
         time. Strides are the originals' where these lie dense.
         """
         # Step 1: walk through the tree; copy each piece of memory once

@@ -9,11 +9,11 @@ A checkpoint of W ranks is a folder:
         manifest.json           step, world size, score, metadata; size and SHA-256 of every file
         COMPLETE                SHA-256 of the manifest; written last
 
-Nothing is ever written to a place that a reader looks at. The folder is filled under another name,
-everything in it is flushed to the disk, then it is renamed, and the marker comes last. Each of
-these orders is forced by an fsync: without it the disk is free to keep the rename and to lose the
-data. So a kill or a power cut leaves either no marker (the checkpoint before this one counts) or
-all of it; what rots later is found by its hash.
+Nothing is ever written where a reader looks. The folder is filled under another name, everything in
+it is flushed to the disk, then it is renamed, and the marker comes last. Each of these orders is
+forced by an fsync: without it the disk is free to keep the rename and to lose the data. So a kill
+or a power failure leaves either no marker (the checkpoint before this one counts) or all of it;
+what rots later is found by its hash.
 
 This is what one process does; ``fault_tolerance`` (exercise 4.15) lets all ranks do it together.
 Format: safetensors (``safe_format``) and JSON; loading runs no code, unlike pickle. No message.

@@ -87,7 +87,7 @@ class ElasticSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's part of each batch from the resumed position, empty lists among them."""
         # Step 3: the epoch's order knows no ranks; go on behind what all have consumed, this once
-        # Step 4: cut batches first and deal each of them out: a batch that does not divide by the
+        # Step 4: form batches first and deal each of them out: a batch that does not divide by the
         #         number of ranks loses no sample, and no rank has a step less than another
         raise NotImplementedError("exercise 4.18")
 

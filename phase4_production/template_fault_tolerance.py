@@ -58,7 +58,7 @@ def own_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def gather(value: Any, group: Group = None) -> list[Any]:
+def values_of_all(value: Any, group: Group = None) -> list[Any]:
     """The JSON values of all ranks, by rank; a single process without process group gets its own.
 
     Two all-gathers of bytes: of the lengths, and of the texts, filled up to the longest. Also a

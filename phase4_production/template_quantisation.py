@@ -63,7 +63,7 @@ class Int8:
     def __call__(self, bucket: Bucket) -> Handle | None:
         """Begin to send the pieces; ``wait`` adds up, and gathers the sums."""
         # Step 1: cut into W rows, a piece for each rank, and pack each with its own scale
-        # Step 2: begin to exchange rows: row i goes to rank i
+        # Step 2: begin to send the rows: row i goes to rank i
         # Step 3: then add up what has come, in the order of the ranks; pack the sum
         # Step 4: gather the packed sums of all ranks, and every rank unpacks the same bytes
         raise NotImplementedError("exercise 4.9")
@@ -132,5 +132,5 @@ def pack_signs(v: Tensor) -> Tensor:
 
 def unpack_signs(packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """(n,) of 1 and -1 from what ``pack_signs`` gave."""
-    # Step 14: bit 1 becomes 1, bit 0 becomes -1; the filling is cut off
+    # Step 14: bit 1 becomes 1, bit 0 becomes -1; the padding is left out
     raise NotImplementedError("exercise 4.9")

@@ -138,7 +138,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
     DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``.
     """
-    # Step 10: cut off what all names begin with
+    # Step 10: leave out what all names begin with
     raise NotImplementedError("exercise 4.2")
 
 

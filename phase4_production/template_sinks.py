@@ -12,7 +12,7 @@ tear each other's.
              └─ terminal     progress
 
 A process that is killed while it writes leaves half a line, and numbers of steps that the resumed
-run takes again (its checkpoint is older). Both are cut off before the file grows again. Invariant:
+run takes again (its checkpoint is older). Both are dropped before the file grows again. Invariant:
 the file of a run with any number of kills holds each step once, like that of a run without.
 
 Cost: some µs per number; no message but one of 256 bytes when the sinks are opened, by which all
@@ -85,7 +85,7 @@ class TensorBoard:
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Add a scalar for each number that is known."""
-        # Step 5: a curve per name, at this step; None has no place on a curve. One event holds them
+        # Step 5: a curve per name, at this step; None is no point of a curve. One event holds them
         #         all (`add_scalar` writes an event for each)
         raise NotImplementedError("exercise 4.12")
 

@@ -1,6 +1,6 @@
 # Exercises 4.11: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.11
-"""All ranks' metrics in one place, and the rank that holds the others up.
+"""All ranks' metrics side by side, and the rank that holds the others up.
 
     loss         Σ_r n_r·loss_r / Σ_r n_r        of n_r samples each: not rank 0's own
     throughput   Σ_r n_r / max_r seconds_r       not one rank's, and not W times one rank's
@@ -52,7 +52,7 @@ def summarise(window: Sequence[StepMetrics]) -> RankMetrics:
     raise NotImplementedError("exercise 4.11")
 
 
-def gather(
+def metrics_of_all(
     mine: RankMetrics, group: Group = None, device: torch.device | str = "cpu"
 ) -> list[RankMetrics]:
     """Every rank's metrics, by rank of the group, on every rank. One all-gather of 104 bytes.
@@ -147,7 +147,7 @@ def aggregate(
     return ClusterMetrics(
         step=last.step,
         steps=len(window),
-        ranks=gather(summarise(window), group, device),
+        ranks=metrics_of_all(summarise(window), group, device),
         peak_flops=last.peak_flops,
         gpu_utilisation=last.gpu_utilisation,
     )

@@ -6,10 +6,10 @@ torchrun's agent notices only processes that end. It can't know whether a worker
 gets anywhere. So every rank has a watchdog: if a rank hangs or fails, all ranks end, with a report
 that names the rank to blame, and the agent starts all of them again.
 
-*Heartbeat.* The main thread of every rank counts the places that it passes (step 7, backward; step
+*Heartbeat.* The main thread of every rank counts the points that it passes (step 7, backward; step
 7, optimizer …); a thread of its own writes the newest count to a shared folder and reads those of
 the others. A collective stops all ranks, so all hearts stop when one rank hangs; the one to blame
-is the one that passed the fewest places. Times are taken by the reader's clock alone.
+is the one that passed the fewest points. Times are taken by the reader's clock alone.
 
 Messages: none; heartbeats are files, W small ones read per rank and interval. Invariant: the count
 comes from the main thread alone, so a rank that hangs counts no more.
@@ -50,7 +50,7 @@ def pid_space() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a rank tells of itself: how many places it has passed, and which one was the last.
+    """What a rank tells of itself: how many points it has passed, and which one was the last.
 
     ``status``: ``running``, ``done`` or ``failed`` (``note`` says why).
     """
@@ -79,7 +79,7 @@ class Heartbeat:
         self.latest = Beat(attempt=attempt, host=pid_space(), pid=os.getpid())
 
     def beat(self, step: int, place: str) -> None:
-        """The main thread begins ``place`` of ``step``. Every rank passes the same places.
+        """The main thread begins ``place`` of ``step``. Every rank passes the same points.
 
         Costs a few microseconds: nothing is written.
         """
@@ -107,13 +107,13 @@ class Watchdog:
 
     ``with Watchdog(heartbeat, timeout=60): train()``. Every ``interval`` seconds (default: 1, or an
     eighth of ``timeout``) it publishes this rank's beat and reads everybody's, W small files. A
-    rank hangs that passes no place for ``timeout`` seconds (so it must be longer than the longest
-    place takes), or that does not begin to beat. To blame are the ranks that passed the fewest
-    places. Then every rank writes the stacks of its threads; one of them writes the report
+    rank hangs that passes no point for ``timeout`` seconds (so it must be longer than the longest
+    way between two points), or that does not begin to beat. To blame are the ranks that passed the
+    fewest points. Then every rank writes the stacks of its threads; one of them writes the report
     (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks to
     blame that are processes of its own host (a stopped one would not follow SIGTERM); and all end
     with status EXIT_HUNG. The report's first line names the ranks to blame and no other; then come
-    each rank's step and place (of a stopped rank, as they were up to ``interval`` seconds before)
+    each rank's step and point (of a stopped rank, as they were up to ``interval`` seconds before)
     and the stacks of those to blame.
 
     A folder that can't be written to for a moment ends neither the process nor the watching. Who
@@ -157,7 +157,7 @@ class Watchdog:
     def _judge(self, beats: Sequence[Beat | None], silent: dict[int, float]) -> None:
         """End the process if a rank failed, or one that is not done is silent for too long."""
         # Step 7: a failed rank first: who waits for it in vain does not hang by itself
-        # Step 8: to blame is who passed the fewest places; who never began has passed none
+        # Step 8: to blame is who passed the fewest points; who never began has passed none
         raise NotImplementedError("exercise 4.5")
 
     def _end(self, what: str, blamed: list[int], silent: dict[int, float]) -> None:
@@ -196,7 +196,7 @@ class Watchdog:
                 lines.append(where + "has not begun")
                 continue
             ago = f", {silent[rank]:.1f} s ago" if rank in silent else ""
-            where += f"step {beat.step}, {beat.place} (place {beat.count}){ago}, {beat.status}"
+            where += f"step {beat.step}, {beat.place} (point {beat.count}){ago}, {beat.status}"
             lines.append(f"{where}, process {beat.pid} on {beat.host.partition(' ')[0]}")
         for rank in blamed:
             beat, file = beats[rank], self._stack_file(rank)

@@ -128,17 +128,17 @@ class Environment:
         return found
 
     def stamp(self):
-        """What it was made for: the place (scripts name it) and the requirements."""
+        """What it was made for: the folder (scripts name it) and the requirements."""
         digest = hashlib.sha256("\n".join(self.requirements()).encode()).hexdigest()
         return str(ROOT) + "\n" + digest + "\n"
 
     def up_to_date(self):
-        """Whether it was made from these requirements, in this place, and its Python is there."""
+        """Whether it was made from these requirements, in this folder, and its Python is there."""
         there = self.python.exists() and self.stamp_file.exists()
         return there and self.stamp_file.read_text() == self.stamp()
 
     def usable(self):
-        """Whether it can be kept and only lacks something: its Python runs, in the place it is."""
+        """Whether it can be kept and only lacks something: its Python runs, in this folder."""
         if self.stamp_file.exists() and not self.stamp_file.read_text().startswith(f"{ROOT}\n"):
             return False
         version = ask(self.python, "import sys; print('%d.%d' % sys.version_info[:2])")

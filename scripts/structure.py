@@ -55,33 +55,33 @@ def is_shown_by_others(arrow: Arrow, found: list[Arrow]) -> bool:
     return end in seen
 
 
-def places(found: list[Arrow]) -> dict[str, tuple[float, float]]:
+def positions(found: list[Arrow]) -> dict[str, tuple[float, float]]:
     """The middles of the boxes; a row's rooms stand over what they import from."""
-    level, place = levels(found), dict[str, tuple[float, float]]()
+    level, position = levels(found), dict[str, tuple[float, float]]()
     for number in sorted(set(level.values())):
         row = [name for name in ROOMS if level[name] == number]
         below = {
-            name: [place[b][0] for a, b in found if a == name and b in place] or [0.0]
+            name: [position[b][0] for a, b in found if a == name and b in position] or [0.0]
             for name in row
         }
         row.sort(key=lambda name: sum(below[name]) / len(below[name]))
         for column, name in enumerate(row):
-            place[name] = (column - (len(row) - 1) / 2) * APART, number * ABOVE
-    return place
+            position[name] = (column - (len(row) - 1) / 2) * APART, number * ABOVE
+    return position
 
 
 def draw(found: list[Arrow], target: Path) -> None:
     """Write the picture."""
-    place = places(found)
-    xs, ys = zip(*place.values(), strict=True)
+    position = positions(found)
+    xs, ys = zip(*position.values(), strict=True)
     left, right = min(xs) - WIDTH / 2 - 0.5, max(xs) + WIDTH / 2 + 0.5
     low, high = min(ys) - HEIGHT / 2 - 0.2, max(ys) + HEIGHT / 2 + 0.2
     figure = Figure(figsize=(right - left, high - low))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(left, right), ylim=(low, high))
     axes.axis("off")
     for arrow in sorted(found, key=lambda each: not is_shown_by_others(each, found)):
-        _arrow(axes, place[arrow[0]], place[arrow[1]], is_shown_by_others(arrow, found))
-    for name, (x, y) in place.items():
+        _arrow(axes, position[arrow[0]], position[arrow[1]], is_shown_by_others(arrow, found))
+    for name, (x, y) in position.items():
         corner = x - WIDTH / 2, y - HEIGHT / 2
         style = {"boxstyle": "round,pad=0,rounding_size=0.1", "fc": "#eef3fb", "ec": "#33507a"}
         axes.add_patch(FancyBboxPatch(corner, WIDTH, HEIGHT, **style))

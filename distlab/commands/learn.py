@@ -108,8 +108,8 @@ def _what_reset_blanks(exercise: Exercise, same: list[Exercise], now: str, blank
     entries, _ = progress.load()
 
     def state(e: Exercise) -> str:
-        place = f'NotImplementedError("exercise {e.id}")'
-        if now.count(place) >= blank.count(place):
+        mark = f'NotImplementedError("exercise {e.id}")'
+        if now.count(mark) >= blank.count(mark):
             return f"{e.id} (blank as it is)"
         return f"{e.id} ({entries.get(e.id, {}).get('verdict', 'not graded yet')})"
 

@@ -126,10 +126,10 @@ def _unexplained(case: Case) -> Diagnosis:
         return Diagnosis("wrong", "large integers differ in their last digits")
     count = f"{int(wrong.sum())} of {off.numel()} elements are wrong"
     worst = int(off.nan_to_num(-1.0, -1.0, -1.0).argmax())
-    place = [int(i) for i in torch.unravel_index(torch.tensor(worst), case.got.shape)]
+    index = [int(i) for i in torch.unravel_index(torch.tensor(worst), case.got.shape)]
     here, there = (float(t.flatten()[worst]) for t in (case.got, case.want))
     return Diagnosis(
         "wrong",
-        f"{count}, by up to {abs(here - there):.6g} (element {place} is {here:.6g} instead of "
+        f"{count}, by up to {abs(here - there):.6g} (element {index} is {here:.6g} instead of "
         f"{there:.6g}); no known mistake explains it",
     )

@@ -188,7 +188,7 @@ def bias_counted(case: Case) -> Diagnosis | None:
 
 
 def chunk_errors(case: Case) -> Diagnosis | None:
-    """Chunks at the wrong place, or without some rank; every wrong chunk must be explained."""
+    """Chunks in the wrong position, or without some rank; every wrong chunk must be explained."""
     if case.chunks < 2 or case.got.numel() < case.chunks:
         return None
     got = case.got.flatten().tensor_split(case.chunks)

@@ -67,7 +67,7 @@ def find_source(impl: str, phase: Phase) -> Source:
     return Source(impl, folder)
 
 
-def blank_places(path: Path, exercise_id: str) -> list[int]:
+def blank_lines(path: Path, exercise_id: str) -> list[int]:
     """Lines on which the exercise's ``raise NotImplementedError`` still stands.
 
     Raises SyntaxError if the file is not Python, OSError if it can't be read.

@@ -54,9 +54,9 @@ class View:
             self._exercise_ended()
             self.result = result
         if self.out.is_terminal and not self.out.is_dumb_terminal:
-            place = f"check {len(result.checks) + 1} of {self.checks[exercise.id]}"
+            count = f"check {len(result.checks) + 1} of {self.checks[exercise.id]}"
             along = "" if exercise.id in self.asked else f" (on which {self.asked[0]} builds)"
-            line = self._cut(Text(f"  {exercise.id}{along} {place}, {tier}: "), title, "")
+            line = self._shortened(Text(f"  {exercise.id}{along} {count}, {tier}: "), title, "")
             self._erase()
             self.out.print(line, end="", style="dim")
             self.file.flush()
@@ -69,7 +69,7 @@ class View:
         head = Text.assemble(
             (f"  {check.verdict:<6}", STYLE[check.verdict]), (f"{check.tier:<8}", "dim")
         )
-        self._line(self._cut(head, check.title, f"   {check.seconds:.1f} s"))
+        self._line(self._shortened(head, check.title, f"   {check.seconds:.1f} s"))
 
     def _exercise_ended(self) -> None:
         """A line on the exercise whose checks have all ended."""
@@ -79,13 +79,13 @@ class View:
         if result.id not in self.asked:
             if result.verdict == "pass":
                 tail = " passes (others build on it)"
-                self._line(self._cut(Text(f"  {result.id} "), result.title, tail))
+                self._line(self._shortened(Text(f"  {result.id} "), result.title, tail))
             return
         if self.each_check:
             needs = Counter(f"needs {c.message}" for c in result.checks if c.verdict == "needs")
             needs += Counter(c.message for c in result.checks if c.verdict == "blocked")
             for why, count in needs.items():
-                self._line(self._cut(Text(f"  {count} more: "), why, ""))
+                self._line(self._shortened(Text(f"  {count} more: "), why, ""))
         elif result.verdict != "blank":
             check = result.decisive
             said = check.message.splitlines()[0] if check and check.message else ""
@@ -93,9 +93,9 @@ class View:
                 f"  {result.id:<6}", (f"{result.verdict:<9}", STYLE[result.verdict])
             )
             about = f"{result.title}: {said}" if said else result.title
-            self._line(self._cut(head, about, f"   {result.seconds:.1f} s"))
+            self._line(self._shortened(head, about, f"   {result.seconds:.1f} s"))
 
-    def _cut(self, head: Text, text: str, tail: str) -> Text:
+    def _shortened(self, head: Text, text: str, tail: str) -> Text:
         """One line: where the terminal is narrow, ``text`` gives way."""
         if self.out.is_terminal:
             # asked of this file: pytest has put others in place of those that rich asks

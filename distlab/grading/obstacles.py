@@ -9,7 +9,7 @@ from pathlib import Path
 from ..course.catalogue import Exercise
 from ..ranks import RankContext, RankFailure, run_ranks
 from . import runners
-from .implementation import Implementation, Source, blank_places
+from .implementation import Implementation, Source, blank_lines
 from .verdicts import CheckResult
 
 
@@ -37,7 +37,7 @@ def in_the_file(source: Source, exercise: Exercise) -> NotRun | None:
     if not path.is_file():
         return NotRun("error", f"{name} does not exist: `distlab reset {exercise.id}` makes it")
     try:
-        left = blank_places(path, exercise.id)
+        left = blank_lines(path, exercise.id)
     except SyntaxError as error:
         text = (error.text or "").strip()
         line = f"{name}:{error.lineno}: {text}" if error.lineno else ""

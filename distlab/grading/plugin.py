@@ -17,10 +17,10 @@ import torch
 from ..course.catalogue import Exercise
 from ..host.forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
+from .definitions import definition
 from .implementation import Implementation, protect_this_process
 from .judge import verdict_of
 from .obstacles import NotRun
-from .places import definition
 from .runners import Runner
 from .session import SESSION, Request, Session
 from .verdicts import TIERS
@@ -85,13 +85,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Exercises in the order of the course, virtual ranks first; only what was asked for."""
     session = config.stash[SESSION]
     wanted = session.request
-    order = {e.id: place for place, e in enumerate(session.course.exercises)}
+    order = {e.id: index for index, e in enumerate(session.course.exercises)}
 
-    def place(item: pytest.Item) -> tuple[int, int]:
+    def position(item: pytest.Item) -> tuple[int, int]:
         exercise = exercise_of(item)
         return (order[exercise.id], TIERS.index(tier_of(item))) if exercise else (-1, 0)
 
-    items[:] = sorted((i for i in items if not i.name.endswith("[none]")), key=place)
+    items[:] = sorted((i for i in items if not i.name.endswith("[none]")), key=position)
     if wanted.exercises or wanted.checks:
         items[:] = [
             item

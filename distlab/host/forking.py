@@ -1,7 +1,7 @@
 """Make forks of this process cheap: graders fork hundreds of times from one that has torch.
 
 A fork copies the table of the parent's pages, some 100,000 entries after ``import torch``, and its
-end takes them down again: 25 ms, more than most ranks compute. Gathered into pages of 2 MiB, the
+end takes them down again: 25 ms, more than most ranks compute. Joined into pages of 2 MiB, the
 same memory has a few hundred entries. Only time is saved: where the system can't do it (Linux
 before 6.1, other systems, memory too scattered), nothing else is different.
 """
@@ -21,10 +21,10 @@ def prepare_to_fork() -> None:
     gc.collect()
     gc.freeze()  # the collector writes to what it looks at: those pages would be copied
     if sys.platform == "linux":
-        _gather_pages()
+        _join_pages()
 
 
-def _gather_pages() -> None:
+def _join_pages() -> None:
     """Ask the kernel for huge pages under all private memory that is not of a file."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int

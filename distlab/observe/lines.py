@@ -29,11 +29,11 @@ def learner_line(frame: FrameType | None, learner_files: Collection[str]) -> str
     return fallback
 
 
-def source_line(place: str) -> str:
+def source_line(line: str) -> str:
     """``"/x/trainer.py:12"`` as ``"trainer.py:12: loss.backward()"``."""
-    path, _, number = place.rpartition(":")
+    path, _, number = line.rpartition(":")
     if not path:
-        return place
+        return line
     text = linecache.getline(path, int(number)).strip()
     return f"{os.path.basename(path)}:{number}" + (f": {text}" if text else "")
 

@@ -219,7 +219,7 @@ def signature(event: Event) -> tuple[object, ...]:
 
 
 def channel_of(event: Event) -> tuple[object, ...]:
-    """The sequence that this event has a place in, on its rank."""
+    """The sequence that this event belongs to, on its rank."""
     group = event.group, event.group_name
     if event.op in P2P:
         return event.op, event.peer, event.tag, *group
@@ -241,9 +241,9 @@ class SequenceCheck:
         if event.op in P2P:
             return None
         channel = channel_of(event)
-        place = self.issued[rank, channel]
+        position = self.issued[rank, channel]
         self.issued[rank, channel] += 1
-        other, theirs = self.first.setdefault((channel, place), (rank, event))
+        other, theirs = self.first.setdefault((channel, position), (rank, event))
         if signature(event) != signature(theirs):
             return other, rank, theirs, event
         return None

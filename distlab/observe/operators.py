@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# dispatcher name -> canonical operator; trailing underscores and "_coalesced" are cut off first
+# dispatcher name -> canonical operator; trailing underscores and "_coalesced" are dropped first
 CANONICAL = {
     "send": "send",
     "isend": "send",

@@ -10,7 +10,7 @@ from typing import Any
 from .failure import CheckFailed
 from .lines import TOOLKIT, TORCH
 
-_PLACE = re.compile(r" at 0x[0-9a-f]+")  # in memory: another one on each rank
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # another one on each rank
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LONGEST = 10_000  # characters of a message that are kept
 
@@ -45,7 +45,7 @@ def describe(error: BaseException, learner_files: tuple[str, ...]) -> dict[str, 
 def _text(value: object, convert: Callable[[Any], str], method: str) -> str:
     """``str(value)`` or ``repr(value)``; what is wrong with that method of the learner's else."""
     try:
-        return printable(_PLACE.sub("", str.__str__(convert(value))[:LONGEST]))
+        return printable(_ADDRESS.sub("", str.__str__(convert(value))[:LONGEST]))
     except BaseException as problem:
         return f"(no message: {method} of {_name(type(value))} raised {_name(type(problem))})"
 

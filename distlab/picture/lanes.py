@@ -111,10 +111,10 @@ class _Picture:
     def _placed(self, spans: list[Span], row: int, top: float, bottom: float) -> Iterator[Box]:
         """Spans that overlap share the height of their lane."""
         placed = stack(spans)
-        count = min(MOST_ROWS, 1 + max(place for _, place in placed))
+        count = min(MOST_ROWS, 1 + max(slot for _, slot in placed))
         height = (bottom - top) / count
-        for span, place in placed:
-            y = row + top + min(place, count - 1) * height
+        for span, slot in placed:
+            y = row + top + min(slot, count - 1) * height
             yield Box(span, self.ms(span.start), self.ms(span.end), y, y + height)
 
     def ms(self, moment: float) -> float:

@@ -97,12 +97,12 @@ def _legend(names: Sequence[str], depth: int) -> list[Any]:
 
     return [
         Patch(
-            facecolor=_lighter(colour, chunk / depth),
-            label=LEGEND.get(name, name) + (f", chunk {chunk}" if depth > 1 else ""),
+            facecolor=_lighter(colour, own / depth),
+            label=LEGEND.get(name, name) + (f", own stage {own}" if depth > 1 else ""),
         )
         for name, colour in COLOURS.items()
         if name in names
-        for chunk in range(depth)
+        for own in range(depth)
     ]
 
 

@@ -31,7 +31,7 @@ Lane = Literal["compute", "communication", "data"]
 
 WAIT = "wait"
 JOIN = 2e-4  # Python between two operators of one phase takes less than this: one span
-SHORTEST_WAIT = 2e-5  # ranks are never at the same place to the microsecond
+SHORTEST_WAIT = 2e-5  # ranks are never at the same point to the microsecond
 ROOT_GIVES = ("broadcast", "scatter")
 ROOT_TAKES = ("reduce", "gather")
 
@@ -137,9 +137,9 @@ def _ready(logs: Sequence[Log]) -> dict[Key, tuple[float, int | None]]:
     for log in logs:
         for event in log.events:
             if event.op not in P2P:
-                place = (log.rank, event.group)
-                together[event.group, issued[place]].append((log.rank, event))
-                issued[place] += 1
+                key = (log.rank, event.group)
+                together[event.group, issued[key]].append((log.rank, event))
+                issued[key] += 1
     for members in together.values():
         latest, last = max((event.start, rank) for rank, event in members)
         began = {rank: event.start for rank, event in members}

@@ -20,13 +20,13 @@ def chrome_trace(spans: Sequence[Span], path: str | Path) -> Path:
     out: list[dict[str, Any]] = []
     for rank in sorted({s.rank for s in spans}):
         out += _named(rank, "process", 0, f"rank {rank}", rank)
-        for place, lane in enumerate(("data", "compute", "communication")):
+        for number, lane in enumerate(("data", "compute", "communication")):
             placed = stack(s for s in spans if s.rank == rank and s.lane == lane)
             for row in sorted({row for _, row in placed}):
                 name = lane if row == 0 else f"{lane} {row + 1}"
-                out += _named(rank, "thread", 100 * place + row, name, 100 * place + row)
+                out += _named(rank, "thread", 100 * number + row, name, 100 * number + row)
             for span, row in placed:
-                out += _traced(span, 100 * place + row, begin)
+                out += _traced(span, 100 * number + row, begin)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": out, "displayTimeUnit": "ms"}), encoding="utf-8")

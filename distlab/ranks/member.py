@@ -43,7 +43,7 @@ class Member:
     tail: bytearray = field(default_factory=bytearray)
     events: list[Event] = field(default_factory=list)
     issued: Counter[tuple[object, ...]] = field(default_factory=Counter)
-    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     spans: dict[str, Any] = field(default_factory=dict)
     waits: dict[int, Wait] = field(default_factory=dict)  # by thread, 0 is the main one
     threads: dict[int, int | None] = field(default_factory=dict)  # others that run, and their ids
@@ -140,7 +140,7 @@ class Member:
         """Note a communication that the rank has issued."""
         event = Event(**fields | {"group": tuple(fields["group"])})
         self.events.append(event)
-        self.places.append(self.issued[channel_of(event)])
+        self.positions.append(self.issued[channel_of(event)])
         self.issued[channel_of(event)] += 1
         return event
 

@@ -93,15 +93,15 @@ def _hopeless(member: Member, wait: Wait, members: list[Member], patience: float
         return False
     if wait.patience is not None and wait.patience < patience:
         return False
-    place = member.places[event.index]
+    position = member.positions[event.index]
     if event.op not in P2P:
-        return any(members[r].issued[channel_of(event)] <= place for r in event.group)
+        return any(members[r].issued[channel_of(event)] <= position for r in event.group)
     if event.peer is None or event.peer == member.rank:
         return False
     theirs = members[event.peer].issued
     if event.op == "recv":
-        return theirs[_part(event, "send", member.rank)] <= place
-    return sum(theirs[_part(event, "recv", who)] for who in (member.rank, None)) <= place
+        return theirs[_part(event, "send", member.rank)] <= position
+    return sum(theirs[_part(event, "recv", who)] for who in (member.rank, None)) <= position
 
 
 def _part(event: Event, op: str, peer: int | None) -> tuple[object, ...]:

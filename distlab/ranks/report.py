@@ -18,7 +18,7 @@ from .results import PIPE_LOST, RankFailure, RankReport
 BROKEN_LINK = re.compile(r"(?i)connection (closed|reset)|broken pipe|socket (timeout|closed)")
 BLANK = re.compile(r"exercise (\d+\.\d+)")
 # autograd's words for a graph that ends before the tensors whose gradient is asked for
-GRAPH_CUT = re.compile(r"element 0 of tensors does not require|One of the differentiated Tensors")
+DETACHED = re.compile(r"element 0 of tensors does not require|One of the differentiated Tensors")
 
 
 def failure(members: list[Member], options: RunOptions) -> RankFailure:
@@ -56,11 +56,11 @@ def failure(members: list[Member], options: RunOptions) -> RankFailure:
             reports=reports,
         )
     kind = "error" if error["is_import"] else "exception"
-    cut = kind == "exception" and GRAPH_CUT.search(str(error["message"]))
+    detached = kind == "exception" and DETACHED.search(str(error["message"]))
     return RankFailure(
         f"{names(same)} raised {_what(error)}",
         kind=kind,
-        cause="graph-cut" if cut else kind,
+        cause="graph-cut" if detached else kind,
         rank=first.rank,
         line=line,
         reports=reports,
@@ -138,7 +138,7 @@ def hang(
     The cause is an endless loop where a rank is in one: that others wait for it is no fault of the
     communication. It is ``running`` where ranks run, in no loop that is known, and none waits.
     """
-    places = {m.rank: _place(m, stacks, options) for m in members if not m.finished}
+    where = {m.rank: _where(m, stacks, options) for m in members if not m.finished}
     looping = [m for m in members if m.loop and not m.finished]
     waiting = [m for m in members if m.waiting and not m.finished]
     running = sorted((m for m in members if not m.finished), key=lambda m: m.idle)
@@ -152,14 +152,14 @@ def hang(
     lines = [head]
     if not looping or len(members) > 1:
         lines[0] += ":"
-        lines += [_bullet(m.rank, _doing(m), places.get(m.rank, "")) for m in members]
+        lines += [_bullet(m.rank, _doing(m), where.get(m.rank, "")) for m in members]
     missing = _missing(members, waiting[0]) if waiting else ""
     return RankFailure(
         "\n".join(lines) + (f"\n{missing}" if missing else ""),
         kind="hang",
         cause="endless-loop" if looping else "hang" if waiting else "running",
         rank=first.rank,
-        line=source_line(places[first.rank]),
+        line=source_line(where[first.rank]),
         reports=_reports(members, options),
     )
 
@@ -174,7 +174,7 @@ def _doing(member: Member) -> str:
     return "waits for its turn to run" if member.idle else "is still running"
 
 
-def _place(member: Member, stacks: dict[int, str], options: RunOptions) -> str:
+def _where(member: Member, stacks: dict[int, str], options: RunOptions) -> str:
     """Where a rank is that has not finished."""
     if member.loop:
         return member.loop
@@ -230,12 +230,12 @@ def _missing(members: list[Member], first: Member) -> str:
     event = first.waiting
     if event is None:
         return ""
-    place = first.places[event.index]
+    position = first.positions[event.index]
     if event.op in ("send", "recv"):
         if event.peer is None:
             return ""
         return f"rank {event.peer} never posted the matching {_partner(event)}"
-    absent = [r for r in event.group if members[r].issued[channel_of(event)] <= place]
+    absent = [r for r in event.group if members[r].issued[channel_of(event)] <= position]
     return f"{names(absent)} never came to this {event.op}" if absent else ""
 
 
@@ -252,8 +252,8 @@ def _stack_line(stack: str, learner_files: tuple[str, ...]) -> str:
     return f"{frames[0][0]}:{frames[0][1]}" if frames else ""
 
 
-def _bullet(rank: int, what: str, place: str) -> str:
-    return f"  rank {rank} {what}" + (f"   at {source_line(place)}" if place else "")
+def _bullet(rank: int, what: str, line: str) -> str:
+    return f"  rank {rank} {what}" + (f"   at {source_line(line)}" if line else "")
 
 
 def _reports(members: list[Member], options: RunOptions) -> list[RankReport]:

@@ -29,9 +29,9 @@ class RankResults(list[Any]):
         self.on_read()
         return super().__iter__()
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         self.on_read()
-        return super().__getitem__(place)
+        return super().__getitem__(key)
 
 
 @dataclass

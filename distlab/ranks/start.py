@@ -29,7 +29,7 @@ def spawn(fds: tuple[int, ...], rank: int, world_size: int, *task: Any) -> subpr
 
 
 def memory_file() -> int:
-    """A file without a place on disk: nothing stays of it, however this process ends."""
+    """A file without a name on disk: nothing stays of it, however this process ends."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("distlab")
     with tempfile.TemporaryFile() as file:

@@ -118,7 +118,7 @@ def _table() -> Tensor:
 
 
 def encode(string: str) -> Tensor:
-    """The tokens (len(string),) int64: places in CHARACTERS, that of ``?`` for all others."""
+    """The tokens (len(string),) int64: indices in CHARACTERS, that of ``?`` for all others."""
     return _table()[torch.tensor(list(string.encode("ascii", "replace")), dtype=torch.int64)]
 
 

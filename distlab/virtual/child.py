@@ -44,7 +44,7 @@ STACK = 16 << 20  # bytes of (virtual) stack per rank
 
 @dataclass
 class Child:
-    """One forked process; the parent sees in ``who`` the running rank and the world's place."""
+    """One forked process; the parent sees in ``who`` the running rank and the world's index."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -69,8 +69,8 @@ class Child:
             gc.set_threshold(50_000, 20, 100)
             gc.freeze()  # what the parent made is not searched again, and its pages stay shared
             signal.signal(TIME_IS_UP, lambda *_: entered().scheduler.over.set())
-            for place, world_size in enumerate(self.world_sizes):
-                self.who[1] = place
+            for index, world_size in enumerate(self.world_sizes):
+                self.who[1] = index
                 if not self._explore(world_size):
                     break
         except BaseException as error:
@@ -231,8 +231,8 @@ def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> di
     }
     if world.mismatch is not None:
         parts = world.mismatch.first, world.mismatch.second
-        places = [[p.rank.index, p.event.index if p.event else 0] for p in parts]
-        summary |= {"verdict": "mismatch", "message": world.mismatch.message, "parts": places}
+        issued = [[p.rank.index, p.event.index if p.event else 0] for p in parts]
+        summary |= {"verdict": "mismatch", "message": world.mismatch.message, "parts": issued}
     return summary
 
 

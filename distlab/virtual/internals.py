@@ -3,7 +3,7 @@
 Tested on the oldest and the newest version of torch that the course supports. What is used:
 
 - ``torch._C._distributed_c10d._set_thread_isolation_mode``: groups are looked up per thread;
-- ``distributed_c10d._world``: the module's table of groups, exchanged when the baton changes hands;
+- ``distributed_c10d._world``: the module's table of groups, swapped when the baton changes hands;
 - ``torch._C._DisableTorchDispatch``: the transport's own copies are no work of the rank;
 - the prefix of the keys by which ``new_group`` counts the ranks that have come.
 """

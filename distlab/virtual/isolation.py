@@ -70,7 +70,7 @@ def current() -> RankState | None:
 
 
 class Output(io.TextIOBase):
-    """Standard output: each rank's goes to its own place."""
+    """Standard output: each rank's goes to its own buffer."""
 
     def write(self, text: str) -> int:
         """Keep what the current rank prints, up to a limit."""

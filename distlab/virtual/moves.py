@@ -1,6 +1,6 @@
 """What the delivery of a transfer does to the values; parts come in the order of the group.
 
-Where not all ranks run, a part stands at several places; what is written is written at its own.
+Where not all ranks run, a part stands at several positions; what is written is written at its own.
 
 Reductions combine in the order of the ranks, so their result does not depend on who came first.
 """
@@ -45,8 +45,8 @@ def _barrier(parts: list[Part]) -> None:
     pass
 
 
-def own_places(parts: list[Part]) -> list[tuple[int, Part]]:
-    """(place in the group, part) of the ranks that run."""
+def own_parts(parts: list[Part]) -> list[tuple[int, Part]]:
+    """(rank of the group, part) of the ranks that run."""
     return [(n, part) for n, part in enumerate(parts) if part.group[n] == part.rank.index]
 
 
@@ -56,7 +56,7 @@ def _root(parts: list[Part]) -> int:
 
 def _own_root(parts: list[Part]) -> list[tuple[int, Part]]:
     """The root, if it runs."""
-    return [(place, part) for place, part in own_places(parts) if place == _root(parts)]
+    return [(position, part) for position, part in own_parts(parts) if position == _root(parts)]
 
 
 def _combined(tensors: Sequence[Tensor], reduce_op: Any) -> Tensor:
@@ -74,10 +74,10 @@ def _combined(tensors: Sequence[Tensor], reduce_op: Any) -> Tensor:
 
 
 def _all_reduce(parts: list[Part]) -> None:
-    for place in range(len(parts[0].gives)):
-        total = _combined([part.gives[place] for part in parts], parts[0].reduce_op)
-        for _, part in own_places(parts):
-            copy(part.gets[place], total)
+    for k in range(len(parts[0].gives)):
+        total = _combined([part.gives[k] for part in parts], parts[0].reduce_op)
+        for _, part in own_parts(parts):
+            copy(part.gets[k], total)
 
 
 def _reduce(parts: list[Part]) -> None:
@@ -88,7 +88,7 @@ def _reduce(parts: list[Part]) -> None:
 
 def _broadcast(parts: list[Part]) -> None:
     source = parts[_root(parts)]
-    for _, part in own_places(parts):
+    for _, part in own_parts(parts):
         for target, tensor in zip(part.gets, source.gives, strict=True):
             copy(target, tensor)
 
@@ -96,24 +96,24 @@ def _broadcast(parts: list[Part]) -> None:
 def _all_gather(parts: list[Part]) -> None:
     """``gets`` holds, for each tensor given, one output per rank."""
     count = len(parts[0].gives)
-    for _, part in own_places(parts):
+    for _, part in own_parts(parts):
         for k in range(count):
-            for place, source in enumerate(parts):
-                copy(part.gets[k * len(parts) + place], source.gives[k])
+            for position, source in enumerate(parts):
+                copy(part.gets[k * len(parts) + position], source.gives[k])
 
 
 def _reduce_scatter(parts: list[Part]) -> None:
     """``gives`` holds, for each tensor got, one input per rank."""
     for k in range(len(parts[0].gets)):
-        for place, part in own_places(parts):
-            at = k * len(parts) + place
+        for position, part in own_parts(parts):
+            at = k * len(parts) + position
             copy(part.gets[k], _combined([p.gives[at] for p in parts], part.reduce_op))
 
 
 def _all_to_all(parts: list[Part]) -> None:
     moved = [
-        (got, giver.gives[place].detach().clone())
-        for place, part in own_places(parts)
+        (got, giver.gives[position].detach().clone())
+        for position, part in own_parts(parts)
         for giver, got in zip(parts, part.gets, strict=True)
     ]
     for got, given in moved:
@@ -128,8 +128,8 @@ def _gather(parts: list[Part]) -> None:
 
 def _scatter(parts: list[Part]) -> None:
     gives = parts[_root(parts)].gives
-    for place, part in own_places(parts):
-        copy(part.gets[0], gives[place])
+    for position, part in own_parts(parts):
+        copy(part.gets[0], gives[position])
 
 
 MOVE: dict[str, Callable[[list[Part]], None]] = {

@@ -62,7 +62,7 @@ class Network:
         return c.between.alpha * factor, ends + links
 
     def reserve(self, parts: list[Part], ready: float) -> None:
-        """Give the transfer its place on the links and set when each part is complete."""
+        """Give the transfer its time on the links and set when each part is complete."""
         if parts[0].op in ("send", "recv"):
             self._message(parts, ready)
         else:

@@ -165,7 +165,7 @@ def _raise_if_failed(
         raise rank_report.failure(members, options)
     if verdict != "done":
         stacks = {int(rank): text for rank, text in summary["stacks"].items()}
-        loops = {int(rank): place for rank, place in summary["loops"].items()}
+        loops = {int(rank): line for rank, line in summary["loops"].items()}
         for member in members:
             member.loop = loops.get(member.rank, "")
             member.idle = member.rank not in stacks

@@ -84,8 +84,8 @@ def _run_child(
         for size, report in zip(world_sizes, reports, strict=False)
     ]
     if len(results) < len(world_sizes):
-        rank, place = memoryview(running).cast("i")[:2].tolist()
-        members = [Member(r, pid, -1, -1) for r in range(world_sizes[place])]
+        rank, index = memoryview(running).cast("i")[:2].tolist()
+        members = [Member(r, pid, -1, -1) for r in range(world_sizes[index])]
         members[rank].head += extra.encode()
         raise _without_report(members, rank, reports.ending, options)
     return results

@@ -258,8 +258,8 @@ class Scheduler:
 
     def _pick(self, items: list[Any]) -> Any:
         assert self.random is not None
-        place = self.random.randrange(len(items))
-        items[place], items[-1] = items[-1], items[place]
+        index = self.random.randrange(len(items))
+        items[index], items[-1] = items[-1], items[index]
         return items.pop()
 
     def make_ready(self, rank: VirtualRank) -> None:

@@ -18,7 +18,7 @@ from ..observe.failure import CheckFailed
 from ..observe.log import P2P, signature
 from ..observe.operators import Sending
 from .internals import Unseen
-from .moves import MOVE, copy, own_places
+from .moves import MOVE, copy, own_parts
 from .network import Network
 from .part import Part
 from .scheduler import Scheduler, VirtualRank
@@ -37,7 +37,7 @@ class Mismatched(Exception):
 class Transfer:
     """Parts that belong together; implements the scheduler's ``Pending``."""
 
-    exchange: Exchange
+    transfers: Transfers
     needed: int
     parts: list[Part] = field(default_factory=list)
     waiters: list[VirtualRank] = field(default_factory=list)
@@ -59,11 +59,11 @@ class Transfer:
             self.ready_at = part.posted
         if len(parts) == self.needed:
             self.matched = True
-            self.exchange.scheduler.add(self)
+            self.transfers.scheduler.add(self)
 
     def reserve(self) -> None:
         """Occupy links; fixes every part's ``finish``."""
-        self.exchange.network.reserve(self.parts, self.ready_at)
+        self.transfers.network.reserve(self.parts, self.ready_at)
 
     def deliver(self) -> None:
         """Move the values, complete the parts, wake who waits."""
@@ -71,18 +71,18 @@ class Transfer:
         parts = self.parts
         if parts[0].op in P2P:
             send, receive = parts if parts[0].op == "send" else parts[::-1]
-            if self.exchange.modelled:
+            if self.transfers.modelled:
                 with Unseen():
                     copy(receive.gets[0], send.gives[0])
             else:
                 copy(receive.gets[0], send.gives[0])
-        elif not self.exchange.modelled or any(map(_known, parts)):
+        elif not self.transfers.modelled or any(map(_known, parts)):
             with Unseen():
                 MOVE[parts[0].op](_of_all(parts))
         for part in parts:
             part.done, part.transfer = True, None  # no cycle is left behind
         self.parts = []  # the scheduler may still list this transfer: it keeps no buffer alive
-        self.exchange.scheduler.wake(self)
+        self.transfers.scheduler.wake(self)
 
 
 def _known(part: Part) -> bool:
@@ -101,7 +101,7 @@ def _of_all(parts: list[Part]) -> list[Part]:
     return found
 
 
-class Exchange:
+class Transfers:
     """All open transfers of one run."""
 
     def __init__(
@@ -120,8 +120,8 @@ class Exchange:
         """Issue a part on the group ``channel`` and match it. Raises Mismatched."""
         if not self.all_run and part.op in P2P:
             raise CheckFailed(
-                f"rank {part.rank.index} exchanges a message with rank {part.peer}, but only ranks "
-                f"{sorted(self.runs)} run: messages need all",
+                f"rank {part.rank.index} sends to or receives from rank {part.peer}, but only "
+                f"ranks {sorted(self.runs)} run: messages need all",
                 cause="absent-rank",
                 rank=part.rank.index,
             )
@@ -200,9 +200,9 @@ class Exchange:
         first.transfer.join(second)
 
     def _collective(self, part: Part, channel: Any) -> None:
-        place = self.issued[channel, part.rank.index]
+        position = self.issued[channel, part.rank.index]
         self.issued[channel, part.rank.index] += 1
-        key = channel, place
+        key = channel, position
         transfer = self.open.get(key)
         if transfer is None:
             needed = len(part.group) if self.all_run else len(self.runs.intersection(part.group))
@@ -230,9 +230,9 @@ class Exchange:
 
 def _check_splits(parts: list[Part]) -> None:
     """What each rank gives another must be what that one expects."""
-    for place, part in own_places(parts):
+    for position, part in own_parts(parts):
         for giver, got in zip(parts, part.gets, strict=True):
-            given = giver.gives[place]
+            given = giver.gives[position]
             if given.numel() != got.numel():
                 raise Mismatched(
                     f"in all_to_all rank {giver.rank.index} gives rank {part.rank.index} "

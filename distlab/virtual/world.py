@@ -1,6 +1,6 @@
 """What each virtual rank believes to be its own: groups, random state, environment, clock, output.
 
-Only one rank runs at a time, so global state can be exchanged when the baton changes hands:
+Only one rank runs at a time, so global state can be swapped when the baton changes hands:
 ``install`` puts a rank's own in place, ``remove`` takes it away again. What is asked for all the
 time, clocks and standard output, looks up the current rank instead (``isolation.py``).
 """
@@ -28,7 +28,7 @@ from .part import Part
 from .scheduler import Scheduler, VirtualRank
 from .state import RankState
 from .store import VirtualStore
-from .transport import Exchange, Mismatched
+from .transport import Mismatched, Transfers
 from .work import VirtualWork
 
 _torch_random = torch.default_generator
@@ -65,7 +65,7 @@ class World:
         self.record, self.measured = options.ledger, options.compute == "measured"
         self.modelled = options.compute == "roofline"
         self.scheduler = Scheduler(world_size, seed, self.install, self.remove, runs)
-        self.exchange = Exchange(self.scheduler, self.network, self.modelled, runs)
+        self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs)
         self.channels: dict[Any, Channel] = {}
         self.named: dict[tuple[int, str], tuple[int, ...]] = {}  # ranks of the groups made so far
         self.store = VirtualStore(self.scheduler)
@@ -103,7 +103,7 @@ class World:
         """What ``new_group`` makes on the calling rank.
 
         torch numbers groups as a rank makes them, and two groups of one number get mixed up in the
-        store: raises CheckFailed if another rank has made another group at this place.
+        store: raises CheckFailed if another rank has made another group at this point.
         """
         ranks = tuple(options.global_ranks_in_group) or tuple(range(len(self.states)))
         state = self.mine
@@ -126,7 +126,7 @@ class World:
         """The state of the rank whose thread this is."""
         return self.states[self.scheduler.me.index]
 
-    # -- exchanging what is global ----------------------------------------------------------------
+    # -- swapping what is global ------------------------------------------------------------------
     def install(self, rank: VirtualRank) -> None:
         """``rank`` has got the baton."""
         state = self.states[rank.index]
@@ -198,7 +198,7 @@ class World:
             part.event.index = len(state.ledger.events)
             state.ledger.events.append(part.event)
         try:
-            self.exchange.post(part, channel)
+            self.transfers.post(part, channel)
         except Mismatched as found:
             self.mismatch = found
             self.scheduler.abort()
@@ -210,7 +210,7 @@ class World:
         assert self.lose is not None
         rank, number = self.lose
         if rank == state.rank.index and state.communications >= number:
-            self.exchange.lose(rank)
+            self.transfers.lose(rank)
             raise RankLost(f"was lost at its communication {number}, as asked for")
 
     def expect(self, work: VirtualWork) -> None:

@@ -29,7 +29,7 @@ from given.agreement import Group, rank_in
 
 
 def partition(tensors: Sequence[Tensor], limit: int, first_limit: int) -> list[list[int]]:
-    """Cut ``tensors`` into lists of one dtype and device and of at most ``limit`` bytes.
+    """Divide ``tensors`` into lists of one dtype and device and of at most ``limit`` bytes.
 
     Returns positions in ``tensors``. Of each dtype and device the tensors fill one list after the
     other, in order; a list ends before the tensor that would take it beyond its limit, so only a
@@ -45,25 +45,26 @@ def partition(tensors: Sequence[Tensor], limit: int, first_limit: int) -> list[l
         raise ValueError(f"bucket sizes must be positive, got {limit} and {first_limit} bytes")
     lists: list[list[int]] = []
     filling: dict[Hashable, tuple[list[int], int, int]] = {}  # list, bytes in it, its limit
-    for place, tensor in enumerate(tensors):
+    for index, tensor in enumerate(tensors):
         kind = tensor.dtype, tensor.device
         current, size, most = filling.get(kind, ([], 0, first_limit))
         if current and size + tensor.nbytes > most:
             current, size, most = [], 0, limit
         if not current:
             lists.append(current)
-        current.append(place)
+        current.append(index)
         filling[kind] = current, size + tensor.nbytes, most
-    return sorted(lists, key=lambda places: places[-1])
+    return sorted(lists, key=lambda indices: indices[-1])
     # --- exercise 3.9: end
 
 
 class Bucket:
     """The gradients of some parameters of one dtype and device, side by side in one flat buffer.
 
-    ``index``: its place in the order in which buckets leave. ``buffer`` (n,), n = Σ numel, of the
-    parameters' dtype, uninitialised at first. ``views[k]``: the part of ``parameters[k]``, in its
-    shape and with its order of strides, so that optimizer and autograd find both laid out alike.
+    ``index``: its position in the order in which buckets leave. ``buffer`` (n,), n = Σ numel, of
+    the parameters' dtype, uninitialised at first. ``views[k]``: the part of ``parameters[k]``, in
+    its shape and with its order of strides, so that optimizer and autograd find both laid out
+    alike.
     """
 
     def __init__(self, index: int, parameters: Sequence[nn.Parameter]) -> None:
@@ -72,22 +73,22 @@ class Bucket:
         self.buffer: Tensor
         self.views: list[Tensor]
         # --- exercise 3.9: start
-        # Step 4: one flat buffer, cut without a copy; `laid_out_like` gives a part its shape
+        # Step 4: one flat buffer, divided without a copy; `laid_out_like` gives a part its shape
         sizes = [p.numel() for p in self.parameters]
         self.buffer = parameters[0].detach().new_empty(sum(sizes))
         parts = zip(self.buffer.split(sizes), self.parameters, strict=True)
         self.views = [laid_out_like(p, part) for part, p in parts]
         # --- exercise 3.9: end
 
-    def take(self, place: int, share: float = 1.0) -> None:
-        """Let ``parameters[place].grad`` be its view and hold ``share`` times what it held.
+    def take(self, k: int, share: float = 1.0) -> None:
+        """Let ``parameters[k].grad`` be its view and hold ``share`` times what it held.
 
-        No gradient (None) counts as zeros. One pass over the gradient, none if it is in its place
-        and ``share`` is 1. Raises ValueError for a sparse gradient.
+        No gradient (None) counts as zeros. One pass over the gradient, none if it is its view
+        already and ``share`` is 1. Raises ValueError for a sparse gradient.
         """
         # --- exercise 3.9: start
-        # Step 5: scale while copying; what is in its place already is scaled there
-        p, view = self.parameters[place], self.views[place]
+        # Step 5: scale while copying; what is its view already is scaled there
+        p, view = self.parameters[k], self.views[k]
         if p.grad is None:
             view.zero_()
         elif p.grad.layout != torch.strided:
@@ -114,11 +115,11 @@ def make_buckets(parameters: Sequence[nn.Parameter], limit: int, first_limit: in
     # --- exercise 3.9: start
     # Step 6: a bucket per list of `partition`; take the gradients that are there
     lists = partition(parameters, limit, first_limit)
-    buckets = [Bucket(k, [parameters[i] for i in places]) for k, places in enumerate(lists)]
+    buckets = [Bucket(k, [parameters[i] for i in indices]) for k, indices in enumerate(lists)]
     for bucket in buckets:
-        for place, p in enumerate(bucket.parameters):
+        for k, p in enumerate(bucket.parameters):
             if p.grad is not None:
-                bucket.take(place)
+                bucket.take(k)
     return buckets
     # --- exercise 3.9: end
 
@@ -153,8 +154,8 @@ def broadcast_tensors(tensors: Sequence[Tensor], limit: int, group: Group = None
     #         write the parts back into the tensors
     rank = rank_in(group)
     with torch.no_grad():
-        for places in partition(tensors, limit, limit):
-            chosen = [tensors[i] for i in places]
+        for indices in partition(tensors, limit, limit):
+            chosen = [tensors[i] for i in indices]
             flat = torch.cat([t.flatten() for t in chosen])
             dist.broadcast(flat, group=group, group_src=0)
             if rank:

@@ -110,11 +110,11 @@ class DDP(BucketedDDP):
     def _ready(self, index: int, p: nn.Parameter) -> None:
         """``p.grad``, of ``trainable[index]``, is complete on this rank."""
         # --- exercise 3.11: start
-        # Step 5: without sync a local gradient goes to its place all the same: no second copy
+        # Step 5: without sync a local gradient goes into its bucket all the same: no second copy
         # Step 6: nothing can be added to a bucket that may have left
         if not self.sync:
-            bucket, place = self.home[index]
-            bucket.take(place)
+            bucket, k = self.home[index]
+            bucket.take(k)
             return
         if index in self.arrived:
             raise RuntimeError(

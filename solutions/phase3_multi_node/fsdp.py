@@ -1,8 +1,8 @@
 """Fully sharded data parallelism: parameters, gradients and optimizer state in 1/W each.
 
-The model is cut into *units* (for a transformer its blocks; the root unit takes what is left). The
-parameters of a unit are joined in one flat vector, of which every rank keeps a chunk. Only while a
-unit computes does it have its full parameters:
+The model is divided into *units* (for a transformer its blocks; the root unit takes what is left).
+The parameters of a unit are joined in one flat vector, of which every rank keeps a shard. Only
+while a unit computes does it have its full parameters:
 
     forward     all-gather unit | compute | free
     backward    all-gather unit | compute | free, reduce-scatter its gradient
@@ -34,7 +34,7 @@ from given.fsdp_units import FlatUnit, HookedUnits, Parameters, owned_parameters
 
 
 class FlatParameter:
-    """Parameters of one dtype as one vector, cut into equal chunks over the ranks of ``group``.
+    """Parameters of one dtype as one vector, cut into equal parts over the ranks of ``group``.
 
     Element i of the vector belongs to rank i // chunk, with chunk = ceil(numel / W).
 
@@ -60,7 +60,7 @@ class FlatParameter:
         self.numel = sum(p.numel() for p in parameters)
         first = next(iter(parameters))
         # --- exercise 3.15: start
-        # Step 1: equal chunks, the last ones shorter or empty; a copy of the own part, because a
+        # Step 1: equal parts, the last ones shorter or empty; a copy of the own part, because a
         #         view would keep the whole vector alive
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
         self.chunk = -(-self.numel // world_size)
@@ -132,8 +132,8 @@ class FlatParameter:
 
     def put(self, values: Sequence[Tensor | None]) -> None:
         """Set the modules' attributes; None makes an access to a freed parameter an error."""
-        for value, places in zip(values, self.places, strict=True):
-            for module, name, _ in places:
+        for value, attributes in zip(values, self.places, strict=True):
+            for module, name, _ in attributes:
                 setattr(module, name, value)
 
     def reduce_input(self) -> Tensor:
@@ -223,13 +223,13 @@ class FSDP(HookedUnits[FlatParameter]):
         where = first.device if device is None else torch.device(device)
         self.module, self.group = module, group
         for owner, mine in zip((module, *units), owned, strict=True):
-            for places in mine.values():
-                for holder, name, _ in places:
+            for attributes in mine.values():
+                for holder, name, _ in attributes:
                     holder._parameters.pop(name, None)
             kinds: dict[object, Parameters] = {}
-            for parameter, places in mine.items():
+            for parameter, attributes in mine.items():
                 kind = parameter.dtype, parameter.requires_grad
-                kinds.setdefault(kind, {})[parameter] = places
+                kinds.setdefault(kind, {})[parameter] = attributes
             flats = [flat_type(same, group, where) for same in kinds.values()]
             self.units.append(Unit(owner, flats))
         self.shards = nn.ParameterList(f.shard for unit in self.units for f in unit.flats)
@@ -242,7 +242,7 @@ class FSDP(HookedUnits[FlatParameter]):
     def before_forward(self, unit: Unit) -> None:
         """``unit``'s forward begins."""
         # --- exercise 3.15: start
-        # Step 9: four places and what happens there
+        # Step 9: four moments and what happens then
         unit.gather()
         # --- exercise 3.15: end
 

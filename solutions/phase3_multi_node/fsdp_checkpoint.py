@@ -6,7 +6,7 @@ rank, unit by unit; every rank can load its part of it. With W ranks and 4Ψ byt
 shards, without a message.)
 
 *Deferred initialisation*: built on meta, the module has shapes and no data; units are initialised
-one at a time, and only the rank's chunk stays. Memory: the shards and the largest unit.
+one at a time, and only the rank's shard stays. Memory: the shards and the largest unit.
 
 Everything is tensors: ``torch.save`` it, and load it with ``weights_only=True``. Invariant: padding
 is in no file.
@@ -37,10 +37,10 @@ def parts_of(flat: FlatParameter) -> Iterator[tuple[list[str], torch.Size, int, 
     # --- exercise 3.20: start
     # Step 1: the overlap of two ranges of the unit's vector: the parameter's and the shard's
     begin, stop = 0, flat.start + flat.shard.numel()
-    for shape, places in zip(flat.shapes, flat.places, strict=True):
+    for shape, attributes in zip(flat.shapes, flat.places, strict=True):
         low, high = max(begin, flat.start), min(begin + shape.numel(), stop)
         if low < high:
-            names = [name for _, _, name in places]
+            names = [name for _, _, name in attributes]
             yield names, shape, low - begin, slice(low - flat.start, high - flat.start)
         begin += shape.numel()
     # --- exercise 3.20: end
@@ -58,7 +58,7 @@ def full_state_dict(model: FSDP) -> dict[str, Tensor]:
     them in full on its device. Parameters have the shards' dtype; tied ones appear under all names.
     """
     # --- exercise 3.20: start
-    # Step 2: every rank gives its padded shard; rank 0 cuts the vector into parameters and leaves
+    # Step 2: every rank gives its padded shard; rank 0 splits the vector into parameters and leaves
     #         the padding out. What is left in the module's own state dict are buffers
     group = model.group
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -66,14 +66,14 @@ def full_state_dict(model: FSDP) -> dict[str, Tensor]:
     for flat in flats_of(model):
         own = F.pad(flat.shard.detach(), (0, flat.chunk - flat.shard.numel()))
         own = own.to(flat.full.device)
-        chunks = [torch.empty_like(own) for _ in range(world_size)] if rank == 0 else None
-        dist.gather(own, chunks, group=group, group_dst=0)
-        if chunks is None:
+        shards = [torch.empty_like(own) for _ in range(world_size)] if rank == 0 else None
+        dist.gather(own, shards, group=group, group_dst=0)
+        if shards is None:
             continue
-        vector = torch.cat(chunks)[: flat.numel].cpu()
+        vector = torch.cat(shards)[: flat.numel].cpu()
         parts = vector.split([shape.numel() for shape in flat.shapes])
-        for part, shape, places in zip(parts, flat.shapes, flat.places, strict=True):
-            state |= {name: part.view(shape).clone() for _, _, name in places}
+        for part, shape, attributes in zip(parts, flat.shapes, flat.places, strict=True):
+            state |= {name: part.view(shape).clone() for _, _, name in attributes}
     if rank:
         return {}
     buffers = model.module.state_dict()
@@ -89,12 +89,12 @@ def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
     """
     # --- exercise 3.20: start
     # Step 3: compare names and shapes of everything before the first copy
-    # Step 4: each rank cuts its own parts
+    # Step 4: each rank takes its own parts
     buffers = model.module.state_dict()
     shapes = {name: value.shape for name, value in buffers.items()}
     for flat in flats_of(model):
-        for shape, places in zip(flat.shapes, flat.places, strict=True):
-            shapes |= {name: shape for _, _, name in places}
+        for shape, attributes in zip(flat.shapes, flat.places, strict=True):
+            shapes |= {name: shape for _, _, name in attributes}
     wrong = {n for n in shapes.keys() & state.keys() if state[n].shape != shapes[n]}
     if wrong or shapes.keys() != state.keys():
         missing, unknown = shapes.keys() - state.keys(), state.keys() - shapes.keys()
@@ -131,8 +131,8 @@ def materialise(model: FSDP, initialise: Callable[[nn.Module], None]) -> None:
         part: unit
         for unit in model.units
         for flat in unit.flats
-        for places in flat.places
-        for part, _, _ in places
+        for attributes in flat.places
+        for part, _, _ in attributes
     }
     device = flats_of(model)[0].full.device
     for part in model.module.modules():

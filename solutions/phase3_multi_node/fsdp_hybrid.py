@@ -2,15 +2,15 @@
 
 Full sharding sends every parameter through the slowest link, twice per step. If a model's state
 fits into one node, shard it over the L ranks of the node (fast links) and keep one replica per
-node. Only gradients cross the network, and only each rank's chunk of them:
+node. Only gradients cross the network, and only each rank's shard of them:
 
-    node 0   r0 [chunk 0]  r1 [chunk 1]      inside: all-gather, all-gather, reduce-scatter
-                 ║             ║             across: all-reduce of a chunk with the same chunk's
-    node 1   r2 [chunk 0]  r3 [chunk 1]              owners on the other nodes
+    node 0   r0 [shard 0]  r1 [shard 1]      inside: all-gather, all-gather, reduce-scatter
+                 ║             ║             across: all-reduce of a shard with the same shard's
+    node 1   r2 [shard 0]  r3 [shard 1]              owners on the other nodes
 
 Bytes per rank and step for P bytes of parameters and M nodes: 3(L-1)/L·P inside the node, and
 2(M-1)/M·P/L across; full sharding sends 3(W-1)/W·P, most of it across. Memory: 16Ψ/L. Messages: one
-more per unit. Invariant: ranks with the same place in their nodes hold equal shards at all times.
+more per unit. Invariant: ranks with the same local rank hold equal shards at all times.
 
 Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277), section 3.2.2 (hybrid sharding).
 """
@@ -39,9 +39,9 @@ def node_groups(node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     if node_size < 1 or world_size % node_size:
         raise ValueError(f"{world_size} ranks don't divide into nodes of {node_size}")
     nodes = [range(first, first + node_size) for first in range(0, world_size, node_size)]
-    places = [range(place, world_size, node_size) for place in range(node_size)]
+    peers = [range(first, world_size, node_size) for first in range(node_size)]
     inside = [dist.new_group(list(node)) for node in nodes]
-    across = [dist.new_group(list(place)) for place in places]
+    across = [dist.new_group(list(ranks)) for ranks in peers]
     return inside[rank // node_size], across[rank % node_size]
     # --- exercise 3.19: end
 

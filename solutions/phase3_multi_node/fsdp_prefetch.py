@@ -77,9 +77,9 @@ class PrefetchFSDP(FSDP):
         # --- exercise 3.16: start
         # Step 4: backward comes in the opposite order
         unit.gather()
-        place = self.order.index(unit) if unit in self.order else 0
-        if place > 0:
-            self.order[place - 1].start_gather()
+        index = self.order.index(unit) if unit in self.order else 0
+        if index > 0:
+            self.order[index - 1].start_gather()
         # --- exercise 3.16: end
 
     def after_backward(self, unit: Unit) -> None:

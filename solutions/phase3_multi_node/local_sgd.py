@@ -41,7 +41,7 @@ def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tens
     # --- exercise 3.25: start
     # Step 1: refuse integers, and a rank that is no member (`rank_in`): torch would only warn there
     # Step 2: join the tensors of a dtype, so that a message does not cost its latency per tensor
-    # Step 3: sum over the ranks, divide by their number, cut apart; answer in the order asked for
+    # Step 3: sum over the ranks, divide by their number, split; answer in the order asked for
     rank_in(group)
     for t in tensors:
         if not (t.is_floating_point() or t.is_complex()):
@@ -49,12 +49,12 @@ def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tens
     world_size = dist.get_world_size(group)
     means: list[Tensor] = [t.detach() for t in tensors]
     for dtype in dict.fromkeys(t.dtype for t in tensors):
-        places = [place for place, t in enumerate(tensors) if t.dtype == dtype]
-        flat = torch.cat([means[place].flatten() for place in places])
+        indices = [index for index, t in enumerate(tensors) if t.dtype == dtype]
+        flat = torch.cat([means[index].flatten() for index in indices])
         dist.all_reduce(flat, group=group)
-        parts = flat.div_(world_size).split([means[place].numel() for place in places])
-        for place, part in zip(places, parts, strict=True):
-            means[place] = part.view(tensors[place].shape)
+        parts = flat.div_(world_size).split([means[index].numel() for index in indices])
+        for index, part in zip(indices, parts, strict=True):
+            means[index] = part.view(tensors[index].shape)
     return means
     # --- exercise 3.25: end
 

@@ -134,10 +134,10 @@ class BucketedDDP(nn.Module):
     def _use_order(self, order: Iterable[int]) -> None:
         """Put the gradients into new buckets; ``order``: indices into ``trainable``."""
         # --- exercise 3.10: start
-        # Step 4: make the buckets, and know for each index its bucket and its place in there
+        # Step 4: make the buckets, and know for each index its bucket and its index in there
         self.buckets = make_buckets([self.trainable[i] for i in order], *self.limits)
-        places = {p: (b, k) for b in self.buckets for k, p in enumerate(b.parameters)}
-        self.home = [places[p] for p in self.trainable]
+        homes = {p: (b, k) for b in self.buckets for k, p in enumerate(b.parameters)}
+        self.home = [homes[p] for p in self.trainable]
         self._reset()
         # --- exercise 3.10: end
 
@@ -169,12 +169,12 @@ class BucketedDDP(nn.Module):
     def _take(self, index: int) -> None:
         """Put a gradient into its bucket, divided by W, and let go what can leave."""
         # --- exercise 3.10: start
-        # Step 7: note the arrival and fill the gradient's place
+        # Step 7: note the arrival and fill the gradient's view
         # Step 8: buckets leave in their order, the same on every rank, also if a later one is
         #         complete first; `self.hook(bucket)` begins the reduction and does not wait
         self.arrived[index] = None
-        bucket, place = self.home[index]
-        bucket.take(place, self.share)
+        bucket, k = self.home[index]
+        bucket.take(k, self.share)
         self.missing[bucket.index] -= 1
         while len(self.handles) < len(self.buckets) and not self.missing[len(self.handles)]:
             self.handles.append(self.hook(self.buckets[len(self.handles)]))

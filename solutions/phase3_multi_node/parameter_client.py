@@ -53,12 +53,12 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
     if len(dtypes) > 1:
         raise ValueError(f"all keys must have one dtype, these have {' and '.join(dtypes)}")
     loads = [(0, 0, server) for server in range(servers)]  # elements, keys, server
-    place = {}
+    server_of = {}
     for key in sorted(parameters, key=lambda key: -parameters[key].numel()):
         elements, keys, server = min(loads)
-        place[key] = server
+        server_of[key] = server
         loads[server] = elements + parameters[key].numel(), keys + 1, server
-    return place
+    return server_of
     # --- exercise 3.26: end
 
 
@@ -116,7 +116,7 @@ class Client:
         """
         # --- exercise 3.26: start
         # Step 4: all requests and all receives first, then wait: the servers work at the same time
-        # Step 5: cut each server's vector into its keys, in the order of the parameters
+        # Step 5: split each server's vector into its keys, in the order of the parameters
         keys = set(keys)
         header = self._header(PULL, keys)
         dtype = next(iter(self.parameters.values())).dtype

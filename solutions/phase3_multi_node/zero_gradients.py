@@ -3,7 +3,7 @@
 A rank that has optimizer state for one W-th of the elements needs only their gradients. So the
 first half of the all-reduce is enough, and the optimizer gathers *parameters* in its second half:
 
-    reduce-scatter in backward, free the rest | step own chunk | all-gather parameters
+    reduce-scatter in backward, free the rest | step own shard | all-gather parameters
 
 Memory per rank in fp32 with Adam, Ψ parameters on W ranks: 4Ψ + 12Ψ/W, and in backward three
 buckets: two on their way, one that is joined. Bytes sent per rank and step, for P bytes of
@@ -71,7 +71,7 @@ class Zero2Optimizer(ZeroOptimizer):
         # --- exercise 3.14: end
 
     def _leave(self, vector: FlatVector) -> None:
-        """Issue the reduce-scatter of the vector's gradients, (W-1)·chunk elements sent."""
+        """Issue the reduce-scatter of the vector's gradients, (W-1)·shard elements sent."""
         # --- exercise 3.14: start
         # Step 3: at most two are on their way: what has left takes memory until it is there
         # Step 4: joined in the order of `flat`, zeros where there is none; forget the originals
@@ -107,7 +107,7 @@ class Zero2Optimizer(ZeroOptimizer):
         # --- exercise 3.14: start
         # Step 6: every rank sends every vector, whatever it has used
         # Step 7: a maximum over the ranks tells which parameters anyone has used
-        # Step 8: in the order of `flat`, the pieces fill the chunk from its beginning
+        # Step 8: in the order of `flat`, the pieces fill the shard from its beginning
         self.running = False
         for vector in self.vectors[len(self.left) :]:
             self._leave(vector)

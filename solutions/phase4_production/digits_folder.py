@@ -3,7 +3,7 @@
     python -m solutions.phase4_production.digits_folder FOLDER
 
 makes ``FOLDER/train/3/0007.png`` and so on: 1,437 images to train, 360 in ``val``, of 8×8 pixels.
-The folder appears when it is complete: it is made beside its place and renamed.
+The folder appears when it is complete: it is made under another name and renamed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def write_digits(folder: str | Path) -> Path:
         images, labels = digits(train=split == "train").tensors
         pixels = ((images + 1) * 127.5).round().byte().squeeze(1).numpy()
         for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
-            place = made / split / str(label)
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(place / f"{number:04}.png")
+            drawings = made / split / str(label)
+            drawings.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(drawings / f"{number:04}.png")
     made.chmod(0o755)
     try:
         os.rename(made, folder)

@@ -1,14 +1,14 @@
-"""State for another number of ranks: what was cut into W chunks is cut into V.
+"""State for another number of ranks: what was cut into W shards is cut into V.
 
 A run that was saved by W ranks is resumed by V. Samples and batches are dealt out anew
 (``elastic_sampler``); what each rank has saved as its own is translated here:
 
-    state      a tensor of n elements that was cut into W chunks is cut into V: the new chunk is
+    state      a tensor of n elements that was cut into W shards is cut into V: the new shard is
                made of those that it overlaps, at most W/V + 2 of them
     random     a rank that existed goes on with its numbers; one that did not begins with numbers
                that nobody has had: seeded by (seed, step, rank)
 
-A chunk in a saved tree is ``{"numel": n, "chunk": (k,)}``, without padding; see ``cut``.
+A shard in a saved tree is ``{"numel": n, "chunk": (k,)}``, without padding; see ``cut``.
 
 Messages: none. Reading: of the W saved parts only those that overlap. Invariant: the loss curve is
 that of an uninterrupted run, up to rounding (where no random numbers are drawn per rank).
@@ -36,19 +36,19 @@ from .sample_seeds import random_state, set_random_state
 
 
 def chunk_of(numel: int, world_size: int, rank: int) -> range:
-    """The elements of a flat tensor that ``rank`` holds: chunk ``rank`` of ceil(n / W) elements.
+    """The elements of a flat tensor that ``rank`` holds: its shard, of ceil(n / W) elements.
 
-    The last chunks may be shorter or empty; there is no padding.
+    The last shards may be shorter or empty; there is no padding.
     """
     # --- exercise 4.4: start
     # Step 1: both borders end at numel
-    chunk = -(-numel // world_size)
-    return range(min(rank * chunk, numel), min((rank + 1) * chunk, numel))
+    shard = -(-numel // world_size)
+    return range(min(rank * shard, numel), min((rank + 1) * shard, numel))
     # --- exercise 4.4: end
 
 
 def cut(own: Tensor, numel: int, world_size: int, rank: int) -> Tree:
-    """What ``rank`` saves of its chunk of a flat tensor of ``numel`` elements.
+    """What ``rank`` saves of its shard of a flat tensor of ``numel`` elements.
 
     ``own``: its elements, and padding behind them if there is any. ``{"numel": n, "chunk": (k,)}``.
     """
@@ -60,20 +60,20 @@ def cut(own: Tensor, numel: int, world_size: int, rank: int) -> Tree:
 
 
 def is_chunk(value: Any) -> bool:
-    """Whether ``value`` is a place of a tree where ``cut`` has put a chunk."""
+    """Whether ``value`` is what ``cut`` makes of a shard."""
     return isinstance(value, dict) and value.keys() == {"numel", "chunk"}
 
 
 def recut(saved: Saved, world_size: int, rank: int) -> Tree:
     """The tree that ``rank`` of ``world_size`` would have saved as its own.
 
-    Chunks are put together from those that overlap; everything else in the tree is equal on all
+    Shards are put together from those that overlap; everything else in the tree is equal on all
     ranks and taken from one of them. Reads the trees of the old ranks that it needs, each once.
-    Raises ValueError if the chunks of a tensor don't have the lengths that they should.
+    Raises ValueError if the shards of a tensor don't have the lengths that they should.
     """
     # --- exercise 4.4: start
-    # Step 4: the tree of the old rank whose chunks begin near ours gives the structure
-    # Step 5: walk it; a chunk is the overlap of ranges, once per old rank, counted in its chunk
+    # Step 4: the tree of the old rank whose shards begin near ours gives the structure
+    # Step 5: walk it; a shard is the overlap of ranges, once per old rank, counted in its shard
     read = functools.cache(saved.own)
 
     def walk(value: Any, path: tuple[Any, ...]) -> Any:
@@ -93,13 +93,13 @@ def recut(saved: Saved, world_size: int, rank: int) -> Tree:
             theirs = chunk_of(numel, saved.world_size, other)
             low, high = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
             if low < high:
-                chunk = functools.reduce(operator.getitem, path, read(other))["chunk"]
-                if len(chunk) != len(theirs):
+                shard = functools.reduce(operator.getitem, path, read(other))["chunk"]
+                if len(shard) != len(theirs):
                     raise ValueError(
                         f"rank {other} of {saved.world_size} should have {len(theirs)} of "
-                        f"{numel} elements of {'/'.join(map(str, path))}, it has {len(chunk)}"
+                        f"{numel} elements of {'/'.join(map(str, path))}, it has {len(shard)}"
                     )
-                parts.append(chunk[low - theirs.start : high - theirs.start])
+                parts.append(shard[low - theirs.start : high - theirs.start])
         return torch.cat(parts)
 
     return walk(read(rank * saved.world_size // world_size), ())
@@ -136,7 +136,7 @@ class Adapted:
         seeded by (seed, step, rank).
         """
         # --- exercise 4.4: start
-        # Step 6: a stream is no chunk and no common value: two ranks with the same one would
+        # Step 6: a stream is no shard and no common value: two ranks with the same one would
         #          train with the same dropout. TrainingState keeps generators as bare tensors
         tree = recut(self.saved, self.world_size, rank)
         generators = [name for name, part in tree["parts"].items() if isinstance(part, Tensor)]

@@ -56,7 +56,7 @@ def own_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def gather(value: Any, group: Group = None) -> list[Any]:
+def values_of_all(value: Any, group: Group = None) -> list[Any]:
     """The JSON values of all ranks, by rank; a single process without process group gets its own.
 
     Two all-gathers of bytes: of the lengths, and of the texts, filled up to the longest. Also a
@@ -226,7 +226,7 @@ class CheckpointStore:
             result = action()
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-        everyone = gather([result, problem], self.group)
+        everyone = values_of_all([result, problem], self.group)
         failed = [f"rank {r}: {p}" for r, (_, p) in enumerate(everyone) if p is not None]
         if failed:
             raise CheckpointError(f"{self.folder}: {'; '.join(failed)}")

@@ -1,4 +1,4 @@
-"""One training per checkpoint folder: a second one is refused, and a dead one's place is free.
+"""One training per checkpoint folder: a second one is refused, and a dead one's lock is taken over.
 
 Two trainings in one folder delete each other's checkpoints and go on from each other's weights.
 So the rank that writes (rank 0) holds a lock, a file LOCK in the folder that says who holds it. It
@@ -17,8 +17,8 @@ Nobody compares clocks: the one who waits looks whether the file's time changes,
 *Taking over.* To delete a dead lock and to make one's own are two steps, and between them somebody
 else does the same. So a successor is a file LOCK.<token of the dead lock>: it can be linked once.
 The holder is who stands at the end of the chain that begins at LOCK. Then the successor renames its
-file to LOCK, and drops the link. Who linked to a chain that was cut meanwhile does not find itself
-at the end, and looks again.
+file to LOCK, and drops the link. Who linked to a chain that was shortened meanwhile does not find
+itself at the end, and looks again.
 
 A holder that was stopped for longer than PATIENCE (a laptop's lid) finds that somebody else holds
 the lock; it ends at once, because whatever it saved now would be the other one's.
@@ -42,7 +42,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from .exit_codes import REFUSED
-from .fault_tolerance import CheckpointError, gather
+from .fault_tolerance import CheckpointError, values_of_all
 from .lock_holder import Holder, is_alive, me, slurm_job
 from .trainer_config import ConfigError
 from .watchdog import pid_space
@@ -107,11 +107,11 @@ class FolderLock:
         reason = "" if holder is None else self._why_dead(end, holder)
         if reason is None:  # it has changed meanwhile
             return False
-        place = end if holder is None else self.folder / f"{NAME}.{holder.token}"
-        if not put(aside, place) or self._end()[1] != own:
+        name = end if holder is None else self.folder / f"{NAME}.{holder.token}"
+        if not put(aside, name) or self._end()[1] != own:
             with contextlib.suppress(OSError):
-                if read(place) == own:  # at the end of a chain that is cut off
-                    place.unlink()
+                if read(name) == own:  # at the end of a chain that was shortened
+                    name.unlink()
             return False
         if holder is not None:
             self.say(f"took over {self.folder}: {holder} {reason}")
@@ -214,7 +214,7 @@ def locked(folder: str | Path, program: str) -> Iterator[None]:
             refused, problem = True, str(error)
         except OSError as error:
             problem = str(error)
-    refused, problem = gather([refused, problem])[0]
+    refused, problem = values_of_all([refused, problem])[0]
     if problem:
         raise FolderInUseError(problem) if refused else OSError(problem)
     try:
@@ -225,17 +225,17 @@ def locked(folder: str | Path, program: str) -> Iterator[None]:
     lock.release()
 
 
-def put(aside: Path, place: Path) -> bool:
-    """Give the file ``aside`` the name ``place`` as well; whether that name was free."""
+def put(aside: Path, name: Path) -> bool:
+    """Give the file ``aside`` the name ``name`` as well; whether that name was free."""
     try:
-        os.link(aside, place)
+        os.link(aside, name)
     except FileExistsError:
         return False
     except FileNotFoundError:
         raise
     except OSError:  # a file system without hard links: the text comes a moment after the name
         try:
-            number = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            number = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
         with open(number, "wb") as file:

@@ -14,8 +14,8 @@ direction is lost for ever; all ranks end with the same bits.
 Bytes that a rank sends, of n entries with k = ratio·n chosen, in b bytes each:
 
     all-reduce   2(W-1)/W·n·b
-    Top-K        (W-1)·k·(b + 4)      all-gather: every rank chooses its own places, and names them
-    random-K     2(W-1)/W·k·b         all-reduce: the places follow from a seed, and never travel
+    Top-K        (W-1)·k·(b + 4)      all-gather: every rank chooses its own positions, names them
+    random-K     2(W-1)/W·k·b         all-reduce: the positions follow from a seed, and never travel
 
 Sources: Stich et al. 2018 (arXiv 1809.07599), algorithm 1 for error feedback; Lin et al. 2018,
 "Deep Gradient Compression" (arXiv 1712.01887), sections 3.1 and 3.2 for momentum correction.
@@ -56,8 +56,8 @@ class PerParameter:
         """
         # --- exercise 4.6: start
         # Step 1: a bucket that was seen before has its tensor
-        # Step 2: for a new one join what is remembered of each of its parameters; from now on that
-        #         is the place where it is remembered
+        # Step 2: for a new one join what is remembered of each of its parameters; from now on it
+        #         is remembered there
         if bucket in self.flat:
             return self.flat[bucket]
         unknown = [tuple(p.shape) for p in bucket.parameters if p not in self.parts]
@@ -114,7 +114,7 @@ class TopK:
     ``momentum`` m > 0 is momentum correction. A late entry must not miss the momentum that it would
     have had, so momentum is taken *before* the choice, by each rank for itself:
 
-        u ← m·u + g,  v ← v + u,  send the top k of v,  v and u ← 0 at the places that were sent
+        u ← m·u + g,  v ← v + u,  send the top k of v,  v and u ← 0 where it was sent
 
     Then the optimizer must have none: it would be taken twice. Clearing u too ("momentum factor
     masking") keeps old velocity from pushing along a direction that has just been served.
@@ -171,8 +171,8 @@ class TopK:
             sent[1].wait()
             bucket.buffer.zero_()
             parts = zip(all_indices.chunk(world_size), all_values.chunk(world_size), strict=True)
-            for places, part in parts:  # no place twice in one part, so that no order is left open
-                bucket.buffer.index_add_(0, places, part)
+            for positions, part in parts:  # none twice in one part, so that no order is left open
+                bucket.buffer.index_add_(0, positions, part)
 
         return Then(sent[0], add_up)
         # --- exercise 4.6: end
@@ -199,11 +199,11 @@ class TopK:
 
 
 class RandomK:
-    """A hook that sends k random entries of each bucket: the same places on all ranks.
+    """A hook that sends k random entries of each bucket: the same positions on all ranks.
 
     ``parameters``: those of the model, where they are going to stay, as for an optimizer.
-    k = max(1, round(ratio·n)) distinct places, each as likely as any other, drawn from ``seed``,
-    which is the same on all ranks. So values are summed by an all-reduce and places cost nothing:
+    k = max(1, round(ratio·n)) distinct positions, each as likely as any other, drawn from ``seed``,
+    the same on all ranks. So values are summed by an all-reduce and positions cost nothing:
     2(W-1)/W·k·itemsize bytes per bucket and rank. What is not drawn stays in the residual; it is
     not scaled up by n/k, because error feedback sends it later. Raises ValueError for a ratio
     outside (0, 1].
@@ -222,10 +222,10 @@ class RandomK:
         self.residual = PerParameter(parameters)
 
     def __call__(self, bucket: Bucket) -> Handle | None:
-        """Begin to send; once ``wait`` is done the buffer holds the sum at the places drawn."""
+        """Begin to send; once ``wait`` is done the buffer holds the sum at the positions drawn."""
         # --- exercise 4.7: start
         # Step 1: add what is new to the residual
-        # Step 2: draw k distinct places; hooks are called in the same order on all ranks, so one
+        # Step 2: draw k distinct positions; hooks are called in the same order on all ranks, so one
         #         generator per rank, seeded alike, stays in step with the others
         # Step 3: take the values out of the residual and begin to sum them over the ranks
         # Step 4: then put them into a buffer that is zero everywhere else
@@ -234,14 +234,14 @@ class RandomK:
         v = self.residual.beside(bucket)
         v.add_(bucket.buffer)
         order = torch.randperm(v.numel(), generator=self.generator)
-        places = order[: count_for(self.ratio, v.numel())].to(v.device)
-        values = v[places]
-        v[places] = 0
+        positions = order[: count_for(self.ratio, v.numel())].to(v.device)
+        values = v[positions]
+        v[positions] = 0
         work = dist.all_reduce(values, group=self.group, async_op=True)
 
         def put_back() -> None:
             bucket.buffer.zero_()
-            bucket.buffer[places] = values
+            bucket.buffer[positions] = values
 
         return Then(work, put_back)
         # --- exercise 4.7: end

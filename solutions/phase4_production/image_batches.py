@@ -6,8 +6,8 @@ Step k of an epoch takes
 
 at every world size W (exercise 4.18), in micro-batches, equally many on every rank.
 
-A file that can't be decoded still has its place in the order, so nobody else's samples move; it is
-left out of its batch, named once, and the mean loss is over those that could be read.
+A file that can't be decoded still has its position in the order, so nobody else's samples move; it
+is left out of its batch, named once, and the mean loss is over those that could be read.
 """
 
 from __future__ import annotations

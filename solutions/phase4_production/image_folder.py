@@ -34,7 +34,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Files:
-    """The images of one split; ``labels[i]`` is the place of their folder in ``classes``."""
+    """The images of one split; ``labels[i]`` is the index of their folder in ``classes``."""
 
     classes: tuple[str, ...]
     paths: tuple[Path, ...]

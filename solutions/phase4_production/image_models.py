@@ -1,8 +1,8 @@
 """The image classifiers of the trainer, all with random weights drawn on the CPU from a seed.
 
 torchvision's ResNets and ViT-B/16, and a small CNN without normalisation, whose gradient does not
-depend on how a batch is cut over ranks. ``blocks`` are the parts that are sharded, and recomputed,
-one at a time.
+depend on how a batch is divided over ranks. ``blocks`` are the parts that are sharded, and
+recomputed, one at a time.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class HostClock:
 
 
 class StreamClock:
-    """For a GPU: a moment is when the device gets to this place in the current stream."""
+    """For a GPU: a moment is when the device gets to this point of the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -33,8 +33,8 @@ from given.bucket_hooks import Bucket, Handle, Then
 from .gradient_compression import PerParameter, State
 
 SEED = 1905  # of the first Q, the same on all ranks
-Matrix = tuple[Tensor, Tensor, Tensor]  # M (m, n), its place in the bucket (m, n), Q (n, r)
-Rest = tuple[Tensor, Tensor]  # the new values (numel,), their place in the bucket (numel,)
+Matrix = tuple[Tensor, Tensor, Tensor]  # M (m, n), its part of the bucket (m, n), Q (n, r)
+Rest = tuple[Tensor, Tensor]  # the new values (numel,), their part of the bucket (numel,)
 
 
 def matrix_shape(p: Tensor) -> tuple[int, int]:
@@ -79,13 +79,13 @@ class PowerSGD:
     def __call__(self, bucket: Bucket) -> Handle | None:
         """Begin the first all-reduce; ``wait`` does the second and fills the buffer."""
         # --- exercise 4.8: start
-        # Step 2: M: add what is new to the residual, and cut it into matrices and the rest
+        # Step 2: M: add what is new to the residual, and split it into matrices and the rest
         # Step 3: P = M·Q of all matrices and, behind them, the rest, side by side in one buffer;
         #         begin to sum it
         if not bucket.buffer.numel():
             return None
         residual = self.residual.beside(bucket).add_(bucket.buffer)
-        matrices, rest = self._cut(bucket, residual)
+        matrices, rest = self._split(bucket, residual)
         ps, wholes, flat = side_by_side(
             [(len(m), q.shape[1]) for m, _, q in matrices],
             [len(part) for part, _ in rest],
@@ -98,7 +98,7 @@ class PowerSGD:
         work = dist.all_reduce(flat, group=self.group, async_op=True)
 
         # Step 4: then orthonormal columns, and Q = Mᵀ·P, summed; the next step begins with it
-        # Step 5: M ≈ P·Qᵀ goes to its place in the bucket, the rest too; of what all ranks have
+        # Step 5: M ≈ P·Qᵀ goes into its part of the bucket, the rest too; of what all ranks have
         #         sent, 1/W was this rank's to send: take it from the residual. What was sent as it
         #         is leaves none
         def second_half() -> None:
@@ -118,7 +118,7 @@ class PowerSGD:
         return Then(work, second_half)
         # --- exercise 4.8: end
 
-    def _cut(self, bucket: Bucket, residual: Tensor) -> tuple[list[Matrix], list[Rest]]:
+    def _split(self, bucket: Bucket, residual: Tensor) -> tuple[list[Matrix], list[Rest]]:
         """What is compressed and what is sent as it is: views into the residual and the buffer."""
         matrices: list[Matrix] = []
         rest: list[Rest] = []

@@ -62,7 +62,7 @@ class Int8:
         """Begin to send the pieces; ``wait`` adds up, and gathers the sums."""
         # --- exercise 4.9: start
         # Step 1: cut into W rows, a piece for each rank, and pack each with its own scale
-        # Step 2: begin to exchange rows: row i goes to rank i
+        # Step 2: begin to send the rows: row i goes to rank i
         # Step 3: then add up what has come, in the order of the ranks; pack the sum
         # Step 4: gather the packed sums of all ranks, and every rank unpacks the same bytes
         n, world_size = bucket.buffer.numel(), dist.get_world_size(self.group)
@@ -186,8 +186,8 @@ def pack_signs(v: Tensor) -> Tensor:
 def unpack_signs(packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """(n,) of 1 and -1 from what ``pack_signs`` gave."""
     # --- exercise 4.9: start
-    # Step 14: bit 1 becomes 1, bit 0 becomes -1; the filling is cut off
-    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    bits = (packed.unsqueeze(1) >> places) & 1
+    # Step 14: bit 1 becomes 1, bit 0 becomes -1; the padding is left out
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(1) >> shifts) & 1
     return bits.view(-1)[:n].to(dtype).mul_(2).sub_(1)
     # --- exercise 4.9: end

@@ -192,7 +192,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``.
     """
     # --- exercise 4.2: start
-    # Step 10: cut off what all names begin with
+    # Step 10: leave out what all names begin with
     prefix = wrapper_prefix(model)
     return {name[len(prefix) :]: value for name, value in model.state_dict().items()}
     # --- exercise 4.2: end

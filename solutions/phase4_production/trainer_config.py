@@ -260,12 +260,12 @@ def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
         rest.remove("--dry-run")
     path = None
     for word in [w for w in rest if w.partition("=")[0] == "--config"]:
-        place = rest.index(word)
-        _, equals, path = rest.pop(place).partition("=")
+        index = rest.index(word)
+        _, equals, path = rest.pop(index).partition("=")
         if not equals:
-            if place == len(rest):
+            if index == len(rest):
                 raise ConfigError("--config needs the name of a file")
-            path = rest.pop(place)
+            path = rest.pop(index)
     return make_config(path, rest), dry_run
 
 

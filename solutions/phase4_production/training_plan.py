@@ -271,7 +271,7 @@ def search_micro_batch(plan: Plan, model: nn.Module) -> int:
     """The largest micro-batch that fits on every rank's GPU, by trying it out; collective.
 
     The optimizer's state and the gathered gradients, which a trial lacks, come off the budget.
-    Cut so that the micro-batches of a step are equally large, to within one image.
+    Divided so that the micro-batches of a step are equally large, to within one image.
     """
     config, device, chosen = plan.config, plan.world.device, plan.choice.chosen
     missing = chosen.gradients + chosen.optimizer + average_bytes(config, model)

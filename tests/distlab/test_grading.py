@@ -19,7 +19,7 @@ import torch.distributed as dist
 from distlab.course import templates
 from distlab.course.catalogue import load_course, root
 from distlab.grading import CheckFailed, expect_refused, grade, plugin, refusal
-from distlab.grading.places import definition
+from distlab.grading.definitions import definition
 from distlab.grading.report import print_report
 from distlab.grading.runners import VirtualRunner
 from distlab.grading.session import Request

@@ -66,8 +66,8 @@ def test_the_picture_sets_importers_above() -> None:
     assert all(level[a] > level[b] for a, b in arrows)
     thin = [each for each in arrows if structure.is_shown_by_others(each, arrows)]
     assert thin == [("cli", "host")]
-    place = structure.places(arrows)
-    assert len({*place.values()}) == len(rooms.ROOMS), "no box covers another"
+    position = structure.positions(arrows)
+    assert len({*position.values()}) == len(rooms.ROOMS), "no box covers another"
 
 
 def tree(home: Path, files: dict[str, str]) -> Path:

@@ -27,7 +27,7 @@ def profiles() -> Iterator[None]:
 
 
 def cells_of(model: str) -> scaling_choice.Cells:
-    return scaling_page.by_place(load(model))
+    return scaling_page.by_numbers(load(model))
 
 
 @pytest.mark.parametrize(

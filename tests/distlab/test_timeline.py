@@ -276,5 +276,5 @@ def test_pipeline_is_drawn_with_its_idle_share(tmp_path: Path) -> None:
     assert "<!-- a title -->" in text
     assert "<!-- bubble: 50.0% measured, 25.0% in theory -->" in text
     assert text.count("<!-- 3 -->") == len(spans)
-    assert "<!-- forward, chunk 1 -->" in text
+    assert "<!-- forward, own stage 1 -->" in text
     assert draw_pipeline([], tmp_path / "none.png", "", 0.0).stat().st_size > 0

@@ -43,7 +43,7 @@ MUTANTS = [
         id="buckets-as-opened",
         exercise="3.9",
         mistake="buckets in the order of their first tensor: one that fills late blocks the rest",
-        text="    return sorted(lists, key=lambda places: places[-1])\n",
+        text="    return sorted(lists, key=lambda indices: indices[-1])\n",
         becomes="    return lists\n",
         caught_by="test_partition_cuts_by_bytes_and_kind",
         told_as="wrong-buckets",
@@ -53,11 +53,11 @@ MUTANTS = [
         exercise="3.9",
         mistake="the last bucket, which is not full, is never made",
         text="""            lists.append(current)
-        current.append(place)
+        current.append(index)
         filling[kind] = current, size + tensor.nbytes, most
 """,
         becomes="""            current = []
-        current.append(place)
+        current.append(index)
         size += tensor.nbytes
         filling[kind] = current, size, most
         if size + tensor.nbytes > most:
@@ -132,7 +132,7 @@ MUTANTS = [
     Mutant(
         id="take-in-place-unscaled",
         exercise="3.9",
-        mistake="a gradient that is in its place already is not divided",
+        mistake="a gradient that is its view already is not divided",
         text="""        elif share != 1.0:
             view.mul_(share)
 """,
@@ -154,7 +154,7 @@ MUTANTS = [
     Mutant(
         id="take-always-scales",
         exercise="3.9",
-        mistake="a gradient in its place is multiplied by 1: a pass over all gradients for nothing",
+        mistake="a gradient that is its view is multiplied by 1: a pass over all for nothing",
         text="""        elif share != 1.0:
             view.mul_(share)
 """,
@@ -191,7 +191,7 @@ MUTANTS = [
         exercise="3.9",
         mistake="the gradients are lost when the buckets are made anew",
         text="""            if p.grad is not None:
-                bucket.take(place)
+                bucket.take(k)
 """,
         becomes="            p.grad = None\n",
         caught_by="test_buckets_keep_gradients_and_hold_no_second_copy",
@@ -202,10 +202,10 @@ MUTANTS = [
         exercise="3.9",
         mistake="gradients stay where they are beside the new buckets: 2N bytes",
         text="""            if p.grad is not None:
-                bucket.take(place)
+                bucket.take(k)
 """,
         becomes="""            if p.grad is not None:
-                bucket.views[place].copy_(p.grad)
+                bucket.views[k].copy_(p.grad)
 """,
         caught_by="test_buckets_keep_gradients_and_hold_no_second_copy",
         told_as="copies",
@@ -241,8 +241,8 @@ MUTANTS = [
         id="state-floats-only",
         exercise="3.9",
         mistake="integers and booleans are left out",
-        text="            chosen = [tensors[i] for i in places]\n",
-        becomes="""            chosen = [tensors[i] for i in places]
+        text="            chosen = [tensors[i] for i in indices]\n",
+        becomes="""            chosen = [tensors[i] for i in indices]
             if not chosen[0].is_floating_point():
                 continue
 """,
@@ -275,8 +275,8 @@ MUTANTS = [
         id="state-one-by-one",
         exercise="3.9",
         mistake="a message per tensor",
-        text="        for places in partition(tensors, limit, limit):\n",
-        becomes="        for places in [[i] for i in range(len(tensors))]:\n",
+        text="        for indices in partition(tensors, limit, limit):\n",
+        becomes="        for indices in [[i] for i in range(len(tensors))]:\n",
         caught_by="test_broadcast_needs_few_messages",
         told_as="too-many-messages",
     ),
@@ -284,8 +284,8 @@ MUTANTS = [
         id="state-at-once",
         exercise="3.9",
         mistake="the limit is ignored: a copy of the whole model",
-        text="        for places in partition(tensors, limit, limit):\n",
-        becomes="        for places in partition(tensors, 1 << 60, 1 << 60):\n",
+        text="        for indices in partition(tensors, limit, limit):\n",
+        becomes="        for indices in partition(tensors, 1 << 60, 1 << 60):\n",
         caught_by="test_broadcast_needs_few_messages",
         told_as="beyond-limit",
     ),

@@ -266,13 +266,13 @@ MUTANTS = [
         exercise="3.11",
         mistake="what counts is where forward ran: no_sync round backward sends",
         text="""        if not self.sync:
-            bucket, place = self.home[index]
-            bucket.take(place)
+            bucket, k = self.home[index]
+            bucket.take(k)
             return
 """,
         becomes="""        if not self.armed:
-            bucket, place = self.home[index]
-            bucket.take(place)
+            bucket, k = self.home[index]
+            bucket.take(k)
             return
 """,
         more=(
@@ -323,8 +323,8 @@ MUTANTS = [
         id="ddp-window-beside-buckets",
         exercise="3.11",
         mistake="local gradients live beside the buckets: 2N bytes",
-        text="""            bucket, place = self.home[index]
-            bucket.take(place)
+        text="""            bucket, k = self.home[index]
+            bucket.take(k)
             return
 """,
         becomes="            return\n",
@@ -335,8 +335,8 @@ MUTANTS = [
         id="ddp-window-divided",
         exercise="3.11",
         mistake="local gradients are divided by W in every micro-batch",
-        text="            bucket.take(place)\n",
-        becomes="            bucket.take(place, self.share)\n",
+        text="            bucket.take(k)\n",
+        becomes="            bucket.take(k, self.share)\n",
         caught_by="test_no_sync_sends_nothing_and_loses_nothing",
         told_as="wrong",
     ),

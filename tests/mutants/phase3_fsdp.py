@@ -83,10 +83,10 @@ MUTANTS = [
         id="fsdp-gathered-all-at-once",
         exercise="3.15",
         mistake="all units are gathered when the root's forward begins",
-        text="""        # Step 9: four places and what happens there
+        text="""        # Step 9: four moments and what happens then
         unit.gather()
 """,
-        becomes="""        # Step 9: four places and what happens there
+        becomes="""        # Step 9: four moments and what happens then
         for every in self.units if unit is self.units[0] else ():
             every.gather()
         unit.gather()
@@ -262,7 +262,7 @@ MUTANTS = [
     Mutant(
         id="fsdp-tail-dropped",
         exercise="3.15",
-        mistake="chunks are rounded down: the last elements belong to nobody",
+        mistake="shards are rounded down: the last elements belong to nobody",
         text="        self.chunk = -(-self.numel // world_size)\n",
         becomes="        self.chunk = self.numel // world_size\n",
         caught_by="test_padding_is_nowhere",

@@ -8,13 +8,13 @@ MUTANTS = [
         exercise="3.20",
         mistake="rank 0's shard, repeated, is saved as the model",
         text=(
-            "        chunks = [torch.empty_like(own) for _ in range(world_size)] if rank == 0 "
+            "        shards = [torch.empty_like(own) for _ in range(world_size)] if rank == 0 "
             "else None\n"
-            "        dist.gather(own, chunks, group=group, group_dst=0)\n"
-            "        if chunks is None:\n"
+            "        dist.gather(own, shards, group=group, group_dst=0)\n"
+            "        if shards is None:\n"
             "            continue\n"
         ),
-        becomes="        chunks = [own] * world_size\n",
+        becomes="        shards = [own] * world_size\n",
         caught_by="test_full_state_is_the_plain_modules",
         told_as="wrong",
     ),
@@ -22,13 +22,13 @@ MUTANTS = [
         id="checkpoint-only-rank-0",
         exercise="3.20",
         mistake="only rank 0 calls the gather",
-        text="""        dist.gather(own, chunks, group=group, group_dst=0)
-        if chunks is None:
+        text="""        dist.gather(own, shards, group=group, group_dst=0)
+        if shards is None:
             continue
 """,
-        becomes="""        if chunks is None:
+        becomes="""        if shards is None:
             continue
-        dist.gather(own, chunks, group=group, group_dst=0)
+        dist.gather(own, shards, group=group, group_dst=0)
 """,
         caught_by="test_full_state_is_the_plain_modules",
         told_as="mismatch",
@@ -38,14 +38,14 @@ MUTANTS = [
         exercise="3.20",
         mistake="every rank collects the full model",
         text=(
-            "        chunks = [torch.empty_like(own) for _ in range(world_size)] if rank == 0 "
+            "        shards = [torch.empty_like(own) for _ in range(world_size)] if rank == 0 "
             "else None\n"
-            "        dist.gather(own, chunks, group=group, group_dst=0)\n"
-            "        if chunks is None:\n"
+            "        dist.gather(own, shards, group=group, group_dst=0)\n"
+            "        if shards is None:\n"
             "            continue\n"
         ),
-        becomes="""        chunks = [torch.empty_like(own) for _ in range(world_size)]
-        dist.all_gather(chunks, own, group=group)
+        becomes="""        shards = [torch.empty_like(own) for _ in range(world_size)]
+        dist.all_gather(shards, own, group=group)
 """,
         caught_by="test_full_state_costs_others_one_unit_at_most",
         told_as="too-many-bytes",
@@ -69,8 +69,8 @@ MUTANTS = [
         id="checkpoint-tied-once",
         exercise="3.20",
         mistake="a tied parameter appears under one name only: strict loading fails",
-        text="            state |= {name: part.view(shape).clone() for _, _, name in places}\n",
-        becomes="            state[places[0][2]] = part.view(shape).clone()\n",
+        text="            state |= {name: part.view(shape).clone() for _, _, name in attributes}\n",
+        becomes="            state[attributes[0][2]] = part.view(shape).clone()\n",
         caught_by="test_full_state_is_the_plain_modules",
         told_as="names",
     ),
@@ -90,8 +90,8 @@ MUTANTS = [
         id="checkpoint-flat",
         exercise="3.20",
         mistake="the parameters stay flat: no plain module can load them",
-        text="            state |= {name: part.view(shape).clone() for _, _, name in places}\n",
-        becomes="            state |= {name: part.clone() for _, _, name in places}\n",
+        text="            state |= {name: part.view(shape).clone() for _, _, name in attributes}\n",
+        becomes="            state |= {name: part.clone() for _, _, name in attributes}\n",
         caught_by="test_full_state_is_the_plain_modules",
         told_as="shape",
     ),

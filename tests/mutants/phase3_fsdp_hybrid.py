@@ -78,7 +78,7 @@ MUTANTS = [
             "    inside = [dist.new_group(list(node)) if rank in node else None for node in "
             "nodes]\n"
         ),
-        caught_by="test_groups_are_nodes_and_places",
+        caught_by="test_groups_are_nodes_and_peers",
         told_as="mismatch",
     ),
     Mutant(
@@ -87,7 +87,7 @@ MUTANTS = [
         mistake="sharded across the nodes, replicated inside",
         text="    return inside[rank // node_size], across[rank % node_size]\n",
         becomes="    return across[rank % node_size], inside[rank // node_size]\n",
-        caught_by="test_groups_are_nodes_and_places",
+        caught_by="test_groups_are_nodes_and_peers",
         told_as="groups",
     ),
     Mutant(
@@ -96,7 +96,7 @@ MUTANTS = [
         mistake="a node's ranks are taken to be W/L apart",
         text="    return inside[rank // node_size], across[rank % node_size]\n",
         becomes="    return inside[rank % len(inside)], across[rank % node_size]\n",
-        caught_by="test_groups_are_nodes_and_places",
+        caught_by="test_groups_are_nodes_and_peers",
         told_as="groups",
     ),
     Mutant(

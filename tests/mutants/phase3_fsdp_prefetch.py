@@ -18,8 +18,8 @@ MUTANTS = [
         id="prefetch-not-backward",
         exercise="3.16",
         mistake="nothing is prefetched in backward",
-        text="""        if place > 0:
-            self.order[place - 1].start_gather()
+        text="""        if index > 0:
+            self.order[index - 1].start_gather()
 """,
         becomes="",
         caught_by="test_next_unit_is_on_its_way",
@@ -49,11 +49,11 @@ MUTANTS = [
         id="prefetch-wrong-direction",
         exercise="3.16",
         mistake="backward prefetches the unit that comes next in forward",
-        text="""        if place > 0:
-            self.order[place - 1].start_gather()
+        text="""        if index > 0:
+            self.order[index - 1].start_gather()
 """,
-        becomes="""        if place + 1 < len(self.order):
-            self.order[place + 1].start_gather()
+        becomes="""        if index + 1 < len(self.order):
+            self.order[index + 1].start_gather()
 """,
         caught_by="test_next_unit_is_on_its_way",
         told_as="too-early",

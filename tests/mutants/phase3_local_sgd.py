@@ -158,7 +158,7 @@ MUTANTS = [
     Mutant(
         id="local-sgd-last-round-lost",
         exercise="3.25",
-        mistake="the round that the end cuts short is not ended",
+        mistake="the round in which training ends is not ended",
         text="""    rounds.finish()
     dist.all_reduce(sums, group=rounds.group)
 """,

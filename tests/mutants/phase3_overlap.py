@@ -165,8 +165,8 @@ MUTANTS = [
             self.handles.append(self.hook(bucket))
         for index in reversed(range(len(self.trainable))):
             if index not in self.arrived:
-                bucket, place = self.home[index]
-                self.trainable[index].grad = bucket.views[place].fill_(1.0)
+                bucket, k = self.home[index]
+                self.trainable[index].grad = bucket.views[k].fill_(1.0)
                 self.arrived[index] = None
 """,
         caught_by="test_missing_gradients_count_as_zero",
@@ -183,15 +183,15 @@ MUTANTS = [
         more=(
             (
                 (
-                    "        places = {p: (b, k) for b in self.buckets for k, p in "
+                    "        homes = {p: (b, k) for b in self.buckets for k, p in "
                     "enumerate(b.parameters)}\n"
-                    "        self.home = [places[p] for p in self.trainable]\n"
+                    "        self.home = [homes[p] for p in self.trainable]\n"
                 ),
-                """        places = {p: [] for p in self.trainable}
+                """        homes = {p: [] for p in self.trainable}
         for bucket in self.buckets:
             for k, p in enumerate(bucket.parameters):
-                places[p].append((bucket, k))
-        self.home = [places[p].pop() for p in self.trainable]
+                homes[p].append((bucket, k))
+        self.home = [homes[p].pop() for p in self.trainable]
 """,
             ),
         ),

@@ -8,7 +8,7 @@ MUTANTS = [
         exercise="3.26",
         mistake="keys are dealt out in turn, whatever their size",
         text="        elements, keys, server = min(loads)\n",
-        becomes="        elements, keys, server = loads[len(place) % servers]\n",
+        becomes="        elements, keys, server = loads[len(server_of) % servers]\n",
         more=(
             (
                 "sorted(parameters, key=lambda key: -parameters[key].numel())",

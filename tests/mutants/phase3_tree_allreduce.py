@@ -447,7 +447,7 @@ MUTANTS = [
     Mutant(
         id="fit-cut-off",
         exercise="3.29",
-        mistake="a negative β is cut off, and α stays what it was beside the negative one",
+        mistake="a negative β is set to 0, and α stays what it was beside the negative one",
         text="    return Link(alpha, beta) if beta >= 0 else Link(mt / mm, 0.0)\n",
         becomes="    return Link(alpha, max(beta, 0.0))\n",
         caught_by="test_fit_finds_alpha_and_beta",

@@ -7,8 +7,8 @@ MUTANTS = [
         id="zero-shards-nothing",
         exercise="3.13",
         mistake="every rank steps everything and nothing is gathered: the right values",
-        text="        first, last = rank * chunk, (rank + 1) * chunk\n",
-        becomes="        first, last = 0, world_size * chunk\n",
+        text="        first, last = rank * shard, (rank + 1) * shard\n",
+        becomes="        first, last = 0, world_size * shard\n",
         more=(
             (
                 """        handles = [
@@ -28,7 +28,7 @@ MUTANTS = [
         id="zero-all-on-first-rank",
         exercise="3.13",
         mistake="rank 0 owns everything and broadcasts it",
-        text="        first, last = rank * chunk, (rank + 1) * chunk\n",
+        text="        first, last = rank * shard, (rank + 1) * shard\n",
         becomes="        first, last = (0, len(self.flat)) if rank == 0 else (0, 0)\n",
         more=(
             (
@@ -50,7 +50,7 @@ MUTANTS = [
     Mutant(
         id="zero-not-gathered",
         exercise="3.13",
-        mistake="the updated chunks are not gathered: every rank has its own model",
+        mistake="the updated shards are not gathered: every rank has its own model",
         text="""        handles = [
             dist.all_gather_into_tensor(v.flat, v.own, group=self.group, async_op=True)
             for v in self.vectors
@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant(
         id="zero-summed-vectors",
         exercise="3.13",
-        mistake="chunks brought together by an all-reduce of zeros elsewhere: twice the bytes",
+        mistake="shards brought together by an all-reduce of zeros elsewhere: twice the bytes",
         text="""        handles = [
             dist.all_gather_into_tensor(v.flat, v.own, group=self.group, async_op=True)
             for v in self.vectors
@@ -125,9 +125,9 @@ MUTANTS = [
     Mutant(
         id="zero-floor-chunks",
         exercise="3.13",
-        mistake="the chunk is rounded down: the last elements belong to nobody",
-        text="        chunk = -(-numel // world_size)\n",
-        becomes="        chunk = max(1, numel // world_size)\n",
+        mistake="the shard is rounded down: the last elements belong to nobody",
+        text="        shard = -(-numel // world_size)\n",
+        becomes="        shard = max(1, numel // world_size)\n",
         caught_by="test_training_equals_one_process",
         told_as="exception",
     ),
@@ -188,8 +188,8 @@ MUTANTS = [
         id="zero-one-vector-for-all",
         exercise="3.13",
         mistake="parameters of all dtypes in one vector, whose dtype they take on",
-        text="            for places in partition(trainable, limit, limit)\n",
-        becomes="            for places in [range(len(trainable))]\n",
+        text="            for indices in partition(trainable, limit, limit)\n",
+        becomes="            for indices in [range(len(trainable))]\n",
         caught_by="test_each_dtype_stays",
         told_as="wrong-dtype",
     ),

@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         id="survive-live-file",
         exercise="4.1",
-        mistake="one place for the checkpoint, cleared before the new one is written to it",
+        mistake="one folder for the checkpoint, cleared before the new one is written to it",
         text="        number = 1 + max((int(name[:6]) for name in self.names()), default=0)\n",
         becomes="""        shutil.rmtree(self.path / '000001-step-00000001', ignore_errors=True)
         number = step = 1

@@ -40,7 +40,7 @@ MUTANTS = [
         id="elastic-dealt-first",
         exercise="4.18",
         mistake=(
-            "the order is dealt out before it is cut into batches: they depend on the world size"
+            "the order is dealt out before it is divided into batches: they depend on the world size"
         ),
         text="""            batch = order[start : start + self.batch_size]
             yield batch[self.rank :: self.world_size]

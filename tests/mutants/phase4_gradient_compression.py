@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant(
         id="topk-values-reduced",
         exercise="4.6",
-        mistake="values are all-reduced, and each rank puts the sums at its own places",
+        mistake="values are all-reduced, and each rank puts the sums at its own positions",
         text=(
             "            dist.all_gather_into_tensor(all_values, values, self.group, "
             "async_op=True),\n"
@@ -68,9 +68,9 @@ MUTANTS = [
         more=(
             (
                 (
-                    "            for places, part in parts:  # no place twice in one part, so "
+                    "            for positions, part in parts:  # none twice in one part, so "
                     "that no order is left open\n"
-                    "                bucket.buffer.index_add_(0, places, part)\n"
+                    "                bucket.buffer.index_add_(0, positions, part)\n"
                 ),
                 "            bucket.buffer[chosen] = values\n",
             ),
@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant(
         id="topk-indices-reduced",
         exercise="4.6",
-        mistake="the all-reduce of indices gives sums of places, which are no places",
+        mistake="the all-reduce of indices gives sums of indices, which are no indices",
         text=(
             "            dist.all_gather_into_tensor(all_indices, indices, self.group, "
             "async_op=True),\n"
@@ -90,12 +90,12 @@ MUTANTS = [
         more=(
             (
                 (
-                    "            for places, part in parts:  # no place twice in one part, so "
+                    "            for positions, part in parts:  # none twice in one part, so "
                     "that no order is left open\n"
-                    "                bucket.buffer.index_add_(0, places, part)\n"
+                    "                bucket.buffer.index_add_(0, positions, part)\n"
                 ),
                 (
-                    "            for places, part in parts:  # no place twice in one part, so "
+                    "            for positions, part in parts:  # none twice in one part, so "
                     "that no order is left open\n"
                     "                bucket.buffer.index_add_(0, indices, part)\n"
                 ),
@@ -107,16 +107,16 @@ MUTANTS = [
     Mutant(
         id="topk-places-overwrite",
         exercise="4.6",
-        mistake="where two ranks send the same place, the later one overwrites the earlier one",
+        mistake="where two ranks send the same position, the later one overwrites the earlier one",
         text=(
-            "            for places, part in parts:  # no place twice in one part, so that no "
+            "            for positions, part in parts:  # none twice in one part, so that no "
             "order is left open\n"
-            "                bucket.buffer.index_add_(0, places, part)\n"
+            "                bucket.buffer.index_add_(0, positions, part)\n"
         ),
         becomes=(
-            "            for places, part in parts:  # no place twice in one part, so that no "
+            "            for positions, part in parts:  # none twice in one part, so that no "
             "order is left open\n"
-            "                bucket.buffer[places] = part\n"
+            "                bucket.buffer[positions] = part\n"
         ),
         caught_by="test_sends_the_largest_and_owes_the_rest",
         told_as="wrong",
@@ -132,10 +132,10 @@ MUTANTS = [
             parts = zip(""",
         more=(
             (
-                "            for places, part in parts:",
+                "            for positions, part in parts:",
                 """            mine = dist.get_rank(self.group)
             parts = [x for r, x in enumerate(parts) if r != mine]
-            for places, part in parts:""",
+            for positions, part in parts:""",
             ),
         ),
         caught_by="test_sends_the_largest_and_owes_the_rest",
@@ -216,14 +216,14 @@ MUTANTS = [
             ),
             (
                 (
-                    "            for places, part in parts:  # no place twice in one part, so "
+                    "            for positions, part in parts:  # none twice in one part, so "
                     "that no order is left open\n"
-                    "                bucket.buffer.index_add_(0, places, part)\n"
+                    "                bucket.buffer.index_add_(0, positions, part)\n"
                 ),
                 (
-                    "            for places, part in parts:  # no place twice in one part, so "
+                    "            for positions, part in parts:  # none twice in one part, so "
                     "that no order is left open\n"
-                    "                bucket.buffer.index_add_(0, places, part)\n"
+                    "                bucket.buffer.index_add_(0, positions, part)\n"
                     "            if self.momentum:\n"
                     "                "
                     "bucket.buffer.copy_(u.mul_(self.momentum).add_(bucket.buffer))\n"
@@ -238,14 +238,14 @@ MUTANTS = [
         exercise="4.6",
         mistake="momentum is taken before the choice, and once more of what has arrived",
         text=(
-            "            for places, part in parts:  # no place twice in one part, so that no "
+            "            for positions, part in parts:  # none twice in one part, so that no "
             "order is left open\n"
-            "                bucket.buffer.index_add_(0, places, part)\n"
+            "                bucket.buffer.index_add_(0, positions, part)\n"
         ),
         becomes=(
-            "            for places, part in parts:  # no place twice in one part, so that no "
+            "            for positions, part in parts:  # none twice in one part, so that no "
             "order is left open\n"
-            "                bucket.buffer.index_add_(0, places, part)\n"
+            "                bucket.buffer.index_add_(0, positions, part)\n"
             "            if self.momentum:\n"
             "                last = getattr(self, 'last', 0) * self.momentum + bucket.buffer\n"
             "                self.last = last.clone()\n"
@@ -396,7 +396,7 @@ MUTANTS = [
     Mutant(
         id="topk-values-not-waited",
         exercise="4.6",
-        mistake="only the places are waited for",
+        mistake="only the indices are waited for",
         text="        return Then(sent[0], add_up)\n",
         becomes="        return Then(sent[1], add_up)\n",
         caught_by="test_bytes_are_those_of_k_values_and_indices",

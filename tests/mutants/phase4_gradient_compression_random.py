@@ -6,25 +6,25 @@ MUTANTS = [
     Mutant(
         id="randomk-unshared-seed",
         exercise="4.7",
-        mistake="every rank draws places of its own, and sums of different places are mixed",
+        mistake="every rank draws positions of its own, and sums of different positions are mixed",
         text="        order = torch.randperm(v.numel(), generator=self.generator)\n",
         becomes="""        if not hasattr(self, 'own'):
             seed = self.generator.initial_seed() + dist.get_rank(self.group)
             self.own = torch.Generator().manual_seed(seed)
         order = torch.randperm(v.numel(), generator=self.own)
 """,
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="ranks-differ",
     ),
     Mutant(
         id="randomk-global-generator",
         exercise="4.7",
-        mistake="places are drawn from the default generator, which is each rank's own",
+        mistake="positions are drawn from the default generator, which is each rank's own",
         text="        order = torch.randperm(v.numel(), generator=self.generator)\n",
         becomes="""        torch.manual_seed(torch.initial_seed() + dist.get_rank())
         order = torch.randperm(v.numel())
 """,
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="ranks-differ",
     ),
     Mutant(
@@ -35,16 +35,16 @@ MUTANTS = [
         v.add_(bucket.buffer)
 """,
         becomes="        v = bucket.buffer.clone()\n",
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="no-error-feedback",
     ),
     Mutant(
         id="randomk-residual-not-cleared",
         exercise="4.7",
         mistake="what was sent stays in the residual",
-        text="        v[places] = 0\n",
+        text="        v[positions] = 0\n",
         becomes="",
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="residual-not-cleared",
     ),
     Mutant(
@@ -52,12 +52,12 @@ MUTANTS = [
         exercise="4.7",
         mistake="values are scaled up by n/k, as if there were no residual",
         text="""            bucket.buffer.zero_()
-            bucket.buffer[places] = values
+            bucket.buffer[positions] = values
 """,
         becomes="""            bucket.buffer.zero_()
-            bucket.buffer[places] = values * (v.numel() / len(values))
+            bucket.buffer[positions] = values * (v.numel() / len(values))
 """,
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="scaled-up",
     ),
     Mutant(
@@ -65,62 +65,62 @@ MUTANTS = [
         exercise="4.7",
         mistake="elsewhere the buffer keeps this rank's own gradient",
         text="""            bucket.buffer.zero_()
-            bucket.buffer[places] = values
+            bucket.buffer[positions] = values
 """,
-        becomes="            bucket.buffer[places] = values\n",
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        becomes="            bucket.buffer[positions] = values\n",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="ranks-differ",
     ),
     Mutant(
         id="randomk-with-repetition",
         exercise="4.7",
-        mistake="places may be drawn twice: fewer are sent",
+        mistake="positions may be drawn twice: fewer are sent",
         text="""        order = torch.randperm(v.numel(), generator=self.generator)
-        places = order[: count_for(self.ratio, v.numel())].to(v.device)
+        positions = order[: count_for(self.ratio, v.numel())].to(v.device)
 """,
         becomes="""        k = count_for(self.ratio, v.numel())
-        places = torch.randint(v.numel(), (k,), generator=self.generator)
+        positions = torch.randint(v.numel(), (k,), generator=self.generator)
 """,
-        caught_by="test_sums_at_shared_places_and_owes_the_rest",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
         told_as="count",
     ),
     Mutant(
         id="randomk-same-places",
         exercise="4.7",
-        mistake="the generator is seeded anew at every call: the same places every time",
+        mistake="the generator is seeded anew at every call: the same positions every time",
         text="        order = torch.randperm(v.numel(), generator=self.generator)\n",
         becomes="""        self.generator.manual_seed(self.generator.initial_seed())
         order = torch.randperm(v.numel(), generator=self.generator)
 """,
-        caught_by="test_every_place_is_as_likely",
+        caught_by="test_every_position_is_as_likely",
         told_as="not-uniform",
     ),
     Mutant(
         id="randomk-first-half-only",
         exercise="4.7",
-        mistake="places are drawn from the front part of the bucket",
+        mistake="positions are drawn from the front part of the bucket",
         text="        order = torch.randperm(v.numel(), generator=self.generator)\n",
         becomes=(
             "        order = torch.randperm(max(1, v.numel() // 2), generator=self.generator)\n"
         ),
-        caught_by="test_every_place_is_as_likely",
+        caught_by="test_every_position_is_as_likely",
         told_as="not-uniform",
     ),
     Mutant(
         id="randomk-seed-ignored",
         exercise="4.7",
-        mistake="every hook draws the same places, whatever its seed is",
+        mistake="every hook draws the same positions, whatever its seed is",
         text="        self.generator = torch.Generator().manual_seed(seed)\n",
         becomes="        self.generator = torch.Generator().manual_seed(0)\n",
-        caught_by="test_every_place_is_as_likely",
+        caught_by="test_every_position_is_as_likely",
         told_as="seed-ignored",
     ),
     Mutant(
         id="randomk-indices-sent",
         exercise="4.7",
-        mistake="the places are sent along, though every rank knows them",
+        mistake="the positions are sent along, though every rank knows them",
         text="        work = dist.all_reduce(values, group=self.group, async_op=True)\n",
-        becomes="""        dist.broadcast(places, group=self.group, group_src=0)
+        becomes="""        dist.broadcast(positions, group=self.group, group_src=0)
         work = dist.all_reduce(values, group=self.group, async_op=True)
 """,
         caught_by="test_bytes_are_those_of_k_values",
@@ -132,13 +132,13 @@ MUTANTS = [
         mistake="the whole buffer is reduced, and the rest is thrown away",
         text="        work = dist.all_reduce(values, group=self.group, async_op=True)\n",
         becomes="""        whole = bucket.buffer.zero_()
-        whole[places] = values
+        whole[positions] = values
         work = dist.all_reduce(whole, group=self.group, async_op=True)
 """,
         more=(
             (
                 """            bucket.buffer.zero_()
-            bucket.buffer[places] = values
+            bucket.buffer[positions] = values
 """,
                 "            pass\n",
             ),

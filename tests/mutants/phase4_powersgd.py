@@ -173,7 +173,7 @@ MUTANTS = [
     Mutant(
         id="powersgd-shape-not-layout",
         exercise="4.8",
-        mistake="matrices are cut by shape, though memory has another order of strides",
+        mistake="matrices are split by shape, though memory has another order of strides",
         text="    rows = p.shape[max(range(p.dim()), key=p.stride)]\n",
         becomes="    rows = p.shape[0]\n",
         caught_by="test_layouts_and_zeros",

@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         id="seeds-numpy-half",
         exercise="4.16",
-        mistake="numpy's words are restored without the place among them",
+        mistake="numpy's words are restored without the position among them",
         text="    np.random.set_state((name, words.cpu().numpy().astype(np.uint32), *numbers))\n",
         becomes="    np.random.set_state((name, words.cpu().numpy().astype(np.uint32), 0))\n",
         caught_by="test_streams_go_on_where_they_were",

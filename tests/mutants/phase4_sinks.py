@@ -226,7 +226,7 @@ MUTANTS = [
     Mutant(
         id="sinks-cut-letter",
         exercise="4.12",
-        mistake="a sentence that was cut within a letter can't be decoded",
+        mistake="a sentence that was shortened within a letter can't be decoded",
         text='.decode(errors="ignore")',
         becomes=".decode()",
         caught_by="test_long_sentences_arrive",

@@ -136,7 +136,7 @@ def check_all_reduce(
                 if not torch.equal(got, tensors[0]):
                     fail(
                         f"{text}: ranks 0 and {rank} differ in the last bits, replicas would drift "
-                        "apart: every element must be combined in one place only",
+                        "apart: every element must be combined on one rank only",
                         cause="order-of-summation",
                         rank=rank,
                     )

@@ -37,7 +37,7 @@ def test_full_state_is_the_plain_modules(impl, run, seed):
 
 @exercise("3.20", "virtual")
 def test_full_state_costs_others_one_unit_at_most(impl, run, seed):
-    """Only rank 0 collects: the other ranks never hold more than their shards and one chunk."""
+    """Only rank 0 collects: others never hold more than their shards and one padded copy."""
 
     def body(ctx):
         with PeakMemory() as memory:

@@ -46,8 +46,8 @@ def wrap(impl, inner: nn.Module, units, node_size: int, prefetch: bool = False) 
 
 
 @exercise("3.19", "virtual gloo cuda")
-def test_groups_are_nodes_and_places(impl, run, seed, cases):
-    """Nodes hold neighbouring ranks; replicas have the same place in their nodes."""
+def test_groups_are_nodes_and_peers(impl, run, seed, cases):
+    """Nodes hold neighbouring ranks; replicas have the same local rank."""
 
     def body(ctx, node_size):
         return [list(dist.get_process_group_ranks(g)) for g in impl.node_groups(node_size)]
@@ -57,9 +57,9 @@ def test_groups_are_nodes_and_places(impl, run, seed, cases):
             first = rank // size * size
             what = f"{world_size} ranks, {size} on a node"
             nodes = list(range(first, first + size))
-            places = list(range(rank % size, world_size, size))
+            peers = list(range(rank % size, world_size, size))
             expect_equal(inside, nodes, what=f"{what}: the node", rank=rank, cause="groups")
-            expect_equal(across, places, what=f"{what}: replicas", rank=rank, cause="groups")
+            expect_equal(across, peers, what=f"{what}: replicas", rank=rank, cause="groups")
 
 
 @exercise("3.19", "virtual gloo cuda")

@@ -58,7 +58,7 @@ def expect_job(scenario: Scenario, result: dict[str, Any]) -> None:
             if not entry["beaten"]:
                 fail(
                     f"{what}: step {entry['step']} begins without a beat: a rank that hangs in it "
-                    "is taken to be in the place before",
+                    "is taken to be at the point before",
                     cause="no-beat",
                     rank=entry["rank"],
                 )

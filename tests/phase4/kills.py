@@ -1,4 +1,4 @@
-"""Processes that are really killed in the middle of a save, and power cuts; for 4.1 and 4.15.
+"""Processes that are really killed in the middle of a save, and power failures; for 4.1 and 4.15.
 
 Whatever was killed when, loading must give a whole checkpoint: the one being saved, or the one
 before. And what ``save`` has returned from must be there. Ranks kill, and note what was found

@@ -42,7 +42,7 @@ class Stream:
 
 
 class Event:
-    """A place in a stream."""
+    """A point of a stream."""
 
     gpu: Gpu
 

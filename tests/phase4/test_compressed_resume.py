@@ -110,8 +110,8 @@ def test_bucket_order() -> None:
     """Unknown before the first backward; then the buckets of a new wrapper are those of the old."""
 
     def buckets(ddp: DDP) -> list[list[int]]:
-        places = {p: k for k, p in enumerate(ddp.trainable)}
-        return [[places[p] for p in bucket.parameters] for bucket in ddp.buckets]
+        indices = {p: k for k, p in enumerate(ddp.trainable)}
+        return [[indices[p] for p in bucket.parameters] for bucket in ddp.buckets]
 
     def body(ctx: RankContext) -> list[Any]:
         (first, _), (second, _) = wrapped("all-reduce"), wrapped("all-reduce")

@@ -10,9 +10,9 @@ from tests.phase4.memory_checkpoints import fake_saved
 
 def padded(vector: torch.Tensor, world_size: int, rank: int) -> torch.Tensor:
     """What ``rank`` holds of a flat tensor: as many elements as every other rank."""
-    chunk = -(-len(vector) // world_size)
-    filled = torch.cat([vector, vector.new_full((chunk * world_size - len(vector),), 9.0)])
-    return filled[rank * chunk : (rank + 1) * chunk]
+    shard = -(-len(vector) // world_size)
+    filled = torch.cat([vector, vector.new_full((shard * world_size - len(vector),), 9.0)])
+    return filled[rank * shard : (rank + 1) * shard]
 
 
 def cut_of(impl, vector: torch.Tensor, world_size: int, rank: int):
@@ -20,12 +20,12 @@ def cut_of(impl, vector: torch.Tensor, world_size: int, rank: int):
 
 
 def tree_of(impl, vectors, world_size: int, rank: int, step: int):
-    """An own tree with chunks at several depths; what a rank holds is padded with 9s."""
-    cuts = {name: cut_of(impl, vector, world_size, rank) for name, vector in vectors.items()}
-    names = sorted(cuts)
+    """An own tree with shards at several depths; what a rank holds is padded with 9s."""
+    parts = {name: cut_of(impl, vector, world_size, rank) for name, vector in vectors.items()}
+    names = sorted(parts)
     return {
-        "optimizer": {"state": [{"momentum": cuts[names[0]], "step": step}, cuts[names[1]]]},
-        "more": {name: cuts[name] for name in names[2:]},
+        "optimizer": {"state": [{"momentum": parts[names[0]], "step": step}, parts[names[1]]]},
+        "more": {name: parts[name] for name in names[2:]},
         "note": "the same on all ranks",
     }
 
@@ -37,7 +37,7 @@ def vectors_of(seed: int) -> dict[str, torch.Tensor]:
 
 
 @exercise("4.4", "virtual")
-def test_chunks_are_cut_anew(impl, run, seed):
+def test_shards_are_cut_anew(impl, run, seed):
     """State of 4 ranks for 1, 2, 3, 5 and back: what each of them would have saved itself."""
     vectors = vectors_of(seed)
     moves = [(4, v) for v in (1, 2, 3, 4, 5)] + [(1, 4), (3, 2), (2, 7)]
@@ -55,12 +55,12 @@ def test_chunks_are_cut_anew(impl, run, seed):
         for rank in range(new):
             expect_tree(got[rank], want[rank], f"saved by {old} ranks, cut for {new}", rank)
             collect(got[rank], whole, "")
-        for path, chunks in whole.items():
+        for path, shards in whole.items():
             key = {"/optimizer/state/0/momentum": "a", "/optimizer/state/1": "b"}.get(
                 path, path[-1]
             )
             expect_close(
-                torch.cat(chunks), vectors[key], what=f"{path} put together from {new} ranks"
+                torch.cat(shards), vectors[key], what=f"{path} put together from {new} ranks"
             )
 
 
@@ -88,7 +88,7 @@ def expect_tree(got, want, what: str, rank: int, path: str = "") -> None:
 
 @exercise("4.4", "virtual")
 def test_only_what_overlaps_is_read(impl, run, seed):
-    """A rank reads few of the old ranks' files, each once; a chunk that is short is refused."""
+    """A rank reads few of the old ranks' files, each once; a shard that is short is refused."""
     vector = torch.arange(960.0)
 
     def body(ctx):
@@ -117,9 +117,9 @@ def test_only_what_overlaps_is_read(impl, run, seed):
         )
     if refused.startswith("!"):
         fail(
-            f"a chunk that is one short: expected a ValueError, but {refused[1:]}", cause="accepted"
+            f"a shard that is one short: expected a ValueError, but {refused[1:]}", cause="accepted"
         )
-    expect_equal(shares, 240 * 4, what="bytes behind a chunk of 240", cause="view")
+    expect_equal(shares, 240 * 4, what="bytes behind a shard of 240", cause="view")
 
 
 @exercise("4.4", "virtual")

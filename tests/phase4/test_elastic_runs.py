@@ -17,19 +17,19 @@ STEPS = EPOCHS * 4  # the last batch of an epoch has 4 samples
 
 
 class ShardedMomentum:
-    """SGD with momentum and a decaying learning rate; every rank has a chunk of the momentum."""
+    """SGD with momentum and a decaying learning rate; every rank has a shard of the momentum."""
 
     def __init__(self, impl, weight: Tensor, rank: int, world_size: int) -> None:
         self.impl, self.weight, self.rank, self.world_size = impl, weight, rank, world_size
-        chunk = -(-WIDTH // world_size)
-        self.velocity = torch.zeros(chunk, dtype=torch.float64)
+        shard = -(-WIDTH // world_size)
+        self.velocity = torch.zeros(shard, dtype=torch.float64)
         self.steps = 0
 
     def step(self, gradient: Tensor) -> None:
-        chunk = len(self.velocity)
-        room = torch.zeros(chunk * self.world_size, dtype=torch.float64)
+        shard = len(self.velocity)
+        room = torch.zeros(shard * self.world_size, dtype=torch.float64)
         room[:WIDTH] = gradient
-        self.velocity.mul_(0.9).add_(room[self.rank * chunk : (self.rank + 1) * chunk])
+        self.velocity.mul_(0.9).add_(room[self.rank * shard : (self.rank + 1) * shard])
         parts = [torch.empty_like(self.velocity) for _ in range(self.world_size)]
         dist.all_gather(parts, self.velocity)
         self.weight.data.sub_(torch.cat(parts)[:WIDTH], alpha=0.05 * 0.95**self.steps)
@@ -40,8 +40,8 @@ class ShardedMomentum:
         return {"velocity": own, "steps": self.steps}
 
     def load_state_dict(self, state) -> None:
-        chunk = state["velocity"]["chunk"]
-        self.velocity[: len(chunk)] = chunk
+        shard = state["velocity"]["chunk"]
+        self.velocity[: len(shard)] = shard
         self.steps = state["steps"]
 
 

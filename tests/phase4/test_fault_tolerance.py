@@ -136,7 +136,7 @@ def test_what_can_not_be_saved_is_refused_by_all(impl, run, seed, folder):
         if message.startswith("!"):
             fail(f"an object was saved, rank {rank}", cause="accepted", rank=rank)
         if "rank 1" not in message or "here" not in message or "\n" in message:
-            fail(f"the message should name rank 1 and the place: {message}", cause="unclear")
+            fail(f"the message should name rank 1 and the path: {message}", cause="unclear")
         expect_equal(found, [1, 1, [1, 2, 3], []], what="still loaded", rank=rank)
         if len(names) > 1:
             fail(f"files of the failed save are left: {names}", cause="leftovers", rank=0)

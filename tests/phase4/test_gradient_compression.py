@@ -84,7 +84,7 @@ def variants(own: list[list[Tensor]], k: int, momentum: float = 0.0) -> Variants
         return found
     return {
         "velocity-not-cleared": (
-            "the velocity was not cleared at the places that were sent",
+            "the velocity was not cleared where it was sent",
             simulate(own, k, momentum, mask=False),
         ),
         "no-momentum": ("it is what no momentum gives", simulate(own, k)),

@@ -26,8 +26,8 @@ SHAPES = ((8, 5), (7,))  # 47 entries
 
 
 @exercise("4.7", "virtual gloo cuda")
-def test_sums_at_shared_places_and_owes_the_rest(impl, run, seed, cases):
-    """k places, the same on all ranks; residuals are summed there, unscaled, and sent later."""
+def test_sums_at_shared_positions_and_owes_the_rest(impl, run, seed, cases):
+    """k positions, the same on all ranks; residuals are summed there, unscaled, and sent later."""
     for world_size, dtype in cases((3, torch.float64), (2, torch.float32), (1, torch.float64)):
 
         def body(ctx):
@@ -40,20 +40,20 @@ def test_sums_at_shared_places_and_owes_the_rest(impl, run, seed, cases):
         expect_same_bits(results, what)
         own = all_gradients(bucket_of(*SHAPES, dtype=dtype), seed, world_size, STEPS)
         totals = [sum(parts) for parts in zip(*own, strict=True)]
-        places = [got.nonzero().flatten() for got in results[0]]
-        for step, chosen in enumerate(places):
+        positions = [got.nonzero().flatten() for got in results[0]]
+        for step, chosen in enumerate(positions):
             expect_equal(
                 len(chosen), 14, what=f"{what}: entries sent in step {step}", cause="count"
             )
-        want = follow(totals, places)
+        want = follow(totals, positions)
         known = {
             "no-error-feedback": (
                 "it is what this step's gradients alone give: earlier ones are lost",
-                follow(totals, places, feedback=False),
+                follow(totals, positions, feedback=False),
             ),
             "residual-not-cleared": (
                 "what was sent is still in the residual: it is sent again",
-                follow(totals, places, clear=False),
+                follow(totals, positions, clear=False),
             ),
             "scaled-up": (
                 "it is scaled up by n/k: right without a residual, too much with one",
@@ -63,10 +63,10 @@ def test_sums_at_shared_places_and_owes_the_rest(impl, run, seed, cases):
         expect_steps(results, want, what, known, rtol=1e-5, atol=1e-6)
 
 
-def follow(totals, places, feedback: bool = True, clear: bool = True) -> list[torch.Tensor]:
-    """The sums that ``places`` give, from each step's sum over the ranks; or after a mistake."""
+def follow(totals, positions, feedback: bool = True, clear: bool = True) -> list[torch.Tensor]:
+    """The sums that ``positions`` give, from each step's sum over the ranks; or after a mistake."""
     v, sums = torch.zeros_like(totals[0]), []
-    for g, chosen in zip(totals, places, strict=True):
+    for g, chosen in zip(totals, positions, strict=True):
         v = (v if feedback else 0) + g
         out = torch.zeros_like(v)
         out[chosen] = v[chosen]
@@ -77,8 +77,8 @@ def follow(totals, places, feedback: bool = True, clear: bool = True) -> list[to
 
 
 @exercise("4.7", "virtual")
-def test_every_place_is_as_likely(impl, run, seed):
-    """Over 300 calls each of 20 places is drawn as often as chance allows; seeds differ."""
+def test_every_position_is_as_likely(impl, run, seed):
+    """Over 300 calls each of 20 positions is drawn as often as chance allows; seeds differ."""
     calls, numel, k = 300, 20, 5
 
     def body(ctx):
@@ -92,13 +92,13 @@ def test_every_place_is_as_likely(impl, run, seed):
 
     first, second = run(body, 1)[0]
     if torch.equal(first, second):
-        fail("two hooks with different seeds draw the same places", cause="seed-ignored")
+        fail("two hooks with different seeds draw the same positions", cause="seed-ignored")
     mean = calls * k / numel
     spread = (mean * (1 - k / numel)) ** 0.5
     worst = float((first.sum(0) - mean).abs().max())
     if worst > 6 * spread:
         fail(
-            f"in {calls} calls the {numel} places were drawn {first.sum(0).tolist()} times: "
+            f"in {calls} calls the {numel} positions were drawn {first.sum(0).tolist()} times: "
             f"expected {mean:.0f} ± {spread:.0f} each",
             cause="not-uniform",
         )

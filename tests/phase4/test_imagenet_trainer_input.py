@@ -216,7 +216,7 @@ def test_a_dry_run_prints_the_plan(data: Path, tmp_path: Path) -> None:
 
 # -- data and memory ------------------------------------------------------------------------------
 def test_unreadable_images_are_left_out_counted_and_named(data: Path, tmp_path: Path) -> None:
-    """The others keep their places: the loss of two ranks is that of one, with the same holes."""
+    """Others keep their positions: the loss of two ranks is that of one, with the same holes."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     bad = [sorted((copy / "train" / str(k)).iterdir())[k % 9] for k in range(8)]

@@ -110,7 +110,7 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
 
     def kill_node(self, agent: Child | subprocess.Popen[bytes]) -> None:
-        """What a power cut does to a node."""
+        """What a power failure does to a node."""
         workers = self.workers(agent)
         agent.kill()
         for pid in workers:

@@ -105,7 +105,7 @@ def test_heartbeats(impl, run, seed):
     got = (*fields, pid == process)
     expect_equal(got, (4, "forward", "running", True), what="the first beat", cause="beat")
     got, want = (*two[:4], two[4] - count), (5, "forward", "failed", "out of memory", 2)
-    expect_equal(got, want, what="the last beat, two places later", cause="beat")
+    expect_equal(got, want, what="the last beat, two points later", cause="beat")
 
 
 @exercise("4.5", "gloo")
@@ -130,9 +130,9 @@ def test_who_is_done_is_not_waited_for(impl, run, seed):
 
 
 def watched(impl, folder: Path, seconds: float, hangs: Path | None = None) -> int:
-    """A process of its own that stays at one place; its id. Ends with status 0.
+    """A process of its own that stays at one point; its id. Ends with status 0.
 
-    With ``hangs`` it goes on from place to place until there is that file.
+    With ``hangs`` it goes on from point to point until there is that file.
     """
     pid, began = os.fork(), folder.with_suffix(".began")
     if not pid:
@@ -218,7 +218,7 @@ def test_bad_arguments(impl, run, seed):
 
 @trace("4.5")
 def trace_watchdog(impl):
-    """Steps of 10 ms under a watchdog; each place is a beat. Rank 1 is slow in the third step."""
+    """Steps of 10 ms under a watchdog; each point is a beat. Rank 1 is slow in the third step."""
 
     def body(ctx):
         with tempfile.TemporaryDirectory() as folder:
