@@ -84,7 +84,7 @@ class Training:
         self.model = Wrapped(network().to(ctx.device))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
-        self.scaler = impl.solution(2, "mixed_precision").LossScaler(scale=64.0, growth_interval=4)
+        self.scaler = impl.solution(2, "loss_scaling").LossScaler(scale=64.0, growth_interval=4)
         self.average, self.mixup = Average(self.model), torch.Generator().manual_seed(seed)
         self.loader = impl.solution(1, "data_loader").build_loader(
             impl.module("sample_seeds").SampleSeeds(Augmented(), 7),
