@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.text import Text
 
-from . import cli, references
+from . import cli, gpus, references
 from .course import load_course, root
 from .workloads import WORKLOADS, build_model, digits
 
@@ -87,6 +87,7 @@ def main() -> int:
     out = cli.console()
     begun = time.monotonic()
     torch.set_num_threads(1)
+    gpus.hide()  # one process trains here, then ranks are forked
     try:
         out.print(Text(f"1. Training on {RANKS} ranks: 1,437 handwritten digits\n", "bold"))
         sys.stdout.flush()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from . import rank_report
+from . import gpus, rank_report
 from .defaults import Change, note
 from .ledger import Event, Log, Mismatch, SequenceCheck, channel_of
 from .looks import PAUSES, endless_loop
@@ -36,6 +36,7 @@ PATIENCE = 5.0  # the same, while nobody has told why a connection broke
 ANSWER = 1.0  # seconds that a rank may take to show its stack
 BUSY = 30.0  # the same, as long as other programs have the processors
 SETTLE = 0.005  # seconds after which one that sleeps sleeps again
+START_LIMIT = 120.0  # seconds until all ranks are ready, beside the limit of what they do then
 KEPT_OUTPUT = 64 * 1024
 KEPT_STACKS = 1 << 24
 KINDS = b"EFRSVX"
@@ -72,6 +73,7 @@ class Member:
     threads: dict[int, int | None] = field(default_factory=dict)  # others that run, and their ids
     has_closed: bool = False  # a group, or all of them
     loop: str = ""
+    ready: bool = False  # its group is made, the body begins
     idle: bool = False  # a virtual rank that can go on, while another runs
     result: bytes | None = None
     error: dict[str, Any] | None = None
@@ -156,6 +158,8 @@ class Member:
             self.threads[fields["number"]] = fields["id"]
         elif kind == "thread end":
             del self.threads[fields["number"]]
+        elif kind == "ready":
+            self.ready = True
         else:
             self.has_closed = True
 
@@ -192,8 +196,9 @@ class Watch:
         self.children_before = children()
         self.store_fd, self.store = _store_file()
         try:
-            problem = fork_problem()
-            if problem:
+            gpus.hide()
+            problem = fork_problem(self.options.device)
+            if problem and self.options.device == "cpu":
                 warnings.warn(f"ranks are started as new processes: {problem}", stacklevel=3)
             for rank in range(self.world_size):
                 self._start(rank, spawn=bool(problem))
@@ -210,7 +215,9 @@ class Watch:
         task = (self.fn, self.args, self.options, os.getpid(), self.store, *fds)
         process = None
         if spawn:
-            process = _spawn((*fds, self.store_fd), rank, self.world_size, *task)
+            seen = gpus.environment() if self.options.device == "cuda" else None
+            needed = (*fds, self.store_fd)
+            process = _spawn(seen, output_write, needed, rank, self.world_size, *task)
             pid = process.pid
         else:
             pid = os.fork()
@@ -230,9 +237,12 @@ class Watch:
 
     def run(self) -> RankResults:
         """Follow the ranks until all returned; raise RankFailure else."""
-        clock = ProgramClock(member.pid for member in self.members)
+        clock, begun = ProgramClock(member.pid for member in self.members), 0.0
         while not all(m.result is not None for m in self.members):
-            left = self.options.timeout - clock.read()
+            now = clock.read()
+            if now < START_LIMIT and not all(m.ready for m in self.members):
+                begun = now  # new processes import torch, GPUs are set up: not the body's time
+            left = begun + self.options.timeout - now
             if left <= 0:
                 raise rank_report.hang(self.members, self._stacks(), self.options)
             changed = self._read(min(max(left, EVERY), self.proof.pause))
@@ -377,7 +387,8 @@ class Watch:
         values = []
         for member in self.members:
             assert member.result is not None
-            values.append(torch.load(io.BytesIO(member.result), weights_only=True))
+            content = io.BytesIO(member.result)  # of GPUs, which this process does not see
+            values.append(torch.load(content, weights_only=True, map_location="cpu"))
         members = self.members
         return RankResults(values, [m.log() for m in members], [m.output for m in members])
 
@@ -431,19 +442,28 @@ def _waits_for_processor(pid: int, before: int | None) -> bool:
 
 
 def _spawn(
-    fds: tuple[int, ...], rank: int, world_size: int, *task: Any
+    environment: dict[str, str] | None,
+    output_fd: int,
+    fds: tuple[int, ...],
+    rank: int,
+    world_size: int,
+    *task: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a rank as a new Python; used where forking this process is not safe."""
     import cloudpickle
 
+    # its own path first: functions of modules come by name
+    code = f"import sys; sys.path[:] = {sys.path}; from distlab import rank_process as process; "
+    code += f"process.spawned_main({output_fd})"
     process = subprocess.Popen(
-        [sys.executable, "-c", "from distlab.rank_process import spawned_main; spawned_main()"],
+        [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         pass_fds=fds,
+        env=environment,
     )
     assert process.stdin is not None
-    process.stdin.write(cloudpickle.dumps((rank, world_size, *task)))
-    process.stdin.close()
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # it has died: it tells why itself
+        cloudpickle.dump((rank, world_size, *task), process.stdin)
     return process
 
 

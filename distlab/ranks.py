@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import system
+from . import gpus, system
 from .failure import CheckFailed
 from .ledger import Log
 
@@ -167,14 +167,17 @@ def run_ranks(
 
     ``fn`` may be a closure; it returns tensors and plain data (numbers, strings, None, lists,
     tuples, dicts). ``device``: ``"cpu"`` (gloo) or ``"cuda"`` (NCCL with a GPU per rank, else
-    several ranks share a GPU over gloo). ``ledger``: record communication, which also makes hang
-    reports exact. ``process_group=False``: no group is made. ``learner_files``: frames in these
-    files are reported as the learner's lines. ``delays``: random pauses of up to 10 ms before
-    each communication, drawn from ``seed``. ``enter(rank)`` is called in each rank before its
-    process group is made: ``Network.placement`` moves it to a node of a cluster.
+    several ranks share a GPU over gloo, which passes no messages between GPUs). GPUs are hidden
+    from this process from now on, unless it uses them already (see ``gpus``). ``ledger``: record
+    communication, which also makes hang reports exact. ``process_group=False``: no group is made.
+    ``learner_files``: frames in these files are reported as the learner's lines. ``delays``: random
+    pauses of up to 10 ms before each communication, drawn from ``seed``. ``enter(rank)`` is called
+    in each rank before its process group is made: ``Network.placement`` moves it to a node of a
+    cluster.
 
-    Raises RankFailure when a rank raises, dies, or does not end within ``timeout`` seconds, when
-    ranks are in different collectives, or when all wait for each other. Leaves no process behind.
+    Raises RankFailure when a rank raises, dies, or does not end within ``timeout`` seconds, which
+    begin when all are ready; when ranks are in different collectives; or when all wait for each
+    other. Leaves no process behind.
     """
     from .rank_report import defaults_named  # after the dataclasses above, which they import
     from .rank_watch import Watch
@@ -197,15 +200,12 @@ def run_ranks(
         return watch.run()
 
 
-def cuda_ranks_supported() -> bool:
-    """Whether this machine has a GPU; asked through NVML, which leaves the process forkable."""
-    return torch.cuda.device_count() > 0
-
-
-def fork_problem() -> str:
-    """Why forking ranks from this process is not safe; empty when it is."""
+def fork_problem(device: str = "cpu") -> str:
+    """Why forking ranks for this device is not safe in this process; empty when it is."""
     if torch.cuda.is_initialized():
         return "CUDA is already in use in this process"
+    if device == "cuda" and gpus.count() and not gpus.reach_forks():
+        return "CUDA has answered this process that it has no GPU"
     if any(name.startswith("pt_autograd") for name in system.threads()):
         return "autograd has threads in this process, which a forked one would miss"
     return system.fork_obstacle()

@@ -34,7 +34,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .ledger import P2P, Event, traffic, waited_twice
+from .ledger import P2P, Event, sent_from_shared_gpu, traffic, waited_twice
 from .lines import learner_line
 from .operators import (
     METHODS,
@@ -141,6 +141,9 @@ class Ledger(TorchDispatchMode):
         root: int | None,
         named: dict[str, Any],
     ) -> Event:
+        on_gpu = op in P2P and any(t.is_cuda for t in tensors)
+        if on_gpu and dist.get_backend(process_group) == "gloo":  # it would abort the process
+            raise sent_from_shared_gpu(op)
         if self.delays:
             time.sleep(self.random.random() * self.delays)
         group = tuple(dist.get_process_group_ranks(process_group))

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import gpus
 from ..course import Course, Exercise, functions_of, load_course
 from ..failure import CheckFailed
+from ..ledger import SHARED_GPU
 from ..program_clock import spent
 from ..rank_report import source_line
-from ..ranks import RankContext, RankFailure, RankResults, cuda_ranks_supported, run_ranks
+from ..ranks import RankContext, RankFailure, RankResults, run_ranks
 from ..system import fork_obstacle
 from ..virtual import VirtualResults, run_worlds
 from .implementation import Implementation, Source, blank_places, find_source
@@ -206,7 +208,7 @@ class Session:
 
     def runner(self, exercise: Exercise, tier: str) -> Runner:
         """What runs a check's ranks on its tier."""
-        if tier == "cuda" and not cuda_ranks_supported():
+        if tier == "cuda" and not gpus.count():
             raise NotRun("needs", "a CUDA GPU")
         if tier == "virtual" and fork_obstacle():
             raise NotRun("needs", f"forked processes: {fork_obstacle()}")
@@ -294,7 +296,12 @@ class Runner:
         """``run_ranks`` with the defaults of checks."""
         defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
         limit = self.limit(options)
-        results = run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+        try:
+            results = run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+        except RankFailure as failure:
+            if failure.cause == SHARED_GPU and self.device == "cuda" and gpus.count() < world_size:
+                raise NotRun("needs", f"{world_size} GPUs: {failure.message}") from None
+            raise
         return self.note(results)
 
     def worlds(

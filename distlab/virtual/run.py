@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .. import rank_report
+from .. import gpus, rank_report
 from ..ledger import Log
 from ..processes import become_subreaper, children, descendants, end_strays, is_ending
 from ..program_clock import EVERY, ProgramClock
@@ -159,6 +159,7 @@ def _run_child(
     sys.stderr.flush()
     reap_children(block=False)
     become_subreaper()
+    gpus.hide()
     before, parent = children(), os.getpid()
     reading, writing = os.pipe()
     printed, printing = os.pipe()  # what bypasses sys.stdout
