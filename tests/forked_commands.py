@@ -158,6 +158,10 @@ def _connect(streams: Sequence[int], kept: Sequence[int]) -> None:
 def become(arguments: list[str], environment: dict[str, str], cwd: str | None) -> int:
     """In a fork: all that the interpreter does from its start to its end; the exit status."""
     _forget_pytest()
+    # torch makes its pool of threads anew at the first use after a fork, and not safely: autograd's
+    # threads, of which fake tensors bring eight, would do it at the same time and abort
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(torch.get_num_threads())
     if cwd is not None:
         os.chdir(cwd)
     os.environ.clear()

@@ -34,6 +34,17 @@ WAITS = (
     "tests/phase4/test_checkpoint_folder_kills.py",
     "tests/phase4/test_fault_tolerance_kills.py",
 )
+# single tests of other files that wait as well, by the name in their brackets: watchdogs that have
+# to find a rank hung, or not to
+WAITING = (
+    "gossip-4.5",
+    "joining-old-call",
+    "watchdog-disk-ends-the-watch",
+    "watchdog-failure-not-told",
+    "watchdog-raises-in-the-thread",
+    "watchdog-stopped-left-alone",
+    "watchdog-thread-beats",
+)
 # 5 to 25 seconds of the processor's time in single tests
 LONG = (
     "tests/notebooks/*.py",
@@ -45,6 +56,11 @@ LONG = (
     "tests/distlab/*.py",
 )
 SHORT = ("tests/mutants/*.py",)
+
+
+def waits(nodeid: str) -> bool:
+    """Whether this one test of its file waits."""
+    return nodeid.endswith("]") and nodeid[:-1].partition("[")[2] in WAITING
 
 
 def place(path: Path) -> int:
@@ -71,6 +87,8 @@ class Groups(LoadScopeScheduling):
     """Hands out whole groups, and all other tests one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if waits(nodeid):
+            return "waits"
         return group(root() / nodeid.partition("::")[0]) or nodeid
 
 
@@ -107,10 +125,14 @@ def pytest_collection_modifyitems(
         items[:] = one_each(items)
     yield
     last = place(root() / "tests" / "mutants" / "test_mutants.py")
-    counted = list(enumerate(items))
-    # the wrong implementations backwards: those of phase 4 take longest
-    counted.sort(key=lambda pair: (p := place(pair[1].path), -pair[0] if p == last else pair[0]))
-    items[:] = [item for _, item in counted]
+
+    def turn(pair: tuple[int, pytest.Item]) -> tuple[int, int]:
+        number, item = pair
+        kind = 0 if waits(item.nodeid) else place(item.path)
+        # the wrong implementations backwards: those of phase 4 take longest
+        return kind, -number if kind == last else number
+
+    items[:] = [item for _, item in sorted(enumerate(items), key=turn)]
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..course.catalogue import load_course, root
+from ..host import gpus
 from ..host.terminal import console
 from ..reference import compare as references
 from ..reference.workloads import WORKLOADS, build_model, digits
@@ -91,6 +92,7 @@ def main() -> int:
     out = console()
     begun = time.monotonic()
     torch.set_num_threads(1)
+    gpus.hide()  # one process trains here, then ranks are forked
     try:
         out.print(Text(f"1. Training on {RANKS} ranks: 1,437 handwritten digits\n", "bold"))
         sys.stdout.flush()

@@ -7,8 +7,7 @@ import os
 from ..observe.failure import CheckFailed
 from ..observe.lines import source_line
 from ..ranks.results import RankFailure
-from .obstacles import NotRun
-from .verdicts import CheckResult
+from .verdicts import CheckResult, NotRun
 
 
 def verdict_of(error: BaseException | None) -> CheckResult:

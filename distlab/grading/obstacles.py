@@ -10,15 +10,7 @@ from ..course.catalogue import Exercise
 from ..ranks import RankContext, RankFailure, run_ranks
 from . import runners
 from .implementation import Implementation, Source, blank_lines
-from .verdicts import CheckResult
-
-
-class NotRun(Exception):
-    """A check was not run, and why: its verdict is this one."""
-
-    def __init__(self, verdict: str, message: str, line: str = "", cause: str = "") -> None:
-        super().__init__(message)
-        self.result = CheckResult("", verdict, message, cause or verdict, line=line)
+from .verdicts import NotRun
 
 
 def comes_back(path: Path) -> bool:

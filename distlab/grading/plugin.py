@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from ..course.catalogue import Exercise
+from ..host import gpus
 from ..host.forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
 from .definitions import definition
 from .implementation import Implementation, protect_this_process
 from .judge import verdict_of
-from .obstacles import NotRun
 from .runners import Runner
 from .session import SESSION, Request, Session
-from .verdicts import TIERS
+from .verdicts import TIERS, NotRun
 
 KEPT_OUTPUT = 4096  # characters of what a rank printed
 TROUBLE = ("fail", "error", "hang", "crash")
@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the session's state, unless the caller brought one."""
     config.addinivalue_line("markers", "exercise(id, tiers): a check of this exercise")
     protect_this_process()
+    gpus.hide()  # checks compute what they expect here
     torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
     if SESSION not in config.stash:
         chosen = config.option

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ..host import gpus
 from ..host.program_clock import spent
-from ..ranks.results import RankResults
+from ..observe.log import SHARED_GPU
+from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import VirtualResults, run_worlds
+from .verdicts import NotRun
 
 # seconds on a machine that does nothing else (``ProgramClock``)
 CHECK_LIMIT = 60.0  # for all runs of one check
@@ -46,7 +49,12 @@ class Runner:
         """``run_ranks`` with the defaults of checks."""
         defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
         limit = self.limit(options)
-        results = run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+        try:
+            results = run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+        except RankFailure as failure:
+            if failure.cause == SHARED_GPU and self.device == "cuda" and gpus.count() < world_size:
+                raise NotRun("needs", f"{world_size} GPUs: {failure.message}") from None
+            raise
         return self.note(results)
 
     def worlds(

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ..course.catalogue import Course, Exercise, load_course
+from ..host import gpus
 from ..host.system import fork_obstacle
 from ..host.terminal import short
-from ..ranks.run import cuda_ranks_supported
 from .implementation import Source, find_source
 from .live import View
-from .obstacles import NotRun, at_import, comes_back, in_the_file
+from .obstacles import at_import, comes_back, in_the_file
 from .runners import Runner, VirtualRunner
-from .verdicts import TIERS, CheckResult, ExerciseResult
+from .verdicts import TIERS, CheckResult, ExerciseResult, NotRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class Session:
 
     def runner(self, exercise: Exercise, tier: str) -> Runner:
         """What runs a check's ranks on its tier."""
-        if tier == "cuda" and not cuda_ranks_supported():
+        if tier == "cuda" and not gpus.count():
             raise NotRun("needs", "a CUDA GPU")
         if tier == "virtual" and fork_obstacle():
             raise NotRun("needs", f"forked processes: {fork_obstacle()}")

@@ -26,6 +26,14 @@ class CheckResult:
     tier: str = "gloo"
 
 
+class NotRun(Exception):
+    """A check was not run, and why: its verdict is this one."""
+
+    def __init__(self, verdict: str, message: str, line: str = "", cause: str = "") -> None:
+        super().__init__(message)
+        self.result = CheckResult("", verdict, message, cause or verdict, line=line)
+
+
 @dataclass
 class ExerciseResult:
     """One exercise: pass only if every check that could run passed, and at least one did."""

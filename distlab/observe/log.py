@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from .failure import CheckFailed
 
 P2P = ("send", "recv")
+SHARED_GPU = "shared-gpu"  # the cause of a failure that no program can help
 
 
 @dataclass
@@ -93,6 +94,15 @@ def traffic(op: str, world_size: int, payload: int, is_root: bool) -> tuple[int,
 def readable(nbytes: float) -> str:
     """``"1,536 B"``, ``"2.50 MB"``: bytes as a learner reads them."""
     return f"{nbytes:,.0f} B" if nbytes < 1e5 else f"{nbytes / 1e6:,.2f} MB"
+
+
+def sent_from_shared_gpu(op: str) -> CheckFailed:
+    """The failure of a rank that has no GPU of its own and passes a message of one."""
+    return CheckFailed(
+        f"{op} of a tensor on a GPU that several ranks share: gloo passes messages between CPUs "
+        "only, and NCCL takes one rank per GPU",
+        cause=SHARED_GPU,
+    )
 
 
 def waited_twice(event: Event, rank: int, line: str) -> CheckFailed:

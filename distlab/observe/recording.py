@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .lines import learner_line
-from .log import Event, traffic
+from .log import P2P, Event, sent_from_shared_gpu, traffic
 from .operators import Sending, patience_of
 
 
@@ -60,6 +60,9 @@ class Recording:
         named: dict[str, Any],
     ) -> Event:
         """A communication begins; ``named``: the arguments of its operator."""
+        on_gpu = op in P2P and any(t.is_cuda for t in tensors)
+        if on_gpu and dist.get_backend(process_group) == "gloo":  # it would abort the process
+            raise sent_from_shared_gpu(op)
         if self.delays:
             time.sleep(self.random.random() * self.delays)
         group = tuple(dist.get_process_group_ranks(process_group))

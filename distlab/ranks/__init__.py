@@ -3,7 +3,7 @@
 from .context import RankContext
 from .options import Options
 from .results import RankFailure, RankReport, RankResults
-from .run import cuda_ranks_supported, run_ranks
+from .run import run_ranks
 from .start import fork_problem
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "RankFailure",
     "RankReport",
     "RankResults",
-    "cuda_ranks_supported",
     "fork_problem",
     "run_ranks",
 ]

@@ -49,6 +49,7 @@ class Member:
     threads: dict[int, int | None] = field(default_factory=dict)  # others that run, and their ids
     has_closed: bool = False  # a group, or all of them
     loop: str = ""
+    ready: bool = False  # its group is made, the body begins
     idle: bool = False  # a virtual rank that can go on, while another runs
     result: bytes | None = None
     error: dict[str, Any] | None = None
@@ -133,6 +134,8 @@ class Member:
             self.threads[fields["number"]] = fields["id"]
         elif kind == "thread end":
             del self.threads[fields["number"]]
+        elif kind == "ready":
+            self.ready = True
         else:
             self.has_closed = True
 

@@ -25,9 +25,9 @@ class Options(RunOptions):
     """How real ranks are run.
 
     ``device``: ``"cpu"`` (gloo) or ``"cuda"`` (NCCL with a GPU per rank, else several ranks share a
-    GPU over gloo). ``delays``: random pauses of up to 10 ms before each communication, drawn from
-    ``seed``. ``enter(rank)`` is called in each rank before its process group is made:
-    ``Network.placement`` moves it to a node of a cluster.
+    GPU over gloo, which passes no messages between GPUs). ``delays``: random pauses of up to 10 ms
+    before each communication, drawn from ``seed``. ``enter(rank)`` is called in each rank before
+    its process group is made: ``Network.placement`` moves it to a node of a cluster.
     """
 
     device: str = "cpu"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..host import gpus
 from ..host.processes import become_subreaper, children, end_strays, exit_status
 from ..host.program_clock import EVERY, ProgramClock
 from ..observe.log import Mismatch, SequenceCheck
@@ -28,6 +29,7 @@ from .start import fork_problem, memory_file, spawn, store_file
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
 PATIENCE = 5.0  # the same, while nobody has told why a connection broke
+START_LIMIT = 120.0  # seconds until all ranks are ready, beside the limit of what they do then
 
 
 class Parent:
@@ -49,8 +51,9 @@ class Parent:
         self.children_before = children()
         self.store_fd, self.store = store_file()
         try:
-            problem = fork_problem()
-            if problem:
+            gpus.hide()
+            problem = fork_problem(self.options.device)
+            if problem and self.options.device == "cpu":
                 warnings.warn(f"ranks are started as new processes: {problem}", stacklevel=3)
             for rank in range(self.world_size):
                 self._start(rank, anew=bool(problem))
@@ -67,7 +70,9 @@ class Parent:
         task = (self.fn, self.args, self.options, os.getpid(), self.store, *fds)
         process = None
         if anew:
-            process = spawn((*fds, self.store_fd), rank, self.world_size, *task)
+            seen = gpus.environment() if self.options.device == "cuda" else None
+            needed = (*fds, self.store_fd)
+            process = spawn(seen, output_write, needed, rank, self.world_size, *task)
             pid = process.pid
         else:
             pid = os.fork()
@@ -87,9 +92,12 @@ class Parent:
 
     def run(self) -> RankResults:
         """Follow the ranks until all returned; raise RankFailure else."""
-        clock = ProgramClock(member.pid for member in self.members)
+        clock, begun = ProgramClock(member.pid for member in self.members), 0.0
         while not all(m.result is not None for m in self.members):
-            left = self.options.timeout - clock.read()
+            now = clock.read()
+            if now < START_LIMIT and not all(m.ready for m in self.members):
+                begun = now  # new processes import torch, GPUs are set up: not the body's time
+            left = begun + self.options.timeout - now
             if left <= 0:
                 raise rank_report.hang(self.members, self.stacks.take(), self.options)
             changed = self._read(min(max(left, EVERY), self.proof.pause))
@@ -169,7 +177,8 @@ class Parent:
         values = []
         for member in self.members:
             assert member.result is not None
-            values.append(torch.load(io.BytesIO(member.result), weights_only=True))
+            content = io.BytesIO(member.result)  # of GPUs, which this process does not see
+            values.append(torch.load(content, weights_only=True, map_location="cpu"))
         members = self.members
         return RankResults(values, [m.log() for m in members], [m.output for m in members])
 

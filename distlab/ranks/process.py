@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from ..host import system
+from ..host import gpus, system
 from ..host.processes import die_with_parent
 from ..observe.defaults import Change, notice_changes
 from ..observe.looks import Looks
@@ -91,6 +91,7 @@ def rank_main(
             _detach(parent, output_fd)
             _show_stack_when_asked(stack_fd, looks_fd)
             ctx = _set_up(rank, world_size, options, store, parent)
+            pipe.event("ready", {})
             _report(pipe, _run(ctx, fn, args, options, pipe))
         except BaseException as error:
             _flush()
@@ -201,12 +202,13 @@ def _device(rank: int, world_size: int, kind: str) -> tuple[torch.device, str]:
     """This rank's device and backend: several ranks share a GPU only over gloo."""
     if kind == "cpu":
         return torch.device("cpu"), "gloo"
-    gpus = torch.cuda.device_count()
-    if not gpus:
+    gpus.show()
+    count = gpus.count()
+    if not count:
         raise ValueError("device 'cuda' was asked for, and this machine has no GPU")
-    device = torch.device("cuda", rank % gpus)
+    device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)
-    return device, "nccl" if gpus >= world_size else "gloo"
+    return device, "nccl" if count >= world_size else "gloo"
 
 
 def _run(
@@ -231,7 +233,7 @@ def _run(
 def readable_content(content: bytes) -> None:
     """Refuse results that the parent would not read: it takes tensors and plain data only."""
     try:
-        torch.load(io.BytesIO(content), weights_only=True)
+        torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:
         raise TypeError(
             "a rank may return tensors, numbers, strings, None, lists, tuples and dicts only: "
@@ -239,9 +241,10 @@ def readable_content(content: bytes) -> None:
         ) from None
 
 
-def spawned_main() -> None:
+def spawned_main(output_fd: int) -> None:
     """Entry of a rank that was started as a new Python: its task comes on standard input."""
+    os.dup2(output_fd, 1)  # also what goes wrong here is shown as the rank's
+    os.dup2(output_fd, 2)
     import cloudpickle
 
-    task = cloudpickle.load(sys.stdin.buffer)
-    rank_main(*task)
+    rank_main(*cloudpickle.load(sys.stdin.buffer))

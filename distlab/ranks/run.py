@@ -14,8 +14,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from .options import Options
 from .parent import Parent
 from .report import defaults_named
@@ -26,10 +24,12 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, **options: An
     """Run ``fn(ctx, *args)`` on ``world_size`` ranks and return what each returned.
 
     ``fn`` may be a closure; it returns tensors and plain data (numbers, strings, None, lists,
-    tuples, dicts). ``options``: the fields of ``Options``.
+    tuples, dicts). ``options``: the fields of ``Options``. GPUs are hidden from this process from
+    now on, unless it uses them already (see ``host.gpus``).
 
-    Raises RankFailure when a rank raises, dies, or does not end within ``timeout`` seconds, when
-    ranks are in different collectives, or when all wait for each other. Leaves no process behind.
+    Raises RankFailure when a rank raises, dies, or does not end within ``timeout`` seconds, which
+    begin when all are ready; when ranks are in different collectives; or when all wait for each
+    other. Leaves no process behind.
     """
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
@@ -38,8 +38,3 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, **options: An
     sys.stderr.flush()
     with Parent(fn, world_size, args, chosen) as parent, defaults_named(parent.members, chosen):
         return parent.run()
-
-
-def cuda_ranks_supported() -> bool:
-    """Whether this machine has a GPU; asked through NVML, which leaves the process forkable."""
-    return torch.cuda.device_count() > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,21 +11,32 @@ from typing import Any
 
 import torch
 
-from ..host import system
+from ..host import gpus, system
 
 
-def spawn(fds: tuple[int, ...], rank: int, world_size: int, *task: Any) -> subprocess.Popen[bytes]:
+def spawn(
+    environment: dict[str, str] | None,
+    output_fd: int,
+    fds: tuple[int, ...],
+    rank: int,
+    world_size: int,
+    *task: Any,
+) -> subprocess.Popen[bytes]:
     """Start a rank as a new Python; used where forking this process is not safe."""
     import cloudpickle
 
+    # its own path first: functions of modules come by name
+    code = f"import sys; sys.path[:] = {sys.path}; from distlab.ranks import process; "
+    code += f"process.spawned_main({output_fd})"
     process = subprocess.Popen(
-        [sys.executable, "-c", "from distlab.ranks.process import spawned_main; spawned_main()"],
+        [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         pass_fds=fds,
+        env=environment,
     )
     assert process.stdin is not None
-    process.stdin.write(cloudpickle.dumps((rank, world_size, *task)))
-    process.stdin.close()
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # it has died: it tells why itself
+        cloudpickle.dump((rank, world_size, *task), process.stdin)
     return process
 
 
@@ -44,10 +56,12 @@ def store_file() -> tuple[int, str]:
     return tempfile.mkstemp(prefix="distlab-")
 
 
-def fork_problem() -> str:
-    """Why forking ranks from this process is not safe; empty when it is."""
+def fork_problem(device: str = "cpu") -> str:
+    """Why forking ranks for this device is not safe in this process; empty when it is."""
     if torch.cuda.is_initialized():
         return "CUDA is already in use in this process"
+    if device == "cuda" and gpus.count() and not gpus.reach_forks():
+        return "CUDA has answered this process that it has no GPU"
     if any(name.startswith("pt_autograd") for name in system.threads()):
         return "autograd has threads in this process, which a forked one would miss"
     return system.fork_obstacle()

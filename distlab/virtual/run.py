@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..host import gpus
 from ..host.processes import become_subreaper, children, descendants, end_strays
 from ..ranks.member import Member
 from ..ranks.process import Pipe
@@ -59,6 +60,7 @@ def _run_child(
     sys.stderr.flush()
     reap_children(block=False)
     become_subreaper()
+    gpus.hide()
     before, parent = children(), os.getpid()
     reading, writing = os.pipe()
     printed, printing = os.pipe()  # what bypasses sys.stdout

@@ -8,12 +8,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import forked_commands
 import pytest
 import torch
 import torch.distributed as dist
 
+from distlab.course.catalogue import load_course
+from distlab.grading.run import run_session
+from distlab.grading.session import Request
 from distlab.host.processes import descendants, is_ending
 from distlab.host.system import tells_of_processes
 from distlab.ranks import RankContext, RankFailure, fork_problem, run_ranks
@@ -290,7 +294,7 @@ def test_results_are_plain_data_only() -> None:
 
 
 def test_where_fork_is_unsafe_ranks_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distlab.ranks.parent.fork_problem", lambda: "a test says so")
+    monkeypatch.setattr("distlab.ranks.parent.fork_problem", lambda device: "a test says so")
 
     def body(ctx: RankContext, factor: int) -> float:
         value = torch.tensor([float(ctx.rank + 1)])
@@ -299,6 +303,45 @@ def test_where_fork_is_unsafe_ranks_are_spawned(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.warns(UserWarning, match="a test says so"):
         assert list(run_ranks(body, 2, 10, timeout=120)) == [30.0, 30.0]
+
+
+def test_spawned_ranks_find_what_checks_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of a check's file go to the new process by name; it has another path."""
+    monkeypatch.setattr("distlab.ranks.parent.fork_problem", lambda device: "a test says so")
+    phase = load_course().phases[0]
+    request = Request(exercises=("1.6",), checks=("test_evaluation_is_exact",), trusted=True)
+    report = run_session(phase, request, keyword="gloo")
+    assert [c.verdict for e in report.exercises for c in e.checks] == ["pass"], report
+
+
+def test_what_goes_wrong_before_a_spawned_rank_begins_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("distlab.ranks.parent.fork_problem", lambda device: "a test says so")
+    lost = ModuleType("nowhere_to_be_found")
+    lost.body = lambda ctx: None  # type: ignore[attr-defined]
+    lost.body.__module__, lost.body.__qualname__ = lost.__name__, "body"
+    monkeypatch.setitem(sys.modules, lost.__name__, lost)
+    with pytest.warns(UserWarning, match="a test says so"):
+        failure = failure_of(lost.body, 1, process_group=False)
+    assert failure.kind == "crash"
+    assert "No module named 'nowhere_to_be_found'" in failure.reports[0].output
+
+
+def test_setting_up_is_not_the_bodys_time() -> None:
+    """A context of CUDA, or the import of torch in a new process, takes seconds."""
+    slow = run_ranks(lambda ctx: 7, 2, timeout=0.5, enter=lambda rank: time.sleep(1))
+    assert list(slow) == [7, 7]
+
+
+def test_tensors_of_a_gpu_come_back_where_there_is_none() -> None:
+    def body(ctx: RankContext) -> torch.Tensor:
+        torch.serialization.location_tag = lambda storage: "cuda:0"
+        return torch.arange(3)
+
+    (value,) = run_ranks(body, 1, process_group=False)
+    assert value.tolist() == [0, 1, 2]
+    assert value.device.type == "cpu"
 
 
 @pytest.mark.skipif(not tells_of_processes(), reason="no /proc that names threads")

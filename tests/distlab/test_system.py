@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from distlab.commands.watch import watch
 from distlab.course.catalogue import load_course, root
-from distlab.grading.obstacles import NotRun
 from distlab.grading.session import Request, Session
+from distlab.grading.verdicts import NotRun
 from distlab.host import system
 from distlab.host.system import fork_obstacle
 from distlab.ranks import RankContext, RankFailure, fork_problem, run_ranks

@@ -79,6 +79,11 @@ def launched(
         yield process
 
 
+def said_in(out: Path) -> list[str]:
+    """What a run printed, without the lines in which torch 2.8 tells of its groups."""
+    return [line for line in out.read_text().splitlines() if not line.startswith("[Gloo]")]
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:
     """Return when ``condition()`` holds."""
     end = time.monotonic() + seconds

@@ -151,12 +151,12 @@ def test_worker_is_killed_under_torchrun(job: Job) -> None:
     expect_curve(lines)
 
 
-@needs_children
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("localhost", port)) == 0
 
 
+@needs_children
 def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
     """Two agents; one is killed together with its worker, the other goes on alone."""
     with socket.socket() as probe:
