@@ -169,11 +169,13 @@ def _helpers(check_file: Path) -> tuple[Path, ...]:
 
 @cache
 def _toolkit() -> tuple[Path, ...]:
-    """The toolkit's modules that grading or a check imports, also indirectly, and the map."""
-    home = root() / "distlab"
-    begin = [home / "grading" / f"{name}.py" for name in ("__init__", "run", "plugin")]
+    """What grading or a check imports of the toolkit and the given code, also indirectly, and the
+    map."""
+    homes = [root() / "distlab", root() / "given"]
+    begin = [homes[0] / "grading" / f"{name}.py" for name in ("__init__", "run", "plugin")]
     for check_file in root().glob("tests/phase*/*.py"):
-        begin += [p for p in _imported(check_file, root()) if p.is_relative_to(home)]
+        imported = _imported(check_file, root())
+        begin += [p for p in imported if any(p.is_relative_to(home) for home in homes)]
     return tuple(sorted(_closure(begin, root()) | {root() / "course.toml"}))
 
 

@@ -48,7 +48,7 @@ class Phase:
 @dataclass(frozen=True)
 class Exercise:
     """One exercise; ``uses`` are taken from the solution where the learner's don't pass,
-    ``requires`` must pass first."""
+    ``requires`` must pass first. ``was_in``: the exercise that it was a part of, if any."""
 
     id: str
     title: str
@@ -58,6 +58,7 @@ class Exercise:
     requires: tuple[str, ...]
     hints: tuple[str, ...]
     phase: Phase = field(compare=False, repr=False)
+    was_in: str = ""
     folder: Path = field(default_factory=root, compare=False, repr=False)
 
     @property

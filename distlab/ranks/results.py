@@ -15,15 +15,21 @@ PIPE_LOST = 97  # exit status of a rank that can't report any more
 class RankResults(list[Any]):
     """The W return values; ``logs`` and ``output`` (standard output and error) per rank.
 
-    ``on_read`` is called whenever values are taken out: what is judged then is of this run.
+    ``on_read`` is called whenever values or logs are read: what is judged then is of this run.
     """
 
     on_read: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, values: list[Any], logs: list[Log], output: list[str]) -> None:
         super().__init__(values)
-        self.logs = logs
+        self._logs = logs
         self.output = output
+
+    @property
+    def logs(self) -> list[Log]:
+        """The communication of each rank."""
+        self.on_read()
+        return self._logs
 
     def __iter__(self) -> Iterator[Any]:
         self.on_read()

@@ -341,6 +341,19 @@ def example_report(impl: str) -> Report:
     return Report(1, impl, 12345, "cpu", results, notes)
 
 
+def test_the_map_tells_where_a_new_exercise_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "progress_file", lambda: tmp_path / ".distlab" / "progress.json")
+    out = Console(width=120, file=io.StringIO(), color_system=None)
+    learn.show_map(COURSE, out)
+    assert isinstance(out.file, io.StringIO)
+    lines = out.file.getvalue().splitlines()
+    assert [x.split()[0] for x in lines if "was part of 4.5" in x] == ["4.13", "4.14"]
+    divided = {e.was_in for e in COURSE.exercises if e.was_in}
+    assert divided <= {e.id for e in COURSE.exercises if not e.was_in}
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_sentences_wrap_at_words_and_commands_stay_whole(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

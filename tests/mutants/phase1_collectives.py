@@ -179,7 +179,7 @@ MUTANTS = [
         text="""    for handle in handles:
         handle.wait()
 """,
-        becomes="    time.sleep(0.05)\n",
+        becomes="    import time\n\n    time.sleep(0.05)\n",
         caught_by="test_direct_costs_what_the_formula_says",
         told_as="never-waited",
     ),

@@ -187,7 +187,7 @@ MUTANTS = [
         ),
         becomes=(
             "    loss, norm = train_window(model, optimizer, window, max_norm=max_norm, "
-            "group=dist.new_subgroups(1)[0])\n"
+            "group=torch.distributed.new_subgroups(1)[0])\n"
         ),
         caught_by="test_step_equals_autocast_in_one_process",
         told_as="wrong",
@@ -217,19 +217,19 @@ MUTANTS = [
             "group=group)\n"
         ),
         becomes="""    total = torch.tensor(sum(int((y != -100).sum()) for _, y in window))
-    dist.all_reduce(total, group=group)
+    torch.distributed.all_reduce(total, group=group)
     model.zero_grad()
     summed = torch.tensor(accumulate(model, window, max(int(total), 1)))
     trainable = [p for p in model.parameters() if p.requires_grad]
     for p in trainable:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     flat = torch.cat([p.grad.flatten() for p in trainable]).to(model.dtype)
-    dist.all_reduce(flat, group=group)
+    torch.distributed.all_reduce(flat, group=group)
     for p, part in zip(trainable, flat.split([p.numel() for p in trainable])):
         p.grad = part.float().view(p.shape)
-    dist.all_reduce(summed, group=group)
+    torch.distributed.all_reduce(summed, group=group)
     loss = float(summed) / max(int(total), 1)
-    norm = clip_by_global_norm(trainable, max_norm or math.inf)
+    norm = clip_by_global_norm(trainable, max_norm or float('inf'))
     optimizer.step()
 """,
         more=(
@@ -237,6 +237,7 @@ MUTANTS = [
                 "    MicroBatch,\n",
                 """    MicroBatch,
     accumulate,
+    clip_by_global_norm,
 """,
             ),
         ),

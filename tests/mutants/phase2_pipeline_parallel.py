@@ -452,7 +452,7 @@ MUTANTS = [
         text="""            group, position = divmod(k, ranks * chunks)
             own, micro_batch = position // ranks, group * ranks + position % ranks
 """,
-        becomes="            chunk, micro_batch = divmod(k, micro_batches)\n",
+        becomes="            own, micro_batch = divmod(k, micro_batches)\n",
         more=(
             (
                 "        warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * ranks\n",
