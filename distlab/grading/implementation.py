@@ -18,15 +18,20 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..course.catalogue import Exercise, Phase, functions_of, load_course, root
+from ..host import gpus
 
 PACKAGE = "implementation"
 _grader = 0
 
 
 def protect_this_process() -> None:
-    """Learner code must never run in this process: it is the grader's own."""
+    """This process is the grader's own: learner code never runs in it, and it sees no GPU.
+
+    What checks expect is computed here, and ranks are forked afterwards.
+    """
     global _grader
     _grader = os.getpid()
+    gpus.hide()
 
 
 @dataclass(frozen=True)
