@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from .. import gpus
 from ..course import Exercise, Phase, functions_of, root
 
 PACKAGE = "implementation"
@@ -24,9 +25,13 @@ _grader = 0
 
 
 def protect_this_process() -> None:
-    """Learner code must never run in this process: it is the grader's own."""
+    """This process is the grader's own: learner code never runs in it, and it sees no GPU.
+
+    What checks expect is computed here, and ranks are forked afterwards.
+    """
     global _grader
     _grader = os.getpid()
+    gpus.hide()
 
 
 @dataclass(frozen=True)

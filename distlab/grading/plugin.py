@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from .. import gpus
 from ..course import Exercise
 from ..forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
@@ -41,7 +40,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the session's state, unless the caller brought one."""
     config.addinivalue_line("markers", "exercise(id, tiers): a check of this exercise")
     protect_this_process()
-    gpus.hide()  # checks compute what they expect here
     torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
     if SESSION not in config.stash:
         chosen = config.option

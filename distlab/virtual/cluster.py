@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MAY_BE_ZERO = ("launch", "crowded_launch", "overhead", "processors")
 FOLDER = Path(__file__).resolve().parents[2] / "clusters"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # twenty times as fast where it was built
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ def load_cluster(name: str | Path) -> Cluster:
         guess = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"no cluster {name!r}{guess} There are: {', '.join(names())}")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), LOADER)
         return _cluster({"name": path.stem, **data})
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: not a cluster description: {error}") from None
