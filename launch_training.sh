@@ -62,6 +62,8 @@ done
 if [ "$nnodes" = 1 ] && [ -z "${MASTER_PORT:-}" ]; then
     rendezvous=(--standalone)
 else
+    # nodes come and go: one that comes later would wait for an address that is not written again
+    case $nnodes in *:*) export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ;; esac
     rendezvous=(--nnodes "$nnodes" --rdzv-backend c10d --rdzv-id "${RUN_ID:-trainer}"
         --rdzv-endpoint "${MASTER_ADDR:-127.0.0.1}:${MASTER_PORT:-29500}")
     if [ -n "${NODE_RANK:-}" ]; then

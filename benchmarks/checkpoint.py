@@ -53,7 +53,7 @@ class Solution:
 
     def async_save(self, folder: Path) -> Times:
         """With a writer."""
-        self.checkpointer.store.folder = folder
+        self.checkpointer.store = CheckpointStore(folder, group=self.checkpointer.group)
         begun = time.perf_counter()
         stall = self.checkpointer.save(1, self.shared, self.own)
         self.checkpointer.wait()

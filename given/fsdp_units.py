@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .agreement import rank_in
+
 Attribute = tuple[nn.Module, str, str]  # a module, its attribute, the parameter's full name
 Parameters = dict[nn.Parameter, list[Attribute]]  # a tied parameter is in several
 
@@ -163,8 +165,7 @@ def owned_parameters(
     units, if parameters are on several devices, if none is trainable, or if this rank is no member
     of ``group``.
     """
-    if dist.get_rank(group) < 0:
-        raise ValueError("this rank is no member of the group that it should shard over")
+    rank_in(group)
     names = {part: name for name, part in module.named_modules()}
     owner = dict.fromkeys(names, 0)
     for number, unit in enumerate(units, 1):

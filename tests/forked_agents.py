@@ -27,6 +27,7 @@ import torch.distributed.run
 import torch.utils.tensorboard  # noqa: F401 (a sink imports it)
 from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from distlab.course.catalogue import root
 from tests import forked_commands
@@ -154,6 +155,8 @@ class Waiting:
             return self.children.pop(0)
 
         SubprocessHandler._popen = popen  # type: ignore[assignment]
+        # the name of each step of the meeting costs a look at all frames, here those of pytest too
+        dynamic_rendezvous.get_method_name = lambda depth=2: "agent"
 
 
 def _become(command: list[str], environ: Mapping[str, str]) -> None:

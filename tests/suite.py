@@ -1,6 +1,6 @@
 """pytest plugin for the project's own tests on several workers: their order and who runs them.
 
-`make test` has one worker more than processors. One of them takes what mostly waits (a SLURM
+`make test` has two workers more than processors. One of them takes what mostly waits (a SLURM
 cluster, nodes behind slow links, restarts), and the others have the processors meanwhile. Long
 tests come first and wrong implementations, which are many and short, come last: no worker is left
 with a long test at the end. `make check` takes one wrong implementation per exercise
@@ -10,6 +10,7 @@ with a long test at the end. `make check` takes one wrong implementation per exe
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 from collections.abc import Generator
@@ -116,6 +117,16 @@ def one_each(items: list[pytest.Item]) -> list[pytest.Item]:
     return kept
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that tests are made of is garbage: looking for some is a quarter of this work."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -137,6 +148,6 @@ def pytest_collection_modifyitems(
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: it runs what waits."""
+    """Two more than there are processors: one runs what waits, one uses what the others leave."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return (len(usable) or os.cpu_count() or 1) + 1
+    return (len(usable) or os.cpu_count() or 1) + 2

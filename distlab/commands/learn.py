@@ -28,17 +28,18 @@ def show_map(course: Course, out: Console) -> int:
             out.print(Text("  to come", "dim"))
             continue
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for name in ("id", "title", "verdict", "points", "more"):
-            table.add_column(name, no_wrap=name not in ("title", "more"))
+        for name in ("id", "title", "verdict", "points", "hints"):
+            table.add_column(name, no_wrap=name != "title")
         for e in phase.exercises:
             mine = entries.get(e.id, {})
             verdict = mine.get("verdict", "not graded yet")
             style = {"pass": "bold green", "fail": "bold red"}.get(verdict, "dim")
             points = mine.get("points", 0)
-            more = [_count(mine["hints"], "hint")] if mine.get("hints") else []
-            more += [f"was part of {e.was_in}"] if e.was_in else []
-            about = Text(", ".join(more), "dim")
-            table.add_row(f"  {e.id}", e.title, Text(verdict, style), f"{points}/{e.points}", about)
+            hints = _count(mine["hints"], "hint") if mine.get("hints") else ""
+            title = Text(e.title)
+            if e.was_in:
+                title.append(f" (was part of {e.was_in})", "dim")
+            table.add_row(f"  {e.id}", title, Text(verdict, style), f"{points}/{e.points}", hints)
             if verdict != "pass" and todo is None:
                 todo = e
         out.print(table)

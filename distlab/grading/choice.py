@@ -76,7 +76,8 @@ def plan(phase: Phase, request: Request) -> Plan:
 def _unchecked(exercise: Exercise) -> ExerciseResult:
     """An exercise none of whose checks ran is an error of the course, never a pass."""
     check = CheckResult("", "error", "no check of this exercise could be loaded", "error")
-    return ExerciseResult(exercise.id, exercise.title, exercise.points, checks=[check])
+    where = exercise.checks_glob
+    return ExerciseResult(exercise.id, exercise.title, exercise.points, where, checks=[check])
 
 
 def phase_of(number: int) -> Phase:

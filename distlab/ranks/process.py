@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map
 
 from ..host import gpus, system
 from ..host.processes import die_with_parent
@@ -106,11 +107,7 @@ def rank_main(
 
 def _report(pipe: Pipe, value: Any) -> None:
     _flush()
-    buffer = io.BytesIO()
-    _save(value, buffer)
-    content = buffer.getvalue()
-    readable_content(content)
-    pipe.send(b"R", content)
+    pipe.send(b"R", content_of(value))
 
 
 def _flush() -> None:
@@ -230,15 +227,22 @@ def _run(
     return value
 
 
-def readable_content(content: bytes) -> None:
-    """Refuse results that the parent would not read: it takes tensors and plain data only."""
+def content_of(value: Any) -> bytes:
+    """A rank's result as the parent reads it: tensors and plain data only, else TypeError."""
+    buffer = io.BytesIO()
     try:
-        torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        _save(value, buffer)
+    except RuntimeError:  # tensors of several dtypes in one memory, as safetensors loads them
+        buffer = io.BytesIO()
+        _save(tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, value), buffer)
+    try:
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True, map_location="cpu")
     except Exception as error:
         raise TypeError(
             "a rank may return tensors, numbers, strings, None, lists, tuples and dicts only: "
             + str(error).splitlines()[0]
         ) from None
+    return buffer.getvalue()
 
 
 def spawned_main(output_fd: int) -> None:

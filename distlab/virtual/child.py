@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import io
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ from ..observe.log import Event
 from ..observe.looks import PAUSES, Looks, endless_loop
 from ..observe.raised import describe
 from ..ranks.context import RankContext
-from ..ranks.process import Pipe, readable_content
+from ..ranks.process import Pipe, content_of
 from ..ranks.results import PIPE_LOST
 from . import internals
 from .compute import ComputeModel
@@ -38,7 +37,7 @@ from .world import RankLost, World
 
 TIME_IS_UP = signal.SIGUSR1  # the parent's word
 # bound before learner code runs, which may replace them in their modules
-_exit, _dumps, _save = os._exit, json.dumps, torch.save
+_exit, _dumps = os._exit, json.dumps
 STACK = 16 << 20  # bytes of (virtual) stack per rank
 
 
@@ -119,11 +118,7 @@ class Child:
         with state.model or contextlib.nullcontext():
             value = self.fn(ctx, *self.args)
         world.finish(state)
-        buffer = io.BytesIO()
-        _save(value, buffer)
-        content = buffer.getvalue()
-        readable_content(content)
-        return content
+        return content_of(value)
 
 
 def _detach(parent: int, output_fd: int) -> None:

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import forked_commands
 import pytest
@@ -21,7 +23,7 @@ from distlab.grading.session import Request
 from distlab.host.processes import descendants, is_ending
 from distlab.host.system import tells_of_processes
 from distlab.ranks import RankContext, RankFailure, fork_problem, run_ranks
-from distlab.virtual import reap_children
+from distlab.virtual import reap_children, run_virtual
 
 HERE = (__file__,)
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -384,3 +386,16 @@ def test_ranks_start_from_different_random_states() -> None:
 def test_world_size_must_be_positive() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         run_ranks(lambda ctx: None, 0)
+
+
+@pytest.mark.parametrize("run", [run_ranks, run_virtual])
+def test_views_of_one_memory_as_several_dtypes_come_back(run: Callable[..., list[Any]]) -> None:
+    """As safetensors loads a file; torch writes no such tensors together."""
+
+    def body(ctx: RankContext) -> list[torch.Tensor]:
+        memory = torch.arange(16, dtype=torch.uint8)
+        return [memory[:8].view(torch.int32), memory[8:]]
+
+    ((numbers, small),) = run(body, 1)
+    assert numbers.view(torch.uint8).tolist() == list(range(8))
+    assert small.tolist() == list(range(8, 16))

@@ -21,6 +21,7 @@ from distlab.grading import (
 from distlab.hardware.collectives import hierarchical
 from distlab.netcluster import bytes_sent
 from distlab.observe.log import readable
+from distlab.ranks import RankResults
 from distlab.virtual import load_cluster
 
 OPS = {
@@ -236,8 +237,9 @@ def test_bad_arguments_are_refused(impl, run):
             ]
 
     results = run(body, 4)
-    results.logs = [log.select(region="refused") for log in results.logs]
-    expect_refused(results, [("the mean of integers", ()), ("the operator median", ())])
+    logs = [log.select(region="refused") for log in results.logs]
+    refused = RankResults([*results], logs, results.output)
+    expect_refused(refused, [("the mean of integers", ()), ("the operator median", ())])
 
 
 @exercise("3.8", "virtual gloo")

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import ProcessContext
 
@@ -189,6 +190,8 @@ def agent(
         start_method="fork",
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
+    # torch names each step of the meeting after its whole stack, with sources: seconds under pytest
+    dynamic_rendezvous.get_method_name = lambda depth=2: "agent"
     tempfile.tempdir = str(folder)  # torch leaves files of errors there
     # the agent would kill after 30 s who does not leave: then a job that hangs came to an end, too
     join = ProcessContext._join_procs_with_timeout

@@ -5,11 +5,12 @@ The node that stays is one of new processes, the others are forked.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from distlab.course.catalogue import root
@@ -151,37 +153,31 @@ def test_worker_is_killed_under_torchrun(job: Job) -> None:
     expect_curve(lines)
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("localhost", port)) == 0
+def joined(store: dist.Store) -> int:
+    """How many nodes have come to the meeting, as torch's agents write it into the store."""
+    key = "torch.rendezvous.job"
+    if not store.check([key]) or len(state := base64.b64decode(store.get(key))) < 20:
+        return 0
+    return len(pickle.loads(state).participants)
 
 
 @needs_children
-def test_node_is_killed_and_the_other_goes_on(job: Job) -> None:
+def test_node_is_killed_and_the_other_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two agents; one is killed together with its worker, the other goes on alone."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    patience = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=6"
-    options = (
-        "--nnodes",
-        "1:2",
-        "--nproc-per-node",
-        "1",
-        "--max-restarts",
-        "3",
-        "--rdzv-id",
-        "job",
-    )
-    options += ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
-    options += ("--local-addr", "localhost")
-    first = job.start(*options, "--rdzv-conf", f"{patience},is_host=1")
-    job.wait(lambda: listens(port))  # who comes before it backs off for long
-    second = job.start(*options, "--rdzv-conf", f"{patience},is_host=0", forks=1)
-    # one that comes late, on a busy machine, is let in by a restart
+    # nodes that share the agents' store meet at the address of the first meeting, whoever is left
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
+    options += ["--rdzv-id", "job", "--rdzv-backend", "c10d", "--local-addr", "localhost"]
+    options += ["--rdzv-endpoint", f"localhost:{store.port}", "--rdzv-conf"]
+    settings = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=6,last_call_timeout="
+    # the first waits for the second as long as that takes; the second, left alone, for nobody
+    first = job.start(*options, f"{settings}{LIMIT:.0f}", forks=1)
+    job.wait(lambda: joined(store) > 0)
+    second = job.start(*options, f"{settings}1")
     job.wait(lambda: sum(line["world_size"] == 2 for line in job.lines()) > 14)
-    job.kill_node(second)
-    job.wait(lambda: first.poll() is not None)
-    assert first.returncode == 0
+    job.kill_node(first)
+    job.wait(lambda: second.poll() is not None)
+    assert second.returncode == 0
     assert job.lines()[-1]["world_size"] == 1
     expect_curve(job.lines())
