@@ -33,7 +33,9 @@ train: env
 
 # the templates are the learner's: nothing written there fails the project's own tests
 LINT := $(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
-PYTEST := -m pytest -q -p tests.suite -n auto --maxprocesses 5 --dist loadscope \
+# plugins that other packages bring cost time, and could change what tests do
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
+PYTEST := -m pytest -q -p xdist.plugin -p tests.suite -n auto --maxprocesses 5 --dist loadscope \
 	--no-loadscope-reorder
 
 test: env
