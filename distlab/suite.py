@@ -9,6 +9,7 @@ with a long test at the end. `make check` takes one wrong implementation per exe
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -122,6 +123,13 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish() -> None:
+    """Later collections, of this process and of what it forks, leave out what is there now."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # a library tells what it misses at the end of a process
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

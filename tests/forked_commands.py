@@ -86,7 +86,6 @@ class Popen(subprocess.Popen):
             raise FileNotFoundError(cwd)
         environment = dict(os.environ if env is None else env)
         ctypes.CDLL(None).fflush(None)  # else the child would write the same text once more
-        gc.freeze()  # the child collects nothing of what belongs to pytest
         self.pid = os.fork()
         if not self.pid:
             status = 1
@@ -98,7 +97,6 @@ class Popen(subprocess.Popen):
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        gc.unfreeze()
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
@@ -157,6 +155,7 @@ def _connect(streams: Sequence[int], kept: Sequence[int]) -> None:
 
 def become(arguments: list[str], environment: dict[str, str], cwd: str | None) -> int:
     """In a fork: all that the interpreter does from its start to its end; the exit status."""
+    gc.freeze()  # collects nothing of what belongs to pytest
     _forget_pytest()
     # torch makes its pool of threads anew at the first use after a fork, and not safely: autograd's
     # threads, of which fake tensors bring eight, would do it at the same time and abort
