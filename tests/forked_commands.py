@@ -16,6 +16,7 @@ and the exit status. These are different:
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -36,6 +37,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import types
 import warnings
@@ -97,6 +99,8 @@ class Popen(subprocess.Popen):
                 traceback.print_exc()
             finally:
                 os._exit(status)
+        while os.getpgid(self.pid) != self.pid:  # before, a signal to its group is one to pytest
+            time.sleep(0.001)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
@@ -187,6 +191,7 @@ def _forget_pytest() -> None:
     """Undo what pytest has changed, and what this process wants done at its own end."""
     faulthandler.disable()
     signal.set_wakeup_fd(-1)
+    asyncio.set_event_loop_policy(None)  # a loop that runs in pytest does not run here
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
