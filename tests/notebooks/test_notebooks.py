@@ -55,7 +55,8 @@ import sys
 import matplotlib
 from ipykernel import kernelapp
 
-sys.modules.pop("matplotlib.pyplot", None)
+if sys.modules.pop("matplotlib.pyplot", None):
+    del matplotlib.pyplot
 matplotlib.rcParams["backend"] = os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 kernelapp.launch_new_instance()
 """
