@@ -48,16 +48,13 @@ SMALL = {
         "gpus=(16,), impl=MINE": "gpus=(16,), impl=MINE, two_ranks=True",
     },
 }
-# what `python -m ipykernel_launcher` does; a test may have drawn with another backend
+# what `python -m ipykernel_launcher` does; matplotlib anew: tests leave figures and a backend in it
 KERNEL = """
-import os
 import sys
-import matplotlib
 from ipykernel import kernelapp
 
-if sys.modules.pop("matplotlib.pyplot", None):
-    del matplotlib.pyplot
-matplotlib.rcParams["backend"] = os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+    del sys.modules[name]
 kernelapp.launch_new_instance()
 """
 NOTEBOOKS = sorted((root() / "notebooks").glob("*.ipynb"))
