@@ -16,6 +16,7 @@ and the exit status. These are different:
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -36,6 +37,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import types
 import warnings
@@ -86,7 +88,6 @@ class Popen(subprocess.Popen):
             raise FileNotFoundError(cwd)
         environment = dict(os.environ if env is None else env)
         ctypes.CDLL(None).fflush(None)  # else the child would write the same text once more
-        gc.freeze()  # the child collects nothing of what belongs to pytest
         self.pid = os.fork()
         if not self.pid:
             status = 1
@@ -98,7 +99,8 @@ class Popen(subprocess.Popen):
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        gc.unfreeze()
+        while os.getpgid(self.pid) != self.pid:  # before, a signal to its group is one to pytest
+            time.sleep(0.001)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
@@ -157,6 +159,7 @@ def _connect(streams: Sequence[int], kept: Sequence[int]) -> None:
 
 def become(arguments: list[str], environment: dict[str, str], cwd: str | None) -> int:
     """In a fork: all that the interpreter does from its start to its end; the exit status."""
+    gc.freeze()  # collects nothing of what belongs to pytest
     _forget_pytest()
     # torch makes its pool of threads anew at the first use after a fork, and not safely: autograd's
     # threads, of which fake tensors bring eight, would do it at the same time and abort
@@ -188,6 +191,7 @@ def _forget_pytest() -> None:
     """Undo what pytest has changed, and what this process wants done at its own end."""
     faulthandler.disable()
     signal.set_wakeup_fd(-1)
+    asyncio.set_event_loop_policy(None)  # a loop that runs in pytest does not run here
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """pytest plugin for the project's own tests on several workers: their order and who runs them.
 
-`make test` has three workers more than processors. One of them takes what mostly waits (a SLURM
+`make test` has two workers more than processors. One of them takes what mostly waits (a SLURM
 cluster, nodes behind slow links, restarts), and the others have the processors meanwhile. Long
 tests come first and wrong implementations, which are many and short, come last: no worker is left
 with a long test at the end. `make check` takes one wrong implementation per exercise
@@ -9,6 +9,7 @@ with a long test at the end. `make check` takes one wrong implementation per exe
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -127,6 +128,21 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Later collections, of this process and of what it forks, leave out what is there now."""
+    gc.freeze()
+    worker = hasattr(session.config, "workerinput")
+    atexit.register(_leave if worker else gc.unfreeze)  # frozen, libraries would miss objects
+
+
+def _leave() -> None:
+    """A worker that is done ends at once: to take apart all that torch made takes 2 seconds."""
+    atexit.unregister(_leave)
+    atexit._run_exitfuncs()
+    os._exit(0)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -148,6 +164,6 @@ def pytest_collection_modifyitems(
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Three more than there are processors: one runs what waits, two use what the others leave."""
+    """Two more than there are processors: one runs what waits, one uses what the others leave."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return (len(usable) or os.cpu_count() or 1) + 3
+    return (len(usable) or os.cpu_count() or 1) + 2

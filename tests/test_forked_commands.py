@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import signal
@@ -154,6 +155,23 @@ def test_a_module_that_is_imported_here_is_run_as_any_other() -> None:
     command = [sys.executable, "-m", "distlab.course.catalogue"]
     done = forked_commands.run(command, cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_loop_that_runs_here_does_not_run_there() -> None:
+    code = """
+import asyncio
+try:
+    found = asyncio.get_event_loop()  # what tornado starts; newer Python has none yet
+    print(found.is_running())
+except RuntimeError:
+    print(False)
+"""
+
+    async def started() -> subprocess.CompletedProcess[str]:
+        return forked_commands.run([sys.executable, "-c", code], timeout=60)
+
+    done = asyncio.run(started())
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
 def test_modules_found_elsewhere_are_imported_again(tmp_path: Path) -> None:

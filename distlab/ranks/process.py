@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import json
 import multiprocessing
@@ -121,6 +122,7 @@ def _detach(parent: int, output_fd: int) -> None:
     """Own session, own output, dies with its parent."""
     os.setsid()
     die_with_parent(parent)
+    gc.freeze()  # what the parent made is not searched again, and its pages stay shared
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with open(os.devnull) as null:

@@ -84,7 +84,8 @@ def train_alone(
 
 def record(chosen: Workload, device: str) -> dict[str, Any]:
     """Train the workload on one device and return its record."""
-    on_gpu, dtype = device == "cuda", torch.float64
+    on_gpu = device == "cuda"
+    dtype = torch.float64
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
@@ -188,7 +189,7 @@ def _best(name: str) -> tuple[dict[str, Any], str]:
         data = load("cuda", name)
         if data["data_hash"] == data_hash(data["configuration"]["data"]):
             return data, f"recorded on {data['device_name']} in float64"
-    return load("cpu", name), "recorded on a CPU in float64, no GPU run with these data is"
+    return load("cpu", name), "recorded on a CPU in float64; no GPU run has these data"
 
 
 def compare(reference: dict[str, Any], losses: Sequence[float], tolerance: float) -> list[str]:

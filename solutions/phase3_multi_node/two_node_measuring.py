@@ -131,7 +131,6 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
     servers = SERVERS if name == "parameter server" else 0
     count = options.steps[chosen.name]
     DATA[chosen.data](), DATA[chosen.data](False)
-    gc.collect()
     gc.freeze()  # live_bytes counts what is made from now on
     model = build_model(chosen.model, chosen.seed)
     expected = formula(name, model, groups, options.every)

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import check_jsonschema  # noqa: F401 (forked command lines find it imported)
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -223,6 +222,8 @@ def test_image_is_not_root_and_checks_itself(tmp_path: Path) -> None:
 
 # -- compose
 def schema(file: Path) -> subprocess.CompletedProcess[str]:
+    import check_jsonschema  # noqa: F401 (a second of work, here once; each fork finds it done)
+
     options = ("--builtin-schema", "vendor.compose-spec", "--no-cache")
     command = [sys.executable, "-m", "check_jsonschema", *options, str(file)]
     return forked_commands.run(command, timeout=120)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
 import pytest
+import torch._dynamo  # noqa: F401 (forked kernels find it imported)
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from distlab.course.catalogue import root
+from tests import forked_commands
 
 # pictures, and words of an output
 EXPECTED = {
@@ -43,6 +48,15 @@ SMALL = {
         "gpus=(16,), impl=MINE": "gpus=(16,), impl=MINE, two_ranks=True",
     },
 }
+# what `python -m ipykernel_launcher` does; matplotlib anew: tests leave figures and a backend in it
+KERNEL = """
+import sys
+from ipykernel import kernelapp
+
+for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+    del sys.modules[name]
+kernelapp.launch_new_instance()
+"""
 NOTEBOOKS = sorted((root() / "notebooks").glob("*.ipynb"))
 
 
@@ -55,8 +69,16 @@ def test_notebook_is_its_source(path: Path) -> None:
     ]
 
 
+class ForkedKernel(forked_commands.Popen):
+    """A kernel in a fork of this process: a new one would import torch for 4 seconds."""
+
+    def __init__(self, args: Sequence[str], **options: Any) -> None:
+        launcher = args.index("ipykernel_launcher")
+        super().__init__([sys.executable, "-c", KERNEL, *args[launcher + 1 :]], **options)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_runs(path: Path) -> None:
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one kernel, from clean with the templates, then all of it again with the solutions.
 
     That way round, no cell finds a name that only a solved exercise would have made.
@@ -68,6 +90,7 @@ def test_notebook_runs(path: Path) -> None:
         text = text.replace(what, instead)
     sources = text.split("\0")
     code = [place for place, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    monkeypatch.setattr("jupyter_client.launcher.Popen", ForkedKernel)
     client = NotebookClient(notebook, timeout=300, kernel_name="python3")
     with client.setup_kernel(cwd=str(path.parent)):
         for impl in ("templates", "solutions"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
 
@@ -116,7 +115,6 @@ def check_search(run, impl, capacities: list[int], upper: int) -> None:
     """``capacities``: what fits on each rank; each fails in another way beyond it."""
 
     def body(ctx):
-        gc.freeze()  # collecting what a trial leaves need not look at PyTorch again
         tried = []
 
         def trial(size):
@@ -176,7 +174,6 @@ def test_refusals_are_the_same_on_all_ranks(impl, run):
     """Not even 1 fits on one rank: ValueError on all; so for a limit below 1, before any trial."""
 
     def body(ctx):
-        gc.freeze()
         tried, out = [], []
 
         def trial(size):
@@ -212,7 +209,6 @@ def test_other_errors_come_out(impl, run):
     """Wrong shapes are a mistake, not a lack of memory."""
 
     def body(ctx):
-        gc.freeze()
 
         def trial(size):
             if size > 4:
@@ -235,7 +231,6 @@ def test_a_trial_leaves_no_memory_behind(impl, run):
     """When a trial begins, nothing of the earlier ones is alive, though errors hold frames."""
 
     def body(ctx):
-        gc.freeze()
         made, alive = [], []
 
         def trial(size):
@@ -266,7 +261,6 @@ def test_search_in_a_subgroup(impl, run):
     """Only the ranks of the group take part and count."""
 
     def body(ctx):
-        gc.freeze()
         group = dist.new_group([1, 3])
         capacity = [2, 11, 3, 29][ctx.rank]
         if ctx.rank in (1, 3):
@@ -315,7 +309,6 @@ def test_budget_in_bytes_is_kept(impl, run, seed):
     budget = (peaks[12] + peaks[13]) / 2  # 13 fit
 
     def body(ctx):
-        gc.freeze()
         model = net(seed)
         trial = impl.make_trial(model, lambda size: model(torch.zeros(size, 2, 512)), peak_of)
         return impl.largest_micro_batch(trial, 24, budget_bytes=budget)
@@ -337,7 +330,6 @@ def test_trials_train_nothing(impl, run, seed, cases):
 
 def check_untouched(run, impl, seed: int, fails: bool) -> None:
     def body(ctx):
-        gc.freeze()
         model = net(seed, ctx.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         model(torch.ones(2, 2, 16, device=ctx.device)).backward()

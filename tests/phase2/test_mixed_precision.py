@@ -232,22 +232,22 @@ def test_small_updates_are_not_lost(impl, run, seed):
     def body(ctx):
         model = impl.MixedPrecision(plain(seed).to(ctx.device), BF16)
         start = {n: p.detach().clone() for n, p in model.named_parameters()}
-        sums = {n: torch.zeros_like(p) for n, p in start.items()}
+        masters = {n: p.clone() for n, p in start.items()}
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 
-        def note(*_):
+        def follow(*_):
             for name, p in model.named_parameters():
-                sums[name] += p.grad
+                masters[name].add_(p.grad, alpha=-rate)  # float32 rounds here as it does there
 
-        optimizer.register_step_pre_hook(note)
+        optimizer.register_step_pre_hook(follow)
         for _ in range(20):
             impl.mixed_step(model, optimizer, window_of(seed, 0, [(8, 0)], ctx.device))
         end = {n: p.detach() for n, p in model.named_parameters()}
-        return [{n: t.cpu() for n, t in each.items()} for each in (start, end, sums)]
+        return [{n: t.cpu() for n, t in each.items()} for each in (start, end, masters)]
 
-    ((start, end, sums),) = run(body, 1)
-    for name, total in sums.items():
-        moved, value = end[name] - start[name], -rate * total
+    ((start, end, masters),) = run(body, 1)
+    for name, master in masters.items():
+        moved, value = end[name] - start[name], master - start[name]
         lost = float((moved - value).norm() / value.norm())
         if lost > 0.02:
             fail(

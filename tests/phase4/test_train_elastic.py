@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from distlab.course.catalogue import root
 from distlab.host.system import loopback, tells_of_processes
@@ -155,10 +156,10 @@ def test_worker_is_killed_under_torchrun(job: Job) -> None:
 
 def joined(store: dist.Store) -> int:
     """How many nodes have come to the meeting, as torch's agents write it into the store."""
-    key = "torch.rendezvous.job"
-    if not store.check([key]) or len(state := base64.b64decode(store.get(key))) < 20:
+    key, nobody = "torch.rendezvous.job", C10dRendezvousBackend._NULL_SENTINEL.encode()
+    if not store.check([key]) or (state := store.get(key)) == nobody:
         return 0
-    return len(pickle.loads(state).participants)
+    return len(pickle.loads(base64.b64decode(state)).participants)
 
 
 @needs_children
