@@ -68,13 +68,19 @@ def only_ones_own() -> None:
     dist.Reducer.__init__ = refuse
 
 
-def compare(got: dict, parts: list[dict], rank: int, what: str, times: float = 1.0) -> None:
-    """Each gradient is ``times`` the mean of the ranks' ``parts``."""
+def compare(
+    got: dict, parts: list[dict], rank: int, what: str, times: float = 1.0, device: str = "cpu"
+) -> None:
+    """Each gradient is ``times`` the mean of the ranks' ``parts``.
+
+    All come through a float32 layer. A GPU chooses its kernel, which rounds in its own way, by
+    where a tensor lies, too: the same layer does not give the same bits twice.
+    """
     for name in sorted(
         parts[0], key=lambda name: -parts[0][name].numel()
     ):  # the telling ones first
         each = [part[name] * times for part in parts]
-        single = each[0].dtype == torch.float32
+        single = each[0].dtype == torch.float32 or device == "cuda"
         expect_close(
             got.get(name),
             torch.stack(each).mean(0),
@@ -133,15 +139,16 @@ def test_gradients_are_means_over_the_ranks(impl, run, seed, cases):
                 got.append(gradients(model))
                 parts.append(local(seed, ctx.rank, step, ctx.device))
             frozen = [p.grad is None for p in model.frozen.parameters()]
-            return got, parts, all(frozen)
+            return got, parts, all(frozen), ctx.device.type
 
         results = run(body, world_size)
         for rank in reversed(range(world_size)):
-            got, _, frozen = results[rank]
+            got, _, frozen, device = results[rank]
             expect_equal(frozen, True, what="frozen parameters stay without gradient", rank=rank)
             for step in range(3):
                 what = f"{world_size} ranks, buckets of {limit} bytes, step {step}"
-                compare(got[step], [r[1][step] for r in results], rank, what)
+                parts = [r[1][step] for r in results]
+                compare(got[step], parts, rank, what, device=device)
 
 
 @exercise("3.10", "gloo")
