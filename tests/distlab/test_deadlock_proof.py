@@ -98,6 +98,7 @@ def test_a_wait_that_failed_is_over(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
 
     def body(ctx: RankContext) -> str:
+        dist.barrier()  # all are connected
         if ctx.rank == 2:
             dist.destroy_process_group()
             return "closed"
@@ -247,6 +248,7 @@ def test_without_proc_a_closed_group_leaves_it_open(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rank_proof, "PROC", Path("/nonexistent"))
 
     def body(ctx: RankContext, leave: bool) -> str:
+        dist.barrier()  # a group that goes while the other rank still connects is another failure
         if ctx.rank == 1:
             time.sleep(0.2)
             if leave:

@@ -192,6 +192,7 @@ def test_weighted_losses_give_the_global_gradient(impl, run, seed):
             x.mean(),
             what=f"mean over {world_size} ranks with parts of {sizes}",
             rtol=1e-12,
+            atol=1e-12,  # terms of order one may cancel
         )
 
 
