@@ -60,7 +60,8 @@ def test_sums_at_shared_positions_and_owes_the_rest(impl, run, seed, cases):
                 [47 / 14 * step for step in want],
             ),
         }
-        expect_steps(results, want, what, known, rtol=1e-5, atol=1e-6)
+        # float32 sums over steps may cancel
+        expect_steps(results, want, what, known, rtol=1e-5, atol=1e-5)
 
 
 def follow(totals, positions, feedback: bool = True, clear: bool = True) -> list[torch.Tensor]:
