@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist import is_xdist_worker
 from xdist.scheduler import LoadScopeScheduling
 
 from distlab.course.catalogue import root
@@ -132,8 +133,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Later collections, of this process and of what it forks, leave out what is there now."""
     gc.freeze()
-    worker = hasattr(session.config, "workerinput")
-    atexit.register(_leave if worker else gc.unfreeze)  # frozen, libraries would miss objects
+    # a library tells at the end of a process which of its objects are left: frozen ones are
+    atexit.register(_leave if is_xdist_worker(session) else gc.unfreeze)
 
 
 def _leave() -> None:

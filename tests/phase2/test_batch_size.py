@@ -209,7 +209,6 @@ def test_other_errors_come_out(impl, run):
     """Wrong shapes are a mistake, not a lack of memory."""
 
     def body(ctx):
-
         def trial(size):
             if size > 4:
                 torch.ones(2, 3) @ torch.ones(2, 3)
