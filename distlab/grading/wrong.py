@@ -24,7 +24,8 @@ class Mutant:
     """One wrong implementation: ``text`` becomes ``becomes``, caught by a check, told as a cause.
 
     ``mistake`` says it in words. ``text`` occurs exactly once in the solution of ``exercise``
-    (``more``: further pairs). ``caught_by`` is the check that must fail, with cause ``told_as``.
+    (``more``: further pairs). ``caught_by`` is the check that must fail, with cause ``told_as``:
+    one of several causes where the order of events decides which.
     """
 
     id: str
@@ -33,8 +34,14 @@ class Mutant:
     text: str
     becomes: str
     caught_by: str
-    told_as: str
+    told_as: str | tuple[str, ...]
     more: Sequence[tuple[str, str]] = ()
+
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The causes that may be told."""
+        return (self.told_as,) if isinstance(self.told_as, str) else self.told_as
 
 
 def all_mutants(folder: Path | None = None) -> list[Mutant]:

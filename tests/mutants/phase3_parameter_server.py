@@ -175,7 +175,7 @@ MUTANTS = [
         text="        requests = [server.receive(worker) for worker in list(server.live)]\n",
         becomes="        requests = [server.receive(None) for _ in list(server.live)]\n",
         caught_by="test_a_dead_worker_stops_nobody",
-        told_as="hang",
+        told_as=("hang", "corrupted"),
     ),
     Mutant(
         id="server-asked-for-everything",
