@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import shutil
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from distlab.course.catalogue import (
     validate,
 )
 from distlab.course.excerpts import Excerpt, excerpts, excerpts_of
+from distlab.grading.implementation import Implementation
 from distlab.grading.wrong import mutants_per_exercise
 
 COURSE = load_course()
@@ -113,6 +116,22 @@ def test_every_exercise_can_be_traced() -> None:
     """Each has a scenario, also where its checks import what their phase shares."""
     for exercise in COURSE.exercises:
         assert callable(_scenario(exercise))
+
+
+def test_scenarios_call_what_their_file_has() -> None:
+    """A learner's file has what its solution has, and nothing of the files beside it."""
+    for exercise in COURSE.exercises:
+        solution = f"solutions.{exercise.phase.folder}.{exercise.file}"
+        has = {*dir(importlib.import_module(solution)), *dir(Implementation)}
+        tree = ast.parse(inspect.getsource(_scenario(exercise)))
+        called = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "impl"
+        }
+        assert called <= has, exercise.id
 
 
 def test_fingerprint_follows_what_checks_share(

@@ -146,7 +146,7 @@ def trace_segments(impl):
             if not warm:
                 ctx.start_picture()
             with ctx.region("plain"):
-                impl.ring_all_reduce(tensor)
+                impl.module("ring_allreduce").ring_all_reduce(tensor)
             with ctx.region("segmented"):
                 impl.segmented_ring_all_reduce(tensor, segment_bytes=1 << 22)
 
