@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
@@ -13,30 +12,7 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.reference.workloads import build_model, digits
-
-FEATURES, CLASSES = 6, 3
-BF16, FP16 = torch.bfloat16, torch.float16
-# (samples, without target) per micro-batch, per rank
-RANKS = [[(2, 0), (9, 2), (3, 0)], [(4, 1)], [], [(2, 2), (5, 0)]]
-
-
-def net(seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(FEATURES, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, CLASSES)
-        )
-
-
-def window_of(seed: int, rank: int, shape: list[tuple[int, int]], device: Any = "cpu") -> list:
-    found = []
-    for k, (n, ignored) in enumerate(shape):
-        generator = torch.Generator().manual_seed(seed * 100 + rank * 10 + k)
-        inputs = torch.randn(n, FEATURES, generator=generator)
-        targets = torch.randint(0, CLASSES, (n,), generator=generator)
-        targets[n - ignored :] = -100
-        found.append((inputs.to(device), targets.to(device)))
-    return found
+from tests.phase2.half_precision import BF16, CLASSES, FP16, RANKS, plain, window_of
 
 
 # -- 2.6 ------------------------------------------------------------------------------------------
@@ -47,7 +23,7 @@ def test_scaled_step_equals_one_process(impl, run, seed, cases):
         shapes = RANKS[:world_size]
 
         def body(ctx, shapes=shapes, dtype=dtype, limit=limit):
-            model = impl.module("mixed_precision").MixedPrecision(net(seed).to(ctx.device), dtype)
+            model = impl.module("mixed_precision").MixedPrecision(plain(seed).to(ctx.device), dtype)
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             window = window_of(seed, ctx.rank, shapes[ctx.rank], ctx.device)
             with ctx.region("step"):
@@ -58,7 +34,7 @@ def test_scaled_step_equals_one_process(impl, run, seed, cases):
             return weights, float(loss), float(norm), bool(stepped)
 
         results = run(body, world_size)
-        start = net(seed)
+        start = plain(seed)
         joined = [w for rank, shape in enumerate(shapes) for w in window_of(seed, rank, shape)]
         with torch.autocast("cpu", dtype=dtype):
             logits = start(torch.cat([x for x, _ in joined]))
@@ -161,7 +137,7 @@ def test_overflow_changes_nothing_but_the_scale(impl, run, seed, cases):
     for world_size in cases(2, 3):
 
         def body(ctx):
-            model = impl.module("mixed_precision").MixedPrecision(net(seed).to(ctx.device), FP16)
+            model = impl.module("mixed_precision").MixedPrecision(plain(seed).to(ctx.device), FP16)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
             scaler = impl.LossScaler(scale=2.0**25)
             window = window_of(seed, ctx.rank, [(8, 0), (3, 0)], ctx.device)
@@ -238,7 +214,7 @@ def test_window_without_targets_counts_for_nothing(impl, run, seed):
     """Without targets anywhere neither weights nor momentum nor the scale move."""
 
     def body(ctx):
-        model = impl.module("mixed_precision").MixedPrecision(net(seed), FP16)
+        model = impl.module("mixed_precision").MixedPrecision(plain(seed), FP16)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.1)
         scaler = impl.LossScaler(growth_interval=1)
         before = [p.detach().clone() for p in model.parameters()]
@@ -262,7 +238,7 @@ def test_bad_norm_is_refused_before_anything_is_sent(impl, run, seed):
     """A limit that is not positive: ValueError on every rank, no message, no gradient changed."""
 
     def body(ctx):
-        model = impl.module("mixed_precision").MixedPrecision(net(seed), FP16)
+        model = impl.module("mixed_precision").MixedPrecision(plain(seed), FP16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         window = window_of(seed, ctx.rank, [(2, 0)])
         try:

@@ -12,13 +12,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.reference.workloads import build_model, digits
+from tests.phase2.half_precision import (
+    BF16,
+    CLASSES,
+    FEATURES,
+    FP16,
+    RANKS,
+    plain,
+    seeded,
+    window_of,
+)
 
-FEATURES, CLASSES = 6, 3
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+FP32 = torch.float32
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 IN_FP32 = ("norm", "softmax")
-# (samples, without target) per micro-batch, per rank
-RANKS = [[(2, 0), (9, 2), (3, 0)], [(4, 1)], [], [(2, 2), (5, 0)]]
 
 
 class Net(nn.Module):
@@ -40,33 +47,6 @@ class Net(nn.Module):
         h = torch.tanh(self.second(self.norm(self.first(x) + self.shift)))
         h = self.batch(torch.tanh(self.third(self.frozen(h))))
         return self.head(h + self.softmax(h @ h.T) @ h)
-
-
-def seeded(seed: int, make: Any) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
-
-
-def plain(seed: int) -> nn.Module:
-    """A model whose gradient does not depend on how the batch is cut."""
-    return seeded(
-        seed,
-        lambda: nn.Sequential(
-            nn.Linear(FEATURES, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, CLASSES)
-        ),
-    )
-
-
-def window_of(seed: int, rank: int, shape: list[tuple[int, int]], device: Any = "cpu") -> list:
-    found = []
-    for k, (n, ignored) in enumerate(shape):
-        generator = torch.Generator().manual_seed(seed * 100 + rank * 10 + k)
-        inputs = torch.randn(n, FEATURES, generator=generator)
-        targets = torch.randint(0, CLASSES, (n,), generator=generator)
-        targets[n - ignored :] = -100
-        found.append((inputs.to(device), targets.to(device)))
-    return found
 
 
 def with_autocast(

@@ -18,22 +18,10 @@ from distlab.grading import (
 )
 from distlab.observe.memory import storage_bytes
 from distlab.reference.workloads import Block
+from tests.phase2.parallel_values import values, whole_block
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 BATCH, LENGTH = 2, 5
-
-
-def values(seed: int, salt: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed * 1009 + salt)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def whole_block(seed: int, width: int, heads: int, dtype: torch.dtype = torch.float64) -> Block:
-    """All weights different and far from zero, biases and norms too."""
-    block = Block(width, heads)
-    for salt, p in enumerate(block.parameters(), 30):
-        p.data = (values(seed, salt, *p.shape) * (0.2 if p.ndim == 2 else 0.5)).to(dtype)
-    return block
 
 
 def results_of(block, x: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:

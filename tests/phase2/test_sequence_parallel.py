@@ -17,23 +17,11 @@ from distlab.grading import (
 )
 from distlab.observe.memory import SavedActivations
 from distlab.reference.workloads import Block
+from tests.phase2.parallel_values import values, whole_block
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 BATCH, LENGTH = 2, 12  # divides by 1, 2, 3 and 4 ranks
 REPLICATED = ("norm_attention", "norm_mlp", "out.bias", "down.bias")
-
-
-def values(seed: int, salt: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed * 1009 + salt)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def whole_block(seed: int, width: int, heads: int) -> Block:
-    """All weights different and far from zero, biases and norms too."""
-    block = Block(width, heads)
-    for salt, p in enumerate(block.parameters(), 30):
-        p.data = values(seed, salt, *p.shape) * (0.2 if p.ndim == 2 else 0.5)
-    return block
 
 
 def results_of(block, x: torch.Tensor, weight: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -5,32 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from distlab.explain.case import Case, Diagnosis
 from distlab.grading import exercise, expect_close, fail, refusal, trace
+from tests.phase2.parallel_values import strided, summed_again, values
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
-
-
-def values(seed: int, salt: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed * 1009 + salt)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def summed_again(right: torch.Tensor, times: int):
-    """A rule: every rank had this gradient already, and it was summed over the ranks."""
-
-    def rule(case: Case) -> Diagnosis | None:
-        if times == 1 or not case.fits(right * times):
-            return None
-        text = f"the gradient is {times} times too large: every rank has it already, don't sum it"
-        return Diagnosis("gradient-summed", text)
-
-    return (rule,)
-
-
-def strided(x: torch.Tensor) -> torch.Tensor:
-    """The same values behind other strides."""
-    return x.t().contiguous().t()
 
 
 @exercise("2.14", "virtual gloo cuda")

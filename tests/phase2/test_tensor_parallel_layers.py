@@ -17,19 +17,10 @@ from distlab.grading import (
     trace,
 )
 from distlab.observe.memory import storage_bytes
+from tests.phase2.parallel_values import strided, summed_again, values
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 D, INNER = 12, 24  # divide by 1, 2, 3 and 4 ranks
-
-
-def values(seed: int, salt: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed * 1009 + salt)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def strided(x: torch.Tensor) -> torch.Tensor:
-    """The same values behind other strides."""
-    return x.t().contiguous().t()
 
 
 def layers(seed: int, bias: bool = True, scale: float = 1.0) -> tuple[nn.Linear, nn.Linear]:
@@ -42,18 +33,6 @@ def layers(seed: int, bias: bool = True, scale: float = 1.0) -> tuple[nn.Linear,
 
 def block(full: torch.Tensor, rank: int, world_size: int, dim: int) -> torch.Tensor:
     return full.chunk(world_size, dim)[rank]
-
-
-def summed_again(right: torch.Tensor, times: int):
-    """A rule: every rank had this gradient already, and it was summed over the ranks."""
-
-    def rule(case: Case) -> Diagnosis | None:
-        if times == 1 or not case.fits(right * times):
-            return None
-        text = f"the gradient is {times} times too large: every rank has it already, don't sum it"
-        return Diagnosis("gradient-summed", text)
-
-    return (rule,)
 
 
 def other_weights(case: Case) -> Diagnosis:

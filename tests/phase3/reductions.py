@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +101,15 @@ def reduced(
 def distinct(ctx: RankContext) -> Tensor:
     """N elements that differ from rank to rank."""
     return torch.arange(1, N + 1, dtype=torch.float32, device=ctx.device) * (ctx.rank + 2)
+
+
+def warm_and_drawn(ctx: RankContext) -> Iterator[None]:
+    """Twice round: once to warm up, once for the picture; the ranks begin together."""
+    for warm in (True, False):
+        dist.barrier()
+        if not warm:
+            ctx.start_picture()
+        yield
 
 
 def rest_kept(case: Case) -> Diagnosis | None:

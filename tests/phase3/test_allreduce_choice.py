@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from distlab.grading import exercise, expect_equal, fail, trace
-from tests.phase3.reductions import check_all_reduce, check_refusals, distinct
+from tests.phase3.reductions import check_all_reduce, check_refusals, distinct, warm_and_drawn
 
 PATTERNS = ("tree", "halving_doubling", "ring")
 WORLDS = (1, 2, 3, 4, 6, 8, 256)
@@ -222,10 +222,7 @@ def trace_patterns(impl):
 
     def body(ctx):
         tensor = torch.ones(2_000_000)
-        for warm in (True, False):
-            dist.barrier()
-            if not warm:
-                ctx.start_picture()
+        for _ in warm_and_drawn(ctx):
             for pattern in ("tree", "halving_doubling", "ring"):
                 with ctx.region(pattern):
                     impl.all_reduce(tensor, pattern=pattern)

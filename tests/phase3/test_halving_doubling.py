@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from distlab.grading import exercise, fail, trace
 from distlab.observe.memory import PeakMemory
@@ -18,6 +17,7 @@ from tests.phase3.reductions import (
     check_subgroup,
     check_time,
     distinct,
+    warm_and_drawn,
     whole,
 )
 
@@ -89,10 +89,7 @@ def trace_halving_doubling(impl):
 
     def body(ctx):
         tensor = torch.ones(2_000_000)
-        for warm in (True, False):
-            dist.barrier()
-            if not warm:
-                ctx.start_picture()
+        for _ in warm_and_drawn(ctx):
             impl.halving_doubling_all_reduce(tensor)
 
     return body

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.observe.memory import PeakMemory
@@ -27,6 +26,7 @@ from tests.phase3.reductions import (
     reduced,
     rest_kept,
     values_of,
+    warm_and_drawn,
     whole,
 )
 
@@ -311,10 +311,7 @@ def trace_ring(impl):
 
     def body(ctx):
         tensor = torch.ones(2_000_000)
-        for warm in (True, False):
-            dist.barrier()
-            if not warm:
-                ctx.start_picture()
+        for _ in warm_and_drawn(ctx):
             with ctx.region("reduce-scatter"):
                 impl.ring_reduce_scatter(tensor)
             with ctx.region("all-gather"):

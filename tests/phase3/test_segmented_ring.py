@@ -6,7 +6,6 @@ import dataclasses
 import math
 
 import torch
-import torch.distributed as dist
 
 from distlab.grading import exercise, fail, trace
 from distlab.observe.memory import PeakMemory
@@ -25,6 +24,7 @@ from tests.phase3.reductions import (
     check_time,
     chunk_sizes,
     distinct,
+    warm_and_drawn,
     whole,
 )
 
@@ -141,10 +141,7 @@ def trace_segments(impl):
 
     def body(ctx):
         tensor = torch.ones(8_000_000)
-        for warm in (True, False):
-            dist.barrier()
-            if not warm:
-                ctx.start_picture()
+        for _ in warm_and_drawn(ctx):
             with ctx.region("plain"):
                 impl.module("ring_allreduce").ring_all_reduce(tensor)
             with ctx.region("segmented"):

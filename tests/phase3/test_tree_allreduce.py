@@ -22,6 +22,7 @@ from tests.phase3.reductions import (
     named,
     reduced,
     values_of,
+    warm_and_drawn,
     whole,
 )
 
@@ -169,10 +170,7 @@ def trace_trees(impl):
 
     def body(ctx):
         tensor = torch.ones(2_000_000)
-        for warm in (True, False):
-            dist.barrier()
-            if not warm:
-                ctx.start_picture()
+        for _ in warm_and_drawn(ctx):
             for name in ("tree_reduce", "tree_broadcast", "tree_all_reduce"):
                 with ctx.region(name):
                     getattr(impl, name)(tensor)
