@@ -33,9 +33,7 @@ def seconds(fn: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def in_turn(
-    contestants: Mapping[str, Callable[[], float]], repeats: int
-) -> dict[str, list[float]]:
+def in_turn(contestants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
     """Each contestant's values, one of each per round, so that a busy moment hits them all."""
     values: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):

@@ -79,9 +79,7 @@ ROWS = (
     Row(name="DDP, own halving-doubling", strategy="halving-doubling", least=2),
     Row(name="DDP, own hierarchical", strategy="hierarchical", least=2),
     Row(name="parameter server, 1", strategy="parameter-server", most=64, least=2),
-    Row(
-        name="parameter servers, 1 in 4", strategy="parameter-server", most=64, least=4, servers=4
-    ),
+    Row(name="parameter servers, 1 in 4", strategy="parameter-server", most=64, least=4, servers=4),
     Row(
         name="asynchronous, servers 1 in 4",
         strategy="parameter-server",

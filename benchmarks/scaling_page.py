@@ -192,9 +192,7 @@ def write(recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[
     return page
 
 
-def page_of(
-    recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[int, ...]
-) -> str:
+def page_of(recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[int, ...]) -> str:
     """The text of the page."""
     parts = [INTRODUCTION.strip()]
     chosen: list[list[str]] = []
@@ -214,5 +212,3 @@ def page_of(
     heads = ["model", "cluster", "memory", "GPUs", "3.21 chooses", "fastest", "difference"]
     parts += [CHOICE.strip(), table(heads, merged(chosen)), AFTER.strip()]
     return "\n\n".join(parts) + "\n"
-
-

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .commands import cluster, simulate
+from .commands import cluster, contract, simulate
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
@@ -40,6 +40,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
         simulate.add_arguments(predicted)
     nodes = commands.add_parser("cluster", help="several nodes on this machine (Linux)")
     cluster.add_arguments(nodes)
+    promised = commands.add_parser(
+        "contract", parents=[one], help="what an exercise promises, and which check asserts it"
+    )
+    promised.add_argument("--draft", action="store_true", help="an entry of the contract file")
     made = commands.add_parser("templates", help="for contributors: templates from solutions")
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
@@ -61,6 +65,8 @@ def run(options: argparse.Namespace, out: Console) -> int:
     if options.command == "watch":
         return watch(course, options.exercise, out)
     exercise = course.exercise(options.exercise)
+    if options.command == "contract":
+        return (contract.draft if options.draft else contract.show)(exercise, out)
     if options.command == "hint":
         return hint(exercise, out)
     if options.command == "reset":

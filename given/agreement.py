@@ -32,12 +32,13 @@ def rank_in(group: Group) -> int:
 def expect_alike(tensors: Sequence[Tensor], group: Group = None) -> None:
     """Raise the same ValueError on every rank unless all pass tensors alike, in the same order.
 
-    Alike: of one shape and dtype, and trainable on all ranks or on none. One all-reduce of 48
-    bytes, for the most and the least of three numbers: tensors, elements, and a checksum of the
-    rest. Raises ValueError, and sends nothing, on a rank that is no member of ``group``.
+    Alike: of one shape and dtype, with dimensions in one order in memory, and trainable on all
+    ranks or on none. One all-reduce of 48 bytes, for the most and the least of three numbers:
+    tensors, elements, and a checksum of the rest. Raises ValueError, and sends nothing, on a rank
+    that is no member of ``group``.
     """
     rank_in(group)
-    kinds = [(tuple(t.shape), str(t.dtype), t.requires_grad) for t in tensors]
+    kinds = [(tuple(t.shape), str(t.dtype), order_in_memory(t), t.requires_grad) for t in tensors]
     facts = [len(tensors), sum(t.numel() for t in tensors), zlib.crc32(str(kinds).encode())]
     device = tensors[0].device if tensors else torch.device("cpu")
     known = torch.tensor([*facts, *(-fact for fact in facts)], device=device)
@@ -45,6 +46,13 @@ def expect_alike(tensors: Sequence[Tensor], group: Group = None) -> None:
     most, least = known[:3].tolist(), (-known[3:]).tolist()
     if most != least:
         raise ValueError(
-            "the ranks pass tensors that differ in number, shape, dtype or requires_grad: "
-            f"{least[0]} to {most[0]} tensors of together {least[1]} to {most[1]} elements"
+            "the ranks pass tensors that differ in number, shape, dtype, order of strides or "
+            f"requires_grad: {least[0]} to {most[0]} tensors of together {least[1]} to {most[1]} "
+            "elements"
         )
+
+
+def order_in_memory(tensor: Tensor) -> list[int]:
+    """The dimensions of ``tensor`` that have a length, outermost in memory first."""
+    longer = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
+    return sorted(longer, key=tensor.stride, reverse=True)

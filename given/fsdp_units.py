@@ -26,6 +26,9 @@ Parameters = dict[nn.Parameter, list[Attribute]]  # a tied parameter is in sever
 class Gathered(Protocol):
     """Parameters as one vector, which is there for a while only."""
 
+    leaves: list[Tensor]
+    reducing: tuple[dist.Work, Tensor, Tensor] | None
+
     def start_gather(self) -> None:
         """Issue the all-gather, unless the vector is there."""
 
@@ -68,6 +71,16 @@ class FlatUnit(Generic[Flat]):
         for flat in self.flats:
             flat.free()
 
+    def reset(self) -> None:
+        """Free them, and forget the gradients that a backward that raised has left."""
+        for flat in self.flats:
+            flat.free()
+            for leaf in flat.leaves:
+                leaf.grad = None
+            if flat.reducing is not None:
+                flat.reducing[0].wait()
+                flat.reducing = None
+
     def start_reduce(self) -> None:
         """Issue the reduce-scatters of the gradients that are there."""
         for flat in self.flats:
@@ -83,7 +96,7 @@ class HookedUnits(nn.Module, Generic[Flat]):
     """A module that is told when each of its ``units`` computes.
 
     A subclass sets ``module`` and ``units`` (the root first), calls ``watch_units`` and says what
-    happens at the five moments.
+    happens at the five moments. Its parameters stay as ``watch_units`` finds them.
     """
 
     module: nn.Module
@@ -115,6 +128,7 @@ class HookedUnits(nn.Module, Generic[Flat]):
 
     def watch_units(self) -> None:
         """Set the hooks."""
+        self.kinds = kinds_of(self)
         for unit in self.units:
             owner = unit.module
             owner.register_forward_pre_hook(partial(self._enter, unit), with_kwargs=True)
@@ -125,6 +139,8 @@ class HookedUnits(nn.Module, Generic[Flat]):
     ) -> tuple[Any, Any]:
         """Before forward. The inputs pass a view: its gradient comes when the unit is done."""
         if module is self.module:
+            if kinds_of(self) != self.kinds:
+                raise ValueError("parameters were frozen, cast or moved: do it before wrapping")
             self.in_backward = False  # a backward that raised has not come to its end
         self.before_forward(unit)
 
@@ -156,14 +172,20 @@ class HookedUnits(nn.Module, Generic[Flat]):
         self.end_backward()
 
 
+def kinds_of(module: nn.Module) -> list[tuple[torch.dtype, str, bool]]:
+    """Dtype, device and whether it is trainable of every parameter."""
+    return [(p.dtype, str(p.device), p.requires_grad) for p in module.parameters()]
+
+
 def owned_parameters(
     module: nn.Module, units: Sequence[nn.Module], group: dist.ProcessGroup | None
-) -> list[Parameters]:
-    """The distinct parameters of the root and of each unit, with all their attributes.
+) -> list[list[Parameters]]:
+    """For the root and each unit its distinct parameters, with all their attributes.
 
-    Raises ValueError if units overlap or are not inside ``module``, if a parameter is tied across
-    units, if parameters are on several devices, if none is trainable, or if this rank is no member
-    of ``group``.
+    Those of one dtype that are all trainable or all frozen are together. They are taken out of
+    their modules, which ``parameters()`` passes over then. Raises ValueError if units overlap or
+    are not inside ``module``, if a parameter is tied across units, if parameters are on several
+    devices, if none is trainable, or if this rank is no member of ``group``.
     """
     rank_in(group)
     names = {part: name for name, part in module.named_modules()}
@@ -191,4 +213,16 @@ def owned_parameters(
         raise ValueError(f"the module's parameters are on several devices: {sorted(devices)}")
     if not any(parameter.requires_grad for parameter in home):
         raise ValueError(f"none of the module's {len(home)} parameters is trainable")
-    return owned
+    for mine in owned:
+        for part, name, _ in (attribute for every in mine.values() for attribute in every):
+            part._parameters.pop(name, None)
+    return [by_kind(mine) for mine in owned]
+
+
+def by_kind(mine: Parameters) -> list[Parameters]:
+    """Parameters of one dtype that are all trainable or all frozen together."""
+    kinds: dict[object, Parameters] = {}
+    for parameter, attributes in mine.items():
+        kind = parameter.dtype, parameter.requires_grad
+        kinds.setdefault(kind, {})[parameter] = attributes
+    return list(kinds.values())

@@ -1,5 +1,9 @@
 # Exercises 1.9: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase1.py 1.9
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """What an all-reduce costs, measured: three simple ones beside the backend's own.
 
 A rank's clock shows when its call returns. Neither the device nor the other ranks need be done by
@@ -15,7 +19,7 @@ algorithm bandwidth  N/t                 how fast the caller's data is served
 bus bandwidth        N/t · 2(W-1)/W      how fast the links are used, comparable at any world size
 ===================  ==================  ==========================================================
 
-Per repeat: one barrier and the measured call; at the end one all-reduce of 8 bytes per repeat.
+Per repeat: one barrier and the measured call; at the end one all-reduce with 8 bytes per repeat.
 Invariant: every rank returns the same number. The all-reduces themselves are in
 ``simple_allreduce``.
 
@@ -58,13 +62,13 @@ def time_collective(
     group: Group = None,
     sync: Callable[[torch.device | str], None] = synchronize,
 ) -> float:
-    """Seconds that ``fn``, a collective call, takes: the same number on every rank.
+    """Seconds that ``fn``, a collective call, takes: the same float on every rank of ``group``.
 
     ``fn`` runs ``warmup`` times untimed and ``repeats`` times timed. Before each timed run all
     ranks meet at a barrier; ``sync(device)`` is called right before the clock starts and again
     before it stops, so that work still queued on the device is counted where it belongs. A run
-    takes as long as its slowest rank; of the runs the median counts, which one disturbed run does
-    not move.
+    takes as long as its slowest rank. Of the runs the median counts, which one disturbed run does
+    not move; of an even number of runs the mean of the two in the middle.
     """
     # Step 1: warm up: the first calls open connections and allocate
     # Step 2: per repeat: barrier, sync, start the clock, fn, sync, stop the clock
@@ -91,7 +95,8 @@ def communication_share(
     """The share (0 … 1) of a training step that communication costs.
 
     Times the step with and without communication by ``time_collective`` (``timing`` goes there) and
-    returns (t_with - t_without) / t_with, not below 0 when noise makes the difference negative.
+    returns (t_with - t_without) / t_with, the same on every rank, not below 0 when noise makes the
+    difference negative.
     """
     # Step 5: time both, compare
     raise NotImplementedError("exercise 1.9")
@@ -118,15 +123,20 @@ def compare_strategies(
 ) -> list[Row]:
     """Time the three strategies and the backend's own all-reduce (``"backend"``) for each size.
 
-    ``sizes`` are bytes (whole float32 elements). Returns a row per strategy and size, the same on
-    every rank, sizes in the order given within each strategy.
+    ``sizes`` are bytes of float32 elements. Each all-reduce is the sum of a tensor of that size
+    over ``group``, timed by ``time_collective`` with ``warmup`` and ``repeats``. Returns a row per
+    strategy and size, the same on every rank, sizes in the order given within each strategy.
     """
     # Step 6: for every strategy and size, time it on a tensor of that size and fill a row
     raise NotImplementedError("exercise 1.9")
 
 
 def plot_costs(rows: Sequence[Row], path: str | Path) -> None:
-    """Write a picture of time over size, both axes logarithmic, one line per strategy."""
+    """Write a picture of time over size, both axes logarithmic, one line per strategy.
+
+    A legend names the lines, and the axes have labels with units: bytes, and s, ms, µs or ns. The
+    format is that of the ending of ``path``. No figure stays open.
+    """
     # Step 7: one line per strategy, axes with units, a legend
     raise NotImplementedError("exercise 1.9")
 

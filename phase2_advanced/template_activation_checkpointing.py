@@ -1,5 +1,9 @@
 # Exercises 2.7: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.7
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, activation checkpointing, distributed checkpoint,
+# model averaging, communication hooks, collectives with gradients, synchronisation of module
+# states, the key-value store.
 """Activation checkpointing: keep the inputs of a segment, compute the rest again in backward.
 
 Backward needs the activations of forward, and it needs those of the last layer first: of n layers
@@ -94,7 +98,8 @@ class Surroundings:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Random state and autocast as noted; what was outside before is there again afterwards."""
+        """Random state and autocast as noted; what was outside before is there again afterwards,
+        also after an error."""
         # Step 4: torch.random.fork_rng brings back the outer random state
         raise NotImplementedError("exercise 2.7")
 
@@ -123,7 +128,8 @@ class Recompute(torch.autograd.Function):
     def forward(ctx: Any, call: Call, grad_anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run ``call`` without recording a graph; only ``tensors`` are saved."""
         # Step 5: save the tensors by save_for_backward: it notices if they change in the meantime
-        # Step 6: autograd records nothing inside a Function's forward
+        # Step 6: autograd records nothing inside a Function's forward; return new tensors, because
+        #         it makes them this node's: a buffer or a parameter that fn returns is not
         raise NotImplementedError("exercise 2.7")
 
     @staticmethod
@@ -144,12 +150,17 @@ class Recompute(torch.autograd.Function):
 def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``fn(*args, **kwargs)``, keeping only the tensors among its arguments for backward.
 
-    Arguments and what ``fn`` returns may be tuples, lists and dicts, nested, of tensors and other
-    values. ``fn`` runs once now and, when backward arrives, once more, with the same random
-    numbers and autocast state; the program's own random state is what it would be without. Outputs
-    and all gradients equal those of the plain call: of the arguments that need one, and of
-    everything else that ``fn`` uses (parameters, also when no argument needs a gradient). Without
-    grad mode it is the plain call.
+    Arguments and what ``fn`` returns may be tuples (also named ones), lists and dicts, nested, of
+    tensors of any dtype and layout and of other values; ``fn`` may return an argument, a buffer or
+    a parameter itself, which stays what it is. ``fn`` runs once now and, at every backward, once
+    more, with the same autocast state and the same random numbers of PyTorch: those of the CPU and
+    of the CUDA devices of its arguments. The program's own random state, and its autocast, are what
+    they would be without, also after an error in ``fn``.
+
+    Outputs and all gradients equal those of the plain call: of the arguments that need one, and of
+    everything else that ``fn`` uses (parameters, also when no argument needs a gradient). Frozen
+    parameters, and arguments that need none, get none. An output that ``fn`` has detached may need
+    a gradient here; what arrives there goes no further. Without grad mode it is the plain call.
 
     ``fn`` must compute the same twice and not change its arguments. A tensor argument that changes
     between forward and backward, and gradients by ``torch.autograd.grad``, are a RuntimeError (or
@@ -169,8 +180,10 @@ def checkpoint_sequential(
     """All ``layers`` one after the other on ``x``, in ``segments`` segments, all but the last one
     checkpointed.
 
-    Segments are runs of ⌈n/s⌉ layers first, then of ⌊n/s⌋. Equals the plain calls. For memory and
-    compute see the module. Raises ValueError unless 1 ≤ ``segments`` ≤ number of layers.
+    Segments are runs of ⌈n/s⌉ layers first, then of ⌊n/s⌋. Equals the plain calls. After forward it
+    holds what the formula of the module says, and the peak of backward is that of the module. A
+    layer of a checkpointed segment is computed twice, one of the last segment once. Raises
+    ValueError unless 1 ≤ ``segments`` ≤ number of layers, before any layer runs.
     """
     # Step 14: the lengths of the segments, longer ones first, and where each of them ends
     # Step 15: backward through the last one comes at once: nothing is gained by forgetting it

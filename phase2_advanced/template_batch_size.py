@@ -1,5 +1,9 @@
 # Exercises 2.4: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.4
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Batch size: the largest micro-batch that fits into memory, and a learning rate for the batch.
 
 With W ranks that each take m micro-batches of b samples per optimizer step, the global batch is
@@ -46,8 +50,8 @@ def scaled_learning_rate(
     ``base_lr`` (η) was tuned for batches of ``base_batch`` samples; the batch over all ranks now
     has ``global_batch``, k times as many. Step 0 takes η, each further one the same amount more,
     and from step ``warmup_steps`` on it is k·η; without warm-up, or for a batch that is not larger
-    than ``base_batch``, it is k·η at once. Raises ValueError if ``step`` or ``warmup_steps`` is
-    negative or a batch is less than 1.
+    than ``base_batch``, it is k·η at once. k need not be whole. Raises ValueError if ``step`` or
+    ``warmup_steps`` is negative or a batch is less than 1.
     """
     # Step 1: the linear rule gives the rate after the warm-up
     # Step 2: during the warm-up, the same increment at each step, beginning with the tuned rate
@@ -57,9 +61,9 @@ def scaled_learning_rate(
 def accumulation_steps(global_batch: int, micro_batch: int, world_size: int) -> int:
     """How many micro-batches of ``micro_batch`` samples each rank takes per optimizer step.
 
-    global_batch / (micro_batch · world_size). Raises ValueError that names the three numbers if one
-    is less than 1 or if that does not divide: a rounded number would train on another batch size
-    than the learning rate is for.
+    global_batch / (micro_batch · world_size), as an int. Raises ValueError if one of the three is
+    less than 1 or if that does not divide: a rounded number would train on another batch size than
+    the learning rate is for.
     """
     # Step 3: divide, and refuse to round
     raise NotImplementedError("exercise 2.4")
@@ -79,9 +83,12 @@ def make_trial(
 
     ``loss_of(size)`` runs ``model`` forward on that many samples and gives a scalar loss;
     ``measure(run)`` calls ``run()`` and returns its peak in bytes (torch has no such counter for
-    the CPU). The trial returns that. Afterwards, also after an error, every ``p.grad`` is the
-    tensor that it was, unchanged, and buffers (BatchNorm's statistics) and PyTorch's random state
-    are as before: nothing has been trained. Nothing may be communicated in a trial: pass the bare
+    the CPU). The trial returns that. Afterwards, also after an error, every ``p.grad``, of a frozen
+    parameter too, is the tensor that it was, unchanged, or None, and buffers (BatchNorm's
+    statistics, non-persistent ones too) are the same tensors with the values from before; one that
+    forward replaces by a new tensor stays replaced.
+    PyTorch's random state is as before: nothing has been trained. The error comes out. The forward
+    begins without gradients, as a step does. Nothing may be communicated in a trial: pass the bare
     model, not one that reduces its gradients in backward.
     """
     # Step 4: put aside what forward and backward change; gradients are set to None, because
@@ -107,13 +114,15 @@ def fits_everywhere(
     """Whether ``trial(size)`` fits on every rank of ``group``: the same answer on all of them.
 
     It fits where it does not run out of memory and returns at most ``budget_bytes``. What the trial
-    held is freed when the call returns, on CUDA back to the device. Other errors of the trial come
-    out unchanged. One all-reduce of one integer, on ``device``.
+    held is freed when the call returns, on CUDA back to the device. Another error of the trial
+    comes out unchanged on its rank, after the all-reduce, and ranks without one raise RuntimeError
+    then: nobody goes on alone. One all-reduce of one integer, on ``device``.
     """
     # Step 8: try; tell out-of-memory from other errors
     # Step 9: clean up after the except clause: inside it the error's traceback still holds the
     #         frames of the trial, and they hold its tensors
-    # Step 10: every rank comes to the all-reduce, whatever happened to it
+    # Step 10: every rank comes to the all-reduce, whatever happened to it, and learns whether some
+    #          rank has an error, which is less than not to fit
     raise NotImplementedError("exercise 2.4")
 
 
@@ -135,8 +144,10 @@ def largest_micro_batch(
     size that is returned has been tried.
 
     What the optimizer allocates at its first step counts as well: search after that step, or take
-    it from the budget. Raises ValueError on every rank if ``upper`` < 1 (before any trial) or if
-    not even 1 fits.
+    it from the budget. An error of a trial that is no lack of memory ends the search on all ranks:
+    it comes out unchanged, and ranks without one raise RuntimeError. Raises ValueError on every
+    rank if ``upper`` < 1 (before any trial or message) or if not even 1 fits. One all-reduce of one
+    integer per trial, nothing else.
     """
     # Step 11: double while it fits, starting from 1: an attempt far too large can take the whole
     #          machine down on a CPU, where nothing stops it

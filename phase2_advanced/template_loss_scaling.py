@@ -1,5 +1,9 @@
 # Exercises 2.6: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.6
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, GradScaler, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Dynamic loss scaling: gradients of float16 that neither vanish nor overflow.
 
 The smallest positive number of float16 is 2^-24: a gradient below half of it becomes 0, and no
@@ -38,12 +42,13 @@ class LossScaler:
     """A loss scale that follows the gradients: down at an overflow, up after a quiet while.
 
     Per step: multiply the loss by ``scale``, backward, ``unscale`` once, step unless there was an
-    overflow, ``update``. ``scale`` (a float) is the same on all ranks at all times.
+    overflow, ``update``. ``scale`` (a float) is the same on all ranks of the group at all times.
 
     After an overflow (a gradient is infinite or NaN on any rank) ``update`` multiplies the scale by
     ``backoff_factor``, but not below ``minimum``; with ``hysteresis`` h only at the h-th overflow
     in a row and at those that follow it at once. After ``growth_interval`` steps in a row without
-    overflow it is multiplied by ``growth_factor``, unless float32 can't hold that.
+    overflow it is multiplied by ``growth_factor``, unless float32 can't hold that, and the steps
+    are counted anew.
     """
 
     def __init__(
@@ -56,10 +61,10 @@ class LossScaler:
         hysteresis: int = 1,
         minimum: float = 1.0,
     ) -> None:
-        """Raises ValueError, with the number, for settings that could not work.
+        """Raises ValueError for settings that could not work, NaN among them.
 
-        ``growth_factor`` > 1, 0 < ``backoff_factor`` < 1, ``growth_interval`` and ``hysteresis`` at
-        least 1, 0 < ``minimum`` ≤ ``scale`` < ∞.
+        Allowed are: ``growth_factor`` > 1, 0 < ``backoff_factor`` < 1, ``growth_interval`` and
+        ``hysteresis`` at least 1, 0 < ``minimum`` ≤ ``scale`` < ∞.
         """
         # Step 1: refuse bad settings
         # Step 2: what changes: the scale, the quiet steps and the overflows in a row
@@ -68,9 +73,11 @@ class LossScaler:
     def unscale(self, parameters: Iterable[nn.Parameter], group: Group = None) -> bool:
         """Divide every gradient by ``scale``, in place; True if all are finite on all ranks.
 
-        Ranks may hold different gradients (shards), or none. One all-reduce of a single number.
-        A parameter listed twice is divided once. Raises ValueError, before anything is changed or
-        sent, at a second call for the same step: ``update`` ends a step.
+        "All ranks" are those of ``group``. Ranks may hold different gradients (shards), or none; a
+        rank may have no parameters. Every ``p.grad`` remains the same tensor, of its own dtype. One
+        all-reduce of a single number. A parameter listed twice is divided once. Raises ValueError,
+        before anything is changed or sent, at a second call for the same step: ``update`` ends a
+        step.
         """
         # Step 3: refuse to divide twice
         # Step 4: least and largest element (aminmax) show any that is infinite or NaN; divide
@@ -78,7 +85,10 @@ class LossScaler:
         raise NotImplementedError("exercise 2.6")
 
     def update(self) -> None:
-        """End the step: adapt the scale to what ``unscale`` found. ValueError without it."""
+        """End the step: adapt the scale to what ``unscale`` found. Sends nothing.
+
+        Raises ValueError, and changes nothing, if there was no ``unscale`` in this step.
+        """
         # Step 6: an overflow ends the quiet run, a quiet step the run of overflows
         # Step 7: growing starts a new quiet run
         raise NotImplementedError("exercise 2.6")
@@ -89,7 +99,10 @@ class LossScaler:
         raise NotImplementedError("exercise 2.6")
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
-        """Go on from where ``state_dict`` was taken; the settings remain this scaler's own."""
+        """Go on from where ``state_dict`` was taken; the settings remain this scaler's own.
+
+        If the quiet steps so far are as many as this scaler's interval or more, the next one grows.
+        """
         # Step 9: all of it
         raise NotImplementedError("exercise 2.6")
 
@@ -105,11 +118,16 @@ def scaled_step(
 ) -> tuple[float, float, bool]:
     """``mixed_step`` with a dynamic loss scale: for float16.
 
-    Returns (global mean loss, norm of the true gradient before clipping, whether the optimizer
-    stepped), the same on every rank. After an overflow on any rank no rank steps: masters, weights
-    and optimizer state stay as they are. Without any target on any rank nothing happens, the scale
-    does not change either; returns (0.0, 0.0, False). Raises ValueError, before anything is sent,
-    if ``max_norm`` is not positive.
+    As there, a frozen parameter does not move, even if it has an old gradient. The loss is
+    multiplied by ``scaler.scale`` before backward. Returns (global mean loss, norm of the true
+    gradient before clipping, whether the optimizer stepped), the same on every rank of ``group``:
+    two floats and a bool. After an overflow on any rank of the group no rank steps: masters,
+    weights and optimizer state stay as they are, and the norm is infinite or NaN.
+    ``scaler.update`` ends every step, taken or not.
+
+    Without any target on any rank nothing happens, the scale does not change either; returns
+    (0.0, 0.0, False). Communication: that of ``mixed_step`` and that of ``unscale``. Raises
+    ValueError, before anything is sent or changed, if ``max_norm`` is not positive or is NaN.
     """
     # Step 10: the scale is in the loss before backward: what has become 0 in 16 bits can't be
     #          scaled up afterwards

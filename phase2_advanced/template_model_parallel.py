@@ -1,5 +1,9 @@
 # Exercises 2.8: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.8
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Naive model parallelism: the layers of one model on several ranks, one rank at work at a time.
 
 The layers are divided into as many contiguous stages as there are ranks. A step passes activations
@@ -82,9 +86,11 @@ class Stage(nn.Module):
     ``layers``: all layers of the model, on every rank; rank r of the group keeps those from
     ``bounds[r]`` to ``bounds[r+1]`` as its submodules and forgets the others: when the caller does
     so too, their memory is free. A trainable parameter that also belongs to other stages is tied:
-    its copies get the values of the first such stage. All ranks of the group make their stage
-    together. Raises ValueError on every rank, before anything is sent, unless ``bounds`` divides
-    all the layers into as many stages as the group has ranks, none empty.
+    its copies get the values of the first such stage. A frozen one is not, and gets no gradient.
+    All ranks of the group make their stage together, after equally many process groups; the others
+    take no part. A rank may have several, of several models. Raises ValueError on every rank,
+    before anything is sent, unless ``bounds`` begins with 0, rises, ends with the number of layers,
+    and divides them into as many stages as the group has ranks.
 
     ``ties``: (parameter, group of the stages that hold a copy) for each tied parameter of this
     stage. ``shapes``: dtype and shape of what this stage gets, by the shape of the inputs.
@@ -99,7 +105,9 @@ class Stage(nn.Module):
         self.shapes: dict[torch.Size, tuple[torch.dtype, Sequence[int]]] = {}
         # Step 1: check the bounds; keep the own layers only, as self.layers
         # Step 2: a parameter is tied if the layers of several stages have it; these stages make a
-        #         group for each (new_group wants global ranks), in the same order on all ranks
+        #         group for each (new_group wants global ranks), in the same order on all ranks.
+        #         Ranks outside of `group` can't take part: use_local_synchronization=True. It names
+        #         a group by the number of groups so far: the other stages make one alone meanwhile
         # Step 3: the copies start equal
         raise NotImplementedError("exercise 2.8")
 
@@ -137,11 +145,16 @@ def forward_backward(
 
     Adds to the ``p.grad`` of the stage's parameters; those of tied ones hold this stage's part
     (see ``reduce_ties``). ``inputs`` have the same shape on all ranks, on the device of the stage;
-    the first stage reads their values, the last one reads ``targets``, with
-    ``loss_fn(outputs, targets)`` a scalar. Returns the loss, the same on every rank.
+    the first stage alone reads their values, the last one alone reads ``targets``, with
+    ``loss_fn(outputs, targets)`` a scalar. An activation has one of ``DTYPES``, at most
+    ``MOST_DIMS`` dimensions, and any memory layout; both may change from layer to layer. Frozen
+    layers may be anywhere. The first layer of a stage must not work in place. Returns the loss
+    (sent in float64), a float, the same on every rank. An error on one stage comes out there only;
+    the others wait for its messages until the group's timeout ends them.
 
-    Point-to-point messages only, and one broadcast of 8 bytes for the loss. Per boundary: the
-    activation there, its gradient back, and 80 bytes more for inputs of a shape not seen before.
+    Point-to-point messages between neighbours only, and one collective of 8 bytes for the loss. Per
+    boundary: the activation there, its gradient back, and 80 bytes more for inputs of a shape not
+    seen before. No activation is kept afterwards.
     """
     # Step 8: forward: get x, compute y, pass it on; the last stage computes the loss
     # Step 9: backward: the gradient of y starts it, x.grad is what the stage before waits for
@@ -152,8 +165,9 @@ def forward_backward(
 def reduce_ties(stage: Stage) -> None:
     """Give all copies of a tied parameter the gradient of the tied one: the sum over the copies.
 
-    Once per optimizer step, after its last backward. One all-reduce of the parameter's bytes
-    between the stages that hold a copy; the others send nothing.
+    Once per optimizer step, after its last backward. A copy without gradient counts as zero. One
+    all-reduce of the parameter's bytes between the stages that hold a copy; the others send
+    nothing.
     """
     # Step 11: a copy without gradient adds nothing, but its stage must come to the all-reduce
     raise NotImplementedError("exercise 2.8")
@@ -168,8 +182,8 @@ def train_step(
 ) -> float:
     """One optimizer step of the whole model; equals that of one process on the same batch.
 
-    ``optimizer`` is over the stage's own parameters. Arguments, return value and cost as for
-    ``forward_backward`` and ``reduce_ties``.
+    ``optimizer`` is over the stage's own parameters; gradients from before are forgotten.
+    Arguments, return value and cost as for ``forward_backward`` and ``reduce_ties``.
     """
     # Step 12: the sum over the copies before the step: equal copies, equal gradients, equal steps
     raise NotImplementedError("exercise 2.8")

@@ -1,5 +1,9 @@
 # Exercises 2.17: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.17
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """A transformer block shared by W ranks: attention cut along its heads, the MLP along its width.
 
 Both halves of the block are a column-parallel layer, a function of each head or feature alone, and
@@ -40,7 +44,8 @@ def rows_by_rank(qkv: nn.Linear, world_size: int) -> nn.Linear:
     """The fused projection (all of q, then k, then v) with its rows in the order of the ranks.
 
     Block r of W holds the r-th part of q, of k and of v, so that cutting it into W blocks of rows
-    gives each rank whole heads of all three. A new layer; ``qkv`` is not changed.
+    gives each rank whole heads of all three. A new layer with parameters of its own, in the same
+    dtype, each trainable where that of ``qkv`` is, with or without a bias; ``qkv`` is not changed.
     """
     # Step 1: rows are numbered (q/k/v, rank, row); the rank must come first
     raise NotImplementedError("exercise 2.17")
@@ -50,10 +55,12 @@ class ParallelBlock(nn.Module):
     """This rank's share of a pre-norm transformer block; same names of parameters as the whole one.
 
     ``block`` is the whole one, the same on all ranks: an object with ``norm_attention``,
-    ``norm_mlp``, ``qkv`` (D → 3D, fused), ``out`` (D → D), ``up``, ``down`` and ``heads``, causal
-    attention and GELU. It is copied from, not kept; nothing is communicated. ``heads`` is this
-    rank's number of heads. Raises ValueError, with the numbers, if the heads or the MLP's inner
-    width don't divide by the number of ranks, or the width by the heads.
+    ``norm_mlp`` (nn.LayerNorm), ``qkv`` (D → 3D, fused), ``out`` (D → D), ``up``, ``down`` (linear
+    layers, with or without bias) and ``heads``, causal attention and GELU. It is copied from,
+    neither changed nor kept; nothing is communicated. Copies have the dtype of the whole, are
+    trainable where it is, and have no gradient yet. ``heads`` is this rank's number of heads.
+    Raises ValueError if the heads or the MLP's inner width don't divide by the number of ranks, the
+    width not by the heads, or if this process is not in ``group``.
     """
 
     column, row = ColumnParallelLinear, RowParallelLinear  # exercise 2.18 takes others
@@ -75,7 +82,7 @@ class ParallelBlock(nn.Module):
         raise NotImplementedError("exercise 2.17")
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, T, D) to the same, equal on all ranks.
+        """(B, T, D) to the same, equal on all ranks; any B and T.
 
         Two all-reduces of x's bytes, and two more in backward. Every gradient is what one process
         has: of the sharded parameters this rank's part, of the replicated ones the whole.

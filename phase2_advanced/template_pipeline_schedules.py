@@ -1,5 +1,9 @@
 # Exercises 2.9, 2.21: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.9
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Pipeline schedules as data: completed with messages, validated and counted before they run.
 
 A model is divided into stages 0 … S-1, a batch into micro-batches 0 … m-1. A schedule says for
@@ -88,9 +92,11 @@ def message_after(step: Step, last: int) -> tuple[Step, Step] | None:
 def with_messages(order: Schedule) -> list[list[Step]]:
     """Complete an order of compute steps (F, B, W per rank) with its sends and receives.
 
-    The compute steps stay as they are. The result needs no buffering: it runs through when every
-    send waits for its receive. Raises ValueError if the order itself is impossible: every rank
-    waits for another one's step.
+    The compute steps stay as they are, and so does ``order``; a rank may have none. Every crossing
+    of ranks is sent once; stages of one rank need no message. The result is a new list per rank and
+    needs no buffering: it runs through when every send waits for its receive (``validate``). Raises
+    ValueError if the order itself is impossible: ranks wait for each other, or for a step that is
+    nowhere.
     """
     # Step 1: in rounds: every rank whose next compute step has all that it needs takes that step
     # Step 2: append the round's steps one by one, each with its message, at both ranks at once. So
@@ -101,14 +107,17 @@ def with_messages(order: Schedule) -> list[list[Step]]:
 
 
 def validate(schedule: Schedule, stages: int, micro_batches: int) -> None:
-    """Raise ValueError, with the rank and the step, unless the schedule can run and is complete.
+    """Raise ValueError unless the schedule can run and is complete; a rank may have no steps.
 
     - F and B of every stage and micro-batch exactly once, all of a stage on one rank; with any W in
       the schedule, W as well;
     - every message that crosses ranks sent once and received once, by the ranks of its stages;
     - on each rank: F before B before W, receives before and sends after the step they belong to;
-    - it runs through if all steps are taken in order and a send waits for its receive; messages
-      between two ranks meet in the order in which they are issued.
+    - it runs through if each rank takes its steps in order, and a send waits for its receive as a
+      receive waits for its send; messages from one rank to another meet in the order in which they
+      are issued.
+
+    ``schedule`` is not changed. Raises ValueError, too, if a number is below 1.
     """
     # Step 4: compare all steps there are with all there should be: none missing, none too often
     # Step 5: then let all ranks run through it (below)
@@ -156,7 +165,9 @@ def replay(
     ``costs``: what a step of each kind takes (None: COSTS, with W steps SPLIT_COSTS); ``message``:
     what passes between the end of a step and the moment when another rank has its result. A rank
     takes its compute steps in order, each as soon as it is free and all that the step needs is
-    there: sends hold nobody up. Raises ValueError if the order is impossible.
+    there: sends hold nobody up. A rank may have no steps; then it is idle all the time.
+    ``schedule`` is not changed. Raises ValueError if the order is impossible: ranks wait for each
+    other, or for a step that is nowhere.
     """
     # Step 2: start = the latest of "this rank is free" and "what the step needs has arrived"
     raise NotImplementedError("exercise 2.21")
@@ -165,7 +176,8 @@ def replay(
 def peak_live(schedule: Schedule) -> list[int]:
     """Per rank, the most activations kept at a time, in units of one stage and micro-batch.
 
-    They are kept from F to the last step that reads them: W if the schedule has it, else B.
+    They are kept from F to the last step that reads them: W if this rank has any, else B. Messages
+    don't count. ``schedule`` is not changed.
     """
     # Step 3: count up at F and down at the step that frees; the largest count is the peak
     raise NotImplementedError("exercise 2.21")

@@ -1,5 +1,9 @@
 # Exercises 2.19: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.19
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Random streams: dropout that is equal where tensors are replicated and different where sharded.
 
 A rank that drops other elements of a *replicated* tensor than its neighbour leaves the ranks with
@@ -41,9 +45,14 @@ class RandomStreams:
     """Two streams of random numbers for the default generators of this rank.
 
     ``seed``: not negative; equal on all ranks of ``group``, different on data-parallel replicas and
-    pipeline stages. ``device``: with a CUDA device its generator takes part beside the CPU's. The
-    streams are independent of each other and of the caller's numbers, and making them draws none.
-    Raises ValueError for a negative seed (named in it), or if this process is not in ``group``.
+    pipeline stages. ``device``: with a CUDA device its generator takes part beside the CPU's.
+
+    The streams depend on the seed and on the rank in ``group`` only. Those of different seeds, or
+    of different ranks, are independent of each other and of numbers that the caller draws, also
+    with the same seed: none is a part of another. Making and using them draws none of the caller's
+    numbers. Several objects may be in use at once. Their contexts nest, but not one of a in one of
+    b in one of a. Sends nothing. Raises ValueError for a negative seed, or if this process is not
+    in ``group``.
     """
 
     def __init__(
@@ -51,7 +60,8 @@ class RandomStreams:
     ) -> None:
         # Step 1: the generators that dropout draws from: the CPU's, and that of the CUDA device
         # Step 2: seeds from (seed, 0) for what is replicated and (seed, 1 + rank) for the shards;
-        #         mixed, because seed + rank would meet the streams of neighbouring seeds
+        #         mixed, because seed + rank would meet the streams of neighbouring seeds, and with
+        #         the number as spawn_key: [seed, number] joins their words, so large seeds collide
         # Step 3: remember which stream the generators hold; at first the caller's own numbers
         raise NotImplementedError("exercise 2.19")
 
@@ -93,14 +103,18 @@ class RandomStreams:
         raise NotImplementedError("exercise 2.19")
 
     def state_dict(self) -> dict[str, States]:
-        """Both streams' states (uint8 tensors), for a checkpoint of this rank."""
+        """Both streams' states (uint8 tensors), for a checkpoint of this rank.
+
+        They are copies, which do not move on; inside of a context they are those of that moment.
+        """
         # Step 11: as they are now; the caller's own numbers are not ours to save
         raise NotImplementedError("exercise 2.19")
 
     def load_state_dict(self, states: dict[str, States]) -> None:
         """Go on where ``state_dict`` was taken, outside of the contexts.
 
-        Raises ValueError inside of one, or for states of another number of generators.
+        Raises ValueError inside of one, or for states of another number of generators; then nothing
+        changes.
         """
         # Step 12: the states of both streams, for the same generators
         raise NotImplementedError("exercise 2.19")

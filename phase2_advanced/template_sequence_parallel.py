@@ -1,5 +1,9 @@
 # Exercises 2.18: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.18
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Sequence parallelism: a transformer block that also shares out what tensor parallelism repeats.
 
 With tensor parallelism alone every rank computes norms and residual stream for all positions, and
@@ -22,7 +26,7 @@ inputs 2; q, k, v 3, attention output 1, inner width before and after GELU 8):
 These are Korthikanti et al.'s s·b·h times 34 + 5as/h, 10 + 24/t + 5as/(ht) and (34 + 5as/h)/t bytes
 without their dropout masks (2, one byte each) and attention matrices (5as/h; fused attention never
 keeps them), at two bytes per element. ``regather`` is what their last formula assumes: one more
-all-gather per column-parallel layer, 5/4 of the bytes, hidden behind a matrix product.
+all-gather per column-parallel layer, 5/4 of the bytes, which can hide behind a matrix product.
 
 Shapes: B batch, T time, t = T/W this rank's positions, D width, f and d a rank's features.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 (formula), 4.2.1 and 4.2.2.
@@ -54,14 +58,20 @@ TIME = 1  # the dimension of the positions
 
 
 def start_gather(x_BtD: Tensor, group: Group) -> Callable[[], Tensor]:
-    """Start to gather all ranks' positions; the function returned waits for (B, T, D)."""
+    """Start to gather all ranks' positions, return at once: a function that waits for (B, T, D).
+
+    Positions are in the order of the ranks of ``group``; any strides, the dtype stays.
+    """
     # Step 1: gather contiguous blocks along the first dimension, asynchronously
     # Step 2: after waiting, put them together along the time axis
     raise NotImplementedError("exercise 2.18")
 
 
 def start_scatter(x_BTD: Tensor, group: Group) -> Callable[[], Tensor]:
-    """Start to sum over the ranks; the function returned waits for this rank's (B, t, D)."""
+    """Start to sum over the ranks, return at once: a function that waits for (B, t, D).
+
+    ``x_BTD`` has all positions, this rank keeps its own of the sum; any strides, the dtype stays.
+    """
     # Step 3: block r goes to rank r: the blocks one after another in a contiguous tensor
     raise NotImplementedError("exercise 2.18")
 
@@ -93,7 +103,8 @@ class _ScatterSequence(Function):
 def gather_sequence(x_BtD: Tensor, group: Group = None) -> Tensor:
     """All positions (B, T, D) from each rank's (B, T/W, D), for ranks that use them differently.
 
-    Forward: one all-gather; backward: one reduce-scatter, the sum of all ranks' gradients.
+    Forward: one all-gather; backward: one reduce-scatter, the sum of all ranks' gradients. Any
+    strides and dtype. ValueError if this process is not in ``group``.
     """
     # Step 8: refuse a process outside of the group, …
     raise NotImplementedError("exercise 2.18")
@@ -102,7 +113,9 @@ def gather_sequence(x_BtD: Tensor, group: Group = None) -> Tensor:
 def scatter_sequence(x_BTD: Tensor, group: Group = None) -> Tensor:
     """This rank's positions (B, T/W, D) of the sum of all ranks' ``x`` (B, T, D).
 
-    Forward: one reduce-scatter; backward: one all-gather. ValueError if T does not divide by W.
+    Forward: one reduce-scatter; backward: one all-gather. Any strides and dtype; ``x`` is not
+    changed. ValueError, before anything is sent, if T does not divide by W, or if this process is
+    not in ``group``.
     """
     # Step 9: … and positions that don't divide
     raise NotImplementedError("exercise 2.18")
@@ -126,7 +139,9 @@ class _GatherLinear(Function):
 class SequenceColumnLinear(ColumnParallelLinear):
     """A column-parallel layer whose input is cut along the time axis: gathers it by itself.
 
-    ``regather``: keep this rank's positions for backward and gather them again there.
+    ``regather``: keep this rank's positions for backward and gather them again there; of all
+    positions nothing stays in memory. Values and gradients are the same either way, and those of
+    the whole layer. ``gather_output`` is not used.
     """
 
     regather = False
@@ -142,7 +157,7 @@ class SequenceColumnLinear(ColumnParallelLinear):
 
 
 class SequenceRowLinear(RowParallelLinear):
-    """A row-parallel layer whose output is cut along the time axis."""
+    """A row-parallel layer whose output is cut along the time axis; ``split_input`` is not used."""
 
     def forward(self, x_BTd: Tensor) -> Tensor:
         """This rank's features of all positions (B, T, D/W) to (B, T/W, F) of its positions.
@@ -170,7 +185,10 @@ class SequenceParallelBlock(ParallelBlock):
         raise NotImplementedError("exercise 2.18")
 
     def replicated(self) -> Iterator[nn.Parameter]:
-        """The parameters that every rank holds in full but uses on its own positions only."""
+        """The parameters that every rank holds in full but uses on its own positions only.
+
+        Those of both norms, and the biases of ``out`` and ``down`` where there are any, each once.
+        """
         # Step 15: the norms, and the biases that are added after the reduce-scatter
         raise NotImplementedError("exercise 2.18")
 
@@ -178,8 +196,9 @@ class SequenceParallelBlock(ParallelBlock):
 def sum_replicated_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> None:
     """Sum ``p.grad`` of replicated ``parameters`` over the ranks, in place; once per step.
 
-    A missing gradient counts as zero, a tied parameter once, a frozen one not at all. One
-    all-reduce of their bytes per dtype, however many there are.
+    A missing gradient counts as zero, a tied parameter once, a frozen one not at all. Any strides
+    and dtypes; all ranks of ``group`` pass them in the same order. One all-reduce of their bytes
+    per dtype, however many there are; nothing for no parameters.
     """
     # Step 16: all gradients of a dtype in one message
     raise NotImplementedError("exercise 2.18")

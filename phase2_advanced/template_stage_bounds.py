@@ -1,5 +1,9 @@
 # Exercises 2.20: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.20
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Where to divide a model's layers into stages: what each layer costs, and the best bounds.
 
 A pipeline is as fast as its slowest stage, and the largest stage decides how much memory a rank
@@ -36,7 +40,10 @@ from given.agreement import Group
 
 
 def parameter_costs(layers: Sequence[nn.Module]) -> list[int]:
-    """Bytes of each layer's parameters; one that several layers share counts in the first."""
+    """Bytes of each layer's parameters; one that several layers share counts in the first.
+
+    Frozen parameters count as well, each in the bytes of its own dtype.
+    """
     # Step 1: remember which parameters were counted already
     raise NotImplementedError("exercise 2.20")
 
@@ -53,13 +60,18 @@ def measured_costs(
     """Seconds of each layer's forward and backward, as rank 0 of ``group`` measured them.
 
     ``example`` is an input of the first layer; every further layer gets what the one before it
-    gives. Of ``repeats`` runs, after one that warms up and does not count, the median. Every rank
-    returns the same numbers: two measurements differ, and ranks with different bounds would send
-    each other what nobody expects. Weights, gradients, buffers and random state stay as they
-    are. One broadcast of 8 bytes per layer.
+    gives. Of ``repeats`` runs, after one that warms up and does not count, the median. The backward
+    includes that of ``example`` where it is floating; a layer in which nothing needs a gradient has
+    a forward only. Every rank returns the same numbers: two measurements differ, and ranks with
+    different bounds would send each other what nobody expects. The other ranks run no layer.
+
+    Weights, gradients, buffers, ``example`` and PyTorch's random state stay as they are, though
+    layers may work in place. One broadcast of 8 bytes per layer. An error of a layer comes out on
+    rank 0, and the other ranks raise RuntimeError: none of them waits. Raises ValueError on every
+    rank, before anything runs or is sent, if ``repeats`` < 1.
     """
     # Step 2: one rank measures, on copies of the layers, with random numbers of its own
-    # Step 3: that rank's medians for all
+    # Step 3: that rank's medians for all; NaN tells them that there are none
     raise NotImplementedError("exercise 2.20")
 
 
@@ -68,20 +80,22 @@ def timed(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
 
     The backward includes the gradient of ``x``, if there can be one. Leaves gradients in ``layer``.
     """
-    # Step 4: the device must be idle when the clock starts, and done when it stops
+    # Step 4: a layer that works in place gets a copy, which is no leaf
+    # Step 5: the device must be idle when the clock starts, and done when it stops
     raise NotImplementedError("exercise 2.20")
 
 
 def partition(costs: Sequence[float], stages: int) -> list[int]:
     """Divide the layers into contiguous stages so that the most expensive stage costs least.
 
-    ``costs``: one number per layer, not negative. Returns stages + 1 bounds from 0 to len(costs),
-    strictly increasing: stage s has the layers bounds[s] … bounds[s+1]-1, at least one. The same
-    bounds for the same costs. Of all bounds, none has a smaller largest sum. O(stages · layers²).
-    Raises ValueError if there are fewer layers than stages, for less than one stage, and for a cost
-    that is negative or not finite.
+    ``costs``: one number per layer, not negative, in any unit. Returns stages + 1 bounds from 0 to
+    len(costs), strictly increasing: stage s has the layers bounds[s] … bounds[s+1]-1, at least one.
+    The same bounds for the same costs. Of all bounds, none has a smaller largest sum (but for
+    rounding, in proportion).
+    Changes no cost. Takes O(stages · layers²) steps or less. Raises ValueError if there are fewer
+    layers than stages, for less than one stage, and for a cost that is negative or not finite.
     """
-    # Step 5: with one stage the first n layers cost their sum; with one stage more, try every layer
+    # Step 6: with one stage the first n layers cost their sum; with one stage more, try every layer
     #         at which the last stage may begin: the larger of what comes before it and its own sum
-    # Step 6: remember the best begin for each n, and follow these back from the end
+    # Step 7: remember the best begin for each n, and follow these back from the end
     raise NotImplementedError("exercise 2.20")

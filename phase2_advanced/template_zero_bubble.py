@@ -1,5 +1,9 @@
 # Exercises 2.13: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase2.py 2.13
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Zero bubble (ZB-H1): the backward in two halves, and the second one where a rank would be idle.
 
 A backward computes two things: the gradient of the input, for which the stage before waits, and the
@@ -37,13 +41,13 @@ from .template_pipeline_schedules import Step
 def zero_bubble(ranks: int, micro_batches: int) -> list[list[Step]]:
     """Every rank's compute steps in ZB-H1: 1F1B with B split into B (inputs) and W (weights).
 
-    Nobody waits for a W: it fills time in which a rank would be idle. Rank r lets at most r of them
-    wait before forwards end, so that no rank keeps more than min(m, p) micro-batches (until their
-    W), which is what 1F1B keeps on rank 0. With F, B and W of equal length and m >= p a step takes
-    3m + p-1. Raises ValueError if a number is below 1.
+    Nobody waits for a W: it fills time in which a rank would be idle. No rank keeps more than
+    min(m, p) micro-batches (until their W), which is what 1F1B keeps on rank 0. With F, B and W of
+    equal length a step takes 3m + p-1 if m >= p, and no longer than 1F1B's otherwise. Stage r is on
+    rank r. Raises ValueError if a number is below 1.
     """
-    # Step 1: the order of 1F1B; after each B the oldest W that waits, if more than r wait
-    # Step 2: once the forwards are done, a W after every B: the next gradient is on its way
+    # Step 1: the order of 1F1B
+    # Step 2: after each B the oldest W that waits, if more than r wait
     # Step 3: at the end the W that are left
     raise NotImplementedError("exercise 2.13")
 
@@ -53,8 +57,11 @@ def split_forward(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Any]]:
 
     A backward from the output gives the gradients of inputs and fills the list;
     ``weight_gradients`` does the rest. Split are the layers: modules without children that have
-    trainable parameters and take and give one tensor. Other parameters get their gradient in the
-    backward already. Both halves together do the arithmetic of an ordinary backward, no more.
+    trainable parameters and are called with one tensor, by position. Each of them must give one
+    tensor, too: a module with a GRU can't be given. Other parameters get their gradient in the
+    backward already, frozen ones never. Both halves together do the arithmetic of an ordinary
+    backward, no more; forward runs each layer once. The module is left as it was, also after an
+    exception, and may be called again before the backward.
     """
     # Step 4: let every layer compute on a detached input, so that its graph is one of its own
     # Step 5: put `Split` in place of that graph: its backward computes the inputs' gradient and
@@ -93,7 +100,8 @@ def weight_gradients(later: list[Any]) -> None:
 class ZeroBubblePipeline(Pipeline):
     """A ``Pipeline`` that also takes W steps: B then leaves the weights' gradients to them.
 
-    A micro-batch's activations are freed when its W is done.
+    Loss, gradients and messages are a ``Pipeline``'s, also for a schedule without any W: then B
+    does all. A micro-batch's activations are freed when its W is done.
     """
 
     kinds = "FBW"
@@ -104,7 +112,7 @@ class ZeroBubblePipeline(Pipeline):
 
     def call(self, stage: int, i: int, x: Tensor) -> Tensor:
         """The module of a stage, called so that its backward leaves the weights alone."""
-        # Step 8: keep what is left to do until W
+        # Step 8: keep what is left to do until W, if there will be one
         raise NotImplementedError("exercise 2.13")
 
     def take(self, step: Step) -> None:

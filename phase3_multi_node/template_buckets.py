@@ -1,5 +1,9 @@
 # Exercises 3.9: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.9
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Buckets: many small gradients travel as few large messages, and stay where they travelled.
 
 A message of N bytes takes α + N·β seconds. K gradients of together N bytes, sent one by one, take
@@ -48,10 +52,11 @@ def partition(tensors: Sequence[Tensor], limit: int, first_limit: int) -> list[l
 class Bucket:
     """The gradients of some parameters of one dtype and device, side by side in one flat buffer.
 
-    ``index``: its position in the order in which buckets leave. ``buffer`` (n,), n = Σ numel, of
-    the parameters' dtype, uninitialised at first. ``views[k]``: the part of ``parameters[k]``, in
-    its shape and with its order of strides, so that optimizer and autograd find both laid out
-    alike.
+    ``index``: its position in the order in which buckets leave. ``parameters``: a list of its own.
+    ``buffer`` (n,), n = Σ numel, of the parameters' dtype, uninitialised at first. ``views[k]``:
+    the part of ``parameters[k]``, in its shape and with its order of strides, so that optimizer
+    and autograd find both laid out alike; the parts follow each other in the order of
+    ``parameters``.
     """
 
     def __init__(self, index: int, parameters: Sequence[nn.Parameter]) -> None:
@@ -65,8 +70,9 @@ class Bucket:
     def take(self, k: int, share: float = 1.0) -> None:
         """Let ``parameters[k].grad`` be its view and hold ``share`` times what it held.
 
-        No gradient (None) counts as zeros. One pass over the gradient, none if it is its view
-        already and ``share`` is 1. Raises ValueError for a sparse gradient.
+        No gradient (None) counts as zeros. What it held in another tensor is left alone there.
+        One pass over the gradient, none if it is its view already and ``share`` is 1. Raises
+        ValueError for a sparse gradient.
         """
         # Step 5: scale while copying; what is its view already is scaled there
         raise NotImplementedError("exercise 3.9")
@@ -81,7 +87,8 @@ def laid_out_like(p: Tensor, flat: Tensor) -> Tensor:
 def make_buckets(parameters: Sequence[nn.Parameter], limit: int, first_limit: int) -> list[Bucket]:
     """Buckets for ``parameters``, which come in the order in which their gradients are expected.
 
-    Gradients that exist move into their views, with their values. Errors as in ``partition``.
+    Gradients that exist move into their views, with their values; None stays None. Raises
+    ValueError as ``partition`` does, and then moves nothing.
     """
     # Step 6: a bucket per list of `partition`; take the gradients that are there
     raise NotImplementedError("exercise 3.9")
@@ -92,8 +99,8 @@ def order_of_first_rank(
 ) -> list[int]:
     """``arrived`` of the group's first rank, on every rank; all have equally many numbers.
 
-    One broadcast of 8 bytes per number, on ``device``. Raises ValueError on a rank that is no
-    member of ``group``.
+    One broadcast of at most 8 bytes per number, on ``device``. Raises ValueError on a rank that is
+    no member of ``group``.
     """
     # Step 7: refuse a rank that is no member (`rank_in`): torch would only warn and do nothing
     # Step 8: as int64 from the first rank of the *group*, whatever its global rank is
@@ -103,9 +110,10 @@ def order_of_first_rank(
 def broadcast_tensors(tensors: Sequence[Tensor], limit: int, group: Group = None) -> None:
     """Give every rank the values that the group's first rank has, in place, in few messages.
 
-    Any dtypes, any strides, empty tensors too; no gradient is recorded. One broadcast per list of
-    ``partition``: a copy of at most ``limit`` bytes is alive (of a single tensor, if larger). All
-    ranks pass the same shapes and dtypes. Raises ValueError on a rank that is no member.
+    Any dtypes, any strides, empty tensors too; no gradient is recorded, leaves stay leaves. At most
+    one broadcast per list of ``partition``. Copies of at most two lists are alive at a time if the
+    tensors are contiguous. All ranks pass the same shapes and dtypes. Raises ValueError, before
+    anything is sent, on a rank that is no member, and as ``partition`` does.
     """
     # Step 9: refuse a rank that is no member; then join the tensors of a list, broadcast once, and
     #         write the parts back into the tensors

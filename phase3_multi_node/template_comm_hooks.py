@@ -1,5 +1,9 @@
 # Exercises 3.12: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.12
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Communication hooks: how a bucket is reduced is a function, the rest of DDP does not know it.
 
     hook(bucket) -> handle        bucket.buffer: this rank's gradients, divided by W
@@ -41,7 +45,8 @@ def blocking(reduce: Callable[[Tensor], object]) -> Hook:
     """A hook from a function that sums a flat tensor over the ranks, in place, before it returns.
 
     That is any all-reduce written from messages (ring, tree, …). It stops backward while it runs:
-    right, and nothing is hidden.
+    right, and nothing is hidden. The hook gives ``bucket.buffer`` itself to ``reduce``, whose
+    result does not count. Nothing is left to wait for.
     """
 
     # Step 1: the buffer is reduced when the hook returns, so there is nothing to wait for
@@ -62,9 +67,12 @@ def fp16_compress(bucket: Bucket, group: Group = None) -> Handle | None:
 
 
 def compress_to(dtype: torch.dtype, bucket: Bucket, group: Group = None) -> Handle | None:
-    """Begin to sum the bucket in ``dtype``, of fewer bits than its own.
+    """Begin to sum the bucket over ``group`` in ``dtype``, of at most as many bits as its own.
 
-    Holds a copy in ``dtype`` until it has arrived. Raises ValueError for a bucket of complex
+    One all-reduce in ``dtype``. The call returns at once. When ``wait()`` of the handle returns,
+    ``bucket.buffer`` itself holds the sum, in its own dtype and with the same bits on all ranks.
+    Several buckets may be on their way. Holds a copy in ``dtype`` until it has arrived, and nothing
+    once the handle is dropped. Raises ValueError, before anything is sent, for a bucket of complex
     numbers, and on a rank that is no member of ``group``.
     """
     # Step 2: refuse complex numbers, and who is no member (`rank_in`); begin to reduce a copy in
@@ -77,9 +85,12 @@ def two_level(node: dist.ProcessGroup, leaders: dist.ProcessGroup | int) -> Hook
 
     ``node``: the group of this rank's node; ``leaders``: the group of the first ranks of all nodes,
     and what ``new_group`` gave on a rank that is none of them. Only the leaders send between
-    nodes. The first step begins at once, the other two happen in ``wait``.
+    nodes, 2(M-1)/M·N bytes each for M nodes. The first step begins at once, the other two happen in
+    ``wait``; then ``bucket.buffer`` itself holds the sum, with the same bits on all ranks. Several
+    buckets may be on their way, and are waited for in the order in which they began. Raises
+    ValueError on a rank that is no member of ``node``, before there is a hook.
     """
 
-    # Step 3: begin to reduce to the first rank of the node
+    # Step 3: refuse who is no member of the node; begin to reduce to the node's first rank
     # Step 4: then, on the leaders alone, all-reduce; then, in each node, broadcast from its first
     raise NotImplementedError("exercise 3.12")

@@ -1,5 +1,9 @@
 # Exercises 3.20: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.20
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """The full checkpoint of a sharded model, and a model that never exists in full.
 
 *Full state*: one dictionary with the names and shapes of the plain module, put together on one
@@ -34,8 +38,11 @@ State = dict[str, Any]
 
 
 def parts_of(flat: FlatParameter) -> Iterator[tuple[list[str], torch.Size, int, slice]]:
-    """What this rank holds: for each parameter with elements here its names, its shape, the number
-    of its first element here, and where these are in the shard."""
+    """What this rank holds, in the vector's order: for each parameter with elements here its names,
+    its shape, the number of its first element here, and where these are in the shard.
+
+    A parameter without any element is on every rank, with an empty slice.
+    """
     # Step 1: the overlap of two ranges of the unit's vector: the parameter's and the shard's
     raise NotImplementedError("exercise 3.20")
 
@@ -45,11 +52,22 @@ def flats_of(model: FSDP) -> list[FlatParameter]:
     return [flat for unit in model.units for flat in unit.flats]
 
 
+def shapes_of(model: FSDP) -> dict[str, torch.Size]:
+    """The shapes of all parameters by name; tied ones have several."""
+    return {
+        name: shape
+        for flat in flats_of(model)
+        for shape, attributes in zip(flat.shapes, flat.places, strict=True)
+        for _, _, name in attributes
+    }
+
+
 def full_state_dict(model: FSDP) -> dict[str, Tensor]:
     """On rank 0 of the model's group the plain module's state dict, on the CPU; elsewhere {}.
 
     A collective call, and one gather per flat parameter: at no time has a rank more than one of
     them in full on its device. Parameters have the shards' dtype; tied ones appear under all names.
+    The tensors are copies, and the model is left as it is.
     """
     # Step 2: every rank gives its padded shard; rank 0 splits the vector into parameters and leaves
     #         the padding out. What is left in the module's own state dict are buffers
@@ -59,8 +77,9 @@ def full_state_dict(model: FSDP) -> dict[str, Tensor]:
 def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
     """Take over the plain module's state dict, which every rank passes in. No communication.
 
-    Reads only the elements of this rank's shards. Raises ValueError if names are missing or
-    unknown, or a shape is wrong; then nothing has changed.
+    Copies only the elements of this rank's shards and the buffers, converted to the model's dtypes;
+    the shards stay the same tensors. Raises ValueError if names are missing or unknown, or a shape
+    is wrong; then nothing has changed.
     """
     # Step 3: compare names and shapes of everything before the first copy
     # Step 4: each rank takes its own parts
@@ -70,7 +89,8 @@ def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
 def set_buffers(model: FSDP, buffers: dict[str, Tensor]) -> None:
     """Give the module copies of its persistent buffers, on its device; those on meta as well."""
     device = flats_of(model)[0].full.device
-    copies = {name: value.to(device, copy=True) for name, value in buffers.items()}
+    kinds = {name: buffer.dtype for name, buffer in model.module.state_dict().items()}
+    copies = {name: value.to(device, kinds[name], copy=True) for name, value in buffers.items()}
     model.module.load_state_dict(copies, assign=True)
 
 
@@ -78,8 +98,10 @@ def materialise(model: FSDP, initialise: Callable[[nn.Module], None]) -> None:
     """Initialise the shards of a module that was on meta when it was wrapped, unit by unit.
 
     ``initialise(part)`` is called once for every submodule with parameters or buffers of its own,
-    without autograd, and finds these in full on the model's device, to be written in place. The
-    ranks must draw the same random numbers: seed them equally before. No communication.
+    and for no other, on every rank in the same order. It runs without autograd and finds these in
+    full on the model's device, to be written in place: as attributes, which ``parameters()`` need
+    not list, in the shards' dtype. Buffers that were not on meta stay where they are. The ranks
+    must draw the same random numbers: seed them equally before. No communication.
     """
     # Step 5: room for the buffers that are on meta; then one unit after the other
     raise NotImplementedError("exercise 3.20")

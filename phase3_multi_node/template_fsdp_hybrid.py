@@ -1,5 +1,9 @@
 # Exercises 3.19: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.19
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Hybrid sharding: shard inside a node, replicate across nodes.
 
 Full sharding sends every parameter through the slowest link, twice per step. If a model's state
@@ -30,10 +34,11 @@ from .template_fsdp import FlatParameter
 
 
 def node_groups(node_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """This rank's two groups: its node (to shard) and its peers on the others (to replicate).
+    """(inside, across): this rank's node, to shard, and its peers on the others, to replicate.
 
-    Ranks are numbered node by node, ``node_size`` on each. A collective call. Raises ValueError,
-    before any communication, if the world does not divide into nodes of that size.
+    Ranks are numbered node by node, ``node_size`` on each; peers have the same place in their
+    nodes. All ranks of the world must call it. Raises ValueError, before any communication and
+    before a group is made, if the world does not divide into nodes of that size.
     """
     # Step 1: every rank makes *every* group, in the same order, also those that it is not in
     raise NotImplementedError("exercise 3.19")
@@ -43,9 +48,9 @@ class HybridFlat(FlatParameter):
     """A flat parameter sharded over ``group`` and replicated over ``replicas``.
 
     Use it as ``FSDP(…, group=inside, flat_type=partial(HybridFlat, replicas=across))``. Gradients
-    are the mean over all ranks of both. The norm for clipping needs ``group`` only, since replicas
-    have equal shards. Raises ValueError if this rank is no member of ``replicas``, or shares more
-    than itself with ``group``.
+    are the mean over all ranks of both, equal on all replicas. The norm for clipping needs
+    ``group`` only, since replicas have equal shards. Raises ValueError, before anything is sent, if
+    this rank is no member of ``replicas``, or if the two groups have more than it in common.
     """
 
     def __init__(
@@ -65,10 +70,11 @@ class HybridFlat(FlatParameter):
         super().__init__(parameters, group, device)
 
     def start_reduce(self) -> None:
-        """Reduce-scatter inside the node, then issue the all-reduce of the chunk across.
+        """Reduce-scatter inside the node, then issue the sum of the chunks across.
 
-        The fast reduce-scatter is waited for here, so that the slow all-reduce can travel beside
-        the next unit's backward.
+        The fast reduce-scatter is waited for here. What crosses is not: it travels beside the next
+        unit's backward. Across, a rank sends 2(M-1)/M·chunk elements, zeros too. Without gradients
+        nothing is sent.
         """
         # Step 2: first reduce-scatter, then all-reduce: 1/L of the bytes leave the node
         raise NotImplementedError("exercise 3.19")

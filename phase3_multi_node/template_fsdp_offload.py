@@ -1,5 +1,9 @@
 # Exercises 3.18: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.18
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Offloading: shards, their gradients and the optimizer live in the CPU's memory.
 
 The optimizer touches every element once per step and computes little; a GPU's memory is too dear
@@ -33,12 +37,17 @@ class OffloadFlat(FlatParameter):
 
     Use it as ``FSDP(…, flat_type=OffloadFlat)``, and make the optimizer afterwards: its state is
     where the shards are. ``shard.grad`` is on the CPU, and complete when ``backward()`` returns.
+    Between steps nothing is on the device. Values, dtypes and messages are FlatParameter's. In a
+    step only shards cross the bus: two to the device, for its gathers, and one gradient back.
     """
 
     def __init__(self, parameters: Parameters, group: Group, device: torch.device) -> None:
-        """As ``FlatParameter``; the shard of a CUDA model is pinned, so that copies can overlap."""
-        super().__init__(parameters, group, device)
-        # Step 1: the shard moves, the full vector stays on the device
+        """As ``FlatParameter``, but the shard is cut on the CPU; ``device`` is that of ``full``.
+
+        For a CUDA device the shard is pinned: copies can overlap.
+        """
+        super().__init__(parameters, group, torch.device("cpu"))
+        # Step 1: the shard is where it belongs, pin it; the full vector belongs on the device
         raise NotImplementedError("exercise 3.18")
 
     def gather_input(self) -> Tensor:

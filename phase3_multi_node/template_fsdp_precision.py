@@ -1,5 +1,9 @@
 # Exercises 3.17: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.17
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Mixed precision with sharded master weights: compute in 16 bits, remember in 32.
 
 Matrix products in bfloat16 are several times as fast as in float32 and need half the memory, but a
@@ -35,9 +39,11 @@ class MixedPrecisionFlat(FlatParameter):
     """A flat parameter whose shard has the parameters' own dtype, and whose full vector another.
 
     Use it as ``FSDP(…, flat_type=partial(MixedPrecisionFlat, compute_dtype=torch.bfloat16))``. The
-    modules see parameters in ``compute_dtype``, and need inputs in it; parameters that are not
-    floating point keep their dtype. Gradients are summed over the ranks in ``reduce_dtype`` and
-    divided in the shard's. Raises ValueError if one of the two is not a floating-point dtype.
+    modules see parameters in ``compute_dtype``, frozen ones too, and need inputs in it; parameters
+    that are not floating point, complex ones too, keep their dtype, and so do their gradients. The
+    other gradients travel and are summed over the ranks in ``reduce_dtype``; the sum is converted
+    to the shard's dtype, then divided. Raises ValueError, before anything is sent, if one of the
+    two is not a real floating-point dtype.
     """
 
     def __init__(
@@ -62,12 +68,12 @@ class MixedPrecisionFlat(FlatParameter):
         raise NotImplementedError("exercise 3.17")
 
     def gather_input(self) -> Tensor:
-        """The padded shard in the full vector's dtype."""
+        """The padded shard in the full vector's dtype, rounded before it travels."""
         # Step 2: cast before it travels, not after: half the bytes
         raise NotImplementedError("exercise 3.17")
 
     def reduce_input(self) -> Tensor:
-        """The joined gradients in ``reduce_dtype``."""
+        """The joined gradients in ``reduce_dtype``, if they are floating point."""
         # Step 3: cast before the ranks' values are added
         raise NotImplementedError("exercise 3.17")
 

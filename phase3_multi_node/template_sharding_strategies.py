@@ -1,5 +1,9 @@
 # Exercises 3.21: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.21
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Which strategy? Estimate what each needs and sends, and take the cheapest that fits.
 
 Sharding trades bytes on the wire for bytes of memory. ``strategy_memory`` says what a strategy
@@ -115,8 +119,17 @@ def traffic(
 ) -> tuple[int, int, float]:
     """(bytes sent per rank, bytes that leave a node, seconds) of one step's communication.
 
+    Bytes sent are those of the table at the head of the file, with G, the bytes of all gradients,
+    for T where gradients are reduced: ddp 2(W-1)/W·G, zero1 3(W-1)/W·G, zero2 (k+1)(W-1)/W·G, fsdp
+    and offload k(W-1)/W·(2T - T_0 - T_last + G). T_last is 0 if there is no unit but the root.
+    Hybrid sends the same with L for W inside a node, and a node sends 2k(M-1)/M·G to others,
+    each of its ranks 1/L of that. Without fractions of bytes, rounded down.
+
     Collectives go around a ring of the ranks in order, on all cards of a node at once: what one
-    rank sends is what leaves the node, and the slower of the two links sets the pace.
+    rank sends is what leaves the node, nothing on a single node. The seconds are the bytes sent by
+    the pace of the slower link, on one node of the link inside it. Hybrid does one thing after the
+    other: bytes inside by that link, a node's bytes by the other. Offload adds its copies, the
+    bytes k(2T - T_0 - T_last + G)/W over the bus to the host.
     """
     # Step 1: FSDP's root and last unit stay gathered for backward
     # Step 2: hybrid does one thing after the other: shards inside, gradients across
@@ -192,9 +205,10 @@ def choose_strategy(
     """The strategy with the cheapest communication among those whose peak fits ``budget_bytes``.
 
     ``strategy``: ``"auto"``, or a name: then that one, whatever it needs. Of equally cheap ones the
-    simpler; hybrid is considered where there are several nodes of several ranks. No communication:
-    equal arguments give equal choices on all ranks (see ``smallest_budget``). Raises ValueError
-    with the smallest need if nothing fits, and as ``estimate`` does.
+    simpler, the earlier one in STRATEGIES. A peak of just ``budget_bytes`` fits. The choice has the
+    estimates of all strategies, in that order; hybrid is among them where there are several nodes
+    of several ranks, or it was asked for. No communication: equal arguments give equal choices (see
+    ``smallest_budget``). Raises ValueError if nothing fits, and as ``estimate`` does.
     """
     # Step 4: estimate all that make sense here, and the one asked for
     # Step 5: of those that fit the least seconds; the order of STRATEGIES breaks ties
@@ -202,9 +216,10 @@ def choose_strategy(
 
 
 def smallest_budget(own_bytes: int, device: torch.device | str = "cpu", group: Group = None) -> int:
-    """The least of all ranks' bytes, on every rank of ``group``: one all-reduce of 8 bytes.
+    """The least of all ranks' bytes, an int, on every rank of ``group``: one all-reduce of 8 bytes.
 
-    Raises ValueError on a rank that is no member of ``group``.
+    Exact for any number of bytes below 2^63. Raises ValueError on a rank that is no member of
+    ``group``, before anything is sent.
     """
     # Step 6: ranks may have different memory free, but must not come to different choices; a rank
     #         that is no member must not go on with its own (`rank_in`)

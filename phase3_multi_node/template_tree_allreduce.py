@@ -1,5 +1,9 @@
 # Exercises 3.5: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.5
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Binomial trees: reduce, broadcast and all-reduce in the fewest messages.
 
 A ring needs 2(W-1) messages one after another, too many where the tensor is small. In a tree all
@@ -51,7 +55,10 @@ def check_root(root: int, world_size: int) -> None:
 
 
 def climb(total: Tensor, root: int, op: str, group: Group) -> None:
-    """Combine all ranks' ``total`` (flat) into that of ``root``; the others end as partial sums."""
+    """Combine all ranks' ``total`` (flat, contiguous) into that of ``root``, a rank of ``group``.
+
+    The others end as partial sums.
+    """
     # Step 3: receive from each child in turn and combine, then send to the parent
     # Step 4: the root divides for the mean; an empty tensor is not sent
     raise NotImplementedError("exercise 3.5")
@@ -60,10 +67,11 @@ def climb(total: Tensor, root: int, op: str, group: Group) -> None:
 def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = None) -> None:
     """Combine ``tensor`` over all ranks of ``group`` into that of ``root`` (a rank of the group).
 
-    In place on the root, any length, strides and W; the other ranks' tensors keep their values.
-    Length, dtype and ``op`` are the same on all ranks. One message of N bytes from every rank but
-    the root, ⌈log₂ W⌉·(α + Nβ). Raises ValueError as ``check_arguments`` does, and on every rank
-    for a root outside the group.
+    In place on the root; the other ranks' tensors keep their values. Any dtype, length, strides and
+    W as in ``ring_reduce_scatter``. Messages go up the tree of ``tree_links``: one of N bytes from
+    every rank but the root to its parent, ⌈log₂ W⌉·(α + Nβ). Copies are freed at the end. Raises
+    ValueError, before anything is sent, as ``check_arguments`` does, and on every rank for a root
+    outside the group.
     """
     # Step 5: a rank between the leaves and the root adds up in a copy: its tensor is not to change
     raise NotImplementedError("exercise 3.5")
@@ -72,9 +80,11 @@ def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = No
 def tree_broadcast(tensor: Tensor, root: int = 0, group: Group = None) -> None:
     """Copy the tensor of ``root`` (a rank of the group) into that of every rank of ``group``.
 
-    In place, any length, strides and W. W-1 messages of N bytes in all; a rank receives once and
-    sends to its children, at most ⌈log₂ W⌉ times; ⌈log₂ W⌉·(α + Nβ). Raises ValueError if this rank
-    is no member of ``group``, and on every rank for a root outside it.
+    In place, any dtype, length, strides and W. Messages go down the tree of ``tree_links``: W-1 of
+    N bytes in all; a rank receives once and sends to its children, one after another, at most
+    ⌈log₂ W⌉ times; ⌈log₂ W⌉·(α + Nβ). No extra memory if ``tensor`` is contiguous. Raises
+    ValueError, before anything is sent, if this rank is no member of ``group``, and on every rank
+    for a root outside it.
     """
     # Step 6: receive from the parent, then send to the children, the farthest first: it has the
     #         largest part of the tree below it
@@ -84,8 +94,9 @@ def tree_broadcast(tensor: Tensor, root: int = 0, group: Group = None) -> None:
 def tree_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
     """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
 
-    A reduction to rank 0 of the group and a broadcast from it: 2(W-1) messages of N bytes in all,
-    2⌈log₂ W⌉·(α + Nβ). One extra tensor of memory. Raises ValueError as ``check_arguments`` does.
+    Any dtype, length, strides and W. A reduction to one rank of the group and a broadcast from it:
+    2(W-1) messages of N bytes in all, 2⌈log₂ W⌉·(α + Nβ). One extra tensor of memory is enough;
+    copies are freed at the end. Raises ValueError as ``check_arguments`` does.
     """
     # Step 7: up the tree and down again on the same flat tensor; no copy, because the result
     #         replaces the partial sums

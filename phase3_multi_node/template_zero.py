@@ -1,5 +1,9 @@
 # Exercises 3.13: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.13
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """ZeRO-1: every rank keeps and steps one W-th of the optimizer's state.
 
 Data parallelism keeps the same Adam moments W times. Here the parameters of a bucket are joined in
@@ -52,9 +56,10 @@ class Piece:
 class FlatVector:
     """Parameters of one dtype and device, side by side, cut into W equal shards.
 
-    - ``flat``: (W·shard,), shard = ceil(n / W) for n elements; the parameters are views of it. The
-      last W·shard - n elements are padding, which belongs to no piece.
-    - ``own``: (shard,) this rank's shard, a view. ``pieces``: the parameters' parts in it.
+    ``flat``: (W·shard,), shard = ceil(n / W) for n elements. The parameters are contiguous views of
+    it, one after the other. The last W·shard - n elements are padding, which belongs to no piece.
+    ``own``: (shard,) this rank's shard, a view. ``pieces``: the parameters' parts in it, in order;
+    who has no element in it has no piece. No autograd history.
     """
 
     gradient: Tensor | None = None  # (shard,) ZeRO-2's mean gradient
@@ -71,14 +76,17 @@ class FlatVector:
 class ZeroOptimizer(torch.optim.Optimizer):
     """ZeRO-1: ``optimizer_class`` on this rank's shards, like the whole on every rank.
 
-    ``param_groups`` are the user's, with the whole parameters: schedulers write there. Gradients
-    must be the same on all ranks when ``step`` is called, as after data parallelism's backward.
-    ``state`` holds this rank's part. Parameters without gradient (None) are not stepped; those that
-    are frozen when they are given stay so, and are not communicated. They may be of several dtypes:
-    pieces, gradients and state have their parameter's.
+    ``param_groups`` are the user's, with the whole parameters: schedulers write there. What the
+    inner optimizer writes to its own groups' options appears there after ``step`` and in
+    ``state_dict``. Gradients must be the same on all ranks when ``step`` is called, as after data
+    parallelism's backward. ``state`` holds this rank's part: one W-th of every element's state.
+    Parameters without gradient (None) are not stepped. Those that are frozen when they are given
+    stay as they are, also with a gradient of before, and are not sent. Those without elements are
+    not sent either. They may be of several dtypes: pieces, gradients and state have their
+    parameter's. Parameters keep their identity and values, and become contiguous.
 
-    Raises ValueError before any communication if this rank is no member of ``group`` or
-    ``bucket_bytes`` is not positive. The ranks must come with equal parameters.
+    Raises ValueError before any communication if this rank is no member of ``group``, if
+    ``bucket_bytes`` is not positive, or if a parameter is given twice. Ranks come with equal ones.
     """
 
     def __init__(
@@ -105,9 +113,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.state = self.inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Shard one more group; its buckets are its own."""
+        """Shard one more group; its buckets are its own, also if it comes after some steps.
+
+        ``vectors`` gets one for each bucket, from the last parameter to the first: the order in
+        which gradients come.
+        """
         super().add_param_group(param_group)
-        # Step 3: vectors of what is trainable, in the order in which gradients come: from the end
+        # Step 3: refuse what is given twice; vectors of what is trainable, in the order in which
+        #         gradients come: from the end
         # Step 4: the inner optimizer gets the own pieces only, with the group's options
         raise NotImplementedError("exercise 3.13")
 
@@ -122,10 +135,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         raise NotImplementedError("exercise 3.13")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **more: Any) -> Any:
         """Step the own pieces, then gather everybody's: (W-1)/W·P bytes sent; a collective call.
 
-        Returns what ``closure``, called first with autograd, returns.
+        Returns what ``closure``, called first and once, with autograd, returns. ``more`` goes to
+        the inner optimizer's ``step``. Each bucket, or each parameter, is one message of at most
+        ``bucket_bytes``. All are on their way before the first is waited for, and all have arrived
+        at the end.
         """
         loss = None
         if closure is not None:
@@ -139,8 +155,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def state_dict(self, to: int | None = None) -> dict[str, Any]:
         """The whole state, as one process's ``optimizer_class`` would save it; a collective call.
 
-        On every rank, or only on the group's rank ``to``, and ``{}`` elsewhere. Tensors are on the
-        CPU. Raises ValueError before any communication if there is no rank ``to``.
+        State and groups are those of one process, for every parameter that has elements. On every
+        rank, or only on the group's rank ``to``, and ``{}`` elsewhere. State is on the CPU. Later
+        steps change nothing of it, also no option that is a tensor. Raises ValueError before any
+        communication if there is no rank ``to`` in the group.
         """
         world_size = dist.get_world_size(self.group)
         if to is not None and not 0 <= to < world_size:
@@ -152,6 +170,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's part of a whole state, saved at any world size. No communication.
 
+        What was there before is forgotten. ``state_dict`` is not changed, now or by later steps,
+        and nothing of it is kept: this rank's part is a copy. A plain optimizer's state will do.
         Raises ValueError, before anything changes, if the groups do not have the same lengths.
         """
         saved = [len(each["params"]) for each in state_dict["param_groups"]]
@@ -161,6 +181,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         # Step 10: the parameters' order is what identifies them
         # Step 11: a copy of the own range: a view would keep the whole state alive
         raise NotImplementedError("exercise 3.13")
+
+
+def options_of(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group says of its parameters, without the parameters and their names."""
+    return {name: v for name, v in group.items() if name not in ("params", "param_names")}
 
 
 def is_cut(name: str, value: Any, part: Tensor) -> bool:

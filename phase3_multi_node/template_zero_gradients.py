@@ -1,5 +1,9 @@
 # Exercises 3.14: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase3.py 3.14
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """ZeRO-2: a rank keeps the gradients of those elements alone that it steps.
 
 A rank that has optimizer state for one W-th of the elements needs only their gradients. So the
@@ -31,13 +35,25 @@ from .template_zero import FlatVector, ZeroOptimizer
 
 
 class Zero2Optimizer(ZeroOptimizer):
-    """ZeRO-2: this rank also keeps only its part of the gradients.
+    """ZeRO-2: ZeroOptimizer, with all that it promises, that keeps its part of the gradients only.
 
     No other data parallelism: ``backward()`` itself brings the mean over the ranks of ``group``
     into the owners' pieces, added to what is there, and every parameter's ``grad`` is None again.
-    Every rank must run backward equally often. A parameter without gradient on all ranks has none;
-    on some, these count as zero. Clip with ``clip_by_global_norm``; ``zero_grad`` clears the parts.
+    Parameters must come without one. Every rank must run backward equally often, each time with a
+    gradient of one parameter at least. A parameter without gradient on all ranks has none, also
+    where backward leaves it undefined (a function returned None). Where only some ranks have one
+    the others count as zero. Clip with ``clip_by_global_norm``.
+
+    Backward sends (W-1)/W·P bytes per rank, a message of at most ``bucket_bytes`` for each bucket
+    or parameter, and one byte per parameter at the end. A bucket leaves when its last gradient has
+    come, and its gradients are freed then; backward goes on while it travels. At most two are on
+    their way.
+
+    A parameter that is given to a second Zero2Optimizer belongs to this one alone from then on.
+
     Raises as ZeroOptimizer does; RuntimeError if a gradient is complete twice in one backward.
+    After a backward that raised call ``zero_grad`` on the rank where it did: it ends the other
+    ranks' backward, with NaN in the buckets that had not left. The next step is as ever.
     """
 
     running = False  # a backward is under way
@@ -49,7 +65,9 @@ class Zero2Optimizer(ZeroOptimizer):
         for vector in self.vectors[before:]:
             for p in vector.parameters:
                 ready = functools.partial(weakly(self._ready), vector)
-                p.register_post_accumulate_grad_hook(ready)
+                if hasattr(p, "_zero2_hook"):
+                    p._zero2_hook.remove()  # another optimizer's
+                p._zero2_hook = p.register_post_accumulate_grad_hook(ready)
 
     def _ready(self, vector: FlatVector, p: nn.Parameter) -> None:
         """``p.grad``, of ``vector``, is complete on this rank."""
@@ -79,17 +97,23 @@ class Zero2Optimizer(ZeroOptimizer):
         """Backward has given them."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let the gradients' memory go; ``set_to_none=False`` does the same here."""
-        # Step 9: parts are views: both references must go
+        """Let the gradients' memory go; ``set_to_none=False`` does the same here.
+
+        After a backward that raised, this sends first what the other ranks wait for, with NaN in
+        every bucket that had not left.
+        """
+        # Step 9: a backward that raised is still under way; then every vector leaves as ever
+        # Step 10: parts are views: both references must go
         raise NotImplementedError("exercise 3.14")
 
     @torch.no_grad()
-    def clip_by_global_norm(self, limit: float) -> Tensor:
-        """Scale the gradients so that their norm is at most ``limit``; returns the norm before.
+    def clip_by_global_norm(self, max_norm: float) -> float:
+        """Scale the parts by one factor: the whole gradient's 2-norm becomes at most ``max_norm``.
 
-        The norm () of the whole gradient, equal on all ranks, in float32, or float64 if a parameter
-        has it; one all-reduce of 4 or 8 bytes.
+        Returns the norm before, the same on every rank. Gradients within the limit are not touched,
+        and a norm that is not finite changes nothing. The sum of squares is taken in float64, so
+        float16 does not overflow. One all-reduce of 8 bytes. Raises ValueError on every rank,
+        before it, if ``max_norm`` is not positive (NaN is not).
         """
-        # Step 10: the widest dtype of any vector, at least float32: squares overflow in float16
         # Step 11: sum the squares of the own elements, then over the ranks; only then the root
         raise NotImplementedError("exercise 3.14")

@@ -1,5 +1,9 @@
 # Exercises 4.3: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.3
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Asynchronous checkpoints: training goes on while the snapshot of a moment is written.
 
 A synchronous save of P bytes stops training for all of it; an asynchronous one only for a copy:
@@ -44,42 +48,56 @@ from .template_fault_tolerance import CheckpointStore
 
 
 class Snapshot:
-    """Copies of trees on the CPU, in memory that is used again by the next copy.
-
-    ``tensors``: the copies of the last call, by the path of the original in the tree.
-    """
+    """Copies of trees on the CPU, in memory that is used again by the next copy."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}  # copies of the last call, by the original's path
 
     def take(self, tree: Tree) -> Tree:
         """``tree`` with all tensors copied; what was one tensor (tied weights) is one copy.
 
-        On return nothing depends on the originals any more. Memory of the last call is used again
-        where a tensor at the same path has the same shape and dtype; so one copy is valid at a
-        time. Strides are the originals' where these lie dense.
+        Dicts, lists and tuples are new, too; other values are taken as they are. On return nothing
+        depends on the originals any more, and they have not changed. Copies are on the CPU, of the
+        same dtype and shape, without autograd history. Memory of the last call is used again where
+        a tensor at the same path has the same shape and dtype; so one copy is valid at a time.
+        Memory that this call has no use for is given back.
         """
-        # Step 1: walk through the tree; copy each piece of memory once
+        # Step 1: copy each piece of memory once; keep what this call has copied, and nothing else
         # Step 2: copies from a GPU run on their own: start all, then wait once
+        raise NotImplementedError("exercise 4.3")
+
+    def _copied(
+        self, value: Any, path: str, fresh: dict[str, Tensor], copies: dict[Any, Tensor]
+    ) -> Any:
+        """A copy of ``value``, which lies at ``path``; its tensors go to ``fresh`` and ``copies``.
+
+        ``fresh``: copies by path; ``copies``: by the memory of the original, its device last.
+        """
+        # Step 3: walk through the tree (a function within `take` that calls itself would keep the
+        #         copies alive until the garbage collector comes)
         raise NotImplementedError("exercise 4.3")
 
     def _room(self, path: str, value: Tensor) -> Tensor:
         """A tensor on the CPU to copy ``value`` to, the last call's if it fits."""
-        # Step 3: pinned memory is what a GPU can copy to by itself
+        # Step 4: pinned memory is what a GPU can copy to by itself
         raise NotImplementedError("exercise 4.3")
 
 
 class AsyncCheckpointer:
     """``store.save`` beside training: ``save`` returns when the snapshot is taken.
 
-    Made, used and closed by all ranks of the store's group together; while it is open, save by it
-    only. ``stalls``: for each call of ``save`` the seconds for which it held training up. As a
-    context manager it is closed at the end, and an error of the writer is not lost.
+    Made, used and closed by all ranks of the store's group together, and by no others; while it is
+    open, save by it only. ``stalls``: for each ``save`` that returned the seconds for which it held
+    training up. As a context manager it is closed at the end, also after an exception, and an error
+    of the writer is raised there.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
-        """Make the writers' own process group (gloo), with the ranks of the store's."""
-        # Step 4: the same store, over a group of its own; only members take part in making it
+        """Make the writers' own process group (gloo), with the ranks of the store's.
+
+        ``store`` itself keeps its group. Without a process group a single process makes none.
+        """
+        # Step 5: the same store, over a group of its own; only members take part in making it
         raise NotImplementedError("exercise 4.3")
 
     def save(
@@ -93,31 +111,39 @@ class AsyncCheckpointer:
     ) -> float:
         """As ``CheckpointStore.save``, but written later; the seconds that this call took.
 
-        Waits first for the save before, if that is still under way, and raises its error, if it had
-        one: then nothing new was begun. Ranks other than 0 copy what they write: their ``own``.
+        What is written is all of it, tensors and the rest, as it is at the call. Waits first for
+        the save before, if that is still under way, and raises its error, if it had one: then
+        nothing new was begun. Does not wait for the disk otherwise. Ranks other than 0 copy what
+        they write: their ``own``. A rank that can't copy raises nothing here: the save fails as if
+        its disk were full, on all ranks at their next call.
         """
-        # Step 5: one at a time; an error of the last one is heard here
-        # Step 6: copy now, write later: the writer must see nothing but the copy
+        # Step 6: one at a time; an error of the last one is heard here
+        # Step 7: copy now, write later: the writer must see nothing but the copy
+        # Step 8: a rank that can't copy must not leave the other writers waiting: it lets its own
+        #         writer fail, with what can't be saved
         raise NotImplementedError("exercise 4.3")
 
     def _write(
         self, step: int, shared: Tree, own: Tree, metadata: Tree, score: float | None
     ) -> None:
         """The writer's life: one save. What goes wrong is kept for the next call."""
-        # Step 7: an exception in a thread is printed and forgotten, unless somebody keeps it
+        # Step 9: an exception in a thread is printed and forgotten, unless somebody keeps it
         raise NotImplementedError("exercise 4.3")
 
     def wait(self) -> Path | None:
         """Return when nothing is under way: the folder of the last save that succeeded, or None.
 
-        Raises the writer's error, once.
+        Raises the writer's error, once; the next save begins anew.
         """
-        # Step 8: join, then raise what was kept
+        # Step 10: join, then raise what was kept
         raise NotImplementedError("exercise 4.3")
 
     def close(self) -> None:
-        """Wait for what is under way, and give the process group back. Raises as ``wait`` does."""
-        # Step 9: the group goes in any case
+        """Wait for what is under way, and give the process group back, also after an error.
+
+        Raises as ``wait`` does. No thread is left. Closing once more does nothing.
+        """
+        # Step 11: the group goes in any case
         raise NotImplementedError("exercise 4.3")
 
     def __enter__(self) -> AsyncCheckpointer:

@@ -1,5 +1,9 @@
 # Exercises 4.4: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.4
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """State for another number of ranks: what was cut into W shards is cut into V.
 
 A run that was saved by W ranks is resumed by V. Samples and batches are dealt out anew
@@ -49,7 +53,8 @@ def chunk_of(numel: int, world_size: int, rank: int) -> range:
 def cut(own: Tensor, numel: int, world_size: int, rank: int) -> Tree:
     """What ``rank`` saves of its shard of a flat tensor of ``numel`` elements.
 
-    ``own``: its elements, and padding behind them if there is any. ``{"numel": n, "chunk": (k,)}``.
+    ``own``: its elements, and padding behind them if there is any. ``{"numel": n, "chunk": (k,)}``
+    with a detached copy of its elements, without padding, in ``own``'s dtype.
     """
     # Step 2: padding would be somewhere else for another number of ranks: it is in no file
     # Step 3: a copy: a view would be saved, and kept alive, with all of its memory
@@ -64,9 +69,11 @@ def is_chunk(value: Any) -> bool:
 def recut(saved: Saved, world_size: int, rank: int) -> Tree:
     """The tree that ``rank`` of ``world_size`` would have saved as its own.
 
-    Shards are put together from those that overlap; everything else in the tree is equal on all
-    ranks and taken from one of them. Reads the trees of the old ranks that it needs, each once.
-    Raises ValueError if the shards of a tensor don't have the lengths that they should.
+    Shards (``is_chunk``) are put together from those that overlap, in new tensors of their dtype;
+    everything else in the tree is equal on all ranks and taken from one of them, with its type.
+    What was saved stays as it is. Reads the trees of the old ranks whose shards overlap, and one at
+    least, each once. Raises ValueError if a shard that it needs doesn't have the length that it
+    should.
     """
     # Step 4: the tree of the old rank whose shards begin near ours gives the structure
     # Step 5: walk it; a shard is the overlap of ranges, once per old rank, counted in its shard
@@ -99,8 +106,10 @@ class Adapted:
     def own(self, rank: int) -> Tree:
         """``recut``, and the random streams of ``rank``: its ``"random"`` and generators.
 
-        A rank that the saving run had goes on with its own; another begins with streams that are
-        seeded by (seed, step, rank).
+        Generators are the parts that are bare tensors. A rank that the saving run had goes on with
+        its own; another begins with streams that follow from (seed, step, rank). No two streams of
+        a new rank, and no streams of two ranks, steps or seeds are equal. The streams of this
+        process stay where they are, and so does what was saved.
         """
         # Step 6: a stream is no shard and no common value: two ranks with the same one would
         #          train with the same dropout. TrainingState keeps generators as bare tensors
@@ -108,11 +117,13 @@ class Adapted:
 
 
 def new_streams(seed: int, like: Tree) -> Tree:
-    """What ``random_state`` gives after seeding with ``seed``, for the streams that ``like`` has.
+    """What ``random_state`` gives after each library was seeded with a number that follows from
+    ``seed``, another one for each; for the streams that ``like`` has.
 
     The streams of this process stay where they are.
     """
-    # Step 7: seed, look, and put everything back
+    # Step 7: seed, look, and put everything back; torch and numpy have the same kind of generator,
+    #         which the same number would make the same stream
     raise NotImplementedError("exercise 4.4")
 
 

@@ -1,5 +1,9 @@
 # Exercises 4.17: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.17
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """FLOPs: what a model needs, counted from its operators, and what the hardware makes of it.
 
     MFU  =  FLOPs of the model per sample · samples / seconds / peak FLOP/s
@@ -54,7 +58,7 @@ def operator_flops(operator: Any, args: Sequence[Any], out: Any) -> int:
     for n elements of the result, sums of k terms. ``aten.convolution(x, w, bias, stride, padding,
     dilation, transposed, …)``: every element of the result (transposed: of x) meets one filter,
     ``w[0]``. ``aten.convolution_backward(grad_out, x, w, …, transposed, …, mask)``: as much for
-    each gradient of x and of w that ``mask`` asks for.
+    each gradient of x and of w that ``mask`` asks for; that of the bias costs nothing.
     """
     # Step 1: products: 2 · elements of `out` · last dimension of `a`
     # Step 2: convolution: 2 · elements of `out` (transposed: of `x`) · elements of `w[0]`
@@ -63,18 +67,22 @@ def operator_flops(operator: Any, args: Sequence[Any], out: Any) -> int:
 
 
 def count_flops(model: nn.Module, *inputs: Any) -> int:
-    """FLOPs of one forward and backward of ``model(*inputs)``.
+    """FLOPs of one forward and backward of ``model(*inputs)``, also inside ``torch.no_grad()``.
 
-    Computes shapes only, no values: parameters, gradients, buffers and random state stay as they
-    are, and it takes milliseconds for a model of any size. Gradients are counted for parameters
-    that have ``requires_grad``, not for the inputs; none at all if no parameter has. Attention
-    counts as its two products, what activation checkpointing computes again counts again. Give it
-    the plain model: no wrapper that communicates.
+    Computes shapes only, no values: parameters, gradients, buffers, inputs and torch's random state
+    stay as they are, and it takes milliseconds for a model of any size. Tensors keep their shapes,
+    strides and dtypes; ``inputs`` may hold them in lists and dicts, beside other values, and so may
+    what the model returns. Gradients are counted for parameters that have ``requires_grad``, not
+    for the inputs, whether these have it or not; none at all if no parameter has. Attention counts
+    as its two products. What activation checkpointing computes again counts again. Give it the
+    plain model: no wrapper that communicates. An exception of the model goes on.
     """
 
     # Step 4: the same shapes without storage, on the meta device; `torch.func.functional_call` runs
-    #         the model on them in place of its own parameters and buffers
-    # Step 5: run forward, and backward from a sum of the outputs, inside `FlopCounter`
+    #         a module on them in place of its own parameters and buffers
+    # Step 5: run forward, and backward from a sum of the outputs, inside `FlopCounter`. Backward is
+    #         part of what runs on the shapes: checkpointing calls the model's layers again there
+    # Step 6: whoever counts may have switched gradients off; a model may draw numbers on the CPU
     raise NotImplementedError("exercise 4.17")
 
 

@@ -1,5 +1,9 @@
 # Exercises 4.6, 4.7: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.6
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Send few of the entries, and keep what was not sent: Top-K and random-K with error feedback.
 
 A hook (exercise 3.12) gets a bucket with this rank's gradients g_r, divided by W, and leaves the
@@ -25,7 +29,6 @@ Sources: Stich et al. 2018 (arXiv 1809.07599), algorithm 1 for error feedback; L
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,22 +46,22 @@ class PerParameter:
     """One tensor for every parameter, zeros at first, that lies like the buckets do.
 
     Buckets are made anew after DDP's first backward, and again in a job that resumes. So what is
-    remembered belongs to the parameters, and is numbered as they were given, like an optimizer's
-    state. Frozen parameters have none.
+    remembered belongs to the parameters, whichever buckets they were in meanwhile, and is numbered
+    as they were given, like an optimizer's state. Frozen parameters have none. Buckets are not kept
+    alive, and each parameter has one tensor at any time.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parts = {p: p.detach().new_zeros(p.numel()) for p in parameters if p.requires_grad}
-        self.flat: weakref.WeakKeyDictionary[Bucket, Tensor] = weakref.WeakKeyDictionary()
 
     def beside(self, bucket: Bucket) -> Tensor:
         """(n,) like ``bucket.buffer``: what is remembered for its parameters; to be written to.
 
-        Raises ValueError for a parameter that is not one of those given.
+        Raises ValueError, and nothing has changed, for a parameter that is not one of those given.
         """
-        # Step 1: a bucket that was seen before has its tensor
-        # Step 2: for a new one join what is remembered of each of its parameters; from now on it
-        #         is remembered there
+        # Step 1: look first whether all parameters are known
+        # Step 2: join what is remembered of each of them; from now on it is remembered there. A
+        #         tensor kept for the bucket would be out of date once another has its parameters
         raise NotImplementedError("exercise 4.6")
 
     def state_dict(self) -> list[Tensor]:
@@ -104,9 +107,10 @@ class TopK:
     Then the optimizer must have none: it would be taken twice. Clearing u too ("momentum factor
     masking") keeps old velocity from pushing along a direction that has just been served.
 
-    (W-1)·k·(itemsize + 4) bytes per bucket and rank, indices as int32; one bucket holds up to 2^31
-    entries. Memory: a copy of the gradients, two with momentum. Raises ValueError for a ratio
-    outside (0, 1], or a momentum outside [0, 1).
+    (W-1)·k·(itemsize + 4) bytes per bucket and rank, in two messages, indices as int32; one bucket
+    holds up to 2^31 entries. Memory: a copy of the gradients, two with momentum. W counts the ranks
+    of ``group``, and no other rank takes part. Raises ValueError for a ratio outside (0, 1], or a
+    momentum outside [0, 1).
     """
 
     def __init__(
@@ -125,7 +129,12 @@ class TopK:
         self.velocity = PerParameter(parameters if momentum else [])
 
     def __call__(self, bucket: Bucket) -> Handle | None:
-        """Begin to send; once ``wait`` is done the buffer holds Σ of what all ranks have sent."""
+        """Begin to send; once ``wait`` is done the buffer holds Σ of what all ranks have sent.
+
+        The sum has the same bits on all ranks. All messages are under way when it returns. Several
+        buckets may be, and are waited for in the order in which they were begun. An empty bucket
+        sends nothing. Random numbers and parameters stay as they are.
+        """
         # Step 5: add what is new to the residual, with momentum through the velocity
         # Step 6: choose, and clear what is about to be sent, in the velocity as well
         # Step 7: begin to gather values and indices (int32) of all ranks; an empty bucket is ready
@@ -133,12 +142,12 @@ class TopK:
         raise NotImplementedError("exercise 4.6")
 
     def state_dict(self) -> State:
-        """What this rank remembers; every rank has its own."""
+        """A copy of what this rank remembers; every rank has its own."""
         # Step 9: everything that the next step depends on
         raise NotImplementedError("exercise 4.6")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank.
+        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
 
         ValueError, and nothing has changed, if it is of other parameters, or with momentum only
         there or only here.
@@ -152,11 +161,13 @@ class RandomK:
     """A hook that sends k random entries of each bucket: the same positions on all ranks.
 
     ``parameters``: those of the model, where they are going to stay, as for an optimizer.
-    k = max(1, round(ratio·n)) distinct positions, each as likely as any other, drawn from ``seed``,
-    the same on all ranks. So values are summed by an all-reduce and positions cost nothing:
-    2(W-1)/W·k·itemsize bytes per bucket and rank. What is not drawn stays in the residual; it is
-    not scaled up by n/k, because error feedback sends it later. Raises ValueError for a ratio
-    outside (0, 1].
+    k = max(1, round(ratio·n)) distinct positions are drawn from ``seed``, the same on all ranks,
+    that call the hook in the same order. Any k positions are as likely as any others, whatever was
+    drawn before, for another bucket, or from another seed. So values are summed by an all-reduce
+    and positions cost nothing: 2(W-1)/W·k·itemsize bytes per bucket and rank, in one message. What
+    is not drawn stays in the residual. It is not scaled up by n/k, because error feedback sends it
+    later. Memory: a copy of the gradients. W counts the ranks of ``group``, and no other rank takes
+    part. Raises ValueError for a ratio outside (0, 1].
     """
 
     def __init__(
@@ -172,7 +183,12 @@ class RandomK:
         self.residual = PerParameter(parameters)
 
     def __call__(self, bucket: Bucket) -> Handle | None:
-        """Begin to send; once ``wait`` is done the buffer holds the sum at the positions drawn."""
+        """Begin to send; once ``wait`` is done the buffer holds the sum at the positions drawn.
+
+        Elsewhere it is zero, with the same bits on all ranks. The message is under way when it
+        returns. Several buckets may be, and are waited for in the order in which they were begun.
+        An empty bucket sends nothing. Global random numbers and parameters stay as they are.
+        """
         # Step 1: add what is new to the residual
         # Step 2: draw k distinct positions; hooks are called in the same order on all ranks, so one
         #         generator per rank, seeded alike, stays in step with the others
@@ -181,11 +197,14 @@ class RandomK:
         raise NotImplementedError("exercise 4.7")
 
     def state_dict(self) -> State:
-        """What this rank remembers; every rank has its own."""
+        """A copy of what this rank remembers; every rank has its own."""
         # Step 5: the residual, and where the generator is
         raise NotImplementedError("exercise 4.7")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank."""
+        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+
+        ValueError, and nothing has changed, if it is of other parameters.
+        """
         # Step 6: the same in the other direction
         raise NotImplementedError("exercise 4.7")

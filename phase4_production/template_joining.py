@@ -1,5 +1,8 @@
 # Exercises 4.13: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.13
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states.
 """Joining a process group again after a restart, through a store that is full of old keys.
 
 torchrun's agent starts the workers of a node again when one of them ends with a status other than
@@ -33,13 +36,17 @@ def fresh_store(
 
     The agent's store outlives its workers, so after a restart it holds the addresses of dead
     processes. ``store`` may hold anything that earlier calls have left, also unfinished ones and of
-    another world size. Raises TimeoutError after ``timeout`` seconds.
+    another world size; ranks come in any order. A rank that has joined may call again at once,
+    while others are still in the call before. No two calls of a store get the same name, also where
+    all processes seed their random streams alike; these streams are neither read nor moved. Raises
+    TimeoutError if not all ranks have come after ``timeout`` seconds, on each that has.
     """
     # Step 1: a number of restarts is no name: agents count only those that they began themselves.
     #         Every rank says hello with a name that it has never used
     # Step 2: rank 0 repeats the names that it has read, until every rank has answered with rank
     #         0's name. An old message can't have this attempt's names in it
-    # Step 3: a rank answers when it finds its own name repeated, and goes on when all have answered
+    # Step 3: a rank answers when it finds its own name repeated, and goes on when all have done so.
+    #         Look for that first: rank 0 may call for its next attempt already
     raise NotImplementedError("exercise 4.13")
 
 

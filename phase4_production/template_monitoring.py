@@ -1,5 +1,9 @@
 # Exercises 4.10: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.10
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Step metrics: where the time of a step goes.
 
     seconds  =  data + forward + backward + optimizer + exposed + the rest
@@ -71,7 +75,7 @@ class StreamClock:
         self.device = device
 
     def mark(self) -> Mark:
-        """An event in the current stream; does not wait for it."""
+        """An event in the current stream of ``device``; does not wait for it."""
         # Step 1: an event with timing, recorded in the device's current stream
         raise NotImplementedError("exercise 4.10")
 
@@ -92,7 +96,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """The length of the union of intervals (begin, end), in any order."""
+    """The length of the union of intervals (begin, end), in any order; 0 if there are none."""
     # Step 4: from left to right; of each what lies beyond the end of all before it
     raise NotImplementedError("exercise 4.10")
 
@@ -104,6 +108,7 @@ class Flight:
         self.monitor, self.handle = monitor, handle
         self.began: Mark = began
         self.arrived: Mark | None = None
+        self.counted = False
         # Step 5: have the handle's future, if it has one, note the moment when it is complete. A
         #          GPU's future calls back in a stream of its own that is behind the communication
         raise NotImplementedError("exercise 4.10")
@@ -112,8 +117,13 @@ class Flight:
         self.arrived = self.monitor.clock.mark()
 
     def wait(self) -> object:
-        """Wait for the handle; what that takes is exposed. Counts for the step that is running."""
-        # Step 6: mark, wait, mark; without a future it has arrived by the second mark
+        """Wait for the handle, and return what it returns; what that takes is exposed.
+
+        All of the flight counts once, for the step in which it is waited for first, whenever it
+        began. A handle without a future has arrived when it was waited for the first time.
+        """
+        # Step 6: mark, wait, mark; without a future it has arrived by the second mark. A second
+        #         wait is no second flight
         raise NotImplementedError("exercise 4.10")
 
 
@@ -161,20 +171,24 @@ class StepMonitor:
         """What runs inside belongs to ``name``: one of PHASES, or a further one.
 
         Times of one name add up in a step; communication that is waited for inside is not part of
-        them. Shows in a profiler's trace as well.
+        them. Phases may lie in each other: time counts for each. Time until an exception counts,
+        and the exception goes on. Shows in a profiler's trace as well.
         """
         # Step 7: a mark at each end; inside a `record_function(name)` if a profiler runs (if none
         #          does, it would take longer than everything else here)
         raise NotImplementedError("exercise 4.10")
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """The loader's batches; waiting for them is the phase "data"."""
+        """The loader's batches, whatever they are; waiting for them is the phase "data".
+
+        Asks the loader for a batch when one is asked for, not before.
+        """
         # Step 8: only `next` lies inside the phase, not what the caller does with the batch
         raise NotImplementedError("exercise 4.10")
 
     @contextlib.contextmanager
     def communication(self) -> Iterator[None]:
-        """Blocking communication runs inside: all of it is exposed."""
+        """Blocking communication runs inside: all of it is exposed, also if it ends in an error."""
         # Step 9: as if it had been waited for from its beginning
         raise NotImplementedError("exercise 4.10")
 
@@ -185,7 +199,8 @@ class StepMonitor:
     def watch(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A communication hook (exercise 3.12) that does what ``hook`` does, and is measured.
 
-        Time in a hook that returns None, because it has reduced the bucket already, is exposed.
+        Its handles are in flight since it was called, and return what the hook's return. Time in a
+        hook that returns None, because it has reduced the bucket already, is exposed.
         """
 
         # Step 10: a handle becomes a Flight that began when the hook was called
@@ -194,7 +209,8 @@ class StepMonitor:
     def step(self, *, samples: int, loss: Tensor | float, tokens: int = 0) -> StepMetrics:
         """End the step: its metrics, for this rank's ``samples``, ``tokens`` and mean loss.
 
-        A loss on a GPU may be given as it is: it is read after the device has finished.
+        ``phases`` has all PHASES, and those of your own. A loss on a GPU may be given as it is: it
+        is read after the device has finished. Nothing of the step is kept.
         """
         # Step 11: mark the end, settle; only then ask for seconds
         # Step 12: lengths of unions: what is waited for; a phase without that; flights without that

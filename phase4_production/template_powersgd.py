@@ -1,5 +1,9 @@
 # Exercises 4.8: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.8
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """PowerSGD: a gradient matrix travels as two thin ones.
 
 The mean gradient M (m × n) of a layer is close to a matrix of low rank. With rank r, M ≈ P·Qᵀ with
@@ -55,8 +59,15 @@ class PowerSGD:
 
     ``parameters``: those of the model, where they are going to stay, as for an optimizer.
     A parameter of two or more dimensions is the matrix (m, n) of ``matrix_shape``. It is compressed
-    with r = min(rank, m, n), if that is worth it: r(m + n) < m·n. Memory: one copy of the gradients
-    and the Qs. Raises ValueError if the rank is not positive.
+    with r = min(rank, m, n), if that is worth it: r(m + n) < m·n. M_r is a rank's gradient and
+    residual. P becomes the orthonormal columns of Σ M_r·Q, then Q = Σ M_rᵀ·P, and the buffer gets
+    P·Qᵀ. The residual becomes M_r - P·Qᵀ/W. The next step begins with this Q, the first one with
+    random numbers, the same on all ranks. All else is summed exactly, and leaves no residual.
+
+    2(W-1)/W·itemsize·(Σ r(m + n) of the matrices + Σ of all else) bytes per bucket, in two
+    messages, or in one where nothing is compressed. Memory: one copy of the gradients and the Qs. W
+    counts the ranks of ``group``, and no other rank takes part. Raises ValueError if the rank is
+    not positive.
     """
 
     def __init__(
@@ -75,7 +86,12 @@ class PowerSGD:
         raise NotImplementedError("exercise 4.8")
 
     def __call__(self, bucket: Bucket) -> Handle | None:
-        """Begin the first all-reduce; ``wait`` does the second and fills the buffer."""
+        """Begin the first all-reduce; ``wait`` does the second and fills the buffer.
+
+        All ranks get the same bits. Several buckets may be under way, and are waited for in the
+        order in which they were begun. An empty bucket sends nothing. Global random numbers and
+        parameters stay as they are.
+        """
         # Step 2: M: add what is new to the residual, and split it into matrices and the rest
         # Step 3: P = M·Q of all matrices and, behind them, the rest, side by side in one buffer;
         #         begin to sum it
@@ -100,19 +116,23 @@ class PowerSGD:
         return matrices, rest
 
     def _first_qs(self) -> dict[nn.Parameter, Tensor]:
-        """(n, r) that the first step begins with, the same on all ranks, in their order."""
+        """(n, r) that the first step begins with, for each parameter that is compressed.
+
+        In the order in which they were given. Random, and the same on all ranks.
+        """
         # Step 6: random numbers from a seed that all ranks share
         raise NotImplementedError("exercise 4.8")
 
     def state_dict(self) -> State:
-        """The residual, which is this rank's own, and the Qs, which all ranks share."""
+        """A copy of the residual, which is the rank's own, and of the Qs, which all ranks share."""
         # Step 7: copies, as in `PerParameter`
         raise NotImplementedError("exercise 4.8")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank.
+        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
 
-        ValueError, and nothing has changed, if it is of other parameters or another rank.
+        ValueError, and nothing has changed, if it is of other parameters, or its Qs are of other
+        shapes (another ``rank``).
         """
         # Step 8: compare everything first, then write into what is there
         raise NotImplementedError("exercise 4.8")
@@ -140,6 +160,9 @@ def side_by_side(
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """(m, r) with orthonormal columns that span those of ``p``; also if these are dependent."""
+    """(m, r) with orthonormal columns whose span holds those of ``p``, of its dtype.
+
+    Also if these are dependent, or zeros.
+    """
     # Step 9: QR, which has an answer for a matrix of zeros too; 16 bits are too few for it
     raise NotImplementedError("exercise 4.8")

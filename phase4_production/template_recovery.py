@@ -1,5 +1,8 @@
 # Exercises 4.14: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.14
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states.
 """Going on by itself: all ranks leave at the same step, and a restart begins where they saved.
 
 What happens to a rank, who notices it, and where training goes on:
@@ -42,9 +45,10 @@ from .template_watchdog import Heartbeat
 class PreemptionGuard:
     """Notes that this process is to end soon, and lets all ranks leave at the same step.
 
-    ``with PreemptionGuard() as guard:`` takes over ``signals`` until the block is left; SIGTERM is
-    what schedulers and agents send before they kill (30 s later, by default), SIGUSR1 what SLURM is
-    asked to send. ``requested``: this rank has received one.
+    ``with PreemptionGuard() as guard:`` takes over ``signals``, and no others, until the block is
+    left, also by an exception; then each means what it meant before. SIGTERM is what schedulers and
+    agents send before they kill (30 s later, by default), SIGUSR1 what SLURM is asked to send.
+    ``requested``: this rank has received one. Nothing else happens when one comes.
     """
 
     def __init__(
@@ -71,7 +75,10 @@ class PreemptionGuard:
         raise NotImplementedError("exercise 4.14")
 
     def agreed(self) -> bool:
-        """Whether any rank is to leave; the same answer on all ranks. One all-reduce of 4 bytes."""
+        """Whether any rank of ``group`` is to leave; the same answer on all of them.
+
+        One all-reduce of 4 bytes. A single process without process group answers for itself.
+        """
         # Step 4: signals reach ranks at different times, or only some: the maximum decides
         raise NotImplementedError("exercise 4.14")
 
@@ -91,15 +98,18 @@ def train(
 ) -> bool:
     """Train to the end of epoch ``epochs`` - 1, from the newest checkpoint if there is one.
 
-    Calls ``train_step(batch, position)`` for each of ``batches`` (exercise 4.2). The checkpoint may
-    be of any number of ranks. It is saved whenever the number of steps since the run's very
-    beginning divides by ``save_every``, at the end, and when a rank is to leave. Then it returns
-    False, and the caller is to exit with EXIT_PREEMPTED; True if training is done. Beats before
-    each step and each save. Collective. Raises ValueError if ``save_every`` is not positive.
+    Calls ``train_step(batch, position)`` for each of ``batches`` (exercise 4.2), and asks ``guard``
+    after each, whether any rank is to leave. The checkpoint may be of any number of ranks: it is
+    adapted (4.4) to those of ``group``, with ``seed``. Saves what ``state`` captures whenever the
+    number of steps since the run's very beginning divides by ``save_every``, at the end, and when a
+    rank is to leave; no step twice. After the save for leaving it returns False, and the caller is
+    to exit with EXIT_PREEMPTED; True if training is done. Of a run that was done it trains and
+    saves nothing, and returns True. An exception of ``train_step`` goes on to the caller, and
+    nothing is saved. Beats before each step and each save, with its number. Collective. Raises
+    ValueError if ``save_every`` is not positive.
     """
     if save_every < 1:
         raise ValueError(f"save_every must be positive, got {save_every}")
-    # Step 5: begin with the newest checkpoint, cut for this many ranks
+    # Step 5: begin with the newest checkpoint, cut for this many ranks, and save the end, too
     # Step 6: agree on leaving before it is decided whether to save: all ranks save, then all leave
-    # Step 7: the end is saved as well, and a job that was done finds nothing to do
     raise NotImplementedError("exercise 4.14")

@@ -1,5 +1,9 @@
 # Exercises 4.2: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.2
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Exact resume: interrupted and resumed equals uninterrupted, to the last bit.
 
 The next step of training is a function of everything that it reads. What a checkpoint leaves out
@@ -23,6 +27,7 @@ resumable data iterator.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -51,10 +56,15 @@ def batches(loader: DataLoader[Any], position: Position, epochs: int) -> Iterato
     """The batches from ``position`` to the end of epoch ``epochs`` - 1, as ``loader`` gives them.
 
     ``loader.batch_sampler`` is as in exercise 1.2, its sampler restored if ``position`` is within
-    an epoch; a data set with ``set_epoch`` (``SampleSeeds``) is told the epoch, too. ``position``
-    is advanced as each batch is handed out: it counts the batch, so capture after training on it.
+    an epoch. It is told every epoch before its batches are drawn; a data set with ``set_epoch``
+    (``SampleSeeds``) is told the epoch, too. ``position`` is advanced as each batch is handed out,
+    however many were read ahead: it counts the batch, so capture after training on it. After the
+    last batch it is at batch 0 of epoch ``epochs``. No batch comes if it is there already. To begin
+    within an epoch leaves ``loader.generator`` (None: torch's stream) where it is: ``iter(loader)``
+    draws from it, and an uninterrupted run has drawn that before.
     """
-    # Step 1: name the epoch before iterating: the first one goes on from the restored position
+    # Step 1: name the epoch before iterating: the first one goes on from the restored position.
+    #         Put the generator back from which iter(loader) draws, if that was drawn before
     # Step 2: count what was handed out, not what the sampler has drawn: workers read ahead
     # Step 3: at the end of an epoch the next one begins with batch 0
     raise NotImplementedError("exercise 4.2")
@@ -101,20 +111,28 @@ class TrainingState:
         self.own = set(own) | generators
 
     def capture(self, position: Position) -> tuple[Tree, Tree]:
-        """(shared, own) for ``CheckpointStore.save``. The tensors are the live ones, not copies.
+        """(shared, own) for ``CheckpointStore.save``. The parts' tensors are live, no copies.
 
-        Own: the parts named so, ``"sampler"`` and ``"random"``; shared: the others and
-        ``"position"``. ``position`` counts what was trained on.
+        Shared: ``"position"`` (its fields by name, as they are now) and ``"parts"``, by name the
+        states of the parts that are not own. Own: ``"parts"``, ``"random"`` (``random_state``) and
+        ``"sampler"``: its state dict with the entries consumed by this rank, which follow from
+        ``position``. ``position`` counts what was trained on. A model's state has the names of the
+        plain module. Nothing changes: no part, no random stream, no sampler. No message.
         """
         # Step 4: the sampler is told what was consumed, in entries of this rank
         # Step 5: the model under the plain names; everything else by its own state_dict
         raise NotImplementedError("exercise 4.2")
 
     def restore(self, saved: Restorable) -> Position:
-        """Put everything back where it was captured; where training was then.
+        """Put everything back where it was captured; returns where training was then.
 
-        Raises ValueError, one line that says what differs, if the checkpoint is of another world
-        size (see exercise 4.4), has other parts, or another model; then nothing has changed.
+        Every object stays the one that it is, also each parameter: values are copied into it. No
+        part shares memory with ``saved``, so training on leaves it as it is, and it can be restored
+        again. Random streams are put back last: ``load_state_dict`` may draw numbers. Only the own
+        state of this rank of ``group`` is read. No message.
+
+        Raises ValueError if the checkpoint is of another world size than the group (see exercise
+        4.4), has other parts, or another model: names or shapes differ. Then nothing has changed.
         """
         # Step 6: refuse before anything is changed: the checkpoint was found intact, not fitting
         # Step 7: random streams last: what comes before may draw numbers
@@ -122,28 +140,30 @@ class TrainingState:
 
 
 def state_of(part: Any) -> Any:
-    """A part's state: a tree."""
+    """A part's state: a generator's, a model's ``model_state``, or the part's state dict."""
     # Step 8: three kinds of parts
     raise NotImplementedError("exercise 4.2")
 
 
 def load_into(part: Any, state: Any) -> None:
-    """The opposite of ``state_of``."""
-    # Step 9: the same three
+    """The opposite of ``state_of``. The part keeps nothing of ``state`` itself."""
+    # Step 9: the same three; an optimizer would take tensors that fit as they are
     raise NotImplementedError("exercise 4.2")
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict under the names of the plain module, as if nothing were wrapped around it.
 
-    DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``.
+    DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``. Such
+    a wrapper has that one child; a module with more children is no wrapper. Wrappers can be
+    wrapped.
     """
     # Step 10: leave out what all names begin with
     raise NotImplementedError("exercise 4.2")
 
 
 def check_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Raise ValueError, one line that names what differs, if ``state`` is of another model."""
+    """Raise ValueError if ``state`` has other names than ``model``, or another shape of any."""
     # Step 11: names that are missing, unknown names, other shapes
     raise NotImplementedError("exercise 4.2")
 

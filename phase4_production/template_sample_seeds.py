@@ -1,5 +1,9 @@
 # Exercises 4.16: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.16
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Random numbers that survive a restart: streams that go on, and numbers that follow from a key.
 
 *Streams.* torch, numpy and random each have a generator. Its state says which number comes next; it
@@ -19,6 +23,7 @@ as 1, 2, 3" (SC11): random numbers as a function of a key.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
@@ -32,9 +37,12 @@ from given.safe_format import Tree
 class SampleSeeds(Dataset[Any]):
     """``dataset``, each sample with random numbers of its own, drawn from (seed, epoch, index).
 
-    torch, numpy and random are seeded before ``dataset[index]``, and are as before after it: so
-    loading leaves no trace in the training process's streams. Two samples or epochs have different
-    numbers. ``set_epoch`` before each epoch; workers learn of it as they start.
+    torch (its CPU generator), numpy and random are seeded before ``dataset[index]``, and are as
+    before after it, also if it raises: so loading leaves no trace in the training process's
+    streams. The numbers follow from the three integers alone: every process draws the same, in any
+    order. Two seeds, epochs or indices (0 … 2^32-1) have numbers independent of each other;
+    libraries, too. A library gives two keys the same with a chance of 1 in 2^32 at most.
+    ``set_epoch`` before each epoch; workers learn of it as they start.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -48,17 +56,24 @@ class SampleSeeds(Dataset[Any]):
         self.epoch = epoch
 
     def __getitem__(self, index: int) -> Any:
-        # Step 1: keep the streams, seed all three from the three numbers, put the streams back
+        # Step 1: keep the streams, seed all three from a hash of the three numbers, put them back
         raise NotImplementedError("exercise 4.16")
 
 
 def random_state(device: torch.device | None = None) -> Tree:
-    """Where the streams of torch, numpy and random are, and that of ``device`` if it is CUDA."""
+    """Where the streams of torch, numpy and random are, and that of ``device`` if it is CUDA.
+
+    A tree for ``write_trees``, of copies: it stays when numbers are drawn. Draws no number.
+    """
     # Step 2: numpy's array of 32-bit words goes as a tensor; everything else is numbers
     raise NotImplementedError("exercise 4.16")
 
 
 def set_random_state(state: Tree, device: torch.device | None = None) -> None:
-    """Put the streams where ``random_state`` found them."""
+    """Put the streams where ``random_state`` found them; ``state`` stays as it is.
+
+    Its tensors may lie on any device. numpy and random go on with the normal value, too, that they
+    have kept back.
+    """
     # Step 3: generators' states are bytes on the CPU, wherever the checkpoint was loaded to
     raise NotImplementedError("exercise 4.16")

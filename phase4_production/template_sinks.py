@@ -1,5 +1,9 @@
 # Exercises 4.12: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.12
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """Sinks: where the numbers go, and what they say.
 
 A sink takes the metrics of a step: numbers by name, None where nothing is known. W ranks have the
@@ -43,7 +47,7 @@ LONGEST = 256  # bytes of the sentence that tells all ranks why a sink can't be 
 
 
 def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a file; lines that are no JSON object (torn by a kill) are left out."""
+    """The records of a file in order, without lines that are no JSON object (torn by a kill)."""
     # Step 1: parse line by line, and pass over what can't be parsed. Undecodable bytes as well
     raise NotImplementedError("exercise 4.12")
 
@@ -53,8 +57,8 @@ class JsonLines:
 
     Reopened, it keeps the records of steps before ``first_step``, whole lines only: what a killed
     process tore, and what is about to be written again, goes. At any moment the file on disk
-    has all records but the one being written. Numbers that JSON doesn't know (NaN, infinity) are
-    written as null.
+    has all records but the one being written; once it is open, no other is left. Numbers that JSON
+    doesn't know (NaN, infinity) are written as null.
     """
 
     def __init__(self, path: str | Path, *, first_step: int = 0) -> None:
@@ -95,10 +99,10 @@ class TensorBoard:
 
 
 class Prometheus:
-    """An endpoint for Prometheus: ``training_NAME`` is the last value of each metric (NaN: not
-    known), ``training_step`` the last step. ``port`` 0: any free one; ``self.port`` says which.
+    """An endpoint for Prometheus: ``training_NAME`` is a metric as the last ``write`` gave it (NaN:
+    None, or not in it), ``training_step`` its step. ``port`` 0: any free; ``self.port`` says which.
 
-    Raises ValueError if the port can't be had, naming it.
+    Listens on ``host`` only. Raises ValueError if the port can't be had, or is none.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
@@ -110,12 +114,12 @@ class Prometheus:
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Set the gauges; a new name makes a new one."""
-        # Step 8: gauges are made once and set many times; what is unknown now must not keep an old
-        #         value
+        # Step 8: gauges are made once and set many times; what is unknown now, or not among the
+        #         metrics any more, must not keep an old value
         raise NotImplementedError("exercise 4.12")
 
     def close(self) -> None:
-        """Stop serving: the port is free again."""
+        """Stop serving: the port is free again, and no thread is left."""
         # Step 9: end the server's loop, close its socket, wait for its thread
         raise NotImplementedError("exercise 4.12")
 
@@ -134,9 +138,10 @@ def open_sinks(
     """JSON lines (``folder/metrics.jsonl``), TensorBoard, terminal, and with a ``port`` Prometheus,
     on the first rank of the group; no sink on the others. Collective: one broadcast.
 
-    If one can't be opened, *every* rank raises the same ValueError, and what was open is closed: a
-    first rank that dies alone would leave the others waiting in their next collective.
-    ``device``: where the group communicates.
+    If one can't be opened, for whatever reason, *every* rank raises the same ValueError, and what
+    was open is closed: a first rank that dies alone would leave the others waiting in their next
+    collective. The broadcast is 256 bytes, so longer reasons are shortened. ``device``: where the
+    group communicates.
     """
     folder, sinks, problem = Path(folder), Sinks(), ""
     # Step 10: only the first rank opens, and keeps what went wrong instead of raising it
@@ -149,7 +154,8 @@ class ProfileWindow:
     chrome://tracing or ui.perfetto.dev). ``step(n)`` is called at the beginning of step n.
 
     Outside of the window nothing is profiled and nothing is paid. A run that ends, or begins,
-    inside of it writes what there was. Raises ValueError if ``last`` is before ``first``.
+    inside of it writes what there was; one that never comes into it writes nothing. Folders are
+    made. Raises ValueError if ``last`` is before ``first``.
     """
 
     def __init__(self, path: str | Path, first: int, last: int) -> None:
@@ -164,7 +170,7 @@ class ProfileWindow:
         raise NotImplementedError("exercise 4.12")
 
     def close(self) -> None:
-        """End the profile, if there is one, and write its trace."""
+        """End the profile, if there is one, and write its trace; nothing else happens twice."""
         # Step 13: stop and export; once
         raise NotImplementedError("exercise 4.12")
 
@@ -205,6 +211,6 @@ def find_bottleneck(
 
 
 def _shares(record: Mapping[str, Any]) -> dict[str, float]:
-    """The shares of one record."""
+    """The five shares of one record, by kind, whatever the order of its numbers."""
     # Step 16: a straggler's own time is what the others wait for: it counts once
     raise NotImplementedError("exercise 4.12")

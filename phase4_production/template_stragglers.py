@@ -1,5 +1,9 @@
 # Exercises 4.11: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.11
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states, the key-value
+# store.
 """All ranks' metrics side by side, and the rank that holds the others up.
 
     loss         Σ_r n_r·loss_r / Σ_r n_r        of n_r samples each: not rank 0's own
@@ -44,8 +48,10 @@ def summarise(window: Sequence[StepMetrics]) -> RankMetrics:
     """This rank's part of a report on the steps of ``window``.
 
     One slow step (a checkpoint, garbage collection) must not make a rank suspicious: own time is
-    the median over the steps. The other times are means, the loss is weighted by samples; steps
-    without samples have none.
+    the median over the steps (of an even number the mean of the two in the middle). Samples,
+    tokens, FLOPs and seconds are sums over the steps, the other times are means, the share of the
+    memory is the largest. A phase that a step doesn't have took 0 s. The loss is weighted by
+    samples; a step without samples has none, whatever its number is; NaN if no step has any.
     """
     # Step 1: sums, means over steps, the median of `own_seconds`; a loss without samples (NaN, most
     #         likely) must not touch the mean
@@ -55,9 +61,9 @@ def summarise(window: Sequence[StepMetrics]) -> RankMetrics:
 def metrics_of_all(
     mine: RankMetrics, group: Group = None, device: torch.device | str = "cpu"
 ) -> list[RankMetrics]:
-    """Every rank's metrics, by rank of the group, on every rank. One all-gather of 104 bytes.
+    """Every rank's metrics, to the last bit, by rank of the group, on every rank.
 
-    ``device``: where the group communicates: the GPU for NCCL.
+    One all-gather of 104 bytes. ``device``: where the group communicates: the GPU for NCCL.
     """
     # Step 2: float64 numbers of all ranks, one rank's after the other's, and back into RankMetrics
     raise NotImplementedError("exercise 4.11")
@@ -94,7 +100,10 @@ class ClusterMetrics:
 
     @property
     def loss(self) -> float:
-        """The mean over the samples of all ranks and steps; NaN if there were none."""
+        """The mean over the samples of all ranks and steps; NaN if there were none.
+
+        Ranks without samples don't count, whatever their loss is.
+        """
         # Step 3: weighted by samples; ranks without samples don't count
         raise NotImplementedError("exercise 4.11")
 
@@ -159,7 +168,8 @@ class StragglerDetector:
     A rank is slow in a report if its own time is more than ``tolerance`` times the median of the
     other ranks', and further above it than ``noise`` standard deviations, estimated by their MAD.
     It is a straggler once it has been slow in ``patience`` reports in a row, until it is not.
-    Medians of an even number are the lower of the two in the middle: slow ranks lie above.
+    Medians of an even number are the lower of the two in the middle: slow ranks lie above. One rank
+    alone is never slow.
 
     Raises ValueError for a tolerance below 1, negative noise, a patience below 1.
     """
@@ -174,7 +184,11 @@ class StragglerDetector:
         self.slow_since: dict[int, tuple[int, int]] = {}  # rank: first slow step, reports since
 
     def update(self, report: ClusterMetrics) -> list[Straggler]:
-        """The stragglers as of this report, the slowest first."""
+        """The stragglers as of this report, the slowest first.
+
+        ``factor`` and ``seconds`` compare with the median of the other ranks, ``since`` is the
+        first step of the first report of the row, ``phase`` that of ``largest_excess``.
+        """
         # Step 5: for each rank the median of the *others'* own times (with two ranks, the median of
         #         both would be as far from one as from the other)
         # Step 6: slow ranks count up, and keep their first slow step: the report's window began
@@ -224,7 +238,8 @@ class ClusterMonitor:
     def add(self, metrics: StepMetrics) -> ClusterMetrics | None:
         """Take a step's metrics; every ``every`` steps the report, on all ranks, else None.
 
-        Collective in these steps, so all ranks add equally many. Inside of the step monitor's
+        The report is on the steps since the last one, with its stragglers. Collective in these
+        steps, so all ranks add equally many; silent in all others. Inside of the step monitor's
         ``communication()`` it counts as exposed, like any other message.
         """
         # Step 9: collect; when the window is full: aggregate, detect, begin a new one

@@ -1,5 +1,8 @@
 # Exercises 4.5: replace every `raise NotImplementedError` by your code.
 # The docstrings say what is asked for. Test with: python test_phase4.py 4.5
+# It counts as a shortcut to call PyTorch's own DistributedSampler, DistributedDataParallel, FSDP,
+# ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
+# communication hooks, collectives with gradients, synchronisation of module states.
 """Noticing that a rank hangs or has failed: heartbeats, and a watchdog that ends the job.
 
 torchrun's agent notices only processes that end. It can't know whether a worker that runs still
@@ -81,7 +84,7 @@ class Heartbeat:
     def beat(self, step: int, place: str) -> None:
         """The main thread begins ``place`` of ``step``. Every rank passes the same points.
 
-        Costs a few microseconds: nothing is written.
+        The count goes up by one. Nothing is written: ``publish`` does.
         """
         # Step 1: one assignment, so that the publishing thread finds the old or the new one
         raise NotImplementedError("exercise 4.5")
@@ -92,12 +95,16 @@ class Heartbeat:
         self.publish()
 
     def publish(self) -> None:
-        """Write the latest beat where the others read it."""
+        """Write the latest beat where the others read it.
+
+        Whoever reads, at any moment, finds the beat before or this one, whole; also if the process
+        is killed meanwhile, and if two threads publish at once. No other file is left.
+        """
         # Step 2: aside and renamed: nobody reads half a beat
         raise NotImplementedError("exercise 4.5")
 
     def read(self) -> list[Beat | None]:
-        """The latest published beat of each rank; None before its first one in this attempt."""
+        """Each rank's latest published beat, by rank; None before its first in this attempt."""
         # Step 3: what an earlier attempt has left there is nobody's beat
         raise NotImplementedError("exercise 4.5")
 
@@ -108,20 +115,22 @@ class Watchdog:
     ``with Watchdog(heartbeat, timeout=60): train()``. Every ``interval`` seconds (default: 1, or an
     eighth of ``timeout``) it publishes this rank's beat and reads everybody's, W small files. A
     rank hangs that passes no point for ``timeout`` seconds (so it must be longer than the longest
-    way between two points), or that does not begin to beat. To blame are the ranks that passed the
-    fewest points. Then every rank writes the stacks of its threads; one of them writes the report
-    (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks to
-    blame that are processes of its own host (a stopped one would not follow SIGTERM); and all end
-    with status EXIT_HUNG. The report's first line names the ranks to blame and no other; then come
-    each rank's step and point (of a stopped rank, as they were up to ``interval`` seconds before)
-    and the stacks of those to blame.
+    way between two points), or that does not begin to beat. To blame are all ranks that passed the
+    fewest points and are not done; who never began has passed none. If a rank has failed it is to
+    blame, and no other. Then every rank writes the stacks of its threads; one of them writes the
+    report (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks
+    to blame that are processes of its own host, and no other process (a stopped one would not
+    follow SIGTERM); and all end with status EXIT_HUNG. The report's first line names the ranks to
+    blame, each as "rank 3", and no other; then come each rank's step and point (of a stopped rank,
+    as they were up to ``interval`` seconds before) and the stacks of those to blame, or with what a
+    rank failed.
 
     A folder that can't be written to for a moment ends neither the process nor the watching. Who
     was stopped and goes on (a laptop's lid) blames nobody for that time: it has seen nothing.
 
     Leaving the block normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED: this rank is done, and
     nobody waits for its beats. By any other exception: it has failed, the report says with what,
-    and the others end.
+    and the others end. The exception goes on either way, and no thread of the watchdog is left.
     """
 
     def __init__(self, heartbeat: Heartbeat, timeout: float, interval: float | None = None) -> None:
@@ -182,11 +191,7 @@ class Watchdog:
         raise NotImplementedError("exercise 4.5")
 
     def _text(
-        self,
-        what: str,
-        blamed: list[int],
-        silent: dict[int, float],
-        beats: Sequence[Beat | None],
+        self, what: str, blamed: list[int], silent: dict[int, float], beats: Sequence[Beat | None]
     ) -> str:
         """The report: ``what`` happened, where every rank was since when, stacks of the blamed."""
         lines = [what]

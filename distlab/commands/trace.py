@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..course import progress
-from ..course.catalogue import Exercise, root
+from ..course.catalogue import Exercise
 from ..host.terminal import short
 
 
@@ -49,12 +49,9 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
 
 def _scenario(exercise: Exercise) -> Any:
     """The function marked ``@trace(id)`` in the exercise's check files."""
-    for path in sorted(root().glob(exercise.checks_glob)):
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    for path in sorted(exercise.folder.glob(exercise.checks_glob)):
+        name = path.relative_to(exercise.folder).with_suffix("").as_posix().replace("/", ".")
+        module = importlib.import_module(name)
         for value in vars(module).values():
             if exercise.id in getattr(value, "trace_of", ()):
                 return value

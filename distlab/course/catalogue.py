@@ -83,11 +83,26 @@ class Exercise:
 
 
 @dataclass(frozen=True)
+class Feature:
+    """What PyTorch has in the place of what learners write: not to be called from their code.
+
+    ``name``: what learners are told; ``calls``: dotted names of functions and classes.
+    ``only``: the exercises that may not call it (none named: all); ``but``: those that may.
+    """
+
+    name: str
+    calls: tuple[str, ...]
+    only: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Course:
     """All phases and their exercises, in order."""
 
     phases: list[Phase]
     exercises: list[Exercise]
+    features: list[Feature] = field(default_factory=list)
 
     def exercise(self, exercise_id: str) -> Exercise:
         """The exercise called ``exercise_id``; ValueError names the nearest one otherwise."""
@@ -118,11 +133,17 @@ def load_course(folder: Path | None = None) -> Course:
         data = tomllib.loads((base / "course.toml").read_text(encoding="utf-8"))
         phases = [Phase(**p) for p in data["phase"]]
         exercises = [_exercise(e, phases, base) for e in data["exercise"]]
+        features = [_feature(entry) for entry in data.get("feature", ())]
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"course.toml can't be read: {error}") from None
     for exercise in exercises:
         exercise.phase.exercises.append(exercise)
-    return Course(phases, exercises)
+    return Course(phases, exercises, features)
+
+
+def _feature(entry: dict[str, Any]) -> Feature:
+    lists = {k: tuple(v) for k, v in entry.items() if k != "name"}
+    return Feature(entry["name"], **lists)
 
 
 def _exercise(entry: dict[str, Any], phases: list[Phase], base: Path) -> Exercise:
@@ -188,6 +209,22 @@ def functions_in(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
     return found
 
 
+def check_files(exercise: Exercise) -> list[Path]:
+    """The files with checks of the exercise."""
+    marker = re.compile(rf'@exercise\(\s*"{re.escape(exercise.id)}"')
+    files = sorted(exercise.folder.glob(exercise.checks_glob))
+    return [path for path in files if marker.search(path.read_text(encoding="utf-8"))]
+
+
+def features_for(exercise: Exercise) -> tuple[Feature, ...]:
+    """What the exercise's code may not call."""
+    return tuple(
+        feature
+        for feature in load_course().features
+        if exercise.id not in feature.but and (not feature.only or exercise.id in feature.only)
+    )
+
+
 def validate(course: Course, mutants: dict[str, int]) -> list[str]:
     """What is missing: each line names the exercise and the part (empty: all complete).
 
@@ -222,8 +259,7 @@ def _missing(exercise: Exercise, earlier: set[str]) -> list[str]:
         found.append(str(error))
     if not exercise.template_path.is_file():
         found.append("has no template")
-    checks = [p.read_text(encoding="utf-8") for p in exercise.folder.glob(exercise.checks_glob)]
-    if not any(f'@exercise("{exercise.id}"' in text for text in checks):
+    if not check_files(exercise):
         found.append("has no check")
     guidelines = exercise.guidelines_path
     text = guidelines.read_text(encoding="utf-8") if guidelines.is_file() else ""

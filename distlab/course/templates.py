@@ -8,11 +8,21 @@ comment lines that continue them) and
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
+import textwrap
 from pathlib import Path
 
-from .catalogue import Course, Exercise, Region, functions_of, load_course, regions_of
+from .catalogue import (
+    Course,
+    Exercise,
+    Region,
+    features_for,
+    functions_of,
+    load_course,
+    regions_of,
+)
 
 SIBLING = re.compile(r"^(\s*from )(\.)(\w+) import ")
 SOLUTIONS = re.compile(r"^\s*(from|import) solutions\b")
@@ -26,6 +36,7 @@ def generate(solution: str, phase: int, name: str = "solution") -> str:
     out = [
         f"# Exercises {', '.join(ids)}: replace every `raise NotImplementedError` by your code.",
         f"# The docstrings say what is asked for. Test with: python test_phase{phase}.py {ids[0]}",
+        *_not_allowed(ids),
     ]
     number = 1
     while number <= len(lines):
@@ -38,6 +49,14 @@ def generate(solution: str, phase: int, name: str = "solution") -> str:
     text = "\n".join(out) + "\n"
     ast.parse(text)
     return text
+
+
+def _not_allowed(ids: list[str]) -> list[str]:
+    """A comment that names PyTorch's own features that these exercises' code may not call."""
+    exercises = [e for e in load_course().exercises if e.id in ids]
+    names = dict.fromkeys(f.name for e in exercises for f in features_for(e))
+    text = f"It counts as a shortcut to call PyTorch's own {', '.join(names)}."
+    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ") if names else []
 
 
 def sibling_import(line: str, phase: int) -> str:
@@ -137,7 +156,8 @@ def _not_additive(exercise: Exercise, template: str) -> list[str]:
         sibling_import(line, exercise.phase.number)
         for line in exercise.solution_path.read_text(encoding="utf-8").splitlines()
     )
-    kept = [line for line in template.splitlines()[2:] if "raise NotImplementedError(" not in line]
+    lines = itertools.dropwhile(lambda line: line.startswith("#"), template.splitlines())
+    kept = [line for line in lines if "raise NotImplementedError(" not in line]
     missing = next((line for line in kept if line not in solution), None)
     if missing is None:
         return []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ..course.catalogue import Course, Exercise, Phase, load_course, root
+from ..course.catalogue import Course, Exercise, Phase, check_files, load_course
 from .live import View
 from .session import Request, Session
 from .verdicts import CheckResult, ExerciseResult, Report
@@ -22,13 +21,6 @@ def _prerequisites(course: Course, ids: Iterable[str]) -> set[str]:
         found |= new
         todo += new
     return found
-
-
-def check_files(exercise: Exercise) -> list[Path]:
-    """The files with checks of the exercise; others are not even imported."""
-    marker = f'@exercise("{exercise.id}"'
-    files = root().glob(exercise.checks_glob)
-    return [path for path in files if marker in path.read_text(encoding="utf-8")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,9 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
     parser.add_argument("--junitxml", metavar="FILE", help="write the result as JUnit XML")
     parser.add_argument("--seed", type=int, help="repeat a run: inputs and delays come from it")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument(
+        "--partial", action="store_true", help="a share of the points for a share of the checks"
+    )
     parser.add_argument("-k", dest="keyword", default="", help="only checks whose name matches")
     return parser
 
@@ -88,6 +91,7 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
         seed=options.seed,
         exercises=tuple(options.exercises),
         known=frozenset(known),
+        partial=options.partial,
     )
     if not (out.is_terminal or watched):
         report = run_session(phase, request, options.keyword, options.junitxml or "")

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..course.catalogue import Exercise, Phase, functions_of, load_course, root
 from ..host import gpus
+from .shortcuts import Guard, guard_of, hide_answers
 
 PACKAGE = "implementation"
 _grader = 0
@@ -99,13 +100,24 @@ class Implementation:
     """The module under test; its attributes are those of the learner's module.
 
     Only usable inside a rank: the grader's own process never runs learner code. Functions of the
-    exercises in ``substitutes`` are taken from the solution instead.
+    exercises in ``substitutes`` are taken from the solution instead. While an exercise is
+    ``graded``, its answer may not be taken from elsewhere.
     """
 
-    def __init__(self, source: Source, module: str, substitutes: Sequence[Exercise] = ()) -> None:
+    def __init__(
+        self,
+        source: Source,
+        module: str,
+        substitutes: Sequence[Exercise] = (),
+        graded: Exercise | None = None,
+    ) -> None:
         self._source = source
         self._module = module
         self._substitutes = tuple(substitutes)
+        self._guard: Guard | None = None
+        if graded is not None:
+            own = {str(source.path(each.file)) for each in graded.phase.exercises}
+            self._guard = guard_of(graded, tuple(own))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -117,6 +129,8 @@ class Implementation:
         assert os.getpid() != _grader, "learner code runs in ranks only; use impl inside a body"
         if not any(isinstance(f, _Finder) for f in sys.meta_path):
             sys.meta_path.insert(0, _Finder(self._source, self._substitutes))
+            if self._guard is not None:
+                self._guard.install()
         rank = getattr(threading.current_thread(), "virtual_rank", "")  # modules of its own
         package = PACKAGE + rank
         if package not in sys.modules:
@@ -171,8 +185,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         file = self._file(name)
         replaced = [e for e in self.substitutes if e.file == name]
         if replaced and (_whole(replaced) or not _importable(file)):
-            vars(module).update(vars(solution(replaced[0].phase, name)))
-            return
+            file, replaced = replaced[0].solution_path, []  # on the learner's other files
         exec(_compiled(file, file.stat().st_mtime_ns), vars(module))
         for exercise in replaced:
             for function in functions_of(exercise):
@@ -202,4 +215,6 @@ def _importable(file: Path) -> bool:
 
 def solution(phase: Phase, module: str) -> ModuleType:
     """The solution's module, which all ranks of a process share: the only import of solutions."""
-    return importlib.import_module(f"solutions.{phase.folder}.{module}")
+    found = importlib.import_module(f"solutions.{phase.folder}.{module}")
+    hide_answers()
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..course.catalogue import Exercise
@@ -38,6 +37,9 @@ def in_the_file(source: Source, exercise: Exercise) -> NotRun | None:
         return NotRun("error", f"{name} can't be read: {error}")
     except (RecursionError, MemoryError):
         return NotRun("error", f"{name} is nested too deeply for Python to read it")
+    if source.name != "solutions" and path.resolve() == exercise.solution_path.resolve():
+        message = f"{name} is a link to the solution: write it yourself"
+        return NotRun("fail", message, cause="shortcut")
     if left and _regions(exercise) <= len(left):
         return NotRun("blank", f"still to be written, {name} line {left[0]}")
     return None
@@ -48,12 +50,8 @@ def _regions(exercise: Exercise) -> int:
     return max(1, text.count(f"# --- exercise {exercise.id}: start"))
 
 
-def at_import(source: Source, exercise: Exercise, replaced: Sequence[Exercise]) -> NotRun | None:
-    """Import the learner's file once, in a rank of its own, before any check needs it.
-
-    Exercises in ``replaced`` are the solution's.
-    """
-    impl = Implementation(source, exercise.file, replaced)
+def at_import(source: Source, exercise: Exercise, impl: Implementation) -> NotRun | None:
+    """Import the learner's file once, in a rank of its own, before any check needs it."""
 
     def body(ctx: RankContext) -> None:
         impl.module(exercise.file)
@@ -69,7 +67,8 @@ def at_import(source: Source, exercise: Exercise, replaced: Sequence[Exercise]) 
         )
     except RankFailure as failure:
         verdict = failure.kind if failure.kind in ("hang", "crash") else "error"
+        verdict = "fail" if failure.cause == "shortcut" else verdict
         message = f"importing {source.path(exercise.file).name}: {failure.message}"
-        told = verdict == "hang" or failure.cause == "changed-default"
+        told = verdict == "hang" or failure.cause in ("changed-default", "shortcut")
         return NotRun(verdict, message, failure.line, failure.cause if told else "")
     return None

@@ -86,9 +86,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = session.request
     order = {e.id: index for index, e in enumerate(session.course.exercises)}
 
-    def position(item: pytest.Item) -> tuple[int, int]:
+    def position(item: pytest.Item) -> tuple[int, int, int]:
         exercise = exercise_of(item)
-        return (order[exercise.id], TIERS.index(tier_of(item))) if exercise else (-1, 0)
+        if exercise is None:
+            return -1, 0, 0
+        check, first = item.name.split("[")[0], wanted.first
+        early = first.index(check) if check in first else len(first)
+        return order[exercise.id], early, TIERS.index(tier_of(item))
 
     items[:] = sorted((i for i in items if not i.name.endswith("[none]")), key=position)
     if wanted.exercises or wanted.checks:
@@ -197,7 +201,7 @@ def impl(request: pytest.FixtureRequest) -> Implementation:
     exercise = exercise_of(request.node)
     if exercise is None:
         raise NotRun("error", "a check that uses impl must be marked @exercise(…)")
-    return Implementation(session.source(exercise), exercise.file, session.substitutes(exercise))
+    return session.implementation(exercise)
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ STYLE = {
 # what usually lies behind a cause that has no formula
 LIKELY = {
     "hang": "ranks must issue matching communication in the same order: look for a collective "
-    "behind `if rank == …`, a loop of different length per rank, or all ranks sending first",
+    "behind `if rank == …`, a loop of different length per rank, all ranks sending first, or one "
+    "rank that raises or returns alone",
     "endless-loop": "nothing in the loop ever makes its condition false, or what it goes through "
     "has no end; a loop with far too much work for so small a case looks the same",
     "running": "the work is far too much for so small a case, something sleeps, or an iterator "
@@ -131,9 +132,9 @@ def _print_failure(exercise: ExerciseResult, out: Console) -> None:
         _field(out, "your line: ", check.line)
     for who, text in printed_by(check):
         _field(out, f"{who} printed: ", text)
-    others = sum(c.verdict in ("fail", "hang", "crash", "error") for c in exercise.checks) - 1
-    if others > 0:
-        _field(out, "", f"(and {others} more failing check{'s' if others > 1 else ''})")
+    others = dict.fromkeys(_title(c) for c in exercise.failing if c is not check)
+    for title in others:
+        _field(out, "also fails: ", title)
     command(out, "  hint: ", f"distlab hint {exercise.id}")
 
 

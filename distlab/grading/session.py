@@ -12,7 +12,7 @@ from ..course.catalogue import Course, Exercise, load_course
 from ..host import gpus
 from ..host.system import fork_obstacle
 from ..host.terminal import short
-from .implementation import Source, find_source
+from .implementation import Implementation, Source, find_source
 from .live import View
 from .obstacles import at_import, comes_back, in_the_file
 from .runners import Runner, VirtualRunner
@@ -22,7 +22,10 @@ from .verdicts import TIERS, CheckResult, ExerciseResult, NotRun
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What to grade. ``trusted``: every other exercise counts as passed (wrong implementations
-    are graded by one check at a time), and a file that can't be imported fails its first check."""
+    are graded by one check at a time), and a file that can't be imported fails its first check.
+    ``first``: checks that run before others; ``brief``: no check runs after one has failed.
+    ``partial``: a share of the points for a share of the checks. ``guarded``: answers taken from
+    elsewhere fail; a right alternative to one exercise may take the rest from the solution."""
 
     impl: str = "solutions"
     device: str = "auto"
@@ -32,6 +35,10 @@ class Request:
     known: frozenset[str] = frozenset()
     trusted: bool = False
     tier: str = ""
+    first: tuple[str, ...] = ()
+    brief: bool = False
+    partial: bool = False
+    guarded: bool = True
 
 
 @dataclass
@@ -73,6 +80,7 @@ class Session:
                 exercise.title,
                 exercise.points,
                 short(self.source(exercise).path(exercise.file)),
+                partial=self.request.partial,
             ),
         )
 
@@ -108,6 +116,8 @@ class Session:
         if obstacle is not None:
             raise obstacle
         failed = [c for c in self.result(exercise).checks if c.tier == "virtual" and _counts(c)]
+        if self.request.brief and any(map(_counts, self.result(exercise).checks)):
+            raise NotRun("blocked", "not run: another check failed")
         if tier != "virtual" and failed:
             raise NotRun("blocked", f"not run: {failed[0].title} fails on virtual ranks")
 
@@ -141,8 +151,14 @@ class Session:
             return None
         key = exercise.phase.number, exercise.file
         if key not in self.imports:
-            self.imports[key] = at_import(source, exercise, self.substitutes(exercise))
+            self.imports[key] = at_import(source, exercise, self.implementation(exercise))
         return self.imports[key]
+
+    def implementation(self, exercise: Exercise) -> Implementation:
+        """The module under test, with solutions for what is not there yet."""
+        source, substitutes = self.source(exercise), self.substitutes(exercise)
+        graded = exercise if self.request.guarded else None
+        return Implementation(source, exercise.file, substitutes, graded)
 
     def runner(self, exercise: Exercise, tier: str) -> Runner:
         """What runs a check's ranks on its tier."""

@@ -46,6 +46,12 @@ class ExerciseResult:
     checks: list[CheckResult] = field(default_factory=list)
     hints_used: int = 0
     used_solution_of: list[str] = field(default_factory=list)
+    partial: bool = False
+
+    @property
+    def failing(self) -> list[CheckResult]:
+        """The checks that found something wrong, in the order in which they ran."""
+        return [c for c in self.checks if c.verdict in ("fail", "hang", "crash", "error")]
 
     @property
     def decisive(self) -> CheckResult | None:
@@ -63,8 +69,13 @@ class ExerciseResult:
 
     @property
     def points(self) -> int:
-        """Points earned: all or nothing."""
-        return self.max_points if self.verdict == "pass" else 0
+        """Points earned: all or nothing, or with ``partial`` the share of the checks that passed,
+        rounded down. Checks that could not run here do not count."""
+        if self.verdict == "pass" or not self.partial:
+            return self.max_points if self.verdict == "pass" else 0
+        counted = [c for c in self.checks if c.verdict != "needs"]
+        passed = sum(c.verdict == "pass" for c in counted)
+        return self.max_points * passed // max(len(counted), 1)
 
     @property
     def needs(self) -> list[str]:

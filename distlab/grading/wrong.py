@@ -37,7 +37,6 @@ class Mutant:
     told_as: str | tuple[str, ...]
     more: Sequence[tuple[str, str]] = ()
 
-
     @property
     def causes(self) -> tuple[str, ...]:
         """The causes that may be told."""
@@ -80,15 +79,15 @@ def beside_solutions(own: Path, exercise: Exercise, folder: Path, **options: Any
 
     ``folder`` (empty) takes them, and solutions of the phase where ``own`` has none.
     """
-    _fill(folder, own)
-    _fill(folder, exercise.solution_path.parent)
+    fill(folder, own)
+    fill(folder, exercise.solution_path.parent)
     others = frozenset(e.id for e in load_course().exercises if e.id != exercise.id)
     return Request(
         impl=str(folder), device="cpu", exercises=(exercise.id,), known=others, **options
     )
 
 
-def _fill(folder: Path, source: Path) -> None:
+def fill(folder: Path, source: Path) -> None:
     """Link the modules of ``source`` into ``folder``, but for those that it has."""
     for path in source.glob("*.py"):
         with contextlib.suppress(FileExistsError):
@@ -107,7 +106,7 @@ def run_mutant(
     """
     exercise = load_course().exercise(mutant.exercise)
     (folder / exercise.solution_path.name).write_text(patched(mutant), encoding="utf-8")
-    _fill(folder, exercise.solution_path.parent)
+    fill(folder, exercise.solution_path.parent)
     request = Request(
         impl=str(folder),
         device="cpu",

@@ -14,15 +14,13 @@ from typing import Any
 import torch
 
 from .lines import learner_line
+from .notices import tell
 
-Change = tuple[str, str, str]  # the value before, the value now, the line
 SETTERS = ("set_default_dtype", "set_default_device", "set_default_tensor_type")
 
 
-def notice_changes(
-    tell: Callable[[str, Change], None], learner_files: Callable[[], Collection[str]]
-) -> None:
-    """From now on ``tell(what, change)`` of every change in this process; "dtype" or "device"."""
+def notice_changes(learner_files: Callable[[], Collection[str]]) -> None:
+    """From now on every change in this process is a notice: "dtype" or "device"."""
     first = default_dtype()
     for name in SETTERS:
         original = getattr(torch, name)
@@ -43,12 +41,3 @@ def notice_changes(
 def default_dtype() -> str:
     """The default dtype's name, ``"float32"``."""
     return str(torch.get_default_dtype()).removeprefix("torch.")
-
-
-def note(changes: dict[str, Change], what: str, change: Change) -> None:
-    """Keep the latest change; none if the default is what it was."""
-    before, now, _ = change
-    if now == before:
-        changes.pop(what, None)
-    else:
-        changes[what] = change

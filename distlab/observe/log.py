@@ -116,6 +116,17 @@ def waited_twice(event: Event, rank: int, line: str) -> CheckFailed:
     )
 
 
+def two_in_one_buffer(event: Event, source: str, rank: int, line: str) -> CheckFailed:
+    """The failure of a rank that receives into memory into which it receives already."""
+    return CheckFailed(
+        f"rank {rank} receives from {source} into a buffer into which another message is under way "
+        f"({event}): wait for the one before you start the other, or give each its own buffer",
+        cause="two-in-one-buffer",
+        rank=rank,
+        line=line,
+    )
+
+
 @dataclass
 class Log:
     """The communication of one rank, in order of issue, and its compute ``spans``.

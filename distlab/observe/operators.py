@@ -110,6 +110,14 @@ def _backend(group: dist.ProcessGroup) -> Any:
     return None
 
 
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors have a byte in common."""
+    if one.is_meta or other.is_meta:
+        return False
+    begin, end = one.data_ptr(), one.data_ptr() + one.nbytes
+    return begin < other.data_ptr() + other.nbytes and other.data_ptr() < end
+
+
 class Sending:
     """What a rank is sending: tells, once it has waited, whether those bytes were written to.
 

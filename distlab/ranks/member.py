@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..observe.defaults import Change, note
 from ..observe.log import Event, Log, channel_of
+from ..observe.notices import Notice, note
 from .process import MAX_FRAME
 from .results import garbled
 
@@ -54,7 +54,7 @@ class Member:
     result: bytes | None = None
     error: dict[str, Any] | None = None
     status: int | None = None
-    defaults: dict[str, Change] = field(default_factory=dict)
+    notices: dict[str, Notice] = field(default_factory=dict)
     closed: bool = False
 
     @property
@@ -116,8 +116,8 @@ class Member:
             self.spans = data
         elif data[0] == "begin":
             return self.began(data[1])
-        elif data[0] == "default":
-            note(self.defaults, data[1]["what"], tuple(data[1]["change"]))
+        elif data[0] == "notice":
+            note(self.notices, data[1]["what"], tuple(data[1]["notice"]))
         else:
             self._note(data[0], data[1])
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..host import gpus
+from ..host import gpus, sockets
 from ..host.processes import become_subreaper, children, end_strays, exit_status
 from ..host.program_clock import EVERY, ProgramClock
 from ..observe.log import Mismatch, SequenceCheck
@@ -109,6 +109,7 @@ class Parent:
             self._raise_if_stuck()
         self._read(0.0)
         self._raise_if_mismatched()
+        self._raise_if_invented()
         return self._results()
 
     def _read(self, wait: float) -> bool:
@@ -164,6 +165,20 @@ class Parent:
     def _raise_if_mismatched(self) -> None:
         if self.mismatch:
             raise rank_report.mismatch(self.members, self.mismatch, self.options)
+
+    def _raise_if_invented(self) -> None:
+        """What ranks say that they received must have come through their connections."""
+        own_network = self.options.enter is not None or self.options.device != "cpu"
+        if own_network or not self.options.ledger or any(m.has_closed for m in self.members):
+            return
+        told = {m.pid: sum(e.received for e in m.events if e.end) for m in self.members}
+        counted = sockets.received_by(told) if any(told.values()) else None
+        if counted is None:
+            return
+        for member in self.members:
+            if counted[member.pid] < told[member.pid]:
+                numbers = told[member.pid], counted[member.pid]
+                raise rank_report.invented(member, *numbers, self.members, self.options)
 
     def _raise_if_stuck(self) -> None:
         """Name a mismatch or a deadlock as soon as the reports prove it."""

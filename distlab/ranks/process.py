@@ -28,8 +28,9 @@ from torch.utils._pytree import tree_map
 
 from ..host import gpus, system
 from ..host.processes import die_with_parent
-from ..observe.defaults import Change, notice_changes
+from ..observe.defaults import notice_changes
 from ..observe.looks import Looks
+from ..observe.notices import Notice, listen
 from ..observe.raised import describe
 from ..observe.recorder import Ledger
 from .context import RankContext
@@ -213,10 +214,11 @@ def _device(rank: int, world_size: int, kind: str) -> tuple[torch.device, str]:
 def _run(
     ctx: RankContext, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, pipe: Pipe
 ) -> Any:
-    def tell(what: str, change: Change) -> None:
-        pipe.event("default", {"what": what, "change": change})
+    def tell(what: str, notice: Notice) -> None:
+        pipe.event("notice", {"what": what, "notice": notice})
 
-    notice_changes(tell, lambda: options.learner_files)
+    listen(tell)
+    notice_changes(lambda: options.learner_files)
     if not options.ledger:
         return fn(ctx, *args)
     pause = 0.01 if options.delays else 0.0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterator
 
 from ..observe.lines import names, source_line
 from ..observe.log import Event, Mismatch, channel_of
@@ -33,7 +31,7 @@ def failure(members: list[Member], options: RunOptions) -> RankFailure:
     same = [m.rank for m in raised if m.error and _what(m.error) == _what(error)]
     line = error["own_line"] or source_line(error["line"])
     blank = BLANK.search(error["message"]) if error["type"] == "NotImplementedError" else None
-    reports = _reports(members, options)
+    reports = rank_reports(members, options)
     if blank:
         return RankFailure(
             f"exercise {blank[1]} is still blank",
@@ -106,7 +104,7 @@ def _crash(member: Member, members: list[Member], options: RunOptions) -> RankFa
         kind="crash",
         rank=member.rank,
         line=source_line(last.line) if last else "",
-        reports=_reports(members, options),
+        reports=rank_reports(members, options),
     )
 
 
@@ -126,7 +124,21 @@ def mismatch(
         kind="mismatch",
         rank=rank_b,
         line=source_line(b.line),
-        reports=_reports(members, options),
+        reports=rank_reports(members, options),
+    )
+
+
+def invented(
+    member: Member, told: int, counted: int, members: list[Member], options: RunOptions
+) -> RankFailure:
+    """A rank's record of its communication is not what its connections did."""
+    return RankFailure(
+        f"rank {member.rank} has a record of {told:,} bytes received, but the kernel counted "
+        f"{counted:,} on its connections: the record was not made by communication",
+        kind="exception",
+        cause="invented-communication",
+        rank=member.rank,
+        reports=rank_reports(members, options),
     )
 
 
@@ -140,7 +152,9 @@ def hang(
     """
     where = {m.rank: _where(m, stacks, options) for m in members if not m.finished}
     looping = [m for m in members if m.loop and not m.finished]
+    back = {m.rank for m in members if _is_back(m, where.get(m.rank, ""), options)}
     waiting = [m for m in members if m.waiting and not m.finished]
+    waiting.sort(key=lambda m: m.rank in back)
     running = sorted((m for m in members if not m.finished), key=lambda m: m.idle)
     first = (looping or waiting or running)[0]
     head = "deadlock: every rank that has not returned waits for another"
@@ -152,7 +166,12 @@ def hang(
     lines = [head]
     if not looping or len(members) > 1:
         lines[0] += ":"
-        lines += [_bullet(m.rank, _doing(m), where.get(m.rank, "")) for m in members]
+        lines += [
+            f"  rank {m.rank} has come back from your code: the check's barrier holds it"
+            if m.rank in back
+            else _bullet(m.rank, _doing(m), where.get(m.rank, ""))
+            for m in members
+        ]
     missing = _missing(members, waiting[0]) if waiting else ""
     return RankFailure(
         "\n".join(lines) + (f"\n{missing}" if missing else ""),
@@ -160,8 +179,16 @@ def hang(
         cause="endless-loop" if looping else "hang" if waiting else "running",
         rank=first.rank,
         line=source_line(where[first.rank]),
-        reports=_reports(members, options),
+        reports=rank_reports(members, options),
     )
+
+
+def _is_back(member: Member, where: str, options: RunOptions) -> bool:
+    """The rank waits in a barrier that is not the learner's."""
+    event = None if member.finished or member.loop else member.waiting
+    if event is None or event.op != "barrier":
+        return False
+    return where.rpartition(":")[0] not in options.learner_files
 
 
 def _doing(member: Member) -> str:
@@ -181,48 +208,6 @@ def _where(member: Member, stacks: dict[int, str], options: RunOptions) -> str:
     if member.waiting:
         return member.waiting_line or member.waiting.line
     return _stack_line(stacks.get(member.rank, ""), options.learner_files)
-
-
-@contextlib.contextmanager
-def defaults_named(members: list[Member], options: RunOptions) -> Iterator[None]:
-    """A run in which a rank has left torch's default dtype or device changed fails of that.
-
-    What else went wrong inside is told as what followed; a blank or broken file stays that.
-    """
-    try:
-        yield
-    except RankFailure as failure:
-        changed = _changed_default(members, options)
-        if changed is None or failure.kind in ("blank", "error"):
-            raise
-        what = failure.message
-        if failure.kind == "mismatch":
-            what = what.partition("\n")[2]  # the ranks' calls, without its guess at the reason
-        changed.message += f"\nwhat followed: {what.strip()}"
-        changed.kind = failure.kind
-        raise changed from None
-    changed = _changed_default(members, options)
-    if changed is not None:
-        raise changed
-
-
-def _changed_default(members: list[Member], options: RunOptions) -> RankFailure | None:
-    """What a rank says that it has changed and not set back."""
-    for what in ("dtype", "device"):
-        changed = [m for m in members if what in m.defaults]
-        if changed:
-            before, now, line = changed[0].defaults[what]
-            return RankFailure(
-                f"{names([m.rank for m in changed])} changed torch's default {what} from {before} "
-                f"to {now} and did not set it back: from then on every tensor that is made without "
-                f"a {what}, the caller's as well, is {'on ' * (what == 'device')}{now}",
-                kind="exception",
-                cause="changed-default",
-                rank=changed[0].rank,
-                line=source_line(line),
-                reports=_reports(members, options),
-            )
-    return None
 
 
 def _missing(members: list[Member], first: Member) -> str:
@@ -256,7 +241,8 @@ def _bullet(rank: int, what: str, line: str) -> str:
     return f"  rank {rank} {what}" + (f"   at {source_line(line)}" if line else "")
 
 
-def _reports(members: list[Member], options: RunOptions) -> list[RankReport]:
+def rank_reports(members: list[Member], options: RunOptions) -> list[RankReport]:
+    """What is told of each rank beside the failure itself."""
     reports = []
     for m in members:
         state = "returned" if m.result is not None else "raised" if m.error else "died"

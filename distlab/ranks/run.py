@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .noticed import notices_named
 from .options import Options
 from .parent import Parent
-from .report import defaults_named
 from .results import RankResults
 
 
@@ -36,5 +36,5 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, **options: An
     chosen = Options(**options)
     sys.stdout.flush()
     sys.stderr.flush()
-    with Parent(fn, world_size, args, chosen) as parent, defaults_named(parent.members, chosen):
+    with Parent(fn, world_size, args, chosen) as parent, notices_named(parent.members, chosen):
         return parent.run()

@@ -93,7 +93,7 @@ class Child:
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
             ended = [v for r, v in enumerate(values) if r not in absent]
-            failed = None in ended or any(state.defaults for state in world.states)
+            failed = None in ended or any(state.notices for state in world.states)
             if failed or values != first or number == options.seeds - 1:
                 _report(world, self.pipe, seed)
                 break
@@ -158,7 +158,7 @@ class RankData:
     spans: list[Any] | tuple[()] = ()
     picture_from: float = 0.0
     output: str = ""
-    defaults: dict[str, Any] | None = None
+    notices: dict[str, Any] | None = None
 
 
 def _report(world: World, pipe: Pipe, seed: int | None) -> None:
@@ -243,7 +243,7 @@ def _rank_data(world: World, state: RankState, frame: FrameType | None) -> RankD
         spans=ledger.raw_spans,
         picture_from=ledger.picture_from,
         output="".join(state.output),
-        defaults=state.defaults,
+        notices=state.notices,
     )
     if world.mismatch is not None and not world.record:
         parts = world.mismatch.first, world.mismatch.second

@@ -7,6 +7,7 @@ collectives, DistributedDataParallel), old and new names.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from ..observe.lines import learner_line, source_line
+from ..observe.log import two_in_one_buffer
+from ..observe.operators import share_memory
 from .machine import Machine
 from .moves import COMBINE
 from .part import Part
@@ -113,6 +117,7 @@ class VirtualGroup(dist.ProcessGroup):
     def recv(self, tensors: Any, src: int, tag: int = 0) -> VirtualWork:
         """One message from group rank ``src``."""
         mine = self._buffer(tensors)
+        self._not_in_use(mine[0], f"rank {self._peer(src)}")
         part = Part(self.member, "recv", self.ranks, (), mine, self._peer(src), tag)
         part.payload = mine
         return self._issue(part, mine)
@@ -120,13 +125,26 @@ class VirtualGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: Any, tag: int = 0) -> VirtualWork:
         """One message from whoever sends first."""
         mine = self._buffer(tensors)
+        self._not_in_use(mine[0], "any rank")
         return self._post("recv", mine, gets=mine, payload=mine, tag=tag)
 
     def _buffer(self, tensors: Any) -> Sequence[Tensor]:
         mine = [tensors] if isinstance(tensors, Tensor) else tensors
-        if len(mine) != 1 or not mine[0].is_contiguous() or mine[0].is_cuda:
-            raise ValueError("a message is one contiguous tensor that is not on this GPU")
+        if len(mine) != 1 or mine[0].is_cuda:
+            raise ValueError("a message on virtual ranks is one tensor in the memory of the CPU")
+        if not mine[0].is_contiguous():
+            shape, strides = tuple(mine[0].shape), mine[0].stride()
+            raise ValueError(
+                f"a message must be contiguous: a tensor of shape {shape} has strides {strides}"
+            )
         return mine
+
+    def _not_in_use(self, buffer: Tensor, source: str) -> None:
+        """Two messages that arrive in one memory: which of them is read is a matter of luck."""
+        for work in self.world.states[self.member.index].works.values():
+            if work.part.op == "recv" and share_memory(work.part.gets[0], buffer):
+                line = source_line(learner_line(sys._getframe(1), self.world.learner_files))
+                raise two_in_one_buffer(work.part.describe(), source, self.member.index, line)
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < len(self.ranks):

@@ -17,7 +17,8 @@ from typing import Any, cast
 
 import torch
 
-from ..observe.defaults import Change, note, notice_changes
+from ..observe.defaults import notice_changes
+from ..observe.notices import Notice, listen, note
 from . import internals
 from .state import RankState
 from .world import World
@@ -36,17 +37,21 @@ def enter(world: World) -> None:
         _own_clock()
         _own_random()
         _no_cuda()
-        notice_changes(_changed, lambda: entered().learner_files)
+        listen(_noticed)
+        notice_changes(lambda: entered().learner_files)
         os.register_at_fork(after_in_child=_leave_world)  # a worker of the learner's
         for name in ("stdout", "__stdout__", "stderr", "__stderr__"):
             setattr(sys, name, Output())
     _world = world
 
 
-def _changed(what: str, change: Change) -> None:
+def _noticed(what: str, notice: Notice) -> None:
+    """Of the rank, or of a thread that the rank has started: one rank runs at a time."""
     state = current()
+    if state is None and _world is not None and _world.scheduler.running is not None:
+        state = _world.states[_world.scheduler.running.index]
     if state is not None:
-        note(state.defaults, what, change)
+        note(state.notices, what, notice)
 
 
 def _leave_world() -> None:

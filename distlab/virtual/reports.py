@@ -16,6 +16,7 @@ from ..host.program_clock import EVERY, ProgramClock
 from ..observe.log import Log
 from ..ranks import report as rank_report
 from ..ranks.member import KEPT_OUTPUT, Member, Wait
+from ..ranks.noticed import notices_named
 from ..ranks.results import RankFailure, RankResults
 from .child import TIME_IS_UP
 from .options import VirtualOptions
@@ -126,7 +127,7 @@ def results_of(
             _load(members, json.loads(content))
     members[0].head += printed.encode()
     try:
-        with rank_report.defaults_named(members, options):
+        with notices_named(members, options):
             _raise_if_failed(summary, members, options)
     except RankFailure as failure:
         failure.interleaving = summary.get("seed")
@@ -143,7 +144,7 @@ def _load(members: list[Member], data: dict[str, Any]) -> None:
     for event in data["events"]:
         member.began(event)
     member.error = data["error"]
-    member.defaults = data["defaults"]
+    member.notices = data["notices"]
     member.spans = {"spans": data["spans"], "picture_from": data["picture_from"]}
     member.head += data["output"].encode(errors="backslashreplace")
     if data["waiting"] is not None:

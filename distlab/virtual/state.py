@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..observe.defaults import Change
 from ..observe.log import Event
 from ..observe.looks import Looks
+from ..observe.notices import Notice
 from . import internals
 from .scheduler import VirtualRank
 from .work import VirtualWork
@@ -61,4 +61,4 @@ class RankState:
     looks: Looks = field(default_factory=Looks)  # taken where it sleeps for long
     model: Any = None
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
-    defaults: dict[str, Change] = field(default_factory=dict)
+    notices: dict[str, Notice] = field(default_factory=dict)

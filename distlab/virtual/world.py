@@ -244,7 +244,7 @@ class World:
         """The rank's body has returned: nothing may be in flight. Raises CheckFailed."""
         self.charge(state)
         for work in state.works.values():
-            if work.part.waited:
+            if work.part.waited or work.part.broken:  # to a lost rank nothing moves
                 continue
             event = work.part.describe()
             raise CheckFailed(

@@ -41,7 +41,8 @@ class ShardedSampler(Sampler[int]):
     - ``"drop"``: the last N mod W entries of the order are left out.
     - ``"keep"``: the shards are uneven; the first N mod W ranks have one entry more.
 
-    ``len(sampler)`` is the number of entries of this rank. Raises ValueError for a rank outside
+    ``len(sampler)`` is the number of entries of this rank. Nothing is communicated, and the global
+    random state is neither used nor changed. Raises ValueError for a rank outside
     0 … world_size-1, a world size or data set size below 1, or an unknown ``remainder``.
     """
 
@@ -72,7 +73,7 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def num_real(self) -> int:
-        """Entries of this rank in a whole epoch that are not padding."""
+        """Entries of this rank in a whole epoch that are not padding, whatever was consumed."""
         # --- exercise 1.1: start
         # Step 1: count the positions rank, rank + W, rank + 2W … below the data set's size
         # Step 2: dropping leaves whole rounds only
@@ -82,7 +83,7 @@ class ShardedSampler(Sampler[int]):
         # --- exercise 1.1: end
 
     def __len__(self) -> int:
-        """Entries of this rank in a whole epoch, padding included."""
+        """Entries of this rank in a whole epoch, padding included, whatever was consumed."""
         # --- exercise 1.1: start
         # Step 3: only padding adds to the real ones: every rank gets the rounded-up share
         if self.remainder == "pad":
@@ -91,7 +92,11 @@ class ShardedSampler(Sampler[int]):
         # --- exercise 1.1: end
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's indices of the current epoch, from the resumed position if there is one."""
+        """This rank's indices of the current epoch, from the resumed position if there is one.
+
+        The indices are ints. A pass begins with ``iter`` or with its first index, as you like; one
+        that has begun goes on as it began, whatever is called meanwhile.
+        """
         # --- exercise 1.1: start
         # Step 4: draw the epoch's order from seed + epoch, alike on all ranks
         # Step 5: entry i of this rank is position rank + i·W of the order; padding wraps around
@@ -108,8 +113,10 @@ class ShardedSampler(Sampler[int]):
         # --- exercise 1.1: end
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next pass takes; a resumed position is forgotten
-        when the epoch is another one."""
+        """Choose the epoch whose order the next passes take (at first 0).
+
+        A resumed position is forgotten when the epoch is another one, and kept when it is the same.
+        """
         # --- exercise 1.1: start
         # Step 7: a new epoch begins at its first entry; naming the resumed epoch again keeps
         #         the position
@@ -121,8 +128,10 @@ class ShardedSampler(Sampler[int]):
     def state_dict(self, consumed: int) -> dict[str, int]:
         """The position to resume from, as plain numbers.
 
-        ``consumed``: how many entries of this rank and epoch were trained on. The caller says so
-        because a loader with workers reads ahead: the sampler has handed out more than was used.
+        ``consumed``: how many entries of this rank and epoch were trained on, from the epoch's
+        beginning, also if the pass was resumed itself. The caller says so because a loader with
+        workers reads ahead: the sampler has handed out more than was used. The sampler stays as it
+        is.
         """
         # --- exercise 1.1: start
         # Step 8: the epoch, the seed that made its order, and what was consumed of it
@@ -130,7 +139,12 @@ class ShardedSampler(Sampler[int]):
         # --- exercise 1.1: end
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where ``state`` was taken: the next pass (only) leaves out what was consumed."""
+        """Continue where ``state`` was taken: the next pass (only) leaves out what was consumed.
+
+        The next pass is the one that begins next, even if it is left early. The state's epoch and
+        seed replace those of this sampler; data set, rank and world size are those of the sampler
+        that made it. The state may have been JSON, and stays as it is.
+        """
         # --- exercise 1.1: start
         # Step 9: the opposite of state_dict
         self.epoch = state["epoch"]
@@ -142,14 +156,12 @@ class ShardedSampler(Sampler[int]):
 def split_batch(global_batch_size: int, world_size: int) -> int:
     """The batch size of one rank, explicit so that nobody has to guess which one a number means.
 
-    Raises ValueError with both numbers if the global batch can't be split evenly or is empty.
+    Raises ValueError if the global batch can't be split evenly or is empty, or if there is no rank.
     """
     # --- exercise 1.2: start
     # Step 1: refuse what does not divide: silently rounding would change the training
-    if global_batch_size < 1 or global_batch_size % world_size:
-        raise ValueError(
-            f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
-        )
+    if min(global_batch_size, world_size) < 1 or global_batch_size % world_size:
+        raise ValueError(f"{global_batch_size} samples do not divide over {world_size} ranks")
     return global_batch_size // world_size
     # --- exercise 1.2: end
 
@@ -157,11 +169,11 @@ def split_batch(global_batch_size: int, world_size: int) -> int:
 class ShardedBatchSampler(Sampler[list[int]]):
     """This rank's batches, equally many on every rank.
 
-    There is one batch per slice of ``batch_size · world_size`` entries of the whole order, the last
-    slice may be partial. A rank whose shard is used up earlier than another's yields a shorter or
-    empty batch, so that all ranks take the same number of steps and none waits for ever. After
-    ``load_state_dict`` the remaining batches are as many on every rank, too, provided all ranks
-    consumed the same number of whole batches.
+    There is one batch per slice of ``batch_size · world_size`` entries of the whole order (with its
+    padding, without what is dropped); the last slice may be partial. A rank whose shard is used up
+    earlier than another's yields a shorter or empty batch, so that all ranks take the same number
+    of steps and none waits for ever. After ``load_state_dict`` the remaining batches are as many on
+    every rank, too, provided all ranks consumed the same number of full batches.
     """
 
     def __init__(self, sampler: ShardedSampler, batch_size: int) -> None:
@@ -169,7 +181,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.batch_size = batch_size
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Batches of a whole epoch, whatever was consumed."""
         # --- exercise 1.2: start
         # Step 2: the rank with the most entries decides; with "keep" that is rank 0
         s = self.sampler
@@ -178,7 +190,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
         # --- exercise 1.2: end
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Lists of at most ``batch_size`` indices, possibly empty at the end."""
+        """Lists of at most ``batch_size`` indices, possibly empty at the end.
+
+        An iterator that is never read uses up no resumed position: a loader with workers makes one.
+        """
         # --- exercise 1.2: start
         # Step 3: a resumed epoch has fewer batches left; divide this rank's entries into batches,
         #         and go on, with empty ones, to the number that all ranks agree on
@@ -194,12 +209,14 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
 
 def seed_everything(seed: int, rank: int, worker: int = 0) -> None:
-    """Seed torch, numpy and random so that every (seed, rank, worker) draws different numbers,
-    and the same ones when run again."""
+    """Seed torch, numpy and random, each so that every (seed, rank, worker) draws other numbers.
+
+    The same three numbers (none negative, some large) give the same draws in every process and run.
+    """
     # --- exercise 1.2: start
     # Step 4: mix the three numbers so that no two combinations meet (seed + rank would: seed 1 on
     #         rank 0 is seed 0 on rank 1), then seed all three libraries
-    mixed = np.random.SeedSequence([seed, rank, worker]).generate_state(1)[0]
+    mixed = np.random.SeedSequence(seed, spawn_key=(rank, worker)).generate_state(1)[0]
     torch.manual_seed(int(mixed))
     np.random.seed(int(mixed))
     random.seed(int(mixed))
@@ -251,13 +268,16 @@ def build_loader(
     """The loader of one rank; ``dataset[i]`` is a tuple of tensors or numbers.
 
     ``loader.batch_sampler`` is a ``ShardedBatchSampler`` (its ``set_epoch`` is to be called before
-    each epoch) over a ``ShardedSampler``. Workers and ranks draw different random numbers, which
-    change with the epoch and repeat with the seed. ``prefetch`` batches per worker are loaded
-    ahead; memory is pinned only where the batches go to a CUDA ``device``.
+    each epoch) over a ``ShardedSampler``. An empty batch has the fields of a real one, with their
+    dtypes and shapes but length 0. Worker processes draw different random numbers, on each rank
+    others, by torch, numpy and random; they change from pass to pass and repeat with the seed.
+    Loading leaves the global random state of the caller alone (but for what ``dataset[i]`` itself
+    draws there). ``prefetch`` batches per worker are loaded ahead; memory is pinned only for a CUDA
+    ``device``. Raises ValueError where ``split_batch`` or ``ShardedSampler`` does.
     """
     # --- exercise 1.2: start
-    # Step 7: sampler -> batches -> loader; a generator seeded per rank gives the workers' seeds
-    # Step 8: prefetch_factor and persistent workers are allowed with workers only
+    # Step 7: sampler -> batches -> loader; a generator of its own gives the workers' base seeds
+    # Step 8: prefetch_factor is allowed with workers only
     sampler = ShardedSampler(
         len(dataset),
         rank=rank,

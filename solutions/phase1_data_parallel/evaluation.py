@@ -27,11 +27,12 @@ def global_metrics(
     group: Group = None,
     device: torch.device | str = "cpu",
 ) -> tuple[float, float]:
-    """(mean loss, accuracy) over the samples of all ranks, the same on every rank.
+    """(mean loss, accuracy) over the samples of all ranks of ``group``, as floats.
 
-    The arguments are this rank's sum of losses, number of right answers and number of samples
-    (possibly 0). Exact: a mean of the ranks' means would weigh small shards too much. One message.
-    Raises ValueError, on every rank, if no rank has a sample.
+    Every rank gets the same two numbers. The arguments are this rank's sum of losses, number of
+    right answers and number of samples (possibly 0). Exact in float64, for billions of samples,
+    too: a mean of the ranks' means would weigh small shards too much. One message per rank, of at
+    most 64 bytes. Raises ValueError, on every rank, if no rank has a sample.
     """
     # --- exercise 1.6: start
     # Step 1: sum the three numbers over the ranks in float64 (exact for counts), then divide
@@ -50,17 +51,20 @@ def evaluate(
     group: Group = None,
     device: torch.device | str = "cpu",
 ) -> tuple[float, float]:
-    """(mean cross-entropy, accuracy) over the data set, exactly, on every rank.
+    """(mean cross-entropy, accuracy) over the samples of all ranks' shards, on every rank.
 
     Each sample counts once, whatever the shards' sizes: the entries that pad this rank's shard come
-    last, and ``loader.batch_sampler.sampler.num_real`` tells how many come before. The model is
-    evaluated in eval mode without gradients and left in the mode it was in.
+    last, and ``loader.batch_sampler.sampler.num_real`` tells how many come before. A sampler that
+    drops the remainder leaves those samples out. A batch, or all of a rank's, may be empty; the
+    model is called with samples only. It is evaluated in eval mode, on ``device``, without
+    gradients. Each of its modules is left in the mode it was in, also when something raises;
+    afterwards gradients are recorded as before. One message per rank.
     """
     # --- exercise 1.6: start
-    # Step 2: eval mode, and back to the mode the model was in, also when something raises
+    # Step 2: eval mode, and back to the mode each module was in, also when something raises
     # Step 3: of each batch only the entries before the padding count; a batch may be empty
     # Step 4: add up sums, not means; one global reduction at the end
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     loss_sum, correct, count = 0.0, 0, 0
     left = loader.batch_sampler.sampler.num_real
@@ -76,13 +80,17 @@ def evaluate(
                 correct += int((logits.argmax(1) == targets).sum())
                 count += len(targets)
     finally:
-        model.train(was_training)
+        for module, training in modes.items():
+            module.training = training
     return global_metrics(loss_sum, correct, count, group, device)
     # --- exercise 1.6: end
 
 
 def print_once(message: str, group: Group = None) -> None:
-    """Print ``message`` on the first rank of ``group`` only, without any communication."""
+    """Print ``message`` on the first rank of ``group`` only, without any communication.
+
+    A rank that is no member of ``group`` prints nothing.
+    """
     # --- exercise 1.6: start
     # Step 5: the group's own rank decides, not LOCAL_RANK (every node has one that is 0)
     if dist.get_rank(group) == 0:

@@ -57,11 +57,13 @@ def check_op(tensor: Tensor, op: str) -> None:
 def all_reduce_root(tensor: Tensor, op: Op = "sum", root: int = 0, group: Group = None) -> None:
     """Combine ``tensor`` over the ranks of ``group`` through one root, in place on every rank.
 
-    Everybody sends to ``root`` (a rank of the group), which combines in rank order and sends the
-    result back. ``tensor`` may be empty or non-contiguous, of the same shape and dtype on all
-    ranks. 2(W-1) messages of N bytes in all, by point-to-point calls only. Raises ValueError on
-    every rank, before anything is sent, for an unknown ``op``, the mean of integers, or a root
-    outside the group.
+    Everybody sends to ``root`` (a rank of the group), which combines in rank order, in the dtype of
+    ``tensor``, and sends the result back. All ranks get the same bits: those of a loop over the
+    ranks of the group, divided at the end for the mean. ``tensor`` has the same shape and dtype on
+    all ranks; it may be empty or strided, on each rank in another way. Nothing beside it changes,
+    no gradient is recorded, and a leaf stays a leaf. 2(W-1) messages of N bytes in all, by
+    point-to-point calls only. Raises ValueError on every rank, before anything is sent, for an
+    unknown ``op``, the mean of anything but floating-point numbers, or a root outside the group.
     """
     # --- exercise 1.7: start
     # Step 1: refuse bad arguments first, alike on all ranks
@@ -105,8 +107,9 @@ def combine(values: Sequence[Tensor], op: str) -> Tensor:
 def all_reduce_direct(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
     """Everyone sends its tensor to everyone and combines for itself, in place.
 
-    Same contract as ``all_reduce_root``, without a root: W(W-1) messages of N bytes in all, (W-1)N
-    bytes sent per rank. All ranks combine in rank order, so the results are equal to the last bit.
+    Same contract as ``all_reduce_root``, without a root: W(W-1) messages of N bytes in all, one
+    from each rank to each other. All ranks combine in rank order, so the results are equal to the
+    last bit.
     """
     # --- exercise 1.8: start
     # Step 1: post all receives and all sends at once (isend, irecv), into separate buffers
@@ -128,8 +131,9 @@ def all_reduce_direct(tensor: Tensor, op: Op = "sum", group: Group = None) -> No
 def all_reduce_chain(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
     """Combine along the chain 0 → 1 → … → W-1 and pass the result back the same way, in place.
 
-    Same contract as ``all_reduce_root``, without a root: 2(W-1) messages of N bytes in all; each
-    rank sends at most 2N, the ends N. Rank r adds its value to what ranks 0 … r-1 made.
+    Same contract as ``all_reduce_root``, without a root: 2(W-1) messages of N bytes in all, only
+    between neighbours; each rank sends at most 2N, the ends N. Rank r combines what ranks 0 … r-1
+    made with its own value, so the bits are those of a loop, too.
     """
     # --- exercise 1.8: start
     # Step 4: receive from the left (not rank 0), combine, send to the right (not the last rank)
@@ -172,8 +176,8 @@ class Cost:
 def communication_cost(strategy: str, world_size: int, nbytes: int) -> Cost:
     """The module's table for ``"root"``, ``"direct"``, ``"chain"`` and, to compare, ``"ring"``.
 
-    ``nbytes`` is the tensor's size N. One rank alone costs nothing. Raises ValueError for an
-    unknown strategy.
+    ``nbytes`` is the tensor's size N. One rank alone costs nothing, a chain of two has only ends.
+    Raises ValueError for an unknown strategy.
     """
     # --- exercise 1.8: start
     # Step 6: write down the formulas; mind W = 1, and the chain of two, which has only ends

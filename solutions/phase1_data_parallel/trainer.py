@@ -46,21 +46,22 @@ OnStep = Callable[[int, float, int], None]
 def broadcast_model_state(model: nn.Module, src: int = 0, group: Group = None) -> None:
     """Give every rank the parameters and buffers of global rank ``src``, in place.
 
-    Buffers count whether persistent or not, of any dtype; tensors may be non-contiguous or empty. A
-    tensor that the model holds under several names (tied) is sent once. Sends the bytes of
-    parameters and buffers once. No gradient is recorded.
+    Parameters count whether they require grad or not, buffers whether persistent or not, of any
+    dtype, also one that the backend does not know, such as int16. Tensors may be empty or strided,
+    on each rank in another way. They stay the same objects in the same memory, with the gradients
+    that they have; no gradient is recorded. A tensor that the model holds under several names
+    (tied, or a parameter that is a buffer, too) is sent once. The source sends the bytes of
+    parameters and buffers once to all, or once to each rank; only ranks of ``group`` take part.
     """
     # --- exercise 1.3: start
-    # Step 1: model.parameters() and model.buffers() name each tied tensor once (state_dict() does
-    #         not, and it leaves out non-persistent buffers)
-    # Step 2: broadcast a contiguous copy of each and write it back into the tensor that the model
-    #         and the optimizer hold
+    # Step 1: model.parameters() and model.buffers() each name a tied tensor once (state_dict() does
+    #         not, and it leaves out non-persistent buffers); one may be in both
+    # Step 2: broadcast a contiguous copy of each, as bytes, and write it back into the tensor that
+    #         the model and the optimizer hold
     with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.numel() == 0:
-                continue
-            flat = tensor.detach().clone(memory_format=torch.contiguous_format)
-            dist.broadcast(flat, src, group=group)
+        for tensor in dict.fromkeys((*model.parameters(), *model.buffers())):
+            flat = tensor.clone(memory_format=torch.contiguous_format)
+            dist.broadcast(flat.view(-1).view(torch.uint8), src, group=group)
             tensor.copy_(flat)
     # --- exercise 1.3: end
 
@@ -70,24 +71,28 @@ def average_gradients(
 ) -> None:
     """Replace each gradient of a local mean loss by that of the global mean loss, on every rank.
 
-    ``num_samples``: samples behind this rank's gradients; ranks may differ, some may have 0. After
-    the call ``p.grad`` is Σ_r n_r·g_r / Σ_r n_r on every rank, in the dtype of ``p``. A gradient
-    that is None counts as zero; one that is None on every rank stays None. Parameters with
-    ``requires_grad=False`` are neither sent nor changed, a tied one is sent once. All ranks issue
-    the same communication in the same order, whatever gradients they have; with no samples at all
-    gradients become zero.
+    All ranks pass the same parameters in the same order. ``num_samples``: samples behind this
+    rank's gradients; ranks may differ, some may have 0, together there may be billions. After the
+    call ``p.grad`` is Σ_r n_r·g_r / Σ_r n_r on every rank, to the rounding of the dtype of ``p``,
+    without autograd history. A rank with 0 samples adds zero, even where its gradients are nan.
+    Gradients are weighted before the sum, so that 16-bit ones do not overflow on the way. They may
+    be strided, on each rank in another way. A gradient that is None counts as zero; one that is
+    None on every rank stays None. With no samples at all gradients become zero. Parameters with
+    ``requires_grad=False`` are neither sent nor changed, nor is their gradient; a tied one is sent
+    once. All ranks issue the same communication in the same order, whatever gradients they have;
+    without trainable parameters none. Nothing is kept for the next call, which may be for another
+    model.
 
     Cost per rank: 2(W-1)/W of the trainable parameters' bytes that have a gradient on some rank,
-    and at most 8 bytes per parameter to agree on samples and missing gradients.
+    and of at most 8 bytes per parameter, and 8, to agree on samples and missing gradients.
     """
     # --- exercise 1.4: start
     # Step 1: keep the trainable parameters, each once (dict.fromkeys keeps the order)
     # Step 2: one small all-reduce tells everybody the number of samples and which gradients exist
-    #         somewhere; deciding that locally would let ranks issue different communication
     # Step 3: weight the local gradients by this rank's share of the samples, missing ones by zero
     # Step 4: join gradients of one dtype and device to one flat tensor, sum it over the ranks:
     #         few large messages are faster than many small ones
-    # Step 5: divide the sum again, into p.grad
+    # Step 5: cut the sum again, into p.grad
     trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     if not trainable:
         return
@@ -102,7 +107,9 @@ def average_gradients(
             buckets.setdefault((p.dtype, p.device), []).append(p)
     for bucket in buckets.values():
         parts = [
-            p.grad.flatten() * share if p.grad is not None and share else p.new_zeros(p.numel())
+            p.new_zeros(p.numel())  # not gradients times zero: nan would stay nan
+            if p.grad is None or not share
+            else p.grad.detach().flatten() * share
             for p in bucket
         ]
         flat = torch.cat(parts)
@@ -122,7 +129,11 @@ def train_step(
     """One synchronous step on this rank's part of the global batch, which may be empty.
 
     The loss is cross-entropy, averaged over the global batch. Returns that global mean loss (before
-    the step), the same number on every rank. Every rank takes the optimizer step.
+    the step) as a float, the same number on every rank. Gradients from before do not count, of any
+    parameter of ``model``, whether ``optimizer`` holds it or not. Every rank takes the optimizer
+    step; a parameter that no rank uses has no gradient in it. If no rank has a sample the loss is
+    0.0, and no parameter has a gradient. Only gradients and a few numbers travel, and only within
+    ``group``.
     """
     # --- exercise 1.5: start
     # Step 1: forget the last step's gradients (to None, so that unused ones are seen)
@@ -130,7 +141,7 @@ def train_step(
     # Step 3: the global loss needs the sums over the ranks, not rank 0's own mean; start that
     #         all-reduce now and wait for it last, so that it costs no time of its own
     # Step 4: average the gradients, weighted by samples, then step on every rank
-    optimizer.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)
     loss_sum = 0.0
     if len(targets):
         loss = F.cross_entropy(model(inputs), targets)
@@ -158,22 +169,24 @@ def train(
     """Train for ``epochs`` epochs and return the global mean loss of every step.
 
     ``model`` is on ``device`` and may start differently on the ranks: all begin with the state of
-    the group's first rank. ``loader.batch_sampler.set_epoch`` is called with 0, 1, … before each
-    epoch. ``on_step(step, loss, samples)`` is called after each step, with this rank's number of
-    samples. Equals the training of one process on the same global batches to rounding.
+    the group's first rank. Each step is in training mode, whatever ``on_step`` left.
+    ``loader.batch_sampler.set_epoch`` is called with 0, 1, … before each epoch.
+    ``on_step(step, loss, samples)`` is called after each step, with this rank's number of samples;
+    steps count from 1, on through all epochs. Equals the training of one process on the same global
+    batches to rounding.
     """
     # --- exercise 1.5: start
     # Step 5: begin with equal weights
-    # Step 6: every epoch needs its own order; then one train_step per batch
-    src = 0 if group is None else dist.get_process_group_ranks(group)[0]
+    # Step 6: every epoch needs its own order; then, in training mode, one train_step per batch
+    src = dist.get_process_group_ranks(group)[0]
     broadcast_model_state(model, src, group)
-    model.train()
     losses: list[float] = []
     for epoch in range(epochs):
         loader.batch_sampler.set_epoch(epoch)
         for inputs, targets in loader:
             inputs = inputs.to(device, non_blocking=True)
             targets = targets.to(device, non_blocking=True)
+            model.train()
             losses.append(train_step(model, optimizer, inputs, targets, group))
             if on_step:
                 on_step(len(losses), losses[-1], len(targets))
@@ -182,12 +195,16 @@ def train(
 
 
 def weight_hash(model: nn.Module) -> str:
-    """SHA-256 over the bytes of all parameters and buffers: equal replicas, equal hash."""
+    """SHA-256, as 64 hexadecimal digits, over the bytes of all parameters, then of all buffers.
+
+    Tensors count in the order of ``model.parameters()`` and ``model.buffers()``, the elements of
+    each in their logical order, whatever its dtype and strides. Equal replicas, equal hash.
+    """
     # --- exercise 1.5: start
     # Step 7: hash the raw bytes, not rounded numbers: drift begins in the last bit
     digest = hashlib.sha256()
     for tensor in (*model.parameters(), *model.buffers()):
-        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        data = tensor.cpu().flatten().view(torch.uint8)
         digest.update(data.numpy().tobytes())
     return digest.hexdigest()
     # --- exercise 1.5: end

@@ -108,7 +108,8 @@ class Surroundings:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Random state and autocast as noted; what was outside before is there again afterwards."""
+        """Random state and autocast as noted; what was outside before is there again afterwards,
+        also after an error."""
         # --- exercise 2.7: start
         # Step 4: torch.random.fork_rng brings back the outer random state
         with torch.random.fork_rng(devices=self.cuda), self.casting():
@@ -144,12 +145,13 @@ class Recompute(torch.autograd.Function):
         """Run ``call`` without recording a graph; only ``tensors`` are saved."""
         # --- exercise 2.7: start
         # Step 5: save the tensors by save_for_backward: it notices if they change in the meantime
-        # Step 6: autograd records nothing inside a Function's forward
+        # Step 6: autograd records nothing inside a Function's forward; return new tensors, because
+        #         it makes them this node's: a buffer or a parameter that fn returns is not
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         with call.surroundings.casting():
-            return call.run(tensors)
+            return tuple(output.detach() for output in call.run(tensors))
         # --- exercise 2.7: end
 
     @staticmethod
@@ -184,12 +186,17 @@ class Recompute(torch.autograd.Function):
 def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``fn(*args, **kwargs)``, keeping only the tensors among its arguments for backward.
 
-    Arguments and what ``fn`` returns may be tuples, lists and dicts, nested, of tensors and other
-    values. ``fn`` runs once now and, when backward arrives, once more, with the same random
-    numbers and autocast state; the program's own random state is what it would be without. Outputs
-    and all gradients equal those of the plain call: of the arguments that need one, and of
-    everything else that ``fn`` uses (parameters, also when no argument needs a gradient). Without
-    grad mode it is the plain call.
+    Arguments and what ``fn`` returns may be tuples (also named ones), lists and dicts, nested, of
+    tensors of any dtype and layout and of other values; ``fn`` may return an argument, a buffer or
+    a parameter itself, which stays what it is. ``fn`` runs once now and, at every backward, once
+    more, with the same autocast state and the same random numbers of PyTorch: those of the CPU and
+    of the CUDA devices of its arguments. The program's own random state, and its autocast, are what
+    they would be without, also after an error in ``fn``.
+
+    Outputs and all gradients equal those of the plain call: of the arguments that need one, and of
+    everything else that ``fn`` uses (parameters, also when no argument needs a gradient). Frozen
+    parameters, and arguments that need none, get none. An output that ``fn`` has detached may need
+    a gradient here; what arrives there goes no further. Without grad mode it is the plain call.
 
     ``fn`` must compute the same twice and not change its arguments. A tensor argument that changes
     between forward and backward, and gradients by ``torch.autograd.grad``, are a RuntimeError (or
@@ -217,8 +224,10 @@ def checkpoint_sequential(
     """All ``layers`` one after the other on ``x``, in ``segments`` segments, all but the last one
     checkpointed.
 
-    Segments are runs of ⌈n/s⌉ layers first, then of ⌊n/s⌋. Equals the plain calls. For memory and
-    compute see the module. Raises ValueError unless 1 ≤ ``segments`` ≤ number of layers.
+    Segments are runs of ⌈n/s⌉ layers first, then of ⌊n/s⌋. Equals the plain calls. After forward it
+    holds what the formula of the module says, and the peak of backward is that of the module. A
+    layer of a checkpointed segment is computed twice, one of the last segment once. Raises
+    ValueError unless 1 ≤ ``segments`` ≤ number of layers, before any layer runs.
     """
     # --- exercise 2.7: start
     # Step 14: the lengths of the segments, longer ones first, and where each of them ends

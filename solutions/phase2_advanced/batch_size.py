@@ -44,8 +44,8 @@ def scaled_learning_rate(
     ``base_lr`` (η) was tuned for batches of ``base_batch`` samples; the batch over all ranks now
     has ``global_batch``, k times as many. Step 0 takes η, each further one the same amount more,
     and from step ``warmup_steps`` on it is k·η; without warm-up, or for a batch that is not larger
-    than ``base_batch``, it is k·η at once. Raises ValueError if ``step`` or ``warmup_steps`` is
-    negative or a batch is less than 1.
+    than ``base_batch``, it is k·η at once. k need not be whole. Raises ValueError if ``step`` or
+    ``warmup_steps`` is negative or a batch is less than 1.
     """
     # --- exercise 2.4: start
     # Step 1: the linear rule gives the rate after the warm-up
@@ -65,9 +65,9 @@ def scaled_learning_rate(
 def accumulation_steps(global_batch: int, micro_batch: int, world_size: int) -> int:
     """How many micro-batches of ``micro_batch`` samples each rank takes per optimizer step.
 
-    global_batch / (micro_batch · world_size). Raises ValueError that names the three numbers if one
-    is less than 1 or if that does not divide: a rounded number would train on another batch size
-    than the learning rate is for.
+    global_batch / (micro_batch · world_size), as an int. Raises ValueError if one of the three is
+    less than 1 or if that does not divide: a rounded number would train on another batch size than
+    the learning rate is for.
     """
     # --- exercise 2.4: start
     # Step 3: divide, and refuse to round
@@ -94,9 +94,12 @@ def make_trial(
 
     ``loss_of(size)`` runs ``model`` forward on that many samples and gives a scalar loss;
     ``measure(run)`` calls ``run()`` and returns its peak in bytes (torch has no such counter for
-    the CPU). The trial returns that. Afterwards, also after an error, every ``p.grad`` is the
-    tensor that it was, unchanged, and buffers (BatchNorm's statistics) and PyTorch's random state
-    are as before: nothing has been trained. Nothing may be communicated in a trial: pass the bare
+    the CPU). The trial returns that. Afterwards, also after an error, every ``p.grad``, of a frozen
+    parameter too, is the tensor that it was, unchanged, or None, and buffers (BatchNorm's
+    statistics, non-persistent ones too) are the same tensors with the values from before; one that
+    forward replaces by a new tensor stays replaced.
+    PyTorch's random state is as before: nothing has been trained. The error comes out. The forward
+    begins without gradients, as a step does. Nothing may be communicated in a trial: pass the bare
     model, not one that reduces its gradients in backward.
     """
     # --- exercise 2.4: start
@@ -144,25 +147,31 @@ def fits_everywhere(
     """Whether ``trial(size)`` fits on every rank of ``group``: the same answer on all of them.
 
     It fits where it does not run out of memory and returns at most ``budget_bytes``. What the trial
-    held is freed when the call returns, on CUDA back to the device. Other errors of the trial come
-    out unchanged. One all-reduce of one integer, on ``device``.
+    held is freed when the call returns, on CUDA back to the device. Another error of the trial
+    comes out unchanged on its rank, after the all-reduce, and ranks without one raise RuntimeError
+    then: nobody goes on alone. One all-reduce of one integer, on ``device``.
     """
     # --- exercise 2.4: start
     # Step 8: try; tell out-of-memory from other errors
     # Step 9: clean up after the except clause: inside it the error's traceback still holds the
     #         frames of the trial, and they hold its tensors
-    # Step 10: every rank comes to the all-reduce, whatever happened to it
+    # Step 10: every rank comes to the all-reduce, whatever happened to it, and learns whether some
+    #          rank has an error, which is less than not to fit
+    failed = None
     try:
-        fits = trial(size) <= budget_bytes
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        fits = False
+        fits = int(trial(size) <= budget_bytes)
+    except Exception as error:
+        fits = 0 if is_out_of_memory(error) else -1
+        failed = None if is_out_of_memory(error) else error
     gc.collect()  # frames and errors that refer to each other
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
-    everywhere = torch.tensor(int(fits), device=device)
+    everywhere = torch.tensor(fits, device=device)
     dist.all_reduce(everywhere, op=dist.ReduceOp.MIN, group=group)
+    if failed is not None:
+        raise failed
+    if everywhere < 0:
+        raise RuntimeError(f"the trial of {size} samples failed on another rank")
     return bool(everywhere)
     # --- exercise 2.4: end
 
@@ -185,8 +194,10 @@ def largest_micro_batch(
     size that is returned has been tried.
 
     What the optimizer allocates at its first step counts as well: search after that step, or take
-    it from the budget. Raises ValueError on every rank if ``upper`` < 1 (before any trial) or if
-    not even 1 fits.
+    it from the budget. An error of a trial that is no lack of memory ends the search on all ranks:
+    it comes out unchanged, and ranks without one raise RuntimeError. Raises ValueError on every
+    rank if ``upper`` < 1 (before any trial or message) or if not even 1 fits. One all-reduce of one
+    integer per trial, nothing else.
     """
     # --- exercise 2.4: start
     # Step 11: double while it fits, starting from 1: an attempt far too large can take the whole
@@ -198,8 +209,7 @@ def largest_micro_batch(
     while fails <= upper and fits_everywhere(trial, fails, budget_bytes, device, group):
         fits, fails = fails, 2 * fails
     if not fits:
-        limit = "memory" if budget_bytes == math.inf else f"a budget of {budget_bytes:,.0f} bytes"
-        raise ValueError(f"not even a micro-batch of 1 fits into {limit} on all ranks")
+        raise ValueError(f"not even 1 fits into memory and {budget_bytes:,.0f} bytes on all ranks")
     fails = min(fails, upper + 1)
     while fails - fits > 1:
         middle = (fits + fails) // 2

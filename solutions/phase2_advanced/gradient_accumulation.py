@@ -40,8 +40,10 @@ IGNORED = -100
 def windows(micro_batches: Iterable[T], steps: int) -> Iterator[list[T]]:
     """Divide a stream of micro-batches into lists of ``steps``, one per optimizer step.
 
-    The last list is shorter if they don't divide; none is empty and none is lost. Lazy: reads no
-    micro-batch beyond the list that it gives. Raises ValueError, before reading, if ``steps`` < 1.
+    Returns an iterator. The last list is shorter if they don't divide; no list is empty, and no
+    micro-batch is lost, whatever it is. Every list is a new one. The call reads nothing; the
+    micro-batches of a list are read when that list is asked for, and no further ones. Raises
+    ValueError if ``steps`` < 1: when called, before anything is read.
     """
     # --- exercise 2.1: start
     # Step 1: refuse a bad number of steps when called, not at the first window
@@ -58,9 +60,11 @@ def accumulate(model: nn.Module, window: Iterable[MicroBatch], total: float) -> 
 
     ``model(inputs)`` gives logits (n, classes); the loss of a target is its cross-entropy, targets
     that equal IGNORED have none. Gradients that are there already stay in the sum. A micro-batch
-    without any counted target adds nothing. Returns the sum of the losses (not divided).
+    without any counted target adds nothing. Frozen parameters and their gradients stay as they are.
+    Returns the sum of the losses (not divided) as a float, 0.0 for an empty window.
 
-    The activations of one micro-batch are freed before the next one runs.
+    Reads the window once, in order. Every micro-batch goes through the model by itself, and its
+    activations are freed before the next one runs.
     """
     # --- exercise 2.1: start
     # Step 3: the sum of a micro-batch's losses over the total of the window: no mean of its own
@@ -83,14 +87,20 @@ def accumulate_and_reduce(
 ) -> tuple[float, int]:
     """Leave ``loss_scale`` times the gradient of the global mean loss in every rank's ``p.grad``.
 
-    The mean is over the counted targets of all micro-batches of all ranks of ``group``; ranks may
-    have different numbers of micro-batches, some none. Gradients from before are forgotten. A
-    trainable parameter without gradient counts as zero; frozen ones are neither sent nor changed,
-    tied ones are sent once. Returns (global mean loss, number of counted targets), the same on
-    every rank; (0.0, 0) and zero gradients if no rank has a target.
+    The mean is over the counted targets of all micro-batches of all ranks of ``group`` (None: of
+    all ranks), which all call it. Ranks may have different numbers of micro-batches, some none.
+    Gradients from before are forgotten. A trainable parameter without gradient counts as zero and
+    gets zeros. A frozen parameter is not changed, neither it nor its gradient is sent; an old
+    gradient of it may stay. A tied parameter is sent once. ``p.grad`` has the dtype of ``p``.
+    Parameters may have several dtypes and any memory layout; at least one is trainable.
 
-    Cost per rank: one all-reduce of the trainable parameters' bytes, and two of single numbers,
-    whatever the number of micro-batches.
+    Returns (global mean loss, number of counted targets), a float and an int, the same on every
+    rank; the losses of micro-batches and ranks are added in float64. If no rank has a target it
+    returns (0.0, 0), and all gradients are zero.
+
+    Cost per rank: one all-reduce of the trainable parameters' bytes (one per dtype that they have),
+    and at most two of single numbers, whatever the number of micro-batches. As in ``accumulate``,
+    the activations of one micro-batch are freed before the next one runs.
     """
     # --- exercise 2.2: start
     # Step 1: all ranks need the global number of counted targets before the first backward
@@ -124,9 +134,12 @@ def accumulate_and_reduce(
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Scale all gradients by one factor so that their joint 2-norm is at most ``max_norm``.
 
-    Returns the norm before. In place; gradients within the limit are not touched, a tied parameter
-    counts once, one without gradient not at all. A norm that is not finite changes nothing: the
-    caller decides. No communication. Raises ValueError if ``max_norm`` is not positive.
+    Returns the norm before, as a float; it is computed in float64, whatever dtypes the gradients
+    have. A larger norm becomes ``max_norm``. In place: every ``p.grad`` remains the same tensor.
+    Gradients within the limit are not touched. A parameter that is listed twice counts once, one
+    without gradient not at all; without any gradient the norm is 0.0. A norm that is not finite
+    changes nothing: the caller decides. No communication. Raises ValueError if ``max_norm`` is not
+    positive or is NaN, before anything is changed; infinity is no limit.
     """
     # --- exercise 2.3: start
     # Step 1: the norm of all gradients together, in float64, as if they were one vector
@@ -135,7 +148,7 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> 
         raise ValueError(f"max_norm must be positive, got {max_norm}")
     gradients = [p.grad for p in dict.fromkeys(parameters) if p.grad is not None]
     squares = [torch.linalg.vector_norm(g, dtype=torch.float64) ** 2 for g in gradients]
-    norm = float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+    norm = float(sum(squares)) ** 0.5
     if max_norm < norm < float("inf"):
         for gradient in gradients:
             gradient.mul_(max_norm / norm)
@@ -154,22 +167,31 @@ def train_window(
 ) -> tuple[float, float]:
     """One optimizer step from a window of micro-batches, clipped by the global norm.
 
-    Equals the step of one process on all targets of all ranks. ``max_norm``: limit of the true
-    (unscaled) gradient's norm, None for no clipping. ``loss_scale`` keeps small gradients from
-    vanishing in 16 bits; it cancels. Returns (global mean loss, norm before clipping), the same on
-    every rank. Without any target on any rank nothing is stepped; returns (0.0, 0.0).
+    Equals the step of one process on all targets of all ranks of ``group``. ``optimizer.step()`` is
+    called once. ``max_norm``: limit of the true (unscaled) gradient's norm, over all trainable
+    parameters of the model; None for no clipping. Raises ValueError on every rank if it is not
+    positive or is NaN and there is a target. A frozen parameter does not move and does not count,
+    even if it has an old gradient and ``optimizer`` has it. ``loss_scale`` keeps small gradients
+    from vanishing in 16 bits; it cancels.
+
+    Returns (global mean loss, norm before clipping), two floats, the same on every rank. Without
+    any target on any rank nothing is stepped; returns (0.0, 0.0). Cost: that of
+    ``accumulate_and_reduce``, nothing more. What follows from a gradient that is not finite is left
+    open (exercise 2.6 skips such a step).
     """
     # --- exercise 2.3: start
     # Step 3: reduce first (exercise 2.2), then unscale, then clip, then step: a local or a scaled
     #         gradient has another norm, and each rank would clip differently
+    # Step 4: no old gradient of a frozen parameter may reach the norm or the optimizer
     loss, total = accumulate_and_reduce(model, window, loss_scale=loss_scale, group=group)
     if not total:
         return 0.0, 0.0
-    trainable = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
-    if loss_scale != 1.0:
-        for p in trainable:
+    for p in model.parameters():
+        if p.requires_grad:
             p.grad.div_(loss_scale)
-    norm = clip_by_global_norm(trainable, float("inf") if max_norm is None else max_norm)
+        else:
+            p.grad = None  # an old one: the optimizer would step it
+    norm = clip_by_global_norm(model.parameters(), float("inf") if max_norm is None else max_norm)
     optimizer.step()
     return loss, norm
     # --- exercise 2.3: end

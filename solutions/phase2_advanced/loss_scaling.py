@@ -36,12 +36,13 @@ class LossScaler:
     """A loss scale that follows the gradients: down at an overflow, up after a quiet while.
 
     Per step: multiply the loss by ``scale``, backward, ``unscale`` once, step unless there was an
-    overflow, ``update``. ``scale`` (a float) is the same on all ranks at all times.
+    overflow, ``update``. ``scale`` (a float) is the same on all ranks of the group at all times.
 
     After an overflow (a gradient is infinite or NaN on any rank) ``update`` multiplies the scale by
     ``backoff_factor``, but not below ``minimum``; with ``hysteresis`` h only at the h-th overflow
     in a row and at those that follow it at once. After ``growth_interval`` steps in a row without
-    overflow it is multiplied by ``growth_factor``, unless float32 can't hold that.
+    overflow it is multiplied by ``growth_factor``, unless float32 can't hold that, and the steps
+    are counted anew.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class LossScaler:
         hysteresis: int = 1,
         minimum: float = 1.0,
     ) -> None:
-        """Raises ValueError, with the number, for settings that could not work.
+        """Raises ValueError for settings that could not work, NaN among them.
 
-        ``growth_factor`` > 1, 0 < ``backoff_factor`` < 1, ``growth_interval`` and ``hysteresis`` at
-        least 1, 0 < ``minimum`` ≤ ``scale`` < ∞.
+        Allowed are: ``growth_factor`` > 1, 0 < ``backoff_factor`` < 1, ``growth_interval`` and
+        ``hysteresis`` at least 1, 0 < ``minimum`` ≤ ``scale`` < ∞.
         """
         # --- exercise 2.6: start
         # Step 1: refuse bad settings
@@ -83,9 +84,11 @@ class LossScaler:
     def unscale(self, parameters: Iterable[nn.Parameter], group: Group = None) -> bool:
         """Divide every gradient by ``scale``, in place; True if all are finite on all ranks.
 
-        Ranks may hold different gradients (shards), or none. One all-reduce of a single number.
-        A parameter listed twice is divided once. Raises ValueError, before anything is changed or
-        sent, at a second call for the same step: ``update`` ends a step.
+        "All ranks" are those of ``group``. Ranks may hold different gradients (shards), or none; a
+        rank may have no parameters. Every ``p.grad`` remains the same tensor, of its own dtype. One
+        all-reduce of a single number. A parameter listed twice is divided once. Raises ValueError,
+        before anything is changed or sent, at a second call for the same step: ``update`` ends a
+        step.
         """
         # --- exercise 2.6: start
         # Step 3: refuse to divide twice
@@ -95,7 +98,7 @@ class LossScaler:
             raise ValueError("unscale was called twice for one step: update() ends a step")
         parameters = list(dict.fromkeys(parameters))
         gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
-        overflow = torch.zeros((), device=parameters[0].device)
+        overflow = torch.zeros((), device=parameters[0].device if parameters else None)
         if gradients:
             extremes = torch.stack([value for g in gradients for value in torch.aminmax(g)])
             overflow += ~extremes.isfinite().all()
@@ -106,7 +109,10 @@ class LossScaler:
         # --- exercise 2.6: end
 
     def update(self) -> None:
-        """End the step: adapt the scale to what ``unscale`` found. ValueError without it."""
+        """End the step: adapt the scale to what ``unscale`` found. Sends nothing.
+
+        Raises ValueError, and changes nothing, if there was no ``unscale`` in this step.
+        """
         # --- exercise 2.6: start
         # Step 6: an overflow ends the quiet run, a quiet step the run of overflows
         # Step 7: growing starts a new quiet run
@@ -118,7 +124,7 @@ class LossScaler:
             self.quiet_steps, self.overflows = 0, self.overflows + 1
         if self.overflows >= self.hysteresis:
             self.scale = max(self.scale * self.backoff_factor, self.minimum)
-        if self.quiet_steps == self.growth_interval:
+        if self.quiet_steps >= self.growth_interval:
             self.quiet_steps = 0
             if self.scale * self.growth_factor <= torch.finfo(torch.float32).max:
                 self.scale *= self.growth_factor
@@ -137,7 +143,10 @@ class LossScaler:
         # --- exercise 2.6: end
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
-        """Go on from where ``state_dict`` was taken; the settings remain this scaler's own."""
+        """Go on from where ``state_dict`` was taken; the settings remain this scaler's own.
+
+        If the quiet steps so far are as many as this scaler's interval or more, the next one grows.
+        """
         # --- exercise 2.6: start
         # Step 9: all of it
         self.scale = float(state["scale"])
@@ -156,11 +165,16 @@ def scaled_step(
 ) -> tuple[float, float, bool]:
     """``mixed_step`` with a dynamic loss scale: for float16.
 
-    Returns (global mean loss, norm of the true gradient before clipping, whether the optimizer
-    stepped), the same on every rank. After an overflow on any rank no rank steps: masters, weights
-    and optimizer state stay as they are. Without any target on any rank nothing happens, the scale
-    does not change either; returns (0.0, 0.0, False). Raises ValueError, before anything is sent,
-    if ``max_norm`` is not positive.
+    As there, a frozen parameter does not move, even if it has an old gradient. The loss is
+    multiplied by ``scaler.scale`` before backward. Returns (global mean loss, norm of the true
+    gradient before clipping, whether the optimizer stepped), the same on every rank of ``group``:
+    two floats and a bool. After an overflow on any rank of the group no rank steps: masters,
+    weights and optimizer state stay as they are, and the norm is infinite or NaN.
+    ``scaler.update`` ends every step, taken or not.
+
+    Without any target on any rank nothing happens, the scale does not change either; returns
+    (0.0, 0.0, False). Communication: that of ``mixed_step`` and that of ``unscale``. Raises
+    ValueError, before anything is sent or changed, if ``max_norm`` is not positive or is NaN.
     """
     # --- exercise 2.6: start
     # Step 10: the scale is in the loss before backward: what has become 0 in 16 bits can't be
@@ -172,6 +186,8 @@ def scaled_step(
     if not total:
         return 0.0, 0.0, False
     trainable = [p for p in model.parameters() if p.requires_grad]
+    for p in model.parameters():
+        p.grad = p.grad if p.requires_grad else None  # a frozen one's old gradient
     finite = scaler.unscale(trainable, group)
     norm = clip_by_global_norm(trainable, math.inf if max_norm is None else max_norm)
     if finite:

@@ -52,17 +52,19 @@ FP32_MODULES = (
 
 
 def check_precision(model: nn.Module, dtype: torch.dtype) -> None:
-    """Raise ValueError unless ``model`` can compute in ``dtype``, and say by name why not.
+    """Raise ValueError unless ``model`` can compute in ``dtype``; changes nothing.
 
-    ``dtype`` must be bfloat16 or float16; every floating parameter must still be float32 (of a
-    weight that was rounded before, there is no master); and the device of the parameters must
-    multiply matrices of ``dtype``, which is tried with one of a single element.
+    ``dtype`` must be bfloat16 or float16. Every floating parameter, frozen ones too, must still be
+    float32: of a weight that was rounded before there is no master. A model that is wrapped already
+    is refused, and its wrapper as well. The device of the parameters must multiply matrices of
+    ``dtype``; this is tried with one of a single element.
     """
     # --- exercise 2.5: start
-    # Step 1: the type, then the parameters, then the device; name what is wrong
+    # Step 1: the type, then the parameters, then the device; name what is wrong. A wrapper's own
+    #         named_parameters would show its masters
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"dtype must be torch.bfloat16 or torch.float16, not {dtype!r}")
-    for name, p in model.named_parameters():
+    for name, p in nn.Module.named_parameters(model):
         if p.is_floating_point() and p.dtype != torch.float32:
             raise ValueError(f"{name} is {p.dtype}: masters are made of torch.float32 weights")
     device = next(model.parameters()).device
@@ -81,12 +83,16 @@ class MixedPrecision(nn.Module):
     a float32 model: logits are float32, ``parameters()`` and ``named_parameters()`` give the
     masters under the names that the weights have in ``model``, and backward adds to ``p.grad`` of
     the masters. An optimizer made over ``parameters()`` therefore steps and keeps state in float32.
+    ``state_dict`` and ``to`` are left open.
+
     Inside, every matrix product of forward and backward reads ``dtype``; the modules of
-    FP32_MODULES compute in float32, and keep their parameters and buffers. No torch.autocast.
+    FP32_MODULES compute in float32, and keep their parameters and buffers. Forward of the other
+    modules finds all floating parameters and buffers, frozen and non-persistent ones too, in
+    ``dtype``; integers stay integers. No torch.autocast.
 
     Gradients of several micro-batches add up in float32. No 16-bit gradient is left after backward.
-    Tied weights stay tied, with one master; a frozen parameter (and a buffer) of the other modules
-    is cast to ``dtype`` and has none. Masters equal the weights from before, to the last bit.
+    Tied weights stay tied, with one master. A frozen parameter has none; it is given as it is.
+    Masters equal the weights from before, to the last bit. Several models may be wrapped at once.
 
     After the masters have changed, ``write_back`` must follow before the next forward.
     """
@@ -143,7 +149,10 @@ class MixedPrecision(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's names with their masters; what has none (norms, frozen) stands for itself."""
+        """The model's names with their masters; what has none (norms, frozen) stands for itself.
+
+        ``prefix``, ``recurse`` and ``remove_duplicate`` mean what they mean for any module.
+        """
         # --- exercise 2.5: start
         # Step 7: parameters(), zero_grad() and so the optimizer go by this method
         for name, p in self.model.named_parameters(prefix, recurse, remove_duplicate):
@@ -170,8 +179,10 @@ def mixed_step(
 ) -> tuple[float, float]:
     """``train_window`` (exercise 2.3) in mixed precision, without loss scaling: for bfloat16.
 
-    ``optimizer`` is one over ``model.parameters()``. Returns (global mean loss, gradient norm
-    before clipping), the same on every rank. One all-reduce of the float32 gradients.
+    ``optimizer`` is one over ``model.parameters()``. Afterwards forward reads the new weights.
+    Returns (global mean loss, gradient norm before clipping), the same on every rank of ``group``.
+    Communication is that of ``train_window``: one all-reduce of the float32 gradients, and at most
+    two of single numbers.
     """
     # --- exercise 2.5: start
     # Step 9: seen from outside the model is float32: the step is that of exercise 2.3

@@ -41,16 +41,14 @@ Key = tuple[int, int]  # stage, micro-batch
 def check_sizes(ranks: int, micro_batches: int, chunks: int = 1) -> None:
     """Raise ValueError unless all three are at least 1."""
     if min(ranks, micro_batches, chunks) < 1:
-        raise ValueError(
-            f"{ranks} ranks, {micro_batches} micro-batches and {chunks} chunks per rank: "
-            "each must be at least 1"
-        )
+        numbers = f"{ranks} ranks, {micro_batches} micro-batches and {chunks} chunks per rank"
+        raise ValueError(f"{numbers}: each must be at least 1")
 
 
 def gpipe(ranks: int, micro_batches: int) -> list[list[Step]]:
     """Every rank's compute steps: all forwards, then all backwards; stage r on rank r.
 
-    Raises ValueError if a number is below 1.
+    Micro-batches in any order with the bubble above. Raises ValueError if a number is below 1.
     """
     # --- exercise 2.10: start
     # Step 1: the same order on every rank
@@ -62,8 +60,8 @@ def gpipe(ranks: int, micro_batches: int) -> list[list[Step]]:
 def one_f_one_b(ranks: int, micro_batches: int) -> list[list[Step]]:
     """Every rank's compute steps in 1F1B: as early a backward as possible; stage r on rank r.
 
-    Rank r keeps min(m, p-r) micro-batches at most, and the bubble is GPipe's. Any m, also m < p.
-    Raises ValueError if a number is below 1.
+    Rank r keeps min(m, p-r) micro-batches at most, and the bubble is GPipe's, whether B takes as
+    long as F or twice as long. Any m, also m < p. Raises ValueError if a number is below 1.
     """
     # --- exercise 2.11: start
     # Step 1: warm-up: as many forwards as there are stages behind this one, but no more than m
@@ -93,9 +91,10 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]
     """Every rank's compute steps in interleaved 1F1B: rank r has the stages r, r+p, … of v·p.
 
     Micro-batches go through in groups of p: each rank does a group's forwards with its first stage,
-    then the same group's with its second …; in backward the last stage comes first. Rank r keeps
-    2(p-r-1) + (v-1)p + 1 activations of a stage at most. Raises ValueError if a number is below 1
-    or p does not divide m.
+    then the same group's with its second …; in backward the last stage comes first. Rank r does
+    2(p-r-1) + (v-1)p forwards, or all, before it takes turns; fewer if the bubble stays
+    (p-1) / (v·m + p-1). It keeps one activation of a stage more at most. Raises ValueError if a
+    number is below 1 or p does not divide m.
     """
     # --- exercise 2.12: start
     # Step 1: the k-th forward of a rank: its group of p micro-batches, which of the own stages, and
@@ -123,8 +122,8 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]
 def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> list[list[Step]]:
     """The schedule called ``"gpipe"``, ``"1f1b"`` or ``"interleaved"``, with messages.
 
-    Raises ValueError for another name, bad numbers, or several chunks per rank in a schedule that
-    is not interleaved.
+    Raises ValueError for another name, a number below 1, or several chunks per rank in a schedule
+    that is not interleaved.
     """
     # --- exercise 2.10: start
     # Step 2: the order by its name, completed with messages (exercise 2.9)
@@ -142,15 +141,15 @@ def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) ->
 class Pipeline:
     """One rank's share of a pipelined model: runs any valid schedule.
 
-    ``chunks``: this rank's stages in rising order, each a module with one tensor in and one out;
-    it may communicate in other groups. ``schedule``: with messages, the same on all ranks.
-    ``loss_fn(output, target)``: mean over a micro-batch, used on the last stage. ``boundaries[s]``:
-    a tensor (on the meta device) with shape and dtype of what stage s gives stage s+1 for one
-    micro-batch; so receivers know what comes and no message is spent on it. ``group``: the ranks of
-    this pipeline, rank r of the group takes the steps ``schedule[r]``.
+    ``chunks``: this rank's stages in rising order, each a module with one tensor in and one out,
+    which it does not change; it may communicate in other groups. ``schedule``: with messages, the
+    same on all ranks. ``loss_fn(output, target)``: mean over a micro-batch, used on the last stage.
+    ``boundaries[s]``: a tensor (on the meta device) with shape and floating dtype of what stage s
+    gives stage s+1 for one micro-batch; so receivers know what comes and no message is spent on it.
+    ``group``: the ranks of this pipeline, rank r of the group takes the steps ``schedule[r]``.
 
     Raises ValueError if the schedule is not valid, has steps of other ``kinds``, or does not fit
-    the group or the chunks.
+    the group or the chunks. After an exception in ``step`` the pipeline can't be used again.
     """
 
     kinds = "FB"
@@ -189,21 +188,24 @@ class Pipeline:
         """Add the gradient of the batch's mean loss to every ``p.grad``; returns that loss.
 
         ``inputs`` and ``targets``: the whole batch, on every rank, so that all can check it; only
-        the first stage uses the one and the last stage the other. The loss is the same on all
-        ranks. A micro-batch's activations are freed when its backward is done; at most two sends
-        per stage of this rank are unfinished. Raises ValueError, before anything is sent, if the
-        batch does not divide into the schedule's micro-batches.
+        the first stage reads the one and the last stage the other. The loss is a float, the same on
+        all ranks. A stage is called once per micro-batch; an input that it does not use has a zero
+        gradient. Sends the schedule's messages, and at most two collectives of 8 bytes for the
+        loss. Nobody waits for a send at once, or for a receive before its data is needed; when a
+        send starts, at most two per stage of this rank and direction (F, B) are not waited for. A
+        micro-batch's activations are freed when its backward is done, unless a send holds them.
+
+        Raises ValueError, before anything is sent, if inputs or targets are empty or do not divide
+        into the schedule's micro-batches; and where an output is not what its boundary says.
         """
         # --- exercise 2.10: start
         # Step 3: divide the batch into equal micro-batches; the loss starts at zero
         # Step 4: take this rank's steps one by one; leave no send unfinished
         # Step 5: the last stage has the loss: all ranks need it
         m = self.micro_batches
-        if not len(inputs) or len(inputs) % m or len(targets) % m:
-            raise ValueError(
-                f"{len(inputs)} inputs and {len(targets)} targets don't divide into {m} "
-                "equal micro-batches"
-            )
+        sizes = len(inputs), len(targets)
+        if not all(sizes) or any(size % m for size in sizes):
+            raise ValueError(f"{sizes} inputs and targets don't divide into {m} micro-batches")
         self.inputs, self.targets = inputs.chunk(m), targets.chunk(m)
         self.loss = torch.zeros((), dtype=torch.float64, device=inputs.device)
         for step in self.steps:
@@ -217,8 +219,8 @@ class Pipeline:
     def take(self, step: Step) -> None:
         """Do one step of the schedule."""
         # --- exercise 2.10: start
-        # Step 6: compute steps, and a send or a receive to or from the rank of the other stage. A
-        #         receive is only posted here; who needs its data waits for it
+        # Step 6: compute, or send to or receive from the rank of the other stage. A receive is only
+        #         posted here; who needs its data waits for it
         kind, stage, i = step
         if kind == "F":
             self.forward(stage, i)
@@ -254,10 +256,7 @@ class Pipeline:
         else:
             want = self.boundaries[stage]
             if (output.shape, output.dtype) != (want.shape, want.dtype):
-                raise ValueError(
-                    f"stage {stage} gives {tuple(output.shape)} {output.dtype}, its boundary says "
-                    f"{tuple(want.shape)} {want.dtype}"
-                )
+                raise ValueError(f"stage {stage} gives {output.shape} {output.dtype}, not {want}")
         self.kept[stage, i] = x, output
         # --- exercise 2.10: end
 
@@ -271,11 +270,12 @@ class Pipeline:
         # Step 9: start from the gradient of the output, on the last stage from the loss
         # Step 10: the gradient of the input is for the stage before
         x, output = self.kept.pop((stage, i))
-        gradient = None
-        if stage < self.last:
-            local = stage + 1 in self.chunks
-            received = None if local else self.arrived(Step("recv B", stage, i))
-            gradient = self.gradients.pop((stage + 1, i)) if received is None else received
+        if stage == self.last:
+            gradient = None
+        elif stage + 1 in self.chunks:
+            gradient = self.gradients.pop((stage + 1, i))
+        else:
+            gradient = self.arrived(Step("recv B", stage, i))
         if output.requires_grad:  # not if everything up to here is frozen
             torch.autograd.backward(output, gradient)
         if stage:

@@ -86,9 +86,11 @@ def message_after(step: Step, last: int) -> tuple[Step, Step] | None:
 def with_messages(order: Schedule) -> list[list[Step]]:
     """Complete an order of compute steps (F, B, W per rank) with its sends and receives.
 
-    The compute steps stay as they are. The result needs no buffering: it runs through when every
-    send waits for its receive. Raises ValueError if the order itself is impossible: every rank
-    waits for another one's step.
+    The compute steps stay as they are, and so does ``order``; a rank may have none. Every crossing
+    of ranks is sent once; stages of one rank need no message. The result is a new list per rank and
+    needs no buffering: it runs through when every send waits for its receive (``validate``). Raises
+    ValueError if the order itself is impossible: ranks wait for each other, or for a step that is
+    nowhere.
     """
     # --- exercise 2.9: start
     # Step 1: in rounds: every rank whose next compute step has all that it needs takes that step
@@ -97,7 +99,9 @@ def with_messages(order: Schedule) -> list[list[Step]]:
     #         The givers first: then the receive stands before the step during which it comes in
     # Step 3: a round in which nobody can go on means that the order is impossible
     rank_of = rank_of_stages(order)
-    last = max(rank_of, default=0)
+    last = max(rank_of, default=-1)
+    if len(rank_of) <= last:
+        raise ValueError(f"of the stages 0 … {last} only {sorted(rank_of)} are on a rank")
     left = [list(reversed(steps)) for steps in order]
     out: list[list[Step]] = [[] for _ in order]
     done: set[Step] = set()
@@ -121,24 +125,25 @@ def with_messages(order: Schedule) -> list[list[Step]]:
 
 
 def validate(schedule: Schedule, stages: int, micro_batches: int) -> None:
-    """Raise ValueError, with the rank and the step, unless the schedule can run and is complete.
+    """Raise ValueError unless the schedule can run and is complete; a rank may have no steps.
 
     - F and B of every stage and micro-batch exactly once, all of a stage on one rank; with any W in
       the schedule, W as well;
     - every message that crosses ranks sent once and received once, by the ranks of its stages;
     - on each rank: F before B before W, receives before and sends after the step they belong to;
-    - it runs through if all steps are taken in order and a send waits for its receive; messages
-      between two ranks meet in the order in which they are issued.
+    - it runs through if each rank takes its steps in order, and a send waits for its receive as a
+      receive waits for its send; messages from one rank to another meet in the order in which they
+      are issued.
+
+    ``schedule`` is not changed. Raises ValueError, too, if a number is below 1.
     """
     # --- exercise 2.9: start
     # Step 4: compare all steps there are with all there should be: none missing, none too often
     # Step 5: then let all ranks run through it (below)
-    if stages < 1 or micro_batches < 1:
-        raise ValueError(f"{stages} stages and {micro_batches} micro-batches: both must be >= 1")
     kinds = "FBW" if any(step.kind == "W" for steps in schedule for step in steps) else "FB"
     every = [Step(k, s, i) for k in kinds for s in range(stages) for i in range(micro_batches)]
     rank_of = rank_of_stages(schedule)
-    if sorted(rank_of) != list(range(stages)):
+    if not rank_of or sorted(rank_of) != list(range(stages)):
         raise ValueError(f"the schedule has the stages {sorted(rank_of)} of 0 … {stages - 1}")
     crossing = [m for m in messages_of(every, stages - 1) if len({rank_of[e.stage] for e in m}) > 1]
     want = Counter((rank_of[s.stage], s) for s in [*every, *(end for m in crossing for end in m)])
@@ -182,14 +187,14 @@ def _run_through(
                     before = {Step(step.kind[-1], step.stage, step.micro_batch)}
                     peer = left[rank_of[receive.stage]]
                 else:
-                    before = {s for s in needs(step, last) if rank_of[s.stage] == rank}
+                    before = {*needs(step, last)}
                     before |= {received[step]} if step in received else set()
                     peer = []
                 if not before <= done:
                     missing = " and ".join(map(str, before - done))
                     raise ValueError(f"rank {rank} comes to {step} before {missing}")
                 if step in crossing:
-                    if not peer or peer[-1] != receive:
+                    if peer[-1] != receive:
                         break
                     done.add(peer.pop())
                 done.add(steps.pop())
@@ -229,7 +234,9 @@ def replay(
     ``costs``: what a step of each kind takes (None: COSTS, with W steps SPLIT_COSTS); ``message``:
     what passes between the end of a step and the moment when another rank has its result. A rank
     takes its compute steps in order, each as soon as it is free and all that the step needs is
-    there: sends hold nobody up. Raises ValueError if the order is impossible.
+    there: sends hold nobody up. A rank may have no steps; then it is idle all the time.
+    ``schedule`` is not changed. Raises ValueError if the order is impossible: ranks wait for each
+    other, or for a step that is nowhere.
     """
     # --- exercise 2.21: start
     # Step 2: start = the latest of "this rank is free" and "what the step needs has arrived"
@@ -261,7 +268,8 @@ def replay(
 def peak_live(schedule: Schedule) -> list[int]:
     """Per rank, the most activations kept at a time, in units of one stage and micro-batch.
 
-    They are kept from F to the last step that reads them: W if the schedule has it, else B.
+    They are kept from F to the last step that reads them: W if this rank has any, else B. Messages
+    don't count. ``schedule`` is not changed.
     """
     # --- exercise 2.21: start
     # Step 3: count up at F and down at the step that frees; the largest count is the peak

@@ -39,9 +39,14 @@ class RandomStreams:
     """Two streams of random numbers for the default generators of this rank.
 
     ``seed``: not negative; equal on all ranks of ``group``, different on data-parallel replicas and
-    pipeline stages. ``device``: with a CUDA device its generator takes part beside the CPU's. The
-    streams are independent of each other and of the caller's numbers, and making them draws none.
-    Raises ValueError for a negative seed (named in it), or if this process is not in ``group``.
+    pipeline stages. ``device``: with a CUDA device its generator takes part beside the CPU's.
+
+    The streams depend on the seed and on the rank in ``group`` only. Those of different seeds, or
+    of different ranks, are independent of each other and of numbers that the caller draws, also
+    with the same seed: none is a part of another. Making and using them draws none of the caller's
+    numbers. Several objects may be in use at once. Their contexts nest, but not one of a in one of
+    b in one of a. Sends nothing. Raises ValueError for a negative seed, or if this process is not
+    in ``group``.
     """
 
     def __init__(
@@ -50,7 +55,8 @@ class RandomStreams:
         # --- exercise 2.19: start
         # Step 1: the generators that dropout draws from: the CPU's, and that of the CUDA device
         # Step 2: seeds from (seed, 0) for what is replicated and (seed, 1 + rank) for the shards;
-        #         mixed, because seed + rank would meet the streams of neighbouring seeds
+        #         mixed, because seed + rank would meet the streams of neighbouring seeds, and with
+        #         the number as spawn_key: [seed, number] joins their words, so large seeds collide
         # Step 3: remember which stream the generators hold; at first the caller's own numbers
         rank = dist.get_rank(group)
         if seed < 0 or rank < 0:
@@ -64,7 +70,8 @@ class RandomStreams:
             self.generators.append(torch.cuda.default_generators[index])
         self.current, self.states = CALLER, {}
         for name, number in ((REPLICATED, 0), (SHARDED, 1 + rank)):
-            mixed = int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
+            sequence = np.random.SeedSequence(seed, spawn_key=(number,))
+            mixed = int(sequence.generate_state(1, np.uint64)[0])
             fresh = [torch.Generator(g.device).manual_seed(mixed) for g in self.generators]
             self.states[name] = [g.get_state() for g in fresh]
         # --- exercise 2.19: end
@@ -125,7 +132,10 @@ class RandomStreams:
         # --- exercise 2.19: end
 
     def state_dict(self) -> dict[str, States]:
-        """Both streams' states (uint8 tensors), for a checkpoint of this rank."""
+        """Both streams' states (uint8 tensors), for a checkpoint of this rank.
+
+        They are copies, which do not move on; inside of a context they are those of that moment.
+        """
         # --- exercise 2.19: start
         # Step 11: as they are now; the caller's own numbers are not ours to save
         states = self._save()
@@ -135,19 +145,17 @@ class RandomStreams:
     def load_state_dict(self, states: dict[str, States]) -> None:
         """Go on where ``state_dict`` was taken, outside of the contexts.
 
-        Raises ValueError inside of one, or for states of another number of generators.
+        Raises ValueError inside of one, or for states of another number of generators; then nothing
+        changes.
         """
         # --- exercise 2.19: start
         # Step 12: the states of both streams, for the same generators
         if self.current != CALLER:
             raise ValueError(f"the {self.current} stream is in use: load outside of its context")
-        for name in (REPLICATED, SHARDED):
-            if len(states[name]) != len(self.generators):
-                raise ValueError(
-                    f"the {name} stream was saved for {len(states[name])} generators, "
-                    f"here there are {len(self.generators)}"
-                )
-            self.states[name] = list(states[name])
+        here = len(self.generators)
+        if any(len(states[name]) != here for name in (REPLICATED, SHARDED)):
+            raise ValueError(f"the streams were saved for other generators, here there are {here}")
+        self.states |= {name: list(states[name]) for name in (REPLICATED, SHARDED)}
         # --- exercise 2.19: end
 
 

@@ -34,7 +34,10 @@ from given.agreement import Group
 
 
 def parameter_costs(layers: Sequence[nn.Module]) -> list[int]:
-    """Bytes of each layer's parameters; one that several layers share counts in the first."""
+    """Bytes of each layer's parameters; one that several layers share counts in the first.
+
+    Frozen parameters count as well, each in the bytes of its own dtype.
+    """
     # --- exercise 2.20: start
     # Step 1: remember which parameters were counted already
     seen: set[nn.Parameter] = set()
@@ -59,23 +62,39 @@ def measured_costs(
     """Seconds of each layer's forward and backward, as rank 0 of ``group`` measured them.
 
     ``example`` is an input of the first layer; every further layer gets what the one before it
-    gives. Of ``repeats`` runs, after one that warms up and does not count, the median. Every rank
-    returns the same numbers: two measurements differ, and ranks with different bounds would send
-    each other what nobody expects. Weights, gradients, buffers and random state stay as they
-    are. One broadcast of 8 bytes per layer.
+    gives. Of ``repeats`` runs, after one that warms up and does not count, the median. The backward
+    includes that of ``example`` where it is floating; a layer in which nothing needs a gradient has
+    a forward only. Every rank returns the same numbers: two measurements differ, and ranks with
+    different bounds would send each other what nobody expects. The other ranks run no layer.
+
+    Weights, gradients, buffers, ``example`` and PyTorch's random state stay as they are, though
+    layers may work in place. One broadcast of 8 bytes per layer. An error of a layer comes out on
+    rank 0, and the other ranks raise RuntimeError: none of them waits. Raises ValueError on every
+    rank, before anything runs or is sent, if ``repeats`` < 1.
     """
     # --- exercise 2.20: start
     # Step 2: one rank measures, on copies of the layers, with random numbers of its own
-    # Step 3: that rank's medians for all
+    # Step 3: that rank's medians for all; NaN tells them that there are none
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
     seconds = torch.zeros(len(layers), dtype=torch.float64, device=example.device)
+    failed = None
     if dist.get_rank(group) == 0:
         x = example
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            for number, layer in enumerate(map(copy.deepcopy, layers)):
-                runs = [timed(layer, x) for _ in range(repeats + 1)]
-                seconds[number] = statistics.median(elapsed for elapsed, _ in runs[1:])
-                x = runs[-1][1]
+        try:
+            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+                for number, layer in enumerate(map(copy.deepcopy, layers)):
+                    runs = [timed(layer, x) for _ in range(repeats + 1)]
+                    seconds[number] = statistics.median(elapsed for elapsed, _ in runs[1:])
+                    x = runs[-1][1]
+        except Exception as error:
+            failed = error
+            seconds.fill_(math.nan)
     dist.broadcast(seconds, group_src=0, group=group)
+    if failed is not None:
+        raise failed
+    if seconds.isnan().any():
+        raise RuntimeError("a layer failed on rank 0, which measures")
     return seconds.tolist()
     # --- exercise 2.20: end
 
@@ -86,12 +105,13 @@ def timed(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
     The backward includes the gradient of ``x``, if there can be one. Leaves gradients in ``layer``.
     """
     # --- exercise 2.20: start
-    # Step 4: the device must be idle when the clock starts, and done when it stops
+    # Step 4: a layer that works in place gets a copy, which is no leaf
+    # Step 5: the device must be idle when the clock starts, and done when it stops
     layer.zero_grad(set_to_none=True)
-    x = x.detach().requires_grad_(x.is_floating_point())
+    given = x.detach().requires_grad_(x.is_floating_point()).clone()
     synchronize(x.device)
     begun = time.perf_counter()
-    y = layer(x)
+    y = layer(given)
     if y.requires_grad:
         y.backward(torch.ones_like(y))
     synchronize(x.device)
@@ -102,16 +122,17 @@ def timed(layer: nn.Module, x: Tensor) -> tuple[float, Tensor]:
 def partition(costs: Sequence[float], stages: int) -> list[int]:
     """Divide the layers into contiguous stages so that the most expensive stage costs least.
 
-    ``costs``: one number per layer, not negative. Returns stages + 1 bounds from 0 to len(costs),
-    strictly increasing: stage s has the layers bounds[s] … bounds[s+1]-1, at least one. The same
-    bounds for the same costs. Of all bounds, none has a smaller largest sum. O(stages · layers²).
-    Raises ValueError if there are fewer layers than stages, for less than one stage, and for a cost
-    that is negative or not finite.
+    ``costs``: one number per layer, not negative, in any unit. Returns stages + 1 bounds from 0 to
+    len(costs), strictly increasing: stage s has the layers bounds[s] … bounds[s+1]-1, at least one.
+    The same bounds for the same costs. Of all bounds, none has a smaller largest sum (but for
+    rounding, in proportion).
+    Changes no cost. Takes O(stages · layers²) steps or less. Raises ValueError if there are fewer
+    layers than stages, for less than one stage, and for a cost that is negative or not finite.
     """
     # --- exercise 2.20: start
-    # Step 5: with one stage the first n layers cost their sum; with one stage more, try every layer
+    # Step 6: with one stage the first n layers cost their sum; with one stage more, try every layer
     #         at which the last stage may begin: the larger of what comes before it and its own sum
-    # Step 6: remember the best begin for each n, and follow these back from the end
+    # Step 7: remember the best begin for each n, and follow these back from the end
     layers = len(costs)
     if not 1 <= stages <= layers:
         raise ValueError(f"{stages} stages need at least one layer each, there are {layers} layers")

@@ -96,8 +96,10 @@ class _SumOverRanks(Function):
 def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     """``x``, which is equal on all ranks; its gradient is the sum of all ranks' gradients.
 
-    Megatron-LM's f. Any shape and strides. Backward: one all-reduce of x's bytes; the gradient that
-    comes in is not changed. ValueError if this process is not in ``group``.
+    Megatron-LM's f. Any shape, strides and dtype. Forward sends nothing; backward sends the bytes
+    of one all-reduce of x. The gradient that comes in is not changed, and nothing is kept for
+    backward. The ranks of ``group`` run forward and backward alike, as often as they like, also
+    several backwards through one graph. ValueError if this process is not in ``group``.
     """
     # --- exercise 2.14: start
     # Step 5: refuse a process outside of the group: a collective would silently do nothing
@@ -109,9 +111,9 @@ def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
 def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
     """The sum of all ranks' ``x`` (same shape and dtype) as a new contiguous tensor.
 
-    Megatron-LM's g. Any shape and strides; ``x`` is not changed. Its gradient is the sum's.
-    Forward: one all-reduce of x's bytes; backward: nothing. ValueError if this process is not in
-    ``group``.
+    Megatron-LM's g. Any shape, strides and dtype, also integers; ``x`` is not changed. Its gradient
+    is the sum's. Forward sends the bytes of one all-reduce of x; backward sends nothing. Nothing is
+    kept for backward. ValueError if this process is not in ``group``.
     """
     # --- exercise 2.14: start
     # Step 6: likewise
@@ -171,7 +173,9 @@ class _GatherFromRanks(Function):
 def split_to_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
     """This rank's block of ``x`` along ``dim``, a contiguous copy; ``x`` is equal on all ranks.
 
-    Backward: one all-gather of the blocks' gradients. ValueError if the dimension does not divide.
+    Any dtype and strides; ``dim`` may be negative. Its gradient is whole on every rank. Forward
+    sends nothing; backward: one all-gather of the blocks' gradients. ValueError if the dimension
+    does not divide, or if this process is not in ``group``.
     """
     # --- exercise 2.15: start
     # Step 6: which block this rank has, and whether the dimension divides, is known beforehand
@@ -183,7 +187,8 @@ def gather_from_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
     """The ranks' ``x`` (of one shape) put together along ``dim``, in rank order, contiguous.
 
     For a whole that all ranks use in the same way: the gradient is this rank's block of the
-    whole's, without communication. Forward: one all-gather.
+    whole's, without communication. Forward: one all-gather. Any dtype and strides; ``dim`` may be
+    negative. ValueError if this process is not in ``group``.
     """
     place_in(group)
     return _GatherFromRanks.apply(x, dim, group)
@@ -196,36 +201,40 @@ def shard(full: Tensor, dim: int, block: slice) -> nn.Parameter:
 
 def check_width(x: Tensor, width: int, layer: nn.Module) -> None:
     """Raise ValueError unless the last dimension of ``x`` is ``width``."""
-    if x.shape[-1] != width:
+    if x.shape[-1:] != (width,):
         name = type(layer).__name__
-        raise ValueError(f"{name} takes {width} features in the last dimension, got {x.shape[-1]}")
+        raise ValueError(f"{name} takes {width} features in the last dimension, got {(*x.shape,)}")
 
 
 class ColumnParallelLinear(nn.Module):
     """A linear layer whose output features are shared out: rank r has block r of F/W of them.
 
-    ``linear``: the whole layer, the same on all ranks; it is not kept, and nothing is communicated.
-    ``weight`` (F/W, D) and ``bias`` (F/W) or None are this rank's rows. Raises ValueError, with
-    the numbers, if F does not divide by the number of ranks.
+    ``linear``: the whole layer, the same on all ranks; it is neither changed nor kept, and nothing
+    is communicated. ``weight`` (F/W, D) and ``bias`` (F/W) or None are this rank's rows:
+    parameters of their own, contiguous, in the dtype of the whole, trainable if the whole one is,
+    without a gradient. Raises ValueError if F does not divide by the number of ranks, or if this
+    process is not in ``group``.
     """
 
     def __init__(
         self, linear: nn.Linear, group: Group = None, *, gather_output: bool = False
     ) -> None:
         super().__init__()
+        self.group, self.gather_output = group, gather_output
         # --- exercise 2.15: start
         # Step 7: take this rank's rows of the weight, and with them its part of the bias
         block = block_of(linear.out_features, "output features", group)
-        self.group, self.gather_output = group, gather_output
         self.weight = shard(linear.weight, 0, block)
         self.bias = None if linear.bias is None else shard(linear.bias, 0, block)
         # --- exercise 2.15: end
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """(…, D), equal on all ranks, to this rank's (…, F/W), or to (…, F) on all ranks.
+        """(…, D), equal on all ranks, to this rank's (…, F/W); ``gather_output``: to all (…, F).
 
-        Backward: one all-reduce of x's bytes. With ``gather_output`` one all-gather in forward.
-        ValueError, before anything is sent, if the last dimension is not D.
+        Any number of leading dimensions. Output and gradients are those of the whole layer, or
+        this rank's blocks of them. Forward sends nothing, with ``gather_output`` one all-gather;
+        backward: one all-reduce of x's bytes, and nothing if x needs no gradient. ValueError,
+        before anything is sent, if the last dimension is not D.
         """
         # --- exercise 2.15: start
         # Step 8: every rank uses all of x; its gradient comes from all ranks
@@ -239,19 +248,20 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """A linear layer whose input features are shared out: rank r has block r of D/W of them.
 
-    ``linear``: the whole layer, the same on all ranks; it is not kept, and nothing is communicated.
-    ``weight`` (F, D/W) are this rank's columns; ``bias`` (F) or None is replicated. Raises
-    ValueError, with the numbers, if D does not divide by the number of ranks.
+    ``linear``: the whole layer, the same on all ranks; it is neither changed nor kept, and nothing
+    is communicated. ``weight`` (F, D/W) are this rank's columns; ``bias`` (F) or None is
+    replicated: parameters as in ``ColumnParallelLinear``. Raises ValueError if D does not divide
+    by the number of ranks, or if this process is not in ``group``.
     """
 
     def __init__(
         self, linear: nn.Linear, group: Group = None, *, split_input: bool = False
     ) -> None:
         super().__init__()
+        self.group, self.split_input = group, split_input
         # --- exercise 2.15: start
         # Step 10: this rank's columns of the weight; the bias belongs to the sum and stays whole
         block = block_of(linear.in_features, "input features", group)
-        self.group, self.split_input = group, split_input
         self.weight = shard(linear.weight, 1, block)
         whole = slice(0, linear.out_features)
         self.bias = None if linear.bias is None else shard(linear.bias, 0, whole)
@@ -260,9 +270,11 @@ class RowParallelLinear(nn.Module):
     def forward(self, x_Nd: Tensor) -> Tensor:
         """This rank's block (…, D/W) to (…, F), equal on all ranks.
 
-        With ``split_input`` x is (…, D), equal on all ranks. Forward: one all-reduce of the
-        output's bytes; backward: none (``split_input``: one all-gather). ValueError, before
-        anything is sent, if the last dimension is of another size.
+        With ``split_input`` x is (…, D), equal on all ranks. Any number of leading dimensions.
+        Output and gradients are those of the whole layer, or this rank's blocks of them. Forward:
+        one all-reduce of the output's bytes; backward sends nothing (``split_input``: one
+        all-gather of x). ValueError, before anything is sent, if the last dimension is of another
+        size.
         """
         # --- exercise 2.15: start
         # Step 11: this rank's columns times its features is one term of the sum over ranks

@@ -38,7 +38,8 @@ IGNORED = -100
 def vocabulary_range(vocabulary: int, group: Group = None) -> tuple[int, int]:
     """(first, end) of the words that this rank holds: ⌊V·r/W⌋ and ⌊V·(r+1)/W⌋.
 
-    Ranks differ by one word at most. ValueError, with both numbers, for fewer words than ranks.
+    Ranks differ by one word at most; the numbers are exact for any V. ValueError for fewer words
+    than ranks, or if this process is not in ``group``.
     """
     # --- exercise 2.16: start
     # Step 1: the end of one rank is the first of the next
@@ -61,19 +62,22 @@ def check_words(words: Tensor, vocabulary: int, what: str) -> None:
 class VocabParallelEmbedding(nn.Module):
     """An embedding of which this rank holds the words ``first`` … ``end``-1, also as output head.
 
-    ``embedding``: the whole one, the same on all ranks; it is not kept, and nothing is
-    communicated. ``weight`` (v, D) are this rank's rows. ValueError for fewer words than ranks, and
-    for the options of nn.Embedding (padding_idx, max_norm …), which are not supported.
+    ``embedding``: the whole one, the same on all ranks; it is neither changed nor kept, and nothing
+    is communicated. ``weight`` (v, D) are this rank's rows: a parameter of its own, in the dtype of
+    the whole, trainable if the whole one is, without a gradient. ValueError for fewer words than
+    ranks, if this process is not in ``group``, and for the options of nn.Embedding (padding_idx,
+    max_norm …), which are not supported.
     """
 
     def __init__(self, embedding: nn.Embedding, group: Group = None) -> None:
         super().__init__()
+        self.group = group
         options = embedding.padding_idx, embedding.max_norm
         if options != (None, None) or embedding.scale_grad_by_freq or embedding.sparse:
             raise ValueError(f"only a plain embedding can be shared by ranks, not {embedding}")
         # --- exercise 2.16: start
         # Step 2: this rank's rows of the whole table
-        self.group, self.vocabulary = group, embedding.num_embeddings
+        self.vocabulary = embedding.num_embeddings
         self.first, self.end = vocabulary_range(self.vocabulary, group)
         self.weight = shard(embedding.weight, 0, slice(self.first, self.end))
         # --- exercise 2.16: end
@@ -81,8 +85,8 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, words_N: Tensor) -> Tensor:
         """Words (…) int64, equal on all ranks, to their vectors (…, D), equal on all ranks.
 
-        Forward: one all-reduce of the output's bytes; backward: none. ValueError, before anything
-        is sent, for a word outside the vocabulary.
+        Any shape and strides, also no words. Forward: one all-reduce of the output's bytes;
+        backward: none. ValueError, before anything is sent, for a word outside the vocabulary.
         """
         # --- exercise 2.16: start
         # Step 3: number the words from this rank's first; foreign ones take any row …
@@ -96,7 +100,7 @@ class VocabParallelEmbedding(nn.Module):
     def logits(self, x_ND: Tensor) -> Tensor:
         """The tied output head: x (…, D), equal on all ranks, to this rank's logits (…, v).
 
-        Backward: one all-reduce of x's bytes.
+        Forward sends nothing; backward: one all-reduce of x's bytes.
         """
         # --- exercise 2.16: start
         # Step 5: a column-parallel product with the embedding's rows
@@ -134,10 +138,10 @@ class _CrossEntropy(Function):
         # --- exercise 2.16: start
         # Step 9: (softmax - one-hot) times the loss's gradient; the one is on the target's rank
         softmax_Nv, index_N1, mine_N, uncounted_N = ctx.saved_tensors
-        grad_N1 = grad_N.masked_fill(uncounted_N, 0).unsqueeze(-1)
+        grad_N1 = grad_N.unsqueeze(-1)
         grad_Nv = softmax_Nv * grad_N1
         grad_Nv.scatter_add_(-1, index_N1, -grad_N1.masked_fill(~mine_N.unsqueeze(-1), 0))
-        return grad_Nv, None, None, None, None
+        return grad_Nv.masked_fill_(uncounted_N.unsqueeze(-1), 0), None, None, None, None
         # --- exercise 2.16: end
 
 
@@ -151,16 +155,20 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """The cross-entropy of each token (…), equal on all ranks, from this rank's logits (…, v).
 
-    ``targets_N`` (…) int64, equal on all ranks: words, or ``ignore_index`` for tokens whose loss
-    and gradient are zero. Equals ``F.cross_entropy(…, reduction="none")`` on the whole logits (…,
-    V). 16-bit logits are computed with in float32, and so is the result; float64 stays.
+    ``targets_N`` (…) int64, equal on all ranks: words, or ``ignore_index`` (any number) for tokens
+    whose loss and gradient are zero, even if its logits are NaN. For all others it equals
+    ``F.cross_entropy(…, reduction="none")`` on the whole logits (…, V), also where all logits of a
+    rank are -inf. Any shape and strides, also no tokens;
+    logits and targets are not changed. 16-bit logits are computed with in float32, and so is the
+    result; float64 stays. The gradient has the dtype of the logits.
 
     Forward: two all-reduces, of three numbers per token together; backward: none. Largest tensor:
-    this rank's logits. ValueError, before anything is sent, if the logits are not (…, v) for this
-    rank's v words, or for a target outside the vocabulary.
+    this rank's logits. ValueError, before anything is sent, for a target outside the vocabulary, if
+    this process is not in ``group``, or if this rank's logits are not (…, v) for its v words (a
+    rank finds that alone: agreeing would take a message).
     """
     # --- exercise 2.16: start
-    # Step 10: refuse logits and targets that don't fit, alike on all ranks
+    # Step 10: refuse logits and targets that don't fit
     # Step 11: 16 bits are too few for a sum of thousands of exponentials
     first, end = vocabulary_range(vocabulary, group)
     if logits_Nv.shape != (*targets_N.shape, end - first):

@@ -35,26 +35,24 @@ from .pipeline_schedules import Step
 def zero_bubble(ranks: int, micro_batches: int) -> list[list[Step]]:
     """Every rank's compute steps in ZB-H1: 1F1B with B split into B (inputs) and W (weights).
 
-    Nobody waits for a W: it fills time in which a rank would be idle. Rank r lets at most r of them
-    wait before forwards end, so that no rank keeps more than min(m, p) micro-batches (until their
-    W), which is what 1F1B keeps on rank 0. With F, B and W of equal length and m >= p a step takes
-    3m + p-1. Raises ValueError if a number is below 1.
+    Nobody waits for a W: it fills time in which a rank would be idle. No rank keeps more than
+    min(m, p) micro-batches (until their W), which is what 1F1B keeps on rank 0. With F, B and W of
+    equal length a step takes 3m + p-1 if m >= p, and no longer than 1F1B's otherwise. Stage r is on
+    rank r. Raises ValueError if a number is below 1.
     """
     # --- exercise 2.13: start
-    # Step 1: the order of 1F1B; after each B the oldest W that waits, if more than r wait
-    # Step 2: once the forwards are done, a W after every B: the next gradient is on its way
+    # Step 1: the order of 1F1B
+    # Step 2: after each B the oldest W that waits, if more than r wait
     # Step 3: at the end the W that are left
     order = []
     for rank, steps in enumerate(one_f_one_b(ranks, micro_batches)):
         mine: list[Step] = []
         waiting: deque[Step] = deque()
-        forwards_left = micro_batches
         for step in steps:
             mine.append(step)
-            forwards_left -= step.kind == "F"
             if step.kind == "B":
                 waiting.append(step._replace(kind="W"))
-                if len(waiting) > rank or not forwards_left:
+                if len(waiting) > rank:
                     mine.append(waiting.popleft())
         order.append([*mine, *waiting])
     return order
@@ -66,31 +64,38 @@ def split_forward(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Any]]:
 
     A backward from the output gives the gradients of inputs and fills the list;
     ``weight_gradients`` does the rest. Split are the layers: modules without children that have
-    trainable parameters and take and give one tensor. Other parameters get their gradient in the
-    backward already. Both halves together do the arithmetic of an ordinary backward, no more.
+    trainable parameters and are called with one tensor, by position. Each of them must give one
+    tensor, too: a module with a GRU can't be given. Other parameters get their gradient in the
+    backward already, frozen ones never. Both halves together do the arithmetic of an ordinary
+    backward, no more; forward runs each layer once. The module is left as it was, also after an
+    exception, and may be called again before the backward.
     """
     # --- exercise 2.13: start
     # Step 4: let every layer compute on a detached input, so that its graph is one of its own
     # Step 5: put `Split` in place of that graph: its backward computes the inputs' gradient and
     #         notes what is left to do
     later: list[Any] = []
-    outer: list[Tensor] = []
+    outer: list[Tensor | None] = []
 
-    def isolate(layer: nn.Module, args: tuple[Tensor]) -> Tensor:
+    def isolate(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+            outer.append(None)  # whatever these are, they stay in one graph
+            return args, kwargs
         outer.append(args[0])
-        return args[0].detach().requires_grad_(args[0].requires_grad)
+        return (args[0].detach().requires_grad_(args[0].requires_grad),), kwargs
 
-    def join(layer: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+    def join(layer: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Tensor) -> Tensor:
+        x = outer.pop()
         trainable = [p for p in layer.parameters() if p.requires_grad]
-        return Split.apply(later, (args[0], output), outer.pop(), *trainable)
+        return output if x is None else Split.apply(later, (args[0], output), x, *trainable)
 
     handles = []
     for layer in module.modules():
-        own = any(p.requires_grad for p in layer.parameters(recurse=False))
-        if own and not any(True for _ in layer.children()):
+        trainable = any(p.requires_grad for p in layer.parameters())
+        if trainable and not list(layer.children()):
             handles += [
-                layer.register_forward_pre_hook(isolate),
-                layer.register_forward_hook(join),
+                layer.register_forward_pre_hook(isolate, with_kwargs=True),
+                layer.register_forward_hook(join, with_kwargs=True),
             ]
     try:
         return module(x), later
@@ -121,7 +126,8 @@ class Split(torch.autograd.Function):
         ctx.later.append((output, gradient, ctx.parameters))
         of_input = None
         if x.requires_grad:
-            (of_input,) = torch.autograd.grad(output, x, gradient, retain_graph=True)
+            keep = {"retain_graph": True, "allow_unused": True}
+            (of_input,) = torch.autograd.grad(output, x, gradient, **keep)
         return None, None, of_input, *(None for _ in ctx.parameters)
         # --- exercise 2.13: end
 
@@ -135,14 +141,16 @@ def weight_gradients(later: list[Any]) -> None:
     # Step 7: a backward per layer from its output to its parameters only
     while later:
         output, gradient, parameters = later.pop()
-        torch.autograd.backward(output, gradient, inputs=parameters)
+        if output.requires_grad:  # not if the layer uses none of its parameters
+            torch.autograd.backward(output, gradient, inputs=parameters)
     # --- exercise 2.13: end
 
 
 class ZeroBubblePipeline(Pipeline):
     """A ``Pipeline`` that also takes W steps: B then leaves the weights' gradients to them.
 
-    A micro-batch's activations are freed when its W is done.
+    Loss, gradients and messages are a ``Pipeline``'s, also for a schedule without any W: then B
+    does all. A micro-batch's activations are freed when its W is done.
     """
 
     kinds = "FBW"
@@ -154,7 +162,9 @@ class ZeroBubblePipeline(Pipeline):
     def call(self, stage: int, i: int, x: Tensor) -> Tensor:
         """The module of a stage, called so that its backward leaves the weights alone."""
         # --- exercise 2.13: start
-        # Step 8: keep what is left to do until W
+        # Step 8: keep what is left to do until W, if there will be one
+        if all(step.kind != "W" for step in self.steps):
+            return super().call(stage, i, x)
         output, self.later[stage, i] = split_forward(self.chunks[stage], x)
         return output
         # --- exercise 2.13: end

@@ -104,7 +104,8 @@ def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
 def least_squares(equations: Sequence[tuple[float, float, float]]) -> Link:
     """α, β >= 0 with the least Σ (messages·α + bytes·β - seconds)² over (messages, bytes, seconds).
 
-    In plain arithmetic: the same on all ranks to the last bit, which a library need not be.
+    The equations are of at least two directions, and their numbers positive. In plain arithmetic:
+    the same on all ranks to the last bit, which a library need not be.
     """
     # --- exercise 3.29: start
     # Step 3: two normal equations; if a solution is negative, it explains nothing: 0, and the other
@@ -125,10 +126,11 @@ def least_squares(equations: Sequence[tuple[float, float, float]]) -> Link:
 def fit(timings: Sequence[Timing]) -> dict[str, Link]:
     """α and β of each pattern in ``timings``: the line with the least squares of *relative* errors.
 
-    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs; and to the
-    geometric mean of measured and predicted time, so that twice as long counts like half as long.
-    Neither α nor β is negative. Raises ValueError for a pattern with fewer than two different sizes
-    on more than one rank.
+    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs. Here they are
+    relative to the geometric mean of measured and predicted time, so that twice as long counts
+    about like half as long. Timings of one rank alone say nothing and are left out. Neither α nor β
+    is negative. Raises ValueError for a pattern with fewer than two different sizes on more than
+    one rank.
     """
     # --- exercise 3.29: start
     # Step 4: one equation per timing, messages·α + bytes·β = t, divided by t: least squares
@@ -183,8 +185,8 @@ def all_reduce(
 
     ``pattern``: ``"auto"`` (``choose`` by the tensor's bytes) or a name of PATTERNS, where
     ``"ring"`` is the segmented one. ``links``: ``fit`` of measurements, the same on all ranks.
-    ``check``: as in ``ring_all_reduce``. Raises ValueError as ``check_arguments`` does, and for an
-    unknown ``pattern``.
+    ``check``: as in ``ring_all_reduce``, before anything is chosen. Tensors as there. Raises
+    ValueError as ``check_arguments`` does, and for an unknown ``pattern``.
     """
     # --- exercise 3.29: start
     # Step 7: agree if asked to, choose, call

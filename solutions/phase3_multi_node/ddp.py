@@ -30,26 +30,43 @@ from .overlap import MIB, BucketedDDP
 
 
 class StepAborted(RuntimeError):
-    """A rank gave up this step, so no rank has a gradient."""
+    """A rank gave up this step, so no rank has a gradient.
+
+    ``rank``: its number in the group; if several gave up, the number of one of them.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"rank {rank} of the group gave up this step")
+        self.rank = rank
 
 
 class DDP(BucketedDDP):
-    """``BucketedDDP`` that bears what real models and training loops do.
+    """``BucketedDDP``, with all that it promises, that bears what real models and loops do.
 
-    - Parameters without a gradient, on some ranks or on all. With ``agree`` the ranks tell each
-      other at the end of backward who has which: what nobody has stays None, so that momentum and
-      weight decay leave the parameter alone, as in one process. Without ``agree`` it becomes zero,
-      and a message is saved.
-    - Buffers: in training mode every forward begins with those of the group's first rank, never
-      with a mean. BatchNorm normalises by the rank's own samples, and its running statistics are
-      those of the first rank's samples; each forward then changes the rank's own copy, so
-      evaluate and save the first rank's.
-    - Several backward passes one after the other: each adds its mean to the gradient.
-    - ``no_sync()``: backward inside adds to the local gradient and sends nothing.
-    - A rank whose step fails: ``abort()``, which the next forward calls if nobody has.
+    Without a gradient, on some ranks or on all: with ``agree`` the ranks tell each other at the end
+    of backward who has which, in one collective of at most 4 bytes per trainable parameter and 4
+    more. What nobody has stays None, so that momentum and weight decay leave the parameter alone,
+    as in one process. A gradient from before this backward counts. One that backward leaves
+    undefined (a function returned None for it) does not. Without ``agree`` a missing gradient
+    becomes zero, and the message is saved.
 
-    A gradient that is complete twice in one backward raises RuntimeError: a parameter that two
-    segments of reentrant checkpointing use does that, and its first part may have left already.
+    Buffers, of any dtype and also those that ``state_dict`` leaves out: while ``module.training``
+    is set every forward begins with those of the group's first rank, never with a mean. Autograd
+    does not notice, so several forwards may come before one backward, through BatchNorm too.
+    BatchNorm normalises by the rank's own samples, and its running statistics are those of the
+    first rank's samples. Each forward then changes the rank's own copy, so evaluate and save the
+    first rank's.
+
+    Several backward passes one after the other: each adds its mean to the gradient. One backward
+    may go through several wrappers, and through one wrapper's forwards of several calls. Nothing of
+    a step stays alive but its gradients, which lie in the buckets.
+
+    A rank whose step fails: ``abort()``. The next forward calls it if nobody has, and if a backward
+    had reached an output of the module before it raised.
+
+    Raises RuntimeError for a gradient that is complete twice in one backward that sends, on the
+    rank where it happens: a parameter that two segments of reentrant checkpointing use does that,
+    and its first part may have left already.
     """
 
     def __init__(
@@ -69,7 +86,13 @@ class DDP(BucketedDDP):
         self.given_up = False  # this rank has no gradient to offer for this step
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``module`` gives; in training mode all ranks call it equally often."""
+        """What ``module`` gives; while it is training all ranks call it equally often.
+
+        Sends the buffers while ``module.training`` is set (the wrapper's own mode does not count)
+        and outside of ``no_sync``: one broadcast for each ``bucket_bytes`` of a dtype. Without
+        buffers it sends nothing. A backward ends when the outermost one does that reaches an
+        output, also one in lists, tuples and mappings: a reentrant checkpoint runs others inside.
+        """
         # --- exercise 3.11: start
         # Step 1: a backward that raised is still open, and the other ranks wait for its buckets
         # Step 2: forward reads buffers, so make them equal before it; in evaluation ranks may have
@@ -79,7 +102,8 @@ class DDP(BucketedDDP):
         if self.running:
             self.abort()
         if self.sync and self.module.training:
-            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)
+            buffers = [b.data for b in self.module.buffers()]  # autograd counts no change of these
+            broadcast_tensors(buffers, self.limits[0], self.group)
         outputs = self.module(*args, **kwargs)
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
@@ -96,7 +120,9 @@ class DDP(BucketedDDP):
     def no_sync(self) -> Iterator[None]:
         """Backward in this context adds to the local gradients and sends nothing.
 
-        The next one outside sends the sum. What counts is where backward runs, not forward.
+        They lie in the buckets: no second copy. The next backward outside sends the sum. For
+        gradients it counts where backward runs, for buffers where forward runs. Contexts may be
+        nested. When one ends, also by an exception, what was before is back.
         """
         # --- exercise 3.11: start
         # Step 4: put back what was before, also if the body raises; contexts may be nested
@@ -111,7 +137,10 @@ class DDP(BucketedDDP):
         """``p.grad``, of ``trainable[index]``, is complete on this rank."""
         # --- exercise 3.11: start
         # Step 5: without sync a local gradient goes into its bucket all the same: no second copy
-        # Step 6: nothing can be added to a bucket that may have left
+        # Step 6: torch calls this for an undefined gradient, too: that is none
+        # Step 7: nothing can be added to a bucket that may have left
+        if p.grad is None:
+            return
         if not self.sync:
             bucket, k = self.home[index]
             bucket.take(k)
@@ -127,53 +156,52 @@ class DDP(BucketedDDP):
     def _finish(self) -> None:
         """Backward is done: wait for everything, then learn what the other ranks have.
 
-        Raises StepAborted, on every rank, if one has given up the step and the ranks ``agree``;
-        its message names such a rank by its number in the group.
+        Raises StepAborted, on every rank of the group, if one has given up the step and the ranks
+        ``agree``. Then no gradient is left, nothing is in flight, and the next step is as ever.
         """
         # --- exercise 3.11: start
-        # Step 7: who has a gradient? One from before counts, also if this backward brought none
-        # Step 8: first every bucket, then the message about them: the same order on every rank
-        # Step 9: a maximum over the ranks tells what anyone has, and which rank (plus 1) gave up
-        # Step 10: wait for everything before anything raises
+        # Step 8: who has a gradient? One from before counts, also if this backward brought none
+        # Step 9: first every bucket, then the message about them: the same order on every rank
+        # Step 10: a maximum over the ranks tells what anyone has, and which rank (plus 1) gave up
+        # Step 11: wait for everything before anything raises
         has_gradient = [p.grad is not None for p in self.trainable]
         quitter = dist.get_rank(self.group) + 1 if self.given_up else 0
-        self._flush()
-        if not self.agree:
-            super()._finish()
-            return
         device = self.trainable[0].device
         facts = torch.tensor([quitter, *has_gradient], dtype=torch.int32, device=device)
-        told = dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self._flush()
+        if self.agree:
+            dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group)
         super()._finish()
-        told.wait()
+        if not self.agree:
+            return
         quitter, *anyone_has = facts.tolist()
         for p, wanted in zip(self.trainable, anyone_has, strict=True):
             if quitter or not wanted:
                 p.grad = None
         if quitter:
-            raise StepAborted(f"rank {quitter - 1} of the group gave up this step")
+            raise StepAborted(quitter - 1)
         # --- exercise 3.11: end
 
     def abort(self) -> None:
-        """This rank gives up the step whose forward it has called; its gradients are gone.
+        """This rank gives up a step: after forward, and before backward or when that has raised.
 
-        It sends what the other ranks wait for, so that they don't hang and the next step begins in
-        order. If the ranks ``agree``, backward raises StepAborted on the others. If not, they find
-        NaN in every gradient that had not come on this rank; had all come, the step is theirs.
-        Stands for a backward that sends: a micro-batch inside ``no_sync`` has nothing to give up.
+        All its trainable gradients are None afterwards, accumulated ones too. It raises nothing
+        itself. It sends what the other ranks wait for, so that they don't hang and the next step
+        begins in order. If the ranks ``agree``, backward raises StepAborted on the others. If not,
+        they find NaN in every gradient that had not come on this rank in this backward; had all
+        come, they have the mean. Stands for a backward that sends: don't call it for one inside
+        ``no_sync``, which nobody waits for.
         """
         # --- exercise 3.11: start
-        # Step 11: NaN for what has not come, then the same messages as every other rank
-        # Step 12: this rank knows already that it gave up: nothing is raised here
-        for index, p in enumerate(self.trainable):
-            if index not in self.arrived:
-                p.grad = torch.full_like(p, float("nan"))
+        # Step 12: NaN for what has not come (what has come is in its bucket already), then the same
+        #          messages as every other rank
+        # Step 13: this rank knows already that it gave up: nothing is raised here
+        for p in self.trainable:
+            p.grad = torch.full_like(p, float("nan"))
         self.given_up = True
-        try:
-            with contextlib.suppress(StepAborted):
-                self._finish()
-        finally:
-            self.given_up = False
+        with contextlib.suppress(StepAborted):
+            self._finish()
+        self.given_up = False
         for p in self.trainable:
             p.grad = None
         # --- exercise 3.11: end

@@ -8,12 +8,11 @@ while a unit computes does it have its full parameters:
     backward    all-gather unit | compute | free, reduce-scatter its gradient
     optimizer   steps on the shards: any optimizer, because each element is updated on its own
 
-Memory per rank, for Ψ parameters trained in fp32 with Adam: 16Ψ/W bytes of parameters, gradients
-and moments, plus the full parameters of the unit at work and of the root, and in backward the
-gradients of these. Bytes sent per rank and step, for P bytes of parameters: (W-1)/W·P for each of
-two all-gathers and one reduce-scatter, 3(W-1)/W·P in all; data parallelism sends 2(W-1)/W·P.
-Messages: three per unit. Invariant: outside of its forward and backward a unit's full vector has
-no storage; autograd's saved views of it point to a storage that comes back before they are used.
+Memory per rank, for Ψ parameters in fp32 with Adam: 16Ψ/W bytes, plus the unit at work and the
+root in full, and in backward their gradients. Bytes sent per rank and step, for P bytes of
+parameters: 3(W-1)/W·P, in three messages per unit; data parallelism sends 2(W-1)/W·P. Invariant:
+outside of its forward and backward a unit's full vector has no storage; autograd's saved views of
+it point to a storage that comes back before they are used.
 
 Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 5.3 and 7.2.2 (stage 3); Zhao
 et al. 2023 (PyTorch FSDP, arXiv 2304.11277), sections 3.2 (flat parameters) and 4 (hooks).
@@ -38,12 +37,11 @@ class FlatParameter:
 
     Element i of the vector belongs to rank i // chunk, with chunk = ceil(numel / W).
 
-    - ``shard``: this rank's part, the nn.Parameter that optimizers get. The vector ends where it
-      ends: the last ranks' shards may be shorter than ``chunk``, or empty. Padding exists on the
-      wire only.
+    - ``shard``: this rank's part (n,), the nn.Parameter that optimizers get, a copy. The last
+      ranks' shards may be shorter than ``chunk``, or empty: padding exists on the wire only.
     - ``full``: (W·chunk,) the gathered vector; without storage while it is freed.
-    - ``leaves``: the parameters as views of ``full``, autograd's leaves; while the vector is
-      gathered they stand in the modules' attributes (``places``), else None does.
+    - ``leaves``: the parameters as views of ``full``'s storage, autograd's leaves; while the vector
+      is gathered they stand in the modules' attributes (``places``), else None does.
     """
 
     gathering: dist.Work | None = None
@@ -52,8 +50,9 @@ class FlatParameter:
     def __init__(self, parameters: Parameters, group: Group, device: torch.device) -> None:
         """Keep this rank's part of ``parameters``, of one dtype, all trainable or all frozen.
 
-        The shard lies on ``device``; for parameters on meta it is not initialised. The ranks must
-        come with the same values. No communication.
+        The shard lies on ``device`` and is trainable if they are; of parameters on meta it has no
+        values yet. Elements are in row-major order, whatever the parameters' strides. The ranks
+        must come with the same values. No communication.
         """
         self.group, self.places = group, list(parameters.values())
         self.shapes = [p.shape for p in parameters]
@@ -97,12 +96,12 @@ class FlatParameter:
         return F.pad(shard, (0, missing)) if missing else shard
 
     def start_gather(self) -> None:
-        """Give ``full`` its storage and issue the all-gather: (W-1)·chunk elements sent.
+        """Give ``full`` its storage and issue the all-gather, without waiting for it.
 
-        Nothing if the vector is there, or on its way.
+        Sends (W-1)·chunk elements; nothing if the vector is there, or on its way.
         """
         # --- exercise 3.15: start
-        # Step 3: storage first, then one asynchronous collective; keep its handle
+        # Step 3: storage first, then one collective; keep its handle
         if self.full.untyped_storage().nbytes():
             return
         self.full.untyped_storage().resize_(self.full.nbytes)
@@ -146,7 +145,7 @@ class FlatParameter:
         # --- exercise 3.15: end
 
     def start_reduce(self) -> None:
-        """Issue the reduce-scatter of the leaves' gradients, and forget these.
+        """Issue the reduce-scatter of the leaves' gradients without waiting, and forget these.
 
         Sends (W-1)·chunk elements. A leaf without gradient counts as zero; if none has one, which
         must be so on all ranks or on none, nothing is sent.
@@ -164,10 +163,9 @@ class FlatParameter:
         # --- exercise 3.15: end
 
     def finish_reduce(self) -> None:
-        """Wait for the reduce-scatter, if there is one, and add the mean to ``shard.grad``."""
+        """Wait for the reduce-scatter, if one is under way; add the mean to ``shard.grad``."""
         # --- exercise 3.15: start
-        # Step 8: the mean over the ranks, without the padding; a gradient that is there already
-        #         stays in the sum
+        # Step 8: the mean over the ranks, without the padding, added to a gradient that is there
         if self.reducing is None:
             return
         work, chunk, _ = self.reducing
@@ -186,17 +184,21 @@ Unit = FlatUnit[FlatParameter]
 
 
 class FSDP(HookedUnits[FlatParameter]):
-    """``module``, trained like one process on all ranks' batches, with nothing but shards kept.
+    """``module``, trained like one process on all ranks' batches; nothing but shards is kept.
 
     ``units``: submodules that are gathered one at a time, none inside another; the root unit takes
     all other parameters. Tied parameters must lie in one unit. ``parameters()`` are the shards:
-    give them to the optimizer, *after* wrapping. In forward and backward the module's attributes
-    hold the full parameters, with the values of the shards at that time; else they are None.
+    give them to the optimizer, *after* wrapping. In a unit's forward its attributes hold the full
+    parameters, with the values of the shards at that time; outside of forward and backward they are
+    None. Beside a unit only the root is gathered: a unit is freed before the next gets its memory
+    (in backward a unit whose inputs need no gradient may stay until the end).
 
     ``backward()`` leaves in the shards' ``grad`` the mean over the ranks of ``group``, added to
-    what is there. All ranks must run the same units in the same order. A unit that no rank uses in
-    a step gets no gradient. Outputs of a unit must not be parameters, nor views of them. Without
-    autograd (evaluation) all ranks must run forward as well.
+    what is there. All ranks must run the same units in the same order, also without autograd; one
+    may run several times. A unit that no rank uses in a step gets no gradient. Outputs of a unit
+    must not be parameters, nor views of them. After a forward or backward that raised on all ranks
+    the next forward, an evaluation's too, begins anew. Freeze, cast or move parameters before
+    wrapping: later, forward raises ValueError. Training and evaluation mode make no difference.
 
     Raises ValueError, on every rank that sees it and before any communication: if units overlap
     or are not inside ``module``, if a parameter is tied across units, if parameters are on several
@@ -214,23 +216,16 @@ class FSDP(HookedUnits[FlatParameter]):
     ) -> None:
         """Shard ``module`` in place; its values must be the same on all ranks.
 
-        ``device``: where shards and full parameters are, by default where the module is; the
-        shards of a module on meta are not initialised then. ``flat_type`` makes a FlatParameter.
+        ``device``: where shards and full parameters are, by default where the module is.
+        ``flat_type`` makes a FlatParameter.
         """
         super().__init__()
         owned = owned_parameters(module, units, group)
-        first = next(iter(parameter for mine in owned for parameter in mine))
+        first = next(iter(p for kinds in owned for same in kinds for p in same))
         where = first.device if device is None else torch.device(device)
         self.module, self.group = module, group
-        for owner, mine in zip((module, *units), owned, strict=True):
-            for attributes in mine.values():
-                for holder, name, _ in attributes:
-                    holder._parameters.pop(name, None)
-            kinds: dict[object, Parameters] = {}
-            for parameter, attributes in mine.items():
-                kind = parameter.dtype, parameter.requires_grad
-                kinds.setdefault(kind, {})[parameter] = attributes
-            flats = [flat_type(same, group, where) for same in kinds.values()]
+        for owner, kinds in zip((module, *units), owned, strict=True):
+            flats = [flat_type(same, group, where) for same in kinds]
             self.units.append(Unit(owner, flats))
         self.shards = nn.ParameterList(f.shard for unit in self.units for f in unit.flats)
         self.watch_units()
@@ -240,14 +235,17 @@ class FSDP(HookedUnits[FlatParameter]):
         return self.module(*args, **kwargs)
 
     def before_forward(self, unit: Unit) -> None:
-        """``unit``'s forward begins."""
+        """``unit``'s forward begins; with the root's, what one that raised has left is dropped."""
         # --- exercise 3.15: start
         # Step 9: four moments and what happens then
+        if unit is self.units[0]:
+            for left in self.units:
+                left.reset()
         unit.gather()
         # --- exercise 3.15: end
 
     def after_forward(self, unit: Unit) -> None:
-        """``unit``'s forward is done; what autograd has saved of its parameters may go."""
+        """``unit``'s forward is done: free it, what autograd has saved of it as well."""
         # --- exercise 3.15: start
         unit.free()
         # --- exercise 3.15: end
@@ -259,7 +257,7 @@ class FSDP(HookedUnits[FlatParameter]):
         # --- exercise 3.15: end
 
     def after_backward(self, unit: Unit) -> None:
-        """``unit``'s backward is done: its leaves have their gradients."""
+        """``unit``'s backward is done: free it, then reduce its gradients and wait."""
         # --- exercise 3.15: start
         # Step 10: free first, so that the joined gradient takes the place of the parameters
         unit.free()
@@ -274,11 +272,11 @@ class FSDP(HookedUnits[FlatParameter]):
 
 
 def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
-    """Scale the shards' gradients by one factor so that the whole gradient's 2-norm is at most
-    ``max_norm``; returns the norm before, the same on every rank.
+    """Scale the shards' gradients in place by one factor: the whole gradient's 2-norm is at most
+    ``max_norm`` then. Returns the norm before, a float, the same on every rank of ``model.group``.
 
-    A norm that is not finite changes nothing. Cost: one all-reduce of one number. Raises ValueError
-    if ``max_norm`` is not positive.
+    A norm that is not finite, or at most ``max_norm``, changes nothing. Squares are added in
+    float64. One all-reduce of one number. Raises ValueError first if ``max_norm`` is not positive.
     """
     # --- exercise 3.15: start
     # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root

@@ -32,16 +32,19 @@ State = dict[str, Any]
 
 
 def parts_of(flat: FlatParameter) -> Iterator[tuple[list[str], torch.Size, int, slice]]:
-    """What this rank holds: for each parameter with elements here its names, its shape, the number
-    of its first element here, and where these are in the shard."""
+    """What this rank holds, in the vector's order: for each parameter with elements here its names,
+    its shape, the number of its first element here, and where these are in the shard.
+
+    A parameter without any element is on every rank, with an empty slice.
+    """
     # --- exercise 3.20: start
     # Step 1: the overlap of two ranges of the unit's vector: the parameter's and the shard's
     begin, stop = 0, flat.start + flat.shard.numel()
     for shape, attributes in zip(flat.shapes, flat.places, strict=True):
         low, high = max(begin, flat.start), min(begin + shape.numel(), stop)
-        if low < high:
+        if low < high or not shape.numel():
             names = [name for _, _, name in attributes]
-            yield names, shape, low - begin, slice(low - flat.start, high - flat.start)
+            yield names, shape, low - begin, slice(low - flat.start, max(low, high) - flat.start)
         begin += shape.numel()
     # --- exercise 3.20: end
 
@@ -51,11 +54,22 @@ def flats_of(model: FSDP) -> list[FlatParameter]:
     return [flat for unit in model.units for flat in unit.flats]
 
 
+def shapes_of(model: FSDP) -> dict[str, torch.Size]:
+    """The shapes of all parameters by name; tied ones have several."""
+    return {
+        name: shape
+        for flat in flats_of(model)
+        for shape, attributes in zip(flat.shapes, flat.places, strict=True)
+        for _, _, name in attributes
+    }
+
+
 def full_state_dict(model: FSDP) -> dict[str, Tensor]:
     """On rank 0 of the model's group the plain module's state dict, on the CPU; elsewhere {}.
 
     A collective call, and one gather per flat parameter: at no time has a rank more than one of
     them in full on its device. Parameters have the shards' dtype; tied ones appear under all names.
+    The tensors are copies, and the model is left as it is.
     """
     # --- exercise 3.20: start
     # Step 2: every rank gives its padded shard; rank 0 splits the vector into parameters and leaves
@@ -84,17 +98,15 @@ def full_state_dict(model: FSDP) -> dict[str, Tensor]:
 def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
     """Take over the plain module's state dict, which every rank passes in. No communication.
 
-    Reads only the elements of this rank's shards. Raises ValueError if names are missing or
-    unknown, or a shape is wrong; then nothing has changed.
+    Copies only the elements of this rank's shards and the buffers, converted to the model's dtypes;
+    the shards stay the same tensors. Raises ValueError if names are missing or unknown, or a shape
+    is wrong; then nothing has changed.
     """
     # --- exercise 3.20: start
     # Step 3: compare names and shapes of everything before the first copy
     # Step 4: each rank takes its own parts
     buffers = model.module.state_dict()
-    shapes = {name: value.shape for name, value in buffers.items()}
-    for flat in flats_of(model):
-        for shape, attributes in zip(flat.shapes, flat.places, strict=True):
-            shapes |= {name: shape for _, _, name in attributes}
+    shapes = shapes_of(model) | {name: value.shape for name, value in buffers.items()}
     wrong = {n for n in shapes.keys() & state.keys() if state[n].shape != shapes[n]}
     if wrong or shapes.keys() != state.keys():
         missing, unknown = shapes.keys() - state.keys(), state.keys() - shapes.keys()
@@ -106,7 +118,7 @@ def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
         for flat in flats_of(model):
             for names, _, first, where in parts_of(flat):
                 values = state[names[0]].flatten()
-                flat.shard[where] = values[first : first + where.stop - where.start].to(flat.shard)
+                flat.shard[where] = values[first : first + where.stop - where.start]
     set_buffers(model, {name: state[name] for name in buffers})
     # --- exercise 3.20: end
 
@@ -114,7 +126,8 @@ def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
 def set_buffers(model: FSDP, buffers: dict[str, Tensor]) -> None:
     """Give the module copies of its persistent buffers, on its device; those on meta as well."""
     device = flats_of(model)[0].full.device
-    copies = {name: value.to(device, copy=True) for name, value in buffers.items()}
+    kinds = {name: buffer.dtype for name, buffer in model.module.state_dict().items()}
+    copies = {name: value.to(device, kinds[name], copy=True) for name, value in buffers.items()}
     model.module.load_state_dict(copies, assign=True)
 
 
@@ -122,8 +135,10 @@ def materialise(model: FSDP, initialise: Callable[[nn.Module], None]) -> None:
     """Initialise the shards of a module that was on meta when it was wrapped, unit by unit.
 
     ``initialise(part)`` is called once for every submodule with parameters or buffers of its own,
-    without autograd, and finds these in full on the model's device, to be written in place. The
-    ranks must draw the same random numbers: seed them equally before. No communication.
+    and for no other, on every rank in the same order. It runs without autograd and finds these in
+    full on the model's device, to be written in place: as attributes, which ``parameters()`` need
+    not list, in the shards' dtype. Buffers that were not on meta stay where they are. The ranks
+    must draw the same random numbers: seed them equally before. No communication.
     """
     # --- exercise 3.20: start
     # Step 5: room for the buffers that are on meta; then one unit after the other
@@ -137,9 +152,10 @@ def materialise(model: FSDP, initialise: Callable[[nn.Module], None]) -> None:
     device = flats_of(model)[0].full.device
     for part in model.module.modules():
         for name, buffer in part._buffers.items():
-            home.setdefault(part, model.units[0])
-            if buffer is not None and buffer.is_meta:
-                part._buffers[name] = torch.empty_like(buffer, device=device)
+            if buffer is not None:
+                home.setdefault(part, model.units[0])
+                on_device = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer
+                part._buffers[name] = on_device
     for unit in model.units:
         parts = [part for part, owner in home.items() if owner is unit]
         _initialise_unit(unit, parts, initialise, device)

@@ -31,16 +31,22 @@ class OffloadFlat(FlatParameter):
 
     Use it as ``FSDP(…, flat_type=OffloadFlat)``, and make the optimizer afterwards: its state is
     where the shards are. ``shard.grad`` is on the CPU, and complete when ``backward()`` returns.
+    Between steps nothing is on the device. Values, dtypes and messages are FlatParameter's. In a
+    step only shards cross the bus: two to the device, for its gathers, and one gradient back.
     """
 
     def __init__(self, parameters: Parameters, group: Group, device: torch.device) -> None:
-        """As ``FlatParameter``; the shard of a CUDA model is pinned, so that copies can overlap."""
-        super().__init__(parameters, group, device)
+        """As ``FlatParameter``, but the shard is cut on the CPU; ``device`` is that of ``full``.
+
+        For a CUDA device the shard is pinned: copies can overlap.
+        """
+        super().__init__(parameters, group, torch.device("cpu"))
         # --- exercise 3.18: start
-        # Step 1: the shard moves, the full vector stays on the device
-        own = self.shard.detach().cpu()
+        # Step 1: the shard is where it belongs, pin it; the full vector belongs on the device
+        own = self.shard.detach()
         own = own.pin_memory() if device.type == "cuda" else own
         self.shard = nn.Parameter(own, requires_grad=self.shard.requires_grad)
+        self.make_full(self.full.dtype, device)
         # --- exercise 3.18: end
 
     def gather_input(self) -> Tensor:

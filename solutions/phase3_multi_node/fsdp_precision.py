@@ -33,9 +33,11 @@ class MixedPrecisionFlat(FlatParameter):
     """A flat parameter whose shard has the parameters' own dtype, and whose full vector another.
 
     Use it as ``FSDP(…, flat_type=partial(MixedPrecisionFlat, compute_dtype=torch.bfloat16))``. The
-    modules see parameters in ``compute_dtype``, and need inputs in it; parameters that are not
-    floating point keep their dtype. Gradients are summed over the ranks in ``reduce_dtype`` and
-    divided in the shard's. Raises ValueError if one of the two is not a floating-point dtype.
+    modules see parameters in ``compute_dtype``, frozen ones too, and need inputs in it; parameters
+    that are not floating point, complex ones too, keep their dtype, and so do their gradients. The
+    other gradients travel and are summed over the ranks in ``reduce_dtype``; the sum is converted
+    to the shard's dtype, then divided. Raises ValueError, before anything is sent, if one of the
+    two is not a real floating-point dtype.
     """
 
     def __init__(
@@ -62,17 +64,18 @@ class MixedPrecisionFlat(FlatParameter):
         # --- exercise 3.17: end
 
     def gather_input(self) -> Tensor:
-        """The padded shard in the full vector's dtype."""
+        """The padded shard in the full vector's dtype, rounded before it travels."""
         # --- exercise 3.17: start
         # Step 2: cast before it travels, not after: half the bytes
         return super().gather_input().to(self.full.dtype)
         # --- exercise 3.17: end
 
     def reduce_input(self) -> Tensor:
-        """The joined gradients in ``reduce_dtype``."""
+        """The joined gradients in ``reduce_dtype``, if they are floating point."""
         # --- exercise 3.17: start
         # Step 3: cast before the ranks' values are added
-        return super().reduce_input().to(self.reduce_dtype)
+        joined = super().reduce_input()
+        return joined.to(self.reduce_dtype) if joined.is_floating_point() else joined
         # --- exercise 3.17: end
 
     def mean(self, chunk: Tensor) -> Tensor:

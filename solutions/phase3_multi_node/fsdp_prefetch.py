@@ -34,8 +34,11 @@ from .fsdp import FSDP, Unit
 class PrefetchFSDP(FSDP):
     """FSDP whose messages travel beside compute; values and contract are the same.
 
-    Units should be given in the order in which they run; from the second forward on the order of
-    the previous one is expected.
+    The first forward expects the order in which units are given, every later one the order of the
+    forward before it, with autograd or without. A wrong guess costs a message, never a value. At
+    most one unit is gathered ahead: in forward and backward a unit that was gathered, and does not
+    come next, is freed before another one is issued. At most one unit's reduce-scatters are under
+    way.
     """
 
     def __init__(self, module: nn.Module, units: Sequence[nn.Module] = (), **options: Any) -> None:
@@ -43,62 +46,77 @@ class PrefetchFSDP(FSDP):
         super().__init__(module, units, **options)
         self.expected = list(self.units)  # the order of the last forward, the root first
         self.order: list[Unit] = []  # that of this one, so far
-        self.reducing: Unit | None = None
+        self.to_come: list[Unit] = []  # in backward: those that it has not reached
 
     def before_forward(self, unit: Unit) -> None:
-        """Gather ``unit``, and begin with the one that is expected after it."""
+        """Gather ``unit``, and issue, after its own gather, that of the one expected after it.
+
+        That travels while ``unit`` computes. With the root's forward everything begins anew: what
+        was left gathered may be older than the shards.
+        """
         # --- exercise 3.16: start
         # Step 1: the root begins a new forward: what an evaluation or a forward without backward
         #         has left may be older than the shards
-        # Step 2: wait for this unit first, then issue the next: gathers are done one by one
+        # Step 2: free what was gathered and does not come now or next; gather this unit, then
+        #         issue the next: gathers are done one by one
         if unit is self.units[0]:
             for left in self.units:
-                left.free()
+                left.reset()
             self.expected, self.order = self.order or self.expected, []
         self.order.append(unit)
+        ahead = self.expected[len(self.order) :][:1]
+        for other in self.units[1:]:
+            if other not in (unit, *ahead) and not self.in_backward:
+                other.free()
         unit.gather()
-        if len(self.order) < len(self.expected):
-            self.expected[len(self.order)].start_gather()
+        for following in ahead:
+            following.start_gather()
         # --- exercise 3.16: end
 
     def after_forward(self, unit: Unit) -> None:
-        """Free ``unit``, unless backward begins with it; after the root also wrong guesses."""
+        """Free ``unit``, unless backward begins with it; after the root also wrong guesses.
+
+        With autograd the root and the unit that is expected last stay, the latter only if it does
+        run last; without autograd nothing stays.
+        """
         # --- exercise 3.16: start
         # Step 3: the root and the last unit stay for backward, if there will be one
         root = self.units[0]
         kept = (root, self.expected[-1]) if torch.is_grad_enabled() else ()
+        if unit is root:
+            self.to_come = list(self.order)
         for each in self.units if unit is root else [unit]:
-            if each not in kept:
+            if each not in kept or each not in (root, self.order[-1]):
                 each.free()
         # --- exercise 3.16: end
 
     def before_backward(self, unit: Unit) -> None:
-        """Gather ``unit``, and begin with the one that ran before it."""
+        """Gather ``unit``, then issue the gather of the one that ran before it in forward."""
         # --- exercise 3.16: start
-        # Step 4: backward comes in the opposite order
+        # Step 4: backward comes in the opposite order; what it has passed over was a wrong guess
         unit.gather()
-        index = self.order.index(unit) if unit in self.order else 0
-        if index > 0:
-            self.order[index - 1].start_gather()
+        if unit in self.to_come[1:]:
+            while self.to_come[-1] is not unit:
+                self.to_come.pop().free()
+            self.to_come.pop()
+            self.to_come[-1].start_gather()
         # --- exercise 3.16: end
 
     def after_backward(self, unit: Unit) -> None:
-        """Free ``unit`` and issue its reduce-scatter; the one before is waited for now."""
+        """Free ``unit``, wait for the reduce-scatter before, and issue this unit's."""
         # --- exercise 3.16: start
         # Step 5: one reduce-scatter under way bounds the memory of gradients
         unit.free()
-        if self.reducing is not None:
-            self.reducing.finish_reduce()
+        for other in self.units:
+            other.finish_reduce()
         unit.start_reduce()
-        self.reducing = unit
         # --- exercise 3.16: end
 
     def end_backward(self) -> None:
-        """Nothing may be under way when ``backward()`` returns."""
+        """Nothing is under way and nothing is gathered when ``backward()`` returns."""
         # --- exercise 3.16: start
         # Step 6: units whose inputs need no gradient, and wrong guesses; then the last handle
         super().end_backward()
-        if self.reducing is not None:
-            self.reducing.finish_reduce()
-            self.reducing = None
+        for unit in self.units:
+            unit.finish_reduce()
         # --- exercise 3.16: end

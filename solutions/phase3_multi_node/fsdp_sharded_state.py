@@ -22,18 +22,20 @@ import torch
 from torch import Tensor
 
 from .fsdp import FSDP
-from .fsdp_checkpoint import Optimizer, State, flats_of, parts_of, set_buffers
+from .fsdp_checkpoint import Optimizer, State, flats_of, parts_of, set_buffers, shapes_of
 
 
 def sharded_state_dict(model: FSDP, optimizer: Optimizer = None) -> State:
-    """What this rank holds: ``{"pieces": [...], "buffers": {...}}``. No communication.
+    """What this rank holds: ``{"pieces": [...], "shapes": {...}, "buffers": {...}}``, all copies.
 
-    A piece: ``names`` and ``shape`` of the parameter, ``first``: the number of the first of its
-    elements that are here, ``values``: these (n,), ``state``: the optimizer's for them, by key.
+    No communication. A piece: ``names`` and ``shape`` (a list) of the parameter, ``first``: the
+    number of the first of its elements that are here, ``values``: these (n,), ``state``: the
+    optimizer's for them, by key. State that has the shard's shape is cut like the shard, other
+    state goes along whole. ``shapes``: of all parameters of the model, by name, as lists.
     """
     # --- exercise 3.28: start
-    # Step 1: state that has the shard's shape is cut like the shard, other state goes along whole;
-    #         copies, because training may go on before they are written
+    # Step 1: cut the optimizer's state where the shard is cut; copies, because training may go on
+    #         before they are written
     pieces = []
     for flat in flats_of(model):
         kept = optimizer.state.get(flat.shard, {}) if optimizer is not None else {}
@@ -47,7 +49,8 @@ def sharded_state_dict(model: FSDP, optimizer: Optimizer = None) -> State:
             piece = {"names": names, "shape": list(shape), "first": first}
             pieces.append(piece | {"values": values, "state": state})
     buffers = {name: value.clone() for name, value in model.module.state_dict().items()}
-    return {"pieces": pieces, "buffers": buffers}
+    shapes = {name: list(shape) for name, shape in shapes_of(model).items()}
+    return {"pieces": pieces, "shapes": shapes, "buffers": buffers}
     # --- exercise 3.28: end
 
 
@@ -56,75 +59,95 @@ def load_sharded_state_dict(
 ) -> None:
     """Take over this rank's part of ``saved``, the states of all ranks of any world size.
 
-    They are read one after the other, so they may be loaded lazily. No communication. Raises
-    ValueError if together they lack elements that this rank needs; then nothing has changed.
+    The model may have other units than the one that was saved. The states are read once, one after
+    the other, so they may be loaded lazily: none is kept when the next but one is read. No
+    communication. Of the shards the optimizer has the saved state afterwards, in the dtypes in
+    which it was saved, and no other; zeros for elements of which none was saved. Raises ValueError
+    if the states are of a model with other names or shapes, lack its buffers, or together lack
+    elements that this rank needs; then nothing has changed.
     """
     # --- exercise 3.28: start
     # Step 2: collect in new tensors: piece and part overlap in a range of the parameter's elements
-    # Step 3: every element must have come; only then take over
+    # Step 3: every element must have come, and be it twice; only then take over
     flats = flats_of(model)
-    fresh: list[State] = [{"values": torch.empty_like(flat.shard)} for flat in flats]
-    needed = sum(flat.shard.numel() for flat in flats)
+    fresh = [_nothing(flat.shard) for flat in flats]
+    shapes = {name: list(shape) for name, shape in shapes_of(model).items()}
     buffers: dict[str, Tensor] = {}
-    for state in saved:
-        buffers = state["buffers"]
-        pieces = {piece["names"][0]: piece for piece in state["pieces"]}
+    for saved_state in saved:
+        if saved_state["shapes"] != shapes:
+            raise ValueError("the states are of a model with other parameters")
+        buffers = saved_state["buffers"]
+        pieces = {piece["names"][0]: piece for piece in saved_state["pieces"]}
         for flat, found in zip(flats, fresh, strict=True):
             for names, _, first, where in parts_of(flat):
                 if names[0] in pieces:
-                    needed -= _take(found, pieces[names[0]], first, where, flat.shard)
-    if needed:
-        raise ValueError(f"{needed} elements of this rank's shards are in none of the states")
-    with torch.no_grad():
-        for flat, found in zip(flats, fresh, strict=True):
-            flat.shard.copy_(found.pop("values"))
-            if optimizer is not None and found:
-                optimizer.state[flat.shard] = found
+                    _take(found, pieces[names[0]], first, where)
+    lacking = sum(int((~found["come"]).sum()) for found in fresh)
+    if lacking or buffers.keys() != model.module.state_dict().keys():
+        raise ValueError(f"{lacking} elements of this rank's shards are in none of the states")
+    for flat, found in zip(flats, fresh, strict=True):
+        flat.shard.detach().copy_(found["values"])
+        if optimizer is not None:
+            optimizer.state.pop(flat.shard, None)
+            if found["state"]:
+                optimizer.state[flat.shard] = found["state"]
     set_buffers(model, buffers)
     # --- exercise 3.28: end
 
 
-def _take(found: State, piece: State, first: int, where: slice, shard: Tensor) -> int:
-    """Copy what ``piece`` has of the elements ``first`` … that belong at ``where``; how many."""
+def _nothing(shard: Tensor) -> State:
+    """Room for a shard's ``values``, which of them have ``come``, and the optimizer's ``state``."""
+    come = torch.zeros_like(shard, dtype=torch.bool, requires_grad=False)
+    return {"values": torch.empty_like(shard, requires_grad=False), "come": come, "state": {}}
+
+
+def _take(found: State, piece: State, first: int, where: slice) -> None:
+    """Copy what ``piece`` has of the elements ``first`` … that belong at ``where`` of the shard."""
     # --- exercise 3.28: start
     # Step 4: the overlap again, once counted in the shard and once in the piece
     length = len(piece["values"])
     low = max(first, piece["first"])
     high = min(first + where.stop - where.start, piece["first"] + length)
     if low >= high:
-        return 0
+        return
     here = slice(where.start + low - first, where.start + high - first)
     there = slice(low - piece["first"], high - piece["first"])
-    for key, value in (("values", piece["values"]), *piece["state"].items()):
+    found["values"][here] = piece["values"][there]
+    found["come"][here] = True
+    for key, value in piece["state"].items():
         if _is_like(value, piece["values"]):
-            found.setdefault(key, torch.empty_like(shard, requires_grad=False))[here] = value[there]
+            room = torch.zeros_like(found["values"], dtype=value.dtype)
+            found["state"].setdefault(key, room)[here] = value[there]
         else:
-            found[key] = value.clone() if isinstance(value, Tensor) else value
-    return high - low
+            found["state"][key] = value.clone() if isinstance(value, Tensor) else value
     # --- exercise 3.28: end
 
 
 def merge(saved: Iterable[State]) -> dict[str, Tensor]:
     """The plain module's state dict from the sharded states of all ranks, without any rank.
 
-    Raises ValueError if elements are missing.
+    Reads ``saved`` once. Raises ValueError if elements, or whole parameters, are missing, or if
+    there is no state.
     """
     # --- exercise 3.28: start
-    # Step 5: write each piece where its numbering says, and count what has come
+    # Step 5: write each piece where its numbering says, and note what has come
     whole: dict[str, Tensor] = {}
-    missing: dict[str, int] = {}
+    come: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
+    names: set[str] = set()
     for state in saved:
-        buffers = state["buffers"]
+        buffers, names = state["buffers"], names | state["shapes"].keys()
         for piece in state["pieces"]:
             name, values, shape = piece["names"][0], piece["values"], torch.Size(piece["shape"])
             if name not in whole:
-                missing[name] = shape.numel()
                 whole |= dict.fromkeys(piece["names"], values.new_empty(shape))
-            whole[name].view(-1)[piece["first"] : piece["first"] + len(values)] = values
-            missing[name] -= len(values)
-    if any(missing.values()):
-        raise ValueError(f"elements are missing: { {n: k for n, k in missing.items() if k} }")
+                come[name] = torch.zeros(shape.numel(), dtype=torch.bool)
+            where = slice(piece["first"], piece["first"] + len(values))
+            whole[name].view(-1)[where] = values
+            come[name][where] = True
+    wrong = (names - whole.keys()) | {name for name, there in come.items() if not there.all()}
+    if wrong or not names:
+        raise ValueError(f"elements of {sorted(wrong)} are missing")
     return whole | buffers
     # --- exercise 3.28: end
 

@@ -28,14 +28,15 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
     """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
 
     P ranks (the largest power of two) exchange halves of what they are responsible for with
-    partners at distance P/2, P/4 … 1, then the results the same way back. Each of the other W-P
-    ranks sends its tensor to rank - P first and gets the result at the end. Any length and strides.
+    partners at distance P/2, P/4 … 1 (in any order), then the results the same way back. Each of
+    the other W-P ranks sends its tensor to rank - P first and gets the result at the end. Any
+    dtype, length, strides and W as in ``ring_reduce_scatter``.
 
     Per rank below P: 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd), and N
-    more with a rank above P to serve; others N. Time 2 log₂ P·α + 2(P-1)/P·Nβ, and 2(α + Nβ) if
-    W ≠ P. Half a tensor of extra memory (a whole one with a rank to serve). NCCL wants the first
-    collective of a group to be one of all its ranks: if W ≠ P, this can't be it. Raises ValueError
-    as ``check_arguments`` does.
+    more with a rank above P to serve; others N. Time 2 log₂ P·α + 2(P-1)/P·Nβ, and 2(α + Nβ) if W ≠
+    P. Half a tensor of extra memory (up to two whole ones with a rank to serve; a copy more of a
+    tensor that is not contiguous), none afterwards. With W ≠ P it can't be NCCL's first collective
+    of a group, which all ranks must join. Raises ValueError as ``check_arguments`` does.
     """
     # --- exercise 3.6: start
     # Step 1: the ranks from P on hand in their tensor and wait for the result

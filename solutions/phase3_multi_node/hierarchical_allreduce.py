@@ -66,12 +66,13 @@ def all_reduce_hierarchical(
 ) -> None:
     """Combine ``tensor`` over all ranks of the topology, in place on every rank.
 
-    ``tensor`` may be empty or non-contiguous, of the same shape and dtype on all ranks. On nodes of
-    equal size each rank sends 2(L-1)/L·n bytes inside its node and 2(N-1)/N·n/L between nodes (n
-    rounded up to L elements); else only the leaders send between nodes, 2(N-1)/N·n each. All ranks
-    end with the same bits. Raises ValueError on every rank, before anything is sent, for an unknown
-    ``op`` or the mean of integers; with ``check``, which costs an all-reduce of 48 bytes, also for
-    tensors that differ. Without it such ranks end or hang.
+    ``tensor`` may be empty or non-contiguous, of any real dtype, of the same shape and dtype on all
+    ranks. A leaf that requires gradients stays one. On nodes of equal size each rank sends
+    2(L-1)/L·n bytes inside its node and 2(N-1)/N·n/L between nodes (n rounded up to L elements);
+    else only the leaders send between nodes, 2(N-1)/N·n each. Nothing is in flight at the end. All
+    ranks end with the same bits. Raises ValueError on every rank, before anything is sent, for an
+    unknown ``op`` or the mean of integers; with ``check``, which costs an all-reduce of 48 bytes,
+    also for tensors that differ. Without it such ranks end or hang.
     """
     # --- exercise 3.8: start
     # Step 1: refuse bad arguments, alike on all ranks, and if asked to tensors that differ

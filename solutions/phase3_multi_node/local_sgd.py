@@ -34,14 +34,16 @@ from given.agreement import Group, expect_alike, rank_in
 def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tensor]:
     """New tensors with the mean of every tensor over the ranks of ``group``; inputs are kept.
 
-    All ranks pass the same shapes and dtypes. Cost: one all-reduce for each dtype, of all tensors
-    of that dtype together; none without tensors. Raises ValueError, before any communication, for
-    integers, and on a rank that is no member of ``group``.
+    The means have the shapes and dtypes of the inputs, the same bits on all ranks, and no autograd
+    history. In float16 the sum may overflow, a mean up to 60000 does not. All ranks pass the same
+    shapes and dtypes, real or complex. Cost: one all-reduce for each dtype, of all tensors of that
+    dtype together; none without tensors. Raises ValueError, before any communication, for integers,
+    and on a rank that is no member of ``group``.
     """
     # --- exercise 3.25: start
     # Step 1: refuse integers, and a rank that is no member (`rank_in`): torch would only warn there
     # Step 2: join the tensors of a dtype, so that a message does not cost its latency per tensor
-    # Step 3: sum over the ranks, divide by their number, split; answer in the order asked for
+    # Step 3: divide by the number of ranks, then sum over them; split in the order asked for
     rank_in(group)
     for t in tensors:
         if not (t.is_floating_point() or t.is_complex()):
@@ -50,9 +52,9 @@ def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tens
     means: list[Tensor] = [t.detach() for t in tensors]
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         indices = [index for index, t in enumerate(tensors) if t.dtype == dtype]
-        flat = torch.cat([means[index].flatten() for index in indices])
+        flat = torch.cat([means[index].flatten() for index in indices]).div_(world_size)
         dist.all_reduce(flat, group=group)
-        parts = flat.div_(world_size).split([means[index].numel() for index in indices])
+        parts = flat.split([means[index].numel() for index in indices])
         for index, part in zip(indices, parts, strict=True):
             means[index] = part.view(tensors[index].shape)
     return means
@@ -66,10 +68,11 @@ class LocalSGD:
     calls them equally often; a rank that has no data for a step calls ``step()`` all the same.
 
     A new object gives all ranks the model of the group's rank 0: parameters (also frozen ones) and
-    buffers. Tensors are written in place, so the inner optimizer goes on with the right ones, and
-    keeps its own state. Raises ValueError, before any communication, if ``every`` < 1, and on a
-    rank that is no member of ``group``; on every rank, after one all-reduce of 48 bytes, if the
-    ranks' models differ in shapes, dtypes, or in what is frozen.
+    buffers (also those that ``state_dict`` leaves out), bit for bit, and begins a round. What is
+    trainable then travels in every round. Tensors are written in place, so the inner optimizer goes
+    on with the right ones, and keeps its own state. Raises ValueError, before any communication, if
+    ``every`` < 1, and on a rank that is no member of ``group``; on every rank, after one all-reduce
+    of 48 bytes, if the ranks' models differ in shapes, dtypes, or in what is frozen.
     """
 
     def __init__(self, model: nn.Module, *, every: int, group: Group = None) -> None:
@@ -94,16 +97,17 @@ class LocalSGD:
         # Step 6: send a contiguous copy of each and write it back in place
         with torch.no_grad():
             for tensor in tensors:
-                values = tensor.detach().contiguous()
+                values = tensor.contiguous()
                 dist.broadcast(values, group=self.group, group_src=0)
                 tensor.copy_(values)
         # --- exercise 3.25: end
 
     def step(self) -> bool:
-        """Note that the inner optimizer has stepped; True if this step ended a round.
+        """Note that the inner optimizer has stepped; True if this step ended a round, else False.
 
-        Ending a round costs one all-reduce of the trainable parameters (for each dtype), and one of
-        the floating-point buffers; other steps communicate nothing.
+        Ending a round costs one all-reduce of the trainable parameters (for each dtype), one of the
+        floating-point buffers (for each dtype), and a broadcast of each other buffer; other steps
+        communicate nothing.
         """
         # --- exercise 3.25: start
         # Step 7: count; the last step of a round makes the ranks agree
@@ -114,10 +118,11 @@ class LocalSGD:
         # --- exercise 3.25: end
 
     def finish(self) -> bool:
-        """End a round that has had at least one step, however short; True if there was one.
+        """End a round that has had a step, however short; True if there was one, else False.
 
-        Afterwards all ranks have the same parameters, floating-point buffers (their mean) and other
-        buffers (those of the group's rank 0). Without a step since the last round: no message.
+        Afterwards all ranks have the same bits in parameters, floating-point buffers (their mean)
+        and other buffers (those of the group's rank 0). The next round begins. Without a step since
+        the last round: no message.
         """
         # --- exercise 3.25: start
         # Step 8: nothing has happened since the last round: there is nothing to agree on
@@ -148,9 +153,9 @@ class DiLoCo(LocalSGD):
     """Local SGD whose rounds end with a step of SGD with Nesterov momentum on the mean difference.
 
     ``lr`` (η) and ``momentum`` (μ) are the outer optimizer's; few rounds need less momentum. The
-    lists ``common`` (θ) and ``velocity`` (v) hold its state, equal on all ranks: 2P bytes more than
-    local SGD. Raises ValueError, before any communication, if ``lr`` is not positive or
-    ``momentum`` not in [0, 1).
+    lists ``common`` (θ) and ``velocity`` (v) hold its state in the parameters' dtypes, without
+    autograd history, with the same bits on all ranks: 2P bytes more than local SGD. Raises
+    ValueError, before any communication, if ``lr`` is not positive or ``momentum`` not in [0, 1).
     """
 
     def __init__(
@@ -199,8 +204,9 @@ def train(
     """Train on this rank's batches of (inputs, targets) and synchronise as ``rounds`` says.
 
     All ranks have equally many batches; one may be empty: no step of the inner optimizer, but one
-    of ``rounds``. The last round is ended, however short. Returns (mean cross-entropy over all
-    samples of all ranks, their number), the same on every rank; (0.0, 0) without samples.
+    of ``rounds``. Each step starts from gradients of its own. The last round is ended, however
+    short. Returns (mean cross-entropy over all samples of all ranks of the group, their number), a
+    float and an int, the same on every rank; (0.0, 0) without samples.
 
     Cost per rank: that of the rounds, and one all-reduce of two numbers at the end.
     """

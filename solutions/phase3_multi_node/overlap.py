@@ -30,7 +30,7 @@ from torch import nn
 
 from given.agreement import Group, expect_alike, rank_in
 from given.bucket_hooks import Handle, Hook
-from given.hooks import weakly
+from given.hooks import claim, weakly
 
 from .buckets import broadcast_tensors, make_buckets, order_of_first_rank
 from .comm_hooks import all_reduce
@@ -42,17 +42,26 @@ class BucketedDDP(nn.Module):
     """``module`` on every rank of ``group``; after backward ``p.grad`` is the mean over the ranks.
 
     Starts with the parameters and buffers of the group's first rank. ``bucket_bytes`` limits a
-    bucket, ``first_bucket_bytes`` the first one, which is small so that something leaves early.
+    bucket, ``first_bucket_bytes`` the first one, which is small so that something leaves early. A
+    bucket leaves as soon as it is complete and those before it have left. Backward goes on beside
+    it, waits for none before its own end, and returns when all have arrived. The first backward
+    uses the reverse of the order of registration, later ones the order in which the first rank's
+    gradients came. That order is learned once, by a broadcast of 8 bytes per parameter.
+
     After backward, also of ``wrapped.module(…)``, the gradient of every trainable parameter is a
-    view into a bucket; where a rank has none it counts as zero. Frozen parameters are not sent,
-    tied ones once; what is frozen must be so before. A gradient that is there before backward takes
-    part in the mean. Both ways of ``zero_grad`` work, ``create_graph`` does not.
+    view into a bucket, in the parameter's dtype; there is no other copy. Where a rank has no
+    gradient it counts as zero; on every rank backward must reach at least one parameter. Frozen
+    ones are not sent and keep their gradients, tied ones are sent once; what is frozen must be so
+    before. A gradient that is there before backward takes part in the mean. Both ways of
+    ``zero_grad`` work, ``create_graph`` does not. A backward that raises leaves the wrapper
+    unusable. What a hook leaves in a bucket's buffer is the gradient. A wrapper that is dropped is
+    freed and reduces no more.
 
     Raises ValueError on a rank that is not in ``group``, for a module without trainable
-    parameters or with some on several devices, for embeddings with sparse gradients, and for
-    bucket sizes that are not positive; before any communication. Raises ValueError on every rank,
-    after one all-reduce of 48 bytes, if the ranks' modules differ in shapes, dtypes, or in what is
-    frozen.
+    parameters or with some on several devices, for embeddings with sparse gradients, for bucket
+    sizes that are not positive, and for parameters that another living wrapper reduces; before any
+    communication. Raises ValueError on every rank, after one all-reduce of 48 bytes, if the ranks'
+    modules differ in shapes, dtypes, order of strides, or in what is frozen.
     """
 
     def __init__(
@@ -65,6 +74,7 @@ class BucketedDDP(nn.Module):
     ) -> None:
         super().__init__()
         self.trainable = trainable_parameters(module, group)
+        claim(self.trainable, self)
         self.module, self.group = module, group
         self.limits = bucket_bytes, first_bucket_bytes
         self.share = 1 / dist.get_world_size(group)

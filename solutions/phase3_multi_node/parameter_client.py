@@ -38,9 +38,9 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
     """The server of each key, so that the servers hold about equally many elements.
 
     The fullest and the emptiest server differ by one key at most: by no more elements than the
-    largest key has. No server is without a key. The same on every rank. Raises ValueError if
-    ``servers`` < 1, if there are more servers than keys, or for keys of different dtypes: a message
-    has one.
+    largest key has. No server is without a key, also if keys have no elements. The same on every
+    rank. Raises ValueError if ``servers`` < 1, if there are more servers than keys, or for keys of
+    different dtypes: a message has one.
     """
     # --- exercise 3.26: start
     # Step 1: refuse what leaves a server without work, and what does not fit into one message
@@ -111,8 +111,9 @@ class Client:
     def pull(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """The current values of ``keys``, on the CPU; only they travel, in one message per server.
 
-        Every server gets the request, so that it knows how far this worker is. ``versions``
-        becomes how many updates each server had applied.
+        Every server gets the request, so that it knows how far this worker is: all requests go out
+        before the first answer is waited for. Values have the dtype and shapes of the parameters.
+        ``versions`` becomes how many updates each server had applied.
         """
         # --- exercise 3.26: start
         # Step 4: all requests and all receives first, then wait: the servers work at the same time
@@ -172,8 +173,10 @@ class Client:
 def train(client: Client, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     """A worker's training: pull, forward, backward, push for every batch; then leave.
 
-    Returns the last batch's loss (0.0 without a batch). Only trainable parameters are keys; those
-    that got no gradient are not pushed. The model ends with what the last pull gave.
+    Returns the last batch's loss (0.0 without a batch). The client's keys are pulled into the
+    model's parameters of that name. Gradients are those of the batch alone, with its number of
+    samples; what got none is not pushed. The model ends with what the last pull gave. It leaves
+    also if a batch fails, and the exception comes out.
     """
     # --- exercise 3.26: start
     # Step 8: the values go into the model in place, onto its device

@@ -57,9 +57,10 @@ class Request:
 class Server:
     """A server's end: the values of its keys, and what it does with one request.
 
-    ``values``: key to tensor, in the order of ``parameters``, copied from them to the CPU.
-    ``version``: updates so far. ``live``: workers that have neither left nor died. ``lost``: those
-    that died, and the error. Raises ValueError as ``place_keys`` and ``check_roles`` do.
+    ``values``: key to tensor, in the order of ``parameters``, copied from them to the CPU in their
+    dtype. ``version``: updates so far. ``live``: workers that have neither left nor died. ``lost``:
+    those that died, and the error. Workers are named by their rank of ``group``. Raises ValueError
+    as ``place_keys`` and ``check_roles`` do.
     """
 
     def __init__(
@@ -77,10 +78,11 @@ class Server:
         self.version = 0
 
     def receive(self, worker: int | None) -> Request:
-        """The next request of ``worker``, or of any; PUSH only with all of its gradients.
+        """The next request of ``worker``, or of any (None); PUSH only with all of its gradients.
 
-        A worker whose connection breaks is removed from ``live`` and noted in ``lost``, the request
-        is LOST; so is one that leaves, with LEAVE. A broken receive from any is a RuntimeError.
+        ``keys`` and ``gradients`` are those that live here. A worker whose connection breaks is
+        removed from ``live`` and noted in ``lost``, and the request is LOST. One that leaves is
+        removed from ``live``. A broken receive from any is a RuntimeError.
         """
         # --- exercise 3.22: start
         # Step 1: the header says what follows; the gradients come from the same worker, by name
@@ -116,7 +118,7 @@ class Server:
         return Request(worker, LOST)
 
     def answer(self, request: Request) -> None:
-        """Send the version and the values that a PULL asks for; the worker may be gone by now."""
+        """Send the version and the values that a PULL asks for; who is gone by now is lost, too."""
         # --- exercise 3.22: start
         # Step 3: one vector, a copy, so that an update can't change what is on its way
         try:
@@ -132,14 +134,16 @@ class Server:
     def update(self, pushes: list[Request]) -> None:
         """One step of SGD: every key moves by its mean gradient over the samples of ``pushes``.
 
-        Only who has pushed a key counts in its mean. Without any push nothing happens.
+        Only who has pushed a key counts in its mean, and only with samples: 0 samples count for
+        nothing, whatever their gradients are. ``pushes`` are one version more. Without any push
+        nothing happens.
         """
         # --- exercise 3.22: start
         # Step 4: per key the gradients that there are, weighted by samples; one version more
         for key, value in self.values.items():
-            having = [p for p in pushes if key in p.gradients]
+            having = [p for p in pushes if key in p.gradients and p.samples]
             total = sum(p.samples for p in having)
-            for push in having if total else ():
+            for push in having:
                 value.sub_(push.gradients[key], alpha=self.lr * push.samples / total)
         self.version += bool(pushes)
         # --- exercise 3.22: end
@@ -149,8 +153,9 @@ def serve_synchronous(server: Server) -> None:
     """Serve until no worker is left, in rounds: all live workers pull, then all of them push.
 
     All pulls of a round see the same version; the mean of the round's pushes makes the next one.
-    Workers may take different numbers of rounds. One that leaves or dies is waited for no more, and
-    does not count in the mean; its push counts in full or not at all.
+    Workers may take different numbers of rounds, and may leave after a pull. One that leaves or
+    dies is waited for no more, and does not count in the mean; on each server its push counts in
+    full or not at all. A round without a push is no version.
     """
     # --- exercise 3.22: start
     # Step 5: answer every live worker before taking the first push: they compute together
@@ -226,10 +231,11 @@ def fit(
     """What every rank calls: the first ``servers`` ranks serve, the others train on their batches.
 
     ``staleness``: None for synchronous rounds, infinity for asynchronous, else the bound. Begins
-    with the servers' models; a server's batches are not read. Returns the final values of this
-    server's keys, on a worker nothing. Raises ValueError, on every rank and before any
-    communication, for a negative staleness and as ``place_keys`` and ``check_roles`` do; on every
-    rank, after one all-reduce of 48 bytes, if the ranks' models differ in shapes or dtypes.
+    with the servers' values of the keys; a server's batches are not read. Returns the final values
+    of this server's keys, on a worker an empty dict. Only trainable parameters are keys: all else
+    stays each rank's own. Raises ValueError, on every rank and before any communication, for a
+    negative staleness and as ``place_keys`` and ``check_roles`` do; on every rank, after one
+    all-reduce of 48 bytes, if the ranks' keys differ in shapes or dtypes.
     """
     # --- exercise 3.24: start
     # Step 5: settings are checked everywhere, and models (`expect_alike`): a worker would wait for

@@ -60,8 +60,8 @@ def check_arguments(tensor: Tensor, op: str, group: Group) -> tuple[int, int]:
 def flattened(tensor: Tensor) -> Iterator[Tensor]:
     """The elements of ``tensor`` in one row, to be changed: ``with flattened(tensor) as flat``.
 
-    ``flat`` is a view where the strides allow it, else a copy that is written back at the end.
-    Autograd does not see the changes.
+    Of a contiguous tensor ``flat`` is a view. Of any other it is a contiguous copy, which is
+    written back at the end. Autograd records nothing: a leaf that requires gradients stays one.
     """
     # --- exercise 3.1: start
     # Step 1: no copy if the tensor is contiguous: detach, view
@@ -76,11 +76,11 @@ def flattened(tensor: Tensor) -> Iterator[Tensor]:
 def exchange(
     outgoing: Tensor, to: int, incoming: Tensor, source: int, group: Group
 ) -> list[dist.Work]:
-    """Start to send ``outgoing`` and to receive ``incoming`` at once; the handles, receive first.
+    """Start to send ``outgoing`` and to receive ``incoming`` at once; wait for neither.
 
-    ``to`` and ``source`` are ranks of ``group``. Both tensors are contiguous and must be left alone
-    until the handles have been waited for (NCCL has one for both). An empty tensor is neither sent
-    nor received: both ends know its length.
+    Returns the handles, receive first (NCCL has one for both), each to be waited for once. ``to``
+    and ``source`` are ranks of ``group``. Both tensors are contiguous and must be left alone until
+    then. An empty tensor is neither sent nor received and has no handle: both ends know its length.
     """
     # --- exercise 3.1: start
     # Step 3: start both before either is waited for: a send may return only when it has been
@@ -122,13 +122,16 @@ def reduce_scatter_steps(rank: int, world_size: int) -> list[tuple[int, int]]:
 def ring_reduce_scatter(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
     """Combine chunk r of ``tensor`` over all ranks into rank r's chunk r, in place.
 
-    The chunks are those of ``tensor.flatten().tensor_split(W)``: lengths differ by one at most, the
-    longer ones first, empty ones last. The other chunks of ``tensor`` hold unspecified values
-    afterwards. Any length (0 too), strides and W; length, dtype and ``op`` are the same on all
-    ranks. Sums and means are rounded to the tensor's dtype after every addition.
+    Ranks are those of ``group``. The chunks are those of ``tensor.flatten().tensor_split(W)``:
+    lengths differ by one at most, the longer ones first, empty ones last. The other chunks of
+    ``tensor`` hold unspecified values afterwards. Any real dtype, length (0 too), strides and W;
+    length, dtype and ``op`` are the same on all ranks. A leaf that requires gradients stays one.
+    What is nan on one rank is nan in the result, of "max" too.
 
-    Per rank: W-1 messages, every chunk but its own is sent once: (W-1)/W·N bytes. One chunk of
-    extra memory. Raises ValueError as ``check_arguments`` does.
+    Per rank: W-1 messages to its right neighbour in the group, every chunk but its own is sent
+    once: (W-1)/W·N bytes, in the tensor's dtype. Time (W-1)·(α + N/W·β). One chunk of extra memory
+    (for a tensor that is not contiguous a copy, too), which is not kept. Raises ValueError as
+    ``check_arguments`` does.
     """
     # --- exercise 3.1: start
     # Step 5: in each step exchange with the neighbours; when the receive is complete combine what
@@ -168,9 +171,10 @@ def all_gather_steps(rank: int, world_size: int) -> list[tuple[int, int]]:
 def ring_all_gather(tensor: Tensor, group: Group = None) -> None:
     """Give every rank chunk r of rank r's ``tensor``, for all r, in place.
 
-    Chunks, lengths and strides as in ``ring_reduce_scatter``. Per rank: W-1 messages, every chunk
-    but that of its right neighbour is sent once: (W-1)/W·N bytes; no extra memory if ``tensor`` is
-    contiguous. Raises ValueError if this rank is no member of ``group``.
+    Chunks, tensors and messages as in ``ring_reduce_scatter``. Per rank every chunk but that of its
+    right neighbour is sent once: (W-1)/W·N bytes. Time (W-1)·(α + N/W·β). No extra memory if
+    ``tensor`` is contiguous. Raises ValueError, before anything is sent, if this rank is no member
+    of ``group``.
     """
     # --- exercise 3.2: start
     # Step 2: receive straight into the chunk: nothing is combined any more
@@ -184,12 +188,14 @@ def ring_all_gather(tensor: Tensor, group: Group = None) -> None:
 
 
 def agree(tensor: Tensor, op: str, group: Group = None) -> None:
-    """Raise the same ValueError on every rank unless all pass equally many elements, dtype and op.
+    """Raise ValueError on every rank unless all pass equally many elements, one dtype and one op.
 
     A rank that finds a difference alone could not tell the others, which would wait for it for
     ever. So everybody learns the least and the most of what is passed: in round k a rank tells
-    rank + 2^k what it knows. ⌈log₂ W⌉ messages of 48 bytes per rank, one after another, and on a
-    GPU a wait for the device.
+    rank + 2^k what it knows. At most ⌈log₂ W⌉ messages of at most 48 bytes per rank, one after
+    another, and on a GPU a wait for the device. ``op`` may be any text: one that is unknown on some
+    ranks is a difference. Raises ValueError, and sends nothing, on a rank that is no
+    member of ``group``.
     """
     # --- exercise 3.3: start
     # Step 1: three numbers for length, dtype and op; with their negatives one maximum tells the
@@ -197,7 +203,7 @@ def agree(tensor: Tensor, op: str, group: Group = None) -> None:
     # Step 2: ⌈log₂ W⌉ rounds with distances 1, 2, 4 …: knowing something twice does not change a
     #         maximum, so any W will do
     # Step 3: compare most and least: all ranks find the same
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    rank, world_size = rank_in(group), dist.get_world_size(group)
     ops = [*COMBINE]
     facts = [tensor.numel(), DTYPES.index(str(tensor.dtype)), ops.index(op) if op in ops else -1]
     known = torch.tensor([*facts, *(-fact for fact in facts)], device=tensor.device)
@@ -223,20 +229,20 @@ def ring_all_reduce(
 ) -> None:
     """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
 
-    Any length, strides and W as in ``ring_reduce_scatter``. Per rank: 2(W-1) messages (fewer if
-    chunks are empty) and 2(W-1)/W·N bytes: N twice, without its own and its right neighbour's
+    Tensors, neighbours and memory as in ``ring_reduce_scatter``. Per rank: 2(W-1) messages (fewer
+    if chunks are empty) and 2(W-1)/W·N bytes: N twice, without its own and its right neighbour's
     chunk. Time 2(W-1)·(α + N/W·β).
 
     All ranks must pass the same length, dtype and ``op``. ``check`` makes sure of it first, see
     ``agree``, for ⌈log₂ W⌉ more messages: use it until your program runs. Without it gloo ends the
-    process at a difference, NCCL may hang. Raises ValueError as ``check_arguments`` does.
+    process at a difference, NCCL may hang. Raises ValueError as ``check_arguments`` does, before
+    anything is sent but what ``check`` sends.
     """
     # --- exercise 3.3: start
     # Step 4: agree first if asked to, then the two halves on the same flat tensor, so that a
     #         strided one is copied only once
     if check:
         agree(tensor, op, group)
-    check_arguments(tensor, op, group)
     with flattened(tensor) as flat:
         ring_reduce_scatter(flat, op, group)
         ring_all_gather(flat, group)

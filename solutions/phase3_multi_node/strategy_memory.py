@@ -53,7 +53,20 @@ def memory_of(
     *,
     bucket_bytes: int = 25 * 2**20,
 ) -> Memory:
-    """What ``strategy`` (one of STRATEGIES) needs per rank. No communication.
+    """What ``strategy`` (one of STRATEGIES) needs per rank, rounded down. No communication.
+
+    T_k and G_k are the bytes of unit k's parameters and gradients, T and G those of all, s·G those
+    of the optimizer's state, S the ranks that share a shard: L for hybrid, else W. What is kept is
+    in the table at the head of the file, with G for T where gradients and state are meant.
+
+    ``peak`` is what parameters, state and the model's buffers take, plus the largest of:
+
+    - the moments of the step: ``sharded_moments`` for fsdp, hybrid and offload, ``reduced_moments``
+      for zero2; for ddp and zero1 the activations of each phase + G.
+    - the optimizer's step, with two temporary copies of its largest tensor: G/S + 2·max(T_k)/S
+      for fsdp and hybrid, nothing for offload; G/W + 2·min(largest gradient, G/W) for zero2; G +
+      2·min(largest gradient, state kept) for ddp and zero1.
+    - for ddp and zero1 the first backward, before there is a state: 2·G - state kept.
 
     Padding, and the buffers that ddp sends, are left out.
     """
@@ -76,25 +89,24 @@ def memory_of(
         step = 0 if host else 2 * max(profile.parameters) // shards + gradients
     elif strategy == "zero2":
         moments = reduced_moments(profile, shards, bucket_bytes)
-        step = 2 * min(max(profile.largest), whole // shards) + gradients
+        step = 2 * min(max(profile.largest), gradients) + gradients
     else:  # the first backward leaves with buckets twice, before there is a state
         moments = [phase.activations + whole for phase in profile.phases]
         step = max(2 * min(max(profile.largest), optimizer) + whole, 2 * whole - optimizer)
-    return Memory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        peak=fixed + max(*moments, step),
-        host=host,
-    )
+    return Memory(parameters, gradients, optimizer, fixed + max(*moments, step), host)
     # --- exercise 3.27: end
 
 
 def sharded_moments(profile: Profile, shards: int, strategy: str) -> list[int]:
-    """For each phase the bytes that FSDP with prefetching has beside its shards and their state.
+    """For each phase, and for the end of backward, the bytes that FSDP with prefetching has beside
+    its shards and their state.
 
-    Units gathered, gradients not yet reduced, the shards of reduced ones (offload has them on the
-    host), and activations.
+    In forward of unit u: activations + T_0 + T_u + T_(u+1). In backward of unit u: activations +
+    T_0 + T_u + T_(u-1), and the gradients of_root + (G_u - largest_u) + G_(u+1) + (G_(u+1) + ... +
+    G_last)/S. Hybrid is without the G_(u+1) that is not divided; offload has only G_(u+1)/S of the
+    last term, the rest is on the host. The root's phases of forward are those of u = 0, all with
+    T_1; its phase of backward is that of u = last + 1. Units that do not exist count nothing, and
+    none counts twice. At the end: 2·G_0 + (G_1 + ... + G_last)/S, for offload 2·G_0.
     """
     # --- exercise 3.27: start
     # Step 3: forward has the root, the unit at work and the next one in full; where backward
@@ -122,9 +134,13 @@ def sharded_moments(profile: Profile, shards: int, strategy: str) -> list[int]:
 
 
 def reduced_moments(profile: Profile, shards: int, bucket_bytes: int) -> list[int]:
-    """For each phase the bytes that ZeRO-2 has beside parameters and state.
+    """For each phase, and for the end of backward, the bytes that ZeRO-2 has beside parameters and
+    state.
 
-    Gradients that wait for their bucket or are on their way, the reduced ones' part, activations.
+    In forward: activations. In backward of unit u the gradients a = of_root + G_u + ... + G_last
+    have arrived: activations + min(a, 3·bucket) - largest_u + a/W. In the root's phase a = of_root,
+    and largest_u counts nothing. A bucket has ``bucket_bytes``, or G if that is less, and at least
+    the largest gradient. At the end: min(2·G, 3·bucket) + G/W.
     """
     # --- exercise 3.27: start
     # Step 6: at most three buckets: two on their way, one to be joined

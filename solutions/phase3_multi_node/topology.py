@@ -51,7 +51,7 @@ class Topology:
         return len({len(ranks) for ranks in self.nodes}) == 1
 
     def locate(self, rank: int) -> tuple[int, int]:
-        """(index of the node, local rank) of a global rank."""
+        """(index of the node, local rank) of a global rank; ValueError if it is on no node."""
         # --- exercise 3.7: start
         # Step 1: find the node whose ranks contain it; its position there is the local rank
         for index, ranks in enumerate(self.nodes):
@@ -95,7 +95,7 @@ def topology_of(places: Sequence[Place]) -> Topology:
     """Which ranks share a node, from what all ranks say (``places[r]``: rank r).
 
     Two ranks share a node if their host names are equal. What the launcher says must agree. Raises
-    ValueError, naming ranks, if two ranks of one host have different launcher's nodes, if one such
+    ValueError if two ranks of one host have different launcher's nodes, if one such
     node has different hosts, if only some ranks know their node, or if the local ranks of a node,
     in rank order, are not 0, 1, 2 …; local ranks that nobody knows are no contradiction.
     All ranks compute it from the same list, so all of them raise or none.

@@ -29,13 +29,25 @@ from .zero import FlatVector, ZeroOptimizer
 
 
 class Zero2Optimizer(ZeroOptimizer):
-    """ZeRO-2: this rank also keeps only its part of the gradients.
+    """ZeRO-2: ZeroOptimizer, with all that it promises, that keeps its part of the gradients only.
 
     No other data parallelism: ``backward()`` itself brings the mean over the ranks of ``group``
     into the owners' pieces, added to what is there, and every parameter's ``grad`` is None again.
-    Every rank must run backward equally often. A parameter without gradient on all ranks has none;
-    on some, these count as zero. Clip with ``clip_by_global_norm``; ``zero_grad`` clears the parts.
+    Parameters must come without one. Every rank must run backward equally often, each time with a
+    gradient of one parameter at least. A parameter without gradient on all ranks has none, also
+    where backward leaves it undefined (a function returned None). Where only some ranks have one
+    the others count as zero. Clip with ``clip_by_global_norm``.
+
+    Backward sends (W-1)/W·P bytes per rank, a message of at most ``bucket_bytes`` for each bucket
+    or parameter, and one byte per parameter at the end. A bucket leaves when its last gradient has
+    come, and its gradients are freed then; backward goes on while it travels. At most two are on
+    their way.
+
+    A parameter that is given to a second Zero2Optimizer belongs to this one alone from then on.
+
     Raises as ZeroOptimizer does; RuntimeError if a gradient is complete twice in one backward.
+    After a backward that raised call ``zero_grad`` on the rank where it did: it ends the other
+    ranks' backward, with NaN in the buckets that had not left. The next step is as ever.
     """
 
     running = False  # a backward is under way
@@ -47,7 +59,9 @@ class Zero2Optimizer(ZeroOptimizer):
         for vector in self.vectors[before:]:
             for p in vector.parameters:
                 ready = functools.partial(weakly(self._ready), vector)
-                p.register_post_accumulate_grad_hook(ready)
+                if hasattr(p, "_zero2_hook"):
+                    p._zero2_hook.remove()  # another optimizer's
+                p._zero2_hook = p.register_post_accumulate_grad_hook(ready)
 
     def _ready(self, vector: FlatVector, p: nn.Parameter) -> None:
         """``p.grad``, of ``vector``, is complete on this rank."""
@@ -60,6 +74,8 @@ class Zero2Optimizer(ZeroOptimizer):
             self.left: list[FlatVector] = []
             self.reducing: list[tuple[FlatVector, dist.Work, Tensor, Tensor]] = []
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if p.grad is None:  # undefined: torch calls this all the same
+            return
         if p in self.arrived:
             raise RuntimeError(f"a gradient of shape {tuple(p.shape)} was complete twice")
         self.arrived.add(p)
@@ -132,9 +148,19 @@ class Zero2Optimizer(ZeroOptimizer):
         """Backward has given them."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let the gradients' memory go; ``set_to_none=False`` does the same here."""
+        """Let the gradients' memory go; ``set_to_none=False`` does the same here.
+
+        After a backward that raised, this sends first what the other ranks wait for, with NaN in
+        every bucket that had not left.
+        """
         # --- exercise 3.14: start
-        # Step 9: parts are views: both references must go
+        # Step 9: a backward that raised is still under way; then every vector leaves as ever
+        # Step 10: parts are views: both references must go
+        if self.running:
+            for vector in self.vectors[len(self.left) :]:
+                for p in vector.parameters:
+                    p.grad = torch.full_like(p, float("nan"))
+            self._finish()
         for vector in self.vectors:
             vector.gradient = None
         for piece in self.pieces:
@@ -142,24 +168,26 @@ class Zero2Optimizer(ZeroOptimizer):
         # --- exercise 3.14: end
 
     @torch.no_grad()
-    def clip_by_global_norm(self, limit: float) -> Tensor:
-        """Scale the gradients so that their norm is at most ``limit``; returns the norm before.
+    def clip_by_global_norm(self, max_norm: float) -> float:
+        """Scale the parts by one factor: the whole gradient's 2-norm becomes at most ``max_norm``.
 
-        The norm () of the whole gradient, equal on all ranks, in float32, or float64 if a parameter
-        has it; one all-reduce of 4 or 8 bytes.
+        Returns the norm before, the same on every rank. Gradients within the limit are not touched,
+        and a norm that is not finite changes nothing. The sum of squares is taken in float64, so
+        float16 does not overflow. One all-reduce of 8 bytes. Raises ValueError on every rank,
+        before it, if ``max_norm`` is not positive (NaN is not).
         """
         # --- exercise 3.14: start
-        # Step 10: the widest dtype of any vector, at least float32: squares overflow in float16
         # Step 11: sum the squares of the own elements, then over the ranks; only then the root
+        if not max_norm > 0:
+            raise ValueError(f"max_norm must be positive, got {max_norm}")
         own = [piece.part.grad for piece in self.pieces if piece.part.grad is not None]
-        dtypes = (vector.own.dtype for vector in self.vectors)
-        wide = functools.reduce(torch.promote_types, dtypes, torch.float32)
-        squares = self.vectors[0].own.new_zeros((), dtype=wide)
+        squares = self.vectors[0].own.new_zeros((), dtype=torch.float64)
         for gradient in own:
-            squares += torch.linalg.vector_norm(gradient, dtype=wide).square()
+            squares += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
         dist.all_reduce(squares, group=self.group)
-        norm = squares.sqrt()
-        for gradient in own:
-            gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        norm = float(squares.sqrt())
+        if max_norm < norm < float("inf"):
+            for gradient in own:
+                gradient.mul_(max_norm / norm)
         return norm
         # --- exercise 3.14: end

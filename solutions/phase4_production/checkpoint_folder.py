@@ -45,7 +45,8 @@ class CheckpointFolder:
     """The checkpoints that lie in ``path``, as one process sees and changes them.
 
     *Newest* means saved last: who goes back to step 100 and saves step 110 has step 110 as the
-    newest. One process at a time changes the folder; any number may look.
+    newest. One process at a time changes the folder; any number may look, and each call looks
+    anew. No call sends a message, starts a thread or leaves a file open.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -62,9 +63,10 @@ class CheckpointFolder:
             return []
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that are complete, ascending, as this process sees them.
+        """The steps of the checkpoints that are complete, each once, ascending.
 
-        Marker, manifest and the files' sizes are looked at; their contents are not.
+        Marker, manifest and the files' sizes are looked at; their contents are not. A folder that
+        isn't there has none. OSError as for ``names``.
         """
         # --- exercise 4.1: start
         # Step 1: those in which `problem` finds nothing
@@ -73,7 +75,11 @@ class CheckpointFolder:
         # --- exercise 4.1: end
 
     def manifest(self, name: str) -> dict[str, Any]:
-        """The manifest, if the marker vouches for it; else ValueError or OSError."""
+        """The manifest as it was given to ``finish``, if the marker vouches for it.
+
+        ValueError or OSError if the checkpoint has no marker, no manifest, or another one than the
+        marker was written for.
+        """
         # --- exercise 4.1: start
         # Step 2: the marker holds the manifest's hash
         folder = self.path / name
@@ -86,9 +92,12 @@ class CheckpointFolder:
         # --- exercise 4.1: end
 
     def problem(self, name: str, share: int | None = None, shares: int = 1) -> str | None:
-        """Why the checkpoint can't be used, or None. Every file's size is looked at; the files
-        number ``share``, ``share + shares``, … of their list are hashed (None: no file). Of a
-        checkpoint without marker it contains UNFINISHED.
+        """Why the checkpoint can't be used, as text of at least one letter; None if it can.
+
+        Marker, manifest and every file's size are looked at. Of the files, sorted by name and
+        counted from 0, those number ``share``, ``share + shares``, … are hashed, and no other
+        (None: no file). What can't be read or found is a problem, and no exception. Of a
+        checkpoint without marker, and of no other, the text contains UNFINISHED.
         """
         # --- exercise 4.1: start
         # Step 3: marker, manifest, sizes, hashes: the cheap ones first
@@ -107,17 +116,22 @@ class CheckpointFolder:
         # --- exercise 4.1: end
 
     def begin(self, step: int) -> str:
-        """Clear away what killed saves have left, make a new folder aside (``name + ASIDE``) that
-        may be filled; its final name.
+        """Make a new, empty folder aside, ``name + ASIDE``, that may be filled; returns ``name``.
 
-        Folders with other names are not touched.
+        ``name`` has the form of NAME; its number is above those of all finished checkpoints. First
+        clears away what killed saves have left: folders with a checkpoint's name, with ASIDE or
+        without a marker. Finished checkpoints, also damaged ones and those of the same step, stay
+        as they are, and so does everything with another name. Makes ``path`` if it isn't there,
+        with the folders above it; they survive a power failure after ``finish``.
         """
         # --- exercise 4.1: start
-        # Step 4: unfinished is what is still aside, and what has no marker
-        # Step 5: a name that was never used: an old checkpoint of the same step stays till the end
-        if not self.path.is_dir():
-            self.path.mkdir(parents=True)
-            flush_folder(self.path.parent)
+        # Step 4: a folder that is made is a name in the one above it, which must be flushed
+        # Step 5: unfinished is what is still aside, and what has no marker
+        # Step 6: a name that was never used: an old checkpoint of the same step stays till the end
+        for folder in (*reversed(self.path.parents), self.path):
+            if not folder.is_dir():
+                folder.mkdir()
+                flush_folder(folder.parent)
         for path in self.path.iterdir():
             if NAME.fullmatch(path.name.removesuffix(ASIDE)) and (
                 path.name.endswith(ASIDE) or not (path / MARKER).is_file()
@@ -132,12 +146,15 @@ class CheckpointFolder:
     def finish(self, name: str, manifest: dict[str, Any]) -> None:
         """The manifest, the final name and the marker, each on the disk before the next.
 
-        The folder aside has been filled, and its files are on the disk. ``manifest`` (JSON): step,
-        score, and ``files``: by name the ``bytes`` and ``sha256`` of each.
+        The folder aside has been filled, and its files are on the disk. ``manifest`` (JSON, where
+        the score may be NaN or infinite): step, score, ``files``, which is by name the ``bytes``
+        and ``sha256`` of each, and what the caller adds. Before the call is over the checkpoint
+        counts as a whole or not at all; afterwards it counts. Both hold if the process is killed
+        or power fails at any moment.
         """
         # --- exercise 4.1: start
-        # Step 6: the names of the files count, too: a folder is flushed like a file
-        # Step 7: the marker appears whole: written under another name, flushed, renamed
+        # Step 7: the names of the files count, too: a folder is flushed like a file
+        # Step 8: the marker appears whole: written under another name, flushed, renamed
         aside, folder = self.path / (name + ASIDE), self.path / name
         text = json.dumps(manifest, indent=1).encode()
         write_bytes(aside / MANIFEST, text)
@@ -151,10 +168,16 @@ class CheckpointFolder:
         # --- exercise 4.1: end
 
     def prune(self, keep: int, keep_best: int) -> None:
-        """Delete all but the last ``keep`` and the ``keep_best`` with the highest score."""
+        """Delete all but the last ``keep`` ≥ 1 and, of all, the ``keep_best`` ≥ 0 best.
+
+        Damaged ones count like others. The best have the highest scores; of equal ones the newer is
+        better. No score (None, NaN, -infinity, or a manifest that can't be read) is never among the
+        best. A folder that loses a file has lost its final name or its marker before, and the next
+        ``begin`` clears away what a kill left of it.
+        """
         # --- exercise 4.1: start
-        # Step 8: of equal scores the newer one; NaN is no score
-        # Step 9: rename first: what is half deleted must not look like a checkpoint
+        # Step 9: of equal scores the newer one; NaN is no score
+        # Step 10: rename first: what is half deleted must not look like a checkpoint
         names = self.names()
         scored = [name for name in reversed(names) if self._score(name) > -math.inf]
         best = sorted(scored, key=self._score, reverse=True)[:keep_best]

@@ -50,12 +50,14 @@ def chunk_of(numel: int, world_size: int, rank: int) -> range:
 def cut(own: Tensor, numel: int, world_size: int, rank: int) -> Tree:
     """What ``rank`` saves of its shard of a flat tensor of ``numel`` elements.
 
-    ``own``: its elements, and padding behind them if there is any. ``{"numel": n, "chunk": (k,)}``.
+    ``own``: its elements, and padding behind them if there is any. ``{"numel": n, "chunk": (k,)}``
+    with a detached copy of its elements, without padding, in ``own``'s dtype.
     """
     # --- exercise 4.4: start
     # Step 2: padding would be somewhere else for another number of ranks: it is in no file
     # Step 3: a copy: a view would be saved, and kept alive, with all of its memory
-    return {"numel": numel, "chunk": own[: len(chunk_of(numel, world_size, rank))].clone()}
+    mine = own.detach()[: len(chunk_of(numel, world_size, rank))]
+    return {"numel": numel, "chunk": mine.clone()}
     # --- exercise 4.4: end
 
 
@@ -67,9 +69,11 @@ def is_chunk(value: Any) -> bool:
 def recut(saved: Saved, world_size: int, rank: int) -> Tree:
     """The tree that ``rank`` of ``world_size`` would have saved as its own.
 
-    Shards are put together from those that overlap; everything else in the tree is equal on all
-    ranks and taken from one of them. Reads the trees of the old ranks that it needs, each once.
-    Raises ValueError if the shards of a tensor don't have the lengths that they should.
+    Shards (``is_chunk``) are put together from those that overlap, in new tensors of their dtype;
+    everything else in the tree is equal on all ranks and taken from one of them, with its type.
+    What was saved stays as it is. Reads the trees of the old ranks whose shards overlap, and one at
+    least, each once. Raises ValueError if a shard that it needs doesn't have the length that it
+    should.
     """
     # --- exercise 4.4: start
     # Step 4: the tree of the old rank whose shards begin near ours gives the structure
@@ -132,8 +136,10 @@ class Adapted:
     def own(self, rank: int) -> Tree:
         """``recut``, and the random streams of ``rank``: its ``"random"`` and generators.
 
-        A rank that the saving run had goes on with its own; another begins with streams that are
-        seeded by (seed, step, rank).
+        Generators are the parts that are bare tensors. A rank that the saving run had goes on with
+        its own; another begins with streams that follow from (seed, step, rank). No two streams of
+        a new rank, and no streams of two ranks, steps or seeds are equal. The streams of this
+        process stay where they are, and so does what was saved.
         """
         # --- exercise 4.4: start
         # Step 6: a stream is no shard and no common value: two ranks with the same one would
@@ -144,25 +150,31 @@ class Adapted:
             mine = self.saved.own(rank)
             streams, states = mine["random"], {name: mine["parts"][name] for name in generators}
         else:
-            numbers = np.random.SeedSequence([self.seed, self.step, rank]).generate_state(2)
-            streams = new_streams(int(numbers[0]), tree["random"])
-            state = torch.Generator().manual_seed(int(numbers[1])).get_state()
-            states = dict.fromkeys(generators, state)
+            key = np.random.SeedSequence([self.seed, self.step, rank])
+            first, *others = (int(n) for n in key.generate_state(1 + len(generators)))
+            streams = new_streams(first, tree["random"])
+            states = {
+                name: torch.Generator().manual_seed(number).get_state()
+                for name, number in zip(generators, others, strict=True)
+            }
         return tree | {"random": streams, "parts": tree["parts"] | states}
         # --- exercise 4.4: end
 
 
 def new_streams(seed: int, like: Tree) -> Tree:
-    """What ``random_state`` gives after seeding with ``seed``, for the streams that ``like`` has.
+    """What ``random_state`` gives after each library was seeded with a number that follows from
+    ``seed``, another one for each; for the streams that ``like`` has.
 
     The streams of this process stay where they are.
     """
     # --- exercise 4.4: start
-    # Step 7: seed, look, and put everything back
+    # Step 7: seed, look, and put everything back; torch and numpy have the same kind of generator,
+    #         which the same number would make the same stream
     before = random_state()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
+    for_torch, for_numpy, for_random = map(int, np.random.SeedSequence(seed).generate_state(3))
+    torch.default_generator.manual_seed(for_torch)
+    np.random.seed(for_numpy)
+    random.seed(for_random)
     streams = random_state()
     set_random_state(before)
     if "cuda" in like and torch.cuda.is_available():

@@ -34,7 +34,7 @@ class ElasticSampler(Sampler[list[int]]):
     ``seed + epoch`` (without ``shuffle``: 0, 1, 2 …). Global batch k is the k-th run of
     ``global_batch_size`` entries of it (the last may be shorter); every rank has a part of each,
     whose sizes differ by one at most, so a part may be empty. All of this is alike for every world
-    size, but for who takes which sample of a batch.
+    size, but for who takes which sample of a batch, which is free.
 
     A ``batch_sampler`` for loaders, and a ``sampler`` for ``TrainingState``: its ``batch_size`` is
     the global one, because its positions count samples of all ranks. Raises ValueError for a rank
@@ -80,14 +80,18 @@ class ElasticSampler(Sampler[list[int]]):
         # --- exercise 4.18: end
 
     def size_of(self, batch: int) -> int:
-        """Samples in global batch ``batch`` of an epoch, of all ranks together."""
+        """Samples in global batch ``batch`` (0 … len - 1) of an epoch, of all ranks together."""
         # --- exercise 4.18: start
         # Step 2: a whole batch, or what is left
         return min(self.batch_size, self.dataset_size - batch * self.batch_size)
         # --- exercise 4.18: end
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's part of each batch from the resumed position, empty lists among them."""
+        """This rank's part of each batch from the resumed position, lists of ints, also empty ones.
+
+        A resumed position holds for the pass that is begun first, even if that is left early. The
+        global random streams are neither read nor moved.
+        """
         # --- exercise 4.18: start
         # Step 3: the epoch's order knows no ranks; go on behind what all have consumed, this once
         # Step 4: form batches first and deal each of them out: a batch that does not divide by the
@@ -104,7 +108,10 @@ class ElasticSampler(Sampler[list[int]]):
         # --- exercise 4.18: end
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the next pass's epoch; naming the current one again keeps a resumed position."""
+        """Choose the next pass's epoch; naming the current one again keeps a resumed position.
+
+        Another epoch begins with its first sample.
+        """
         # --- exercise 4.18: start
         # Step 5: a resumed run names its epoch before it goes on
         if epoch != self.epoch:
@@ -113,10 +120,12 @@ class ElasticSampler(Sampler[list[int]]):
         # --- exercise 4.18: end
 
     def state_dict(self, consumed: int) -> dict[str, int]:
-        """The position, the same on every rank; it says nothing of the number of ranks.
+        """The position as numbers: epoch, seed, ``consumed``, and of which sizes it counts.
 
-        ``consumed``: samples of this epoch that all ranks together have trained on. The caller says
-        so, because loaders with workers read ahead.
+        It is the same on every rank and for every number of ranks. ``consumed``: samples of this
+        epoch that all ranks together have trained on, as whole batches: behind a last batch that is
+        shorter it is above the data set's size. The caller says so, because loaders with workers
+        read ahead.
         """
         # --- exercise 4.18: start
         # Step 6: where we are, and what order and batch that was counted in
@@ -125,11 +134,10 @@ class ElasticSampler(Sampler[list[int]]):
         # --- exercise 4.18: end
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on at a position that any number of ranks has saved.
+        """Go on at a position that any number of ranks has saved, in its epoch, with its seed.
 
-        Raises ValueError with both numbers, and changes nothing, if the data set or the global
-        batch had another size: the position would mean other samples, the learning rate another
-        batch.
+        Raises ValueError, and changes nothing, if the data set or the global batch had another
+        size: the position would mean other samples, the learning rate another batch.
         """
         # --- exercise 4.18: start
         # Step 7: refuse before anything changes

@@ -3,15 +3,15 @@
 Rank 0 writes what all ranks share, every rank what is its own, into a folder that one process can't
 leave half done (``checkpoint_folder``, exercise 4.1). What is left is agreement:
 
-    save     make the folder ─ all-gather ─ write ─ all-gather ─ finish ─ all-gather ─ delete old
-    load     names from rank 0 ─ every rank hashes its share of the files ─ all-gather ─ read
+    save     make the folder ─ agree ─ write ─ agree ─ finish ─ agree ─ delete old ─ agree
+    load     names from rank 0 ─ agree ─ every rank hashes its share ─ agree ─ read ─ agree
 
-A rank that fails still comes to the all-gather, so nobody waits for it; what it says is raised on
-all ranks.
+To agree is an all-gather of what each rank says (``values_of_all``). A rank that fails still comes
+to it, so nobody waits for it; what it says is raised on all ranks.
 
 Cost of saving P bytes of shared and Q bytes of own state per rank: P + W·Q bytes written and hashed
-once, W + 4 files flushed, three all-gathers of some hundred bytes. Loading: every file is hashed by
-one rank, read by those who want it. All ranks must see the same folder (a shared file system).
+once, and all-gathers of some hundred bytes. Loading: every file is hashed by one rank, and read by
+those who want it. All ranks must see the same folder (a shared file system).
 
 Invariants: a function returns on all ranks, or raises the same error on all ranks; when ``save``
 returns, the checkpoint is on the disk and every rank can read it; one path is written by one rank.
@@ -48,7 +48,7 @@ SHARED = "shared.safetensors"
 
 
 class CheckpointError(RuntimeError):
-    """A save or a load failed, on whichever rank: one line, raised on all of them."""
+    """A save or a load failed on one rank or more; raised on all of them."""
 
 
 def own_file(rank: int) -> str:
@@ -95,13 +95,21 @@ class Saved:
         return read_tree(self.folder / own_file(rank), self.device)
 
 
+def discard(aside: Path, folder: Path) -> None:
+    """Delete what a failed save has left in ``aside`` or, already renamed, in ``folder``."""
+    if folder.exists():  # perhaps with its marker: it must not count while it is half deleted
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 class CheckpointStore:
     """The checkpoints of one run, in ``folder``, which is made if it isn't there.
 
     The last ``keep`` saved are kept, and the ``keep_best`` with the highest score. *Newest* means
     saved last: who goes back to step 100 and saves step 110 has step 110 as the newest. All ranks
-    of ``group`` call ``save`` and ``load``; without a process group a single process does.
-    Raises ValueError if ``keep`` < 1 or ``keep_best`` < 0.
+    of ``group``, and no others, call ``save`` and ``load``; without a process group a single
+    process does. Ranks are counted in the group. Raises ValueError if ``keep`` < 1
+    or ``keep_best`` < 0.
     """
 
     def __init__(
@@ -129,38 +137,41 @@ class CheckpointStore:
     ) -> Path:
         """Write ``shared`` of rank 0 and ``own`` of every rank; the folder, when all is on disk.
 
-        ``step``, ``score`` (higher is better) and ``metadata`` (JSON) are rank 0's. Raises
-        CheckpointError on all ranks if anything fails on any (disk full, a value that can't be
-        saved …): then the earlier checkpoints are as they were, and this one's files are gone.
-        Raises ValueError for a step below 0 or of more than 8 digits.
+        The same folder comes back on all ranks, and every rank can load it at once. ``step``,
+        ``score`` (higher is better), ``metadata`` (JSON; None: {}) and ``shared`` are rank 0's;
+        nobody looks at the other ranks'. No ``own`` counts as {}. What is saved isn't changed.
+
+        Raises CheckpointError on all ranks if anything fails on any (disk full, a value that can't
+        be saved …): then the earlier checkpoints are as they were, and this one's files are gone.
+        But if no more than the deletion of old ones fails, the new one stays. The store can be used
+        again after an error. Raises ValueError on a rank whose step is below 0 or has more than 8
+        digits, before anything is sent.
+
+        Cost: each file is opened for writing once, by one rank; names and hashes travel, at most
+        64 KiB per rank, no tensors. Files are safetensors, JSON or ASCII text. No file is left
+        open, no thread left running.
         """
         if not 0 <= step < 10**8:
             raise ValueError(f"a step has 1 to 8 digits, got {step}")
         # --- exercise 4.15: start
         # Step 1: rank 0 makes the folder before anybody writes into it
         # Step 2: every rank writes its files, and all learn whether all could
-        # Step 3: rank 0 finishes; nobody returns earlier. Only then may older ones be deleted
+        # Step 3: rank 0 finishes; nobody returns earlier. Only then may older ones be deleted.
+        #         What failed is cleared away before anybody raises
         rank = self.rank
         name = self._agree(lambda: self.files.begin(step) if rank == 0 else "")[0]
         aside, folder = self.folder / (name + ASIDE), self.folder / name
-
-        def write() -> dict[str, Any]:
-            trees = {own_file(rank): own or {}} | ({SHARED: shared} if rank == 0 else {})
-            return write_trees(aside, trees)
-
+        trees = {own_file(rank): own or {}} | ({SHARED: shared} if rank == 0 else {})
         try:
-            written = self._agree(write)
+            written = self._agree(partial(write_trees, aside, trees))
             files = {file: entry for rank in written for file, entry in rank.items()}
             manifest = {"step": step, "world_size": len(written), "score": score, "files": files}
             manifest["metadata"] = metadata or {}
             self._agree(lambda: self.files.finish(name, manifest) if rank == 0 else None)
         except CheckpointError:
-            if rank == 0:
-                shutil.rmtree(aside, ignore_errors=True)
-                shutil.rmtree(folder, ignore_errors=True)
+            self._agree(lambda: discard(aside, folder) if rank == 0 else None)
             raise
-        kept = self.keep, self.keep_best
-        self._agree(lambda: self.files.prune(*kept) if rank == 0 else None)
+        self._agree(lambda: self.files.prune(self.keep, self.keep_best) if rank == 0 else None)
         return folder
         # --- exercise 4.15: end
 
@@ -176,11 +187,16 @@ class CheckpointStore:
     ) -> Saved | None:
         """The newest checkpoint that is intact (of ``step``, if given), the same on all ranks.
 
-        ``shared`` comes with its tensors on ``map_location``, wherever they were when saved. A
-        checkpoint that was not finished, or in which a size or hash is wrong, is passed over and
-        named in ``skipped``. None if none was ever finished. Raises CheckpointError if there are
-        finished ones and all are damaged, or if the folder can't be read; ValueError if there is
-        none of ``step``.
+        ``shared`` comes with its tensors on ``map_location``, wherever they were when saved; tied
+        tensors are one tensor again. All ranks give the same ``step``. A checkpoint that was not
+        finished, or in which a size or hash is wrong, is passed over: the name of its folder and
+        why stand in ``skipped``, one text per checkpoint. All ranks pass over what is damaged for
+        one. None if none was ever finished. Each file is hashed by one rank, and by no other. Only
+        names and hashes travel, at most 64 KiB per rank.
+
+        Raises, on all ranks or on none: ValueError if there is no intact one of ``step``; without a
+        ``step``, CheckpointError if there are finished ones and all are damaged; CheckpointError if
+        a rank can't read the folder, or can't load what all found intact.
         """
         # --- exercise 4.15: start
         # Step 4: rank 0 says which ones there are: others might see a newer one meanwhile
@@ -204,28 +220,36 @@ class CheckpointStore:
         # --- exercise 4.15: end
 
     def _read(self, name: str, device: torch.device | str, skipped: tuple[str, ...]) -> Saved:
-        """The checkpoint ``name``, on all ranks or on none."""
+        """The checkpoint ``name``, with its tensors on ``device``, on all ranks.
+
+        CheckpointError on all if any rank can't read it.
+        """
         # --- exercise 4.15: start
         # Step 6: a rank that has no memory left for it, or can't see it, must not go alone
-        folder, manifest = self.folder / name, self.files.manifest(name)
-        trees: list[Tree] = []
-        self._agree(lambda: trees.append(read_tree(folder / SHARED, device)))
+        folder, found = self.folder / name, []
+
+        def read() -> None:
+            found.extend([self.files.manifest(name), read_tree(folder / SHARED, device)])
+
+        self._agree(read)
+        manifest, shared = found
         step, metadata, world_size = (manifest[k] for k in ("step", "metadata", "world_size"))
-        return Saved(step, trees[0], metadata, world_size, folder, device, skipped)
+        return Saved(step, shared, metadata, world_size, folder, device, skipped)
         # --- exercise 4.15: end
 
     def _agree(self, action: Callable[[], T]) -> list[T]:
         """What ``action`` (it gives JSON values) gave on every rank, after it ended on all.
 
-        If it raised on any rank: CheckpointError on all, with one line that names rank and reason.
+        If it raised on any rank: CheckpointError on all.
         """
         # --- exercise 4.15: start
-        # Step 7: a rank that failed must come to the all-gather, or the others wait for ever
+        # Step 7: a rank that failed must come to the all-gather, or the others wait for ever; a
+        #         long text of an error is cut, because it travels, too
         result, problem = None, None
         try:
             result = action()
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"[:1000]
         everyone = values_of_all([result, problem], self.group)
         failed = [f"rank {r}: {p}" for r, (_, p) in enumerate(everyone) if p is not None]
         if failed:

@@ -52,7 +52,7 @@ def operator_flops(operator: Any, args: Sequence[Any], out: Any) -> int:
     for n elements of the result, sums of k terms. ``aten.convolution(x, w, bias, stride, padding,
     dilation, transposed, …)``: every element of the result (transposed: of x) meets one filter,
     ``w[0]``. ``aten.convolution_backward(grad_out, x, w, …, transposed, …, mask)``: as much for
-    each gradient of x and of w that ``mask`` asks for.
+    each gradient of x and of w that ``mask`` asks for; that of the bias costs nothing.
     """
     # --- exercise 4.17: start
     # Step 1: products: 2 · elements of `out` · last dimension of `a`
@@ -73,29 +73,42 @@ def operator_flops(operator: Any, args: Sequence[Any], out: Any) -> int:
 
 
 def count_flops(model: nn.Module, *inputs: Any) -> int:
-    """FLOPs of one forward and backward of ``model(*inputs)``.
+    """FLOPs of one forward and backward of ``model(*inputs)``, also inside ``torch.no_grad()``.
 
-    Computes shapes only, no values: parameters, gradients, buffers and random state stay as they
-    are, and it takes milliseconds for a model of any size. Gradients are counted for parameters
-    that have ``requires_grad``, not for the inputs; none at all if no parameter has. Attention
-    counts as its two products, what activation checkpointing computes again counts again. Give it
-    the plain model: no wrapper that communicates.
+    Computes shapes only, no values: parameters, gradients, buffers, inputs and torch's random state
+    stay as they are, and it takes milliseconds for a model of any size. Tensors keep their shapes,
+    strides and dtypes; ``inputs`` may hold them in lists and dicts, beside other values, and so may
+    what the model returns. Gradients are counted for parameters that have ``requires_grad``, not
+    for the inputs, whether these have it or not; none at all if no parameter has. Attention counts
+    as its two products. What activation checkpointing computes again counts again. Give it the
+    plain model: no wrapper that communicates. An exception of the model goes on.
     """
 
     # --- exercise 4.17: start
     # Step 4: the same shapes without storage, on the meta device; `torch.func.functional_call` runs
-    #         the model on them in place of its own parameters and buffers
-    # Step 5: run forward, and backward from a sum of the outputs, inside `FlopCounter`
+    #         a module on them in place of its own parameters and buffers
+    # Step 5: run forward, and backward from a sum of the outputs, inside `FlopCounter`. Backward is
+    #         part of what runs on the shapes: checkpointing calls the model's layers again there
+    # Step 6: whoever counts may have switched gradients off; a model may draw numbers on the CPU
     def meta(t: Tensor) -> Tensor:
-        return torch.empty_like(t, device="meta").requires_grad_(t.requires_grad)
+        like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        return like.requires_grad_(t.requires_grad)
 
-    state = {n: meta(t) for n, t in (*model.named_parameters(), *model.named_buffers())}
-    shapes = tree_map_only(Tensor, lambda t: meta(t.detach()), inputs)
-    with FlopCounter() as counter, sdpa_kernel(SDPBackend.MATH):
-        outputs = tree_leaves(torch.func.functional_call(model, state, shapes))
-        learned = [o.sum() for o in outputs if isinstance(o, Tensor) and o.requires_grad]
-        if learned:
-            torch.autograd.backward(learned)
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *shapes: Any) -> None:
+            outputs = [o for o in tree_leaves(self.model(*shapes)) if isinstance(o, Tensor)]
+            torch.autograd.backward([o.sum() for o in outputs if o.requires_grad])
+
+    whole = Whole()
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        state = {n: meta(t) for n, t in (*whole.named_parameters(), *whole.named_buffers())}
+        shapes = tree_map_only(Tensor, lambda t: meta(t.detach()), inputs)
+        with FlopCounter() as counter, sdpa_kernel(SDPBackend.MATH):
+            torch.func.functional_call(whole, state, shapes)
     return counter.flops
     # --- exercise 4.17: end
 

@@ -23,7 +23,6 @@ Sources: Stich et al. 2018 (arXiv 1809.07599), algorithm 1 for error feedback; L
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -41,32 +40,28 @@ class PerParameter:
     """One tensor for every parameter, zeros at first, that lies like the buckets do.
 
     Buckets are made anew after DDP's first backward, and again in a job that resumes. So what is
-    remembered belongs to the parameters, and is numbered as they were given, like an optimizer's
-    state. Frozen parameters have none.
+    remembered belongs to the parameters, whichever buckets they were in meanwhile, and is numbered
+    as they were given, like an optimizer's state. Frozen parameters have none. Buckets are not kept
+    alive, and each parameter has one tensor at any time.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parts = {p: p.detach().new_zeros(p.numel()) for p in parameters if p.requires_grad}
-        self.flat: weakref.WeakKeyDictionary[Bucket, Tensor] = weakref.WeakKeyDictionary()
 
     def beside(self, bucket: Bucket) -> Tensor:
         """(n,) like ``bucket.buffer``: what is remembered for its parameters; to be written to.
 
-        Raises ValueError for a parameter that is not one of those given.
+        Raises ValueError, and nothing has changed, for a parameter that is not one of those given.
         """
         # --- exercise 4.6: start
-        # Step 1: a bucket that was seen before has its tensor
-        # Step 2: for a new one join what is remembered of each of its parameters; from now on it
-        #         is remembered there
-        if bucket in self.flat:
-            return self.flat[bucket]
-        unknown = [tuple(p.shape) for p in bucket.parameters if p not in self.parts]
-        if unknown:
-            raise ValueError(f"the hook was made without the parameters of shapes {unknown}")
+        # Step 1: look first whether all parameters are known
+        # Step 2: join what is remembered of each of them; from now on it is remembered there. A
+        #         tensor kept for the bucket would be out of date once another has its parameters
+        if any(p not in self.parts for p in bucket.parameters):
+            raise ValueError("the hook was made without some of the bucket's parameters")
         flat = torch.cat([self.parts[p] for p in bucket.parameters])
         parts = flat.split([p.numel() for p in bucket.parameters])
         self.parts.update(zip(bucket.parameters, parts, strict=True))
-        self.flat[bucket] = flat
         return flat
         # --- exercise 4.6: end
 
@@ -119,9 +114,10 @@ class TopK:
     Then the optimizer must have none: it would be taken twice. Clearing u too ("momentum factor
     masking") keeps old velocity from pushing along a direction that has just been served.
 
-    (W-1)·k·(itemsize + 4) bytes per bucket and rank, indices as int32; one bucket holds up to 2^31
-    entries. Memory: a copy of the gradients, two with momentum. Raises ValueError for a ratio
-    outside (0, 1], or a momentum outside [0, 1).
+    (W-1)·k·(itemsize + 4) bytes per bucket and rank, in two messages, indices as int32; one bucket
+    holds up to 2^31 entries. Memory: a copy of the gradients, two with momentum. W counts the ranks
+    of ``group``, and no other rank takes part. Raises ValueError for a ratio outside (0, 1], or a
+    momentum outside [0, 1).
     """
 
     def __init__(
@@ -140,7 +136,12 @@ class TopK:
         self.velocity = PerParameter(parameters if momentum else [])
 
     def __call__(self, bucket: Bucket) -> Handle | None:
-        """Begin to send; once ``wait`` is done the buffer holds Σ of what all ranks have sent."""
+        """Begin to send; once ``wait`` is done the buffer holds Σ of what all ranks have sent.
+
+        The sum has the same bits on all ranks. All messages are under way when it returns. Several
+        buckets may be, and are waited for in the order in which they were begun. An empty bucket
+        sends nothing. Random numbers and parameters stay as they are.
+        """
         # --- exercise 4.6: start
         # Step 5: add what is new to the residual, with momentum through the velocity
         # Step 6: choose, and clear what is about to be sent, in the velocity as well
@@ -178,14 +179,14 @@ class TopK:
         # --- exercise 4.6: end
 
     def state_dict(self) -> State:
-        """What this rank remembers; every rank has its own."""
+        """A copy of what this rank remembers; every rank has its own."""
         # --- exercise 4.6: start
         # Step 9: everything that the next step depends on
         return {"residual": self.residual.state_dict(), "velocity": self.velocity.state_dict()}
         # --- exercise 4.6: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank.
+        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
 
         ValueError, and nothing has changed, if it is of other parameters, or with momentum only
         there or only here.
@@ -202,11 +203,13 @@ class RandomK:
     """A hook that sends k random entries of each bucket: the same positions on all ranks.
 
     ``parameters``: those of the model, where they are going to stay, as for an optimizer.
-    k = max(1, round(ratio·n)) distinct positions, each as likely as any other, drawn from ``seed``,
-    the same on all ranks. So values are summed by an all-reduce and positions cost nothing:
-    2(W-1)/W·k·itemsize bytes per bucket and rank. What is not drawn stays in the residual; it is
-    not scaled up by n/k, because error feedback sends it later. Raises ValueError for a ratio
-    outside (0, 1].
+    k = max(1, round(ratio·n)) distinct positions are drawn from ``seed``, the same on all ranks,
+    that call the hook in the same order. Any k positions are as likely as any others, whatever was
+    drawn before, for another bucket, or from another seed. So values are summed by an all-reduce
+    and positions cost nothing: 2(W-1)/W·k·itemsize bytes per bucket and rank, in one message. What
+    is not drawn stays in the residual. It is not scaled up by n/k, because error feedback sends it
+    later. Memory: a copy of the gradients. W counts the ranks of ``group``, and no other rank takes
+    part. Raises ValueError for a ratio outside (0, 1].
     """
 
     def __init__(
@@ -222,7 +225,12 @@ class RandomK:
         self.residual = PerParameter(parameters)
 
     def __call__(self, bucket: Bucket) -> Handle | None:
-        """Begin to send; once ``wait`` is done the buffer holds the sum at the positions drawn."""
+        """Begin to send; once ``wait`` is done the buffer holds the sum at the positions drawn.
+
+        Elsewhere it is zero, with the same bits on all ranks. The message is under way when it
+        returns. Several buckets may be, and are waited for in the order in which they were begun.
+        An empty bucket sends nothing. Global random numbers and parameters stay as they are.
+        """
         # --- exercise 4.7: start
         # Step 1: add what is new to the residual
         # Step 2: draw k distinct positions; hooks are called in the same order on all ranks, so one
@@ -247,14 +255,17 @@ class RandomK:
         # --- exercise 4.7: end
 
     def state_dict(self) -> State:
-        """What this rank remembers; every rank has its own."""
+        """A copy of what this rank remembers; every rank has its own."""
         # --- exercise 4.7: start
         # Step 5: the residual, and where the generator is
         return {"residual": self.residual.state_dict(), "generator": self.generator.get_state()}
         # --- exercise 4.7: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank."""
+        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+
+        ValueError, and nothing has changed, if it is of other parameters.
+        """
         # --- exercise 4.7: start
         # Step 6: the same in the other direction
         self.residual.load_state_dict(state["residual"])

@@ -31,15 +31,19 @@ def fresh_store(
 
     The agent's store outlives its workers, so after a restart it holds the addresses of dead
     processes. ``store`` may hold anything that earlier calls have left, also unfinished ones and of
-    another world size. Raises TimeoutError after ``timeout`` seconds.
+    another world size; ranks come in any order. A rank that has joined may call again at once,
+    while others are still in the call before. No two calls of a store get the same name, also where
+    all processes seed their random streams alike; these streams are neither read nor moved. Raises
+    TimeoutError if not all ranks have come after ``timeout`` seconds, on each that has.
     """
     # --- exercise 4.13: start
     # Step 1: a number of restarts is no name: agents count only those that they began themselves.
     #         Every rank says hello with a name that it has never used
     # Step 2: rank 0 repeats the names that it has read, until every rank has answered with rank
     #         0's name. An old message can't have this attempt's names in it
-    # Step 3: a rank answers when it finds its own name repeated, and goes on when all have answered
-    me = uuid.uuid4().hex
+    # Step 3: a rank answers when it finds its own name repeated, and goes on when all have done so.
+    #         Look for that first: rank 0 may call for its next attempt already
+    me, answered = uuid.uuid4().hex, ""
     store.set(f"hello/{rank}", me)
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -50,10 +54,11 @@ def fresh_store(
                 return dist.PrefixStore(me, store), me
         elif store.check(["call"]):
             hellos = json.loads(store.get("call"))
+            if answered and store.check([f"complete/{answered}"]):
+                return dist.PrefixStore(answered, store), answered
             if len(hellos) == world_size and hellos[rank] == me:
-                store.set(f"answer/{rank}", hellos[0])
-                if store.check([f"complete/{hellos[0]}"]):
-                    return dist.PrefixStore(hellos[0], store), hellos[0]
+                answered = hellos[0]
+                store.set(f"answer/{rank}", answered)
         time.sleep(0.02)
     raise TimeoutError(f"rank {rank}: not all of {world_size} ranks have come in {timeout:.0f} s")
     # --- exercise 4.13: end

@@ -69,7 +69,7 @@ class StreamClock:
         self.device = device
 
     def mark(self) -> Mark:
-        """An event in the current stream; does not wait for it."""
+        """An event in the current stream of ``device``; does not wait for it."""
         # --- exercise 4.10: start
         # Step 1: an event with timing, recorded in the device's current stream
         event = torch.cuda.Event(enable_timing=True)
@@ -98,7 +98,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """The length of the union of intervals (begin, end), in any order."""
+    """The length of the union of intervals (begin, end), in any order; 0 if there are none."""
     # --- exercise 4.10: start
     # Step 4: from left to right; of each what lies beyond the end of all before it
     length, reached = 0.0, float("-inf")
@@ -116,6 +116,7 @@ class Flight:
         self.monitor, self.handle = monitor, handle
         self.began: Mark = began
         self.arrived: Mark | None = None
+        self.counted = False
         # --- exercise 4.10: start
         # Step 5: have the handle's future, if it has one, note the moment when it is complete. A
         #          GPU's future calls back in a stream of its own that is behind the communication
@@ -127,14 +128,23 @@ class Flight:
         self.arrived = self.monitor.clock.mark()
 
     def wait(self) -> object:
-        """Wait for the handle; what that takes is exposed. Counts for the step that is running."""
+        """Wait for the handle, and return what it returns; what that takes is exposed.
+
+        All of the flight counts once, for the step in which it is waited for first, whenever it
+        began. A handle without a future has arrived when it was waited for the first time.
+        """
         # --- exercise 4.10: start
-        # Step 6: mark, wait, mark; without a future it has arrived by the second mark
+        # Step 6: mark, wait, mark; without a future it has arrived by the second mark. A second
+        #         wait is no second flight
         begin = self.monitor.clock.mark()
         result = self.handle.wait()
         end = self.monitor.clock.mark()
         self.monitor.waits.append((begin, end))
-        self.monitor.flights.append((self.began, end if self.arrived is None else self.arrived))
+        if self.arrived is None:
+            self.arrived = end
+        if not self.counted:
+            self.monitor.flights.append((self.began, self.arrived))
+        self.counted = True
         return result
         # --- exercise 4.10: end
 
@@ -183,19 +193,25 @@ class StepMonitor:
         """What runs inside belongs to ``name``: one of PHASES, or a further one.
 
         Times of one name add up in a step; communication that is waited for inside is not part of
-        them. Shows in a profiler's trace as well.
+        them. Phases may lie in each other: time counts for each. Time until an exception counts,
+        and the exception goes on. Shows in a profiler's trace as well.
         """
         # --- exercise 4.10: start
         # Step 7: a mark at each end; inside a `record_function(name)` if a profiler runs (if none
         #          does, it would take longer than everything else here)
         with record_function(name) if torch.autograd._profiler_enabled() else NO_TRACE:
             begin = self.clock.mark()
-            yield
-            self.spans.setdefault(name, []).append((begin, self.clock.mark()))
+            try:
+                yield
+            finally:
+                self.spans.setdefault(name, []).append((begin, self.clock.mark()))
         # --- exercise 4.10: end
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """The loader's batches; waiting for them is the phase "data"."""
+        """The loader's batches, whatever they are; waiting for them is the phase "data".
+
+        Asks the loader for a batch when one is asked for, not before.
+        """
         # --- exercise 4.10: start
         # Step 8: only `next` lies inside the phase, not what the caller does with the batch
         iterator, nothing = iter(loader), object()
@@ -209,12 +225,14 @@ class StepMonitor:
 
     @contextlib.contextmanager
     def communication(self) -> Iterator[None]:
-        """Blocking communication runs inside: all of it is exposed."""
+        """Blocking communication runs inside: all of it is exposed, also if it ends in an error."""
         # --- exercise 4.10: start
         # Step 9: as if it had been waited for from its beginning
         begin = self.clock.mark()
-        yield
-        self.waits.append((begin, self.clock.mark()))
+        try:
+            yield
+        finally:
+            self.waits.append((begin, self.clock.mark()))
         # --- exercise 4.10: end
 
     def track(self, handle: Any) -> Flight:
@@ -224,7 +242,8 @@ class StepMonitor:
     def watch(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A communication hook (exercise 3.12) that does what ``hook`` does, and is measured.
 
-        Time in a hook that returns None, because it has reduced the bucket already, is exposed.
+        Its handles are in flight since it was called, and return what the hook's return. Time in a
+        hook that returns None, because it has reduced the bucket already, is exposed.
         """
 
         # --- exercise 4.10: start
@@ -243,7 +262,8 @@ class StepMonitor:
     def step(self, *, samples: int, loss: Tensor | float, tokens: int = 0) -> StepMetrics:
         """End the step: its metrics, for this rank's ``samples``, ``tokens`` and mean loss.
 
-        A loss on a GPU may be given as it is: it is read after the device has finished.
+        ``phases`` has all PHASES, and those of your own. A loss on a GPU may be given as it is: it
+        is read after the device has finished. Nothing of the step is kept.
         """
         # --- exercise 4.10: start
         # Step 11: mark the end, settle; only then ask for seconds

@@ -43,13 +43,14 @@ class Int8:
     """A hook that sends 8 bits per number, rounded at random so that the mean is right.
 
     The buffer is cut into W pieces of ⌈n/W⌉, padded with zeros. Piece i of every rank goes to rank
-    i, which adds them up; the sums are quantised again and go to all. A piece has one scale, its
-    largest absolute value / 127; one of zeros stays zeros. What is not finite spoils its piece on
-    all ranks, and is so seen by all.
+    i, which adds them up in float32. The sums are quantised again and go to all. A piece has one
+    scale, its largest absolute value / 127; one of zeros stays zeros. What is not finite spoils its
+    piece on all ranks, but no other piece.
 
-    Ranks draw different random numbers, from ``seed`` and the rank: equal ones would make the
-    ranks' errors add up. Two messages, 2(W-1)(⌈n/W⌉ + 4) bytes per bucket and rank; nothing is
-    remembered but the state of the random numbers. ``seed`` is the same on all ranks.
+    Both roundings of every number draw new random numbers, at each call: equal ones would make
+    errors add up. Ranks draw different ones, from ``seed`` and the rank; ``seed`` is the same on
+    all ranks. Two messages, 2(W-1)(⌈n/W⌉ + 4) bytes per bucket and rank. Nothing is remembered but
+    the state of the random numbers. W counts the ranks of ``group``, and no other rank takes part.
     """
 
     def __init__(self, group: Group = None, seed: int = 0) -> None:
@@ -59,11 +60,16 @@ class Int8:
         )
 
     def __call__(self, bucket: Bucket) -> Handle | None:
-        """Begin to send the pieces; ``wait`` adds up, and gathers the sums."""
+        """Begin to send the pieces; ``wait`` adds up, gathers the sums, and fills the buffer.
+
+        All ranks get the same bits. Several buckets may be under way, and are waited for in the
+        order in which they were begun. An empty bucket sends nothing. Global random numbers and
+        parameters stay as they are.
+        """
         # --- exercise 4.9: start
         # Step 1: cut into W rows, a piece for each rank, and pack each with its own scale
         # Step 2: begin to send the rows: row i goes to rank i
-        # Step 3: then add up what has come, in the order of the ranks; pack the sum
+        # Step 3: then add up what has come, in float32; pack the sum
         # Step 4: gather the packed sums of all ranks, and every rank unpacks the same bytes
         n, world_size = bucket.buffer.numel(), dist.get_world_size(self.group)
         if not n:
@@ -75,10 +81,10 @@ class Int8:
         work = dist.all_to_all_single(theirs, packed, group=self.group, async_op=True)
 
         def add_up() -> None:
-            total = unpack_int8(theirs, rows.dtype).sum(0, keepdim=True)
+            total = unpack_int8(theirs, torch.float32).sum(0, keepdim=True)
             mine = pack_int8(total, self.generator)
             dist.all_gather_into_tensor(packed, mine, group=self.group)
-            bucket.buffer.copy_(unpack_int8(packed, rows.dtype).view(-1)[:n])
+            bucket.buffer.copy_(unpack_int8(packed, bucket.buffer.dtype).view(-1)[:n])
 
         return Then(work, add_up)
         # --- exercise 4.9: end
@@ -97,7 +103,9 @@ class OneBit:
 
     v ← residual + gradient; what is sent is s·sign(v) with s = mean |v| and sign(0) = 1; what is
     missing stays in the residual. s is each rank's own, and as a float32 part of its message:
-    (W-1)(⌈n/8⌉ + 4) bytes per bucket and rank. Memory: a copy of the gradients.
+    (W-1)(⌈n/8⌉ + 4) bytes per bucket and rank, in one message. What is not finite on one rank
+    spoils the bucket on all. Memory: a copy of the gradients. W counts the ranks of ``group``, and
+    no other rank takes part.
     ``parameters``: those of the model, where they are going to stay, as for an optimizer.
     """
 
@@ -106,7 +114,12 @@ class OneBit:
         self.residual = PerParameter(parameters)
 
     def __call__(self, bucket: Bucket) -> Handle | None:
-        """Begin to send; once ``wait`` is done the buffer holds Σ s·sign(v) over the ranks."""
+        """Begin to send; once ``wait`` is done the buffer holds Σ s·sign(v) over the ranks.
+
+        All ranks get the same bits. The message is under way when it returns. Several buckets may
+        be, and are waited for in the order in which they were begun. An empty bucket sends nothing.
+        Random numbers and parameters stay as they are.
+        """
         # --- exercise 4.9: start
         # Step 5: add what is new to the residual; the signs are packed behind the scale's bytes
         # Step 6: begin to gather the messages of all ranks; take from the residual what was sent
@@ -115,7 +128,7 @@ class OneBit:
         if not n:
             return None
         v = self.residual.beside(bucket).add_(bucket.buffer)
-        scale = v.abs().mean().float()
+        scale = v.abs().float().mean()
         packed = pack_signs(v)
         message = torch.cat([scale.view(1).view(torch.uint8), packed]).view(1, -1)
         everyone = message.new_empty(world_size, message.numel())
@@ -133,14 +146,17 @@ class OneBit:
         # --- exercise 4.9: end
 
     def state_dict(self) -> State:
-        """What this rank remembers; every rank has its own."""
+        """A copy of what this rank remembers; every rank has its own."""
         # --- exercise 4.9: start
         # Step 8: without it, a resumed run loses what was still owed
         return {"residual": self.residual.state_dict()}
         # --- exercise 4.9: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank."""
+        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+
+        ValueError, and nothing has changed, if it is of other parameters.
+        """
         # --- exercise 4.9: start
         # Step 9: the same in the other direction
         self.residual.load_state_dict(state["residual"])
@@ -150,12 +166,13 @@ class OneBit:
 def pack_int8(x: Tensor, generator: torch.Generator) -> Tensor:
     """Each row of ``x`` (rows, c) as int8 (rows, c + 4): 8 bits per number, its scale behind them.
 
-    Rounded at random, with the mean ``x``; the scale is a float32.
+    The scale is the row's largest absolute value / 127, as the bytes of a float32. Integers lie in
+    -127 … 127, and are rounded up or down at random so that the mean is ``x``, each for itself.
     """
     # --- exercise 4.9: start
     # Step 10: the largest absolute value becomes 127; a row of zeros must not be divided by zero
     # Step 11: ⌊x/s + u⌋ with u uniform in [0, 1) is x/s rounded up with its fraction's probability
-    scale = (x.abs().amax(1, keepdim=True) / STEPS).float()
+    scale = x.abs().amax(1, keepdim=True).float() / STEPS  # too small for 16 bits, maybe
     scale.clamp_min_(torch.finfo(torch.float32).tiny)
     uniform = torch.rand(x.shape, generator=generator).to(x.device)
     q = (x / scale + uniform).floor_().clamp_(-STEPS, STEPS)  # 127 + u may be rounded to 128
@@ -164,16 +181,19 @@ def pack_int8(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def unpack_int8(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """(rows, c) from ``packed`` (rows, c + 4): each row's integers times its own scale."""
+    """(rows, c) of ``dtype`` from ``packed`` (rows, c + 4): each row's integers times its scale.
+
+    Multiplied in float32: a scale may be too small for 16 bits where the products aren't.
+    """
     # --- exercise 4.9: start
     # Step 12: the last bytes of a row are its scale
     scale = packed[:, -SCALE_BYTES:].reshape(-1).clone().view(torch.float32)  # a copy is aligned
-    return packed[:, :-SCALE_BYTES].to(dtype) * scale.to(dtype).unsqueeze(1)
+    return (packed[:, :-SCALE_BYTES] * scale.unsqueeze(1)).to(dtype)
     # --- exercise 4.9: end
 
 
 def pack_signs(v: Tensor) -> Tensor:
-    """(⌈n/8⌉,) uint8 from ``v`` (n,): bit j of byte i is 1 where v[8i + j] >= 0."""
+    """(⌈n/8⌉,) uint8 from ``v`` (n,): bit j of byte i is 1 where v[8i + j] >= 0, and 0 behind n."""
     # --- exercise 4.9: start
     # Step 13: fill up to whole bytes, and give each of eight signs its power of two
     bits = torch.zeros(-(-len(v) // 8) * 8, dtype=torch.uint8, device=v.device)
@@ -184,7 +204,7 @@ def pack_signs(v: Tensor) -> Tensor:
 
 
 def unpack_signs(packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """(n,) of 1 and -1 from what ``pack_signs`` gave."""
+    """(n,) of 1 and -1, of ``dtype``, from what ``pack_signs`` gave."""
     # --- exercise 4.9: start
     # Step 14: bit 1 becomes 1, bit 0 becomes -1; the padding is left out
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)

@@ -126,4 +126,3 @@ class AverageOfWeights:
             kept = tensor.clone()
             tensor.copy_(average)
             average.copy_(kept)
-

@@ -40,9 +40,10 @@ from .watchdog import Heartbeat
 class PreemptionGuard:
     """Notes that this process is to end soon, and lets all ranks leave at the same step.
 
-    ``with PreemptionGuard() as guard:`` takes over ``signals`` until the block is left; SIGTERM is
-    what schedulers and agents send before they kill (30 s later, by default), SIGUSR1 what SLURM is
-    asked to send. ``requested``: this rank has received one.
+    ``with PreemptionGuard() as guard:`` takes over ``signals``, and no others, until the block is
+    left, also by an exception; then each means what it meant before. SIGTERM is what schedulers and
+    agents send before they kill (30 s later, by default), SIGUSR1 what SLURM is asked to send.
+    ``requested``: this rank has received one. Nothing else happens when one comes.
     """
 
     def __init__(
@@ -78,7 +79,10 @@ class PreemptionGuard:
         # --- exercise 4.14: end
 
     def agreed(self) -> bool:
-        """Whether any rank is to leave; the same answer on all ranks. One all-reduce of 4 bytes."""
+        """Whether any rank of ``group`` is to leave; the same answer on all of them.
+
+        One all-reduce of 4 bytes. A single process without process group answers for itself.
+        """
         # --- exercise 4.14: start
         # Step 4: signals reach ranks at different times, or only some: the maximum decides
         flag = torch.tensor(self.requested, dtype=torch.int32, device=self.device)
@@ -103,29 +107,29 @@ def train(
 ) -> bool:
     """Train to the end of epoch ``epochs`` - 1, from the newest checkpoint if there is one.
 
-    Calls ``train_step(batch, position)`` for each of ``batches`` (exercise 4.2). The checkpoint may
-    be of any number of ranks. It is saved whenever the number of steps since the run's very
-    beginning divides by ``save_every``, at the end, and when a rank is to leave. Then it returns
-    False, and the caller is to exit with EXIT_PREEMPTED; True if training is done. Beats before
-    each step and each save. Collective. Raises ValueError if ``save_every`` is not positive.
+    Calls ``train_step(batch, position)`` for each of ``batches`` (exercise 4.2), and asks ``guard``
+    after each, whether any rank is to leave. The checkpoint may be of any number of ranks: it is
+    adapted (4.4) to those of ``group``, with ``seed``. Saves what ``state`` captures whenever the
+    number of steps since the run's very beginning divides by ``save_every``, at the end, and when a
+    rank is to leave; no step twice. After the save for leaving it returns False, and the caller is
+    to exit with EXIT_PREEMPTED; True if training is done. Of a run that was done it trains and
+    saves nothing, and returns True. An exception of ``train_step`` goes on to the caller, and
+    nothing is saved. Beats before each step and each save, with its number. Collective. Raises
+    ValueError if ``save_every`` is not positive.
     """
     if save_every < 1:
         raise ValueError(f"save_every must be positive, got {save_every}")
     # --- exercise 4.14: start
-    # Step 5: begin with the newest checkpoint, cut for this many ranks
+    # Step 5: begin with the newest checkpoint, cut for this many ranks, and save the end, too
     # Step 6: agree on leaving before it is decided whether to save: all ranks save, then all leave
-    # Step 7: the end is saved as well, and a job that was done finds nothing to do
     world_size = dist.get_world_size(group) if dist.is_initialized() else 1
     saved = store.load()
-    position, kept = Position(), 0
-    if saved is not None:
-        position = state.restore(adapt(saved, world_size, seed))
-        kept = position.step
+    position = Position() if saved is None else state.restore(adapt(saved, world_size, seed))
+    kept = position.step
 
     def save() -> None:
         heartbeat.beat(position.step, "save")
         store.save(position.step, *state.capture(position))
-
     for batch in batches(loader, position, epochs):
         heartbeat.beat(position.step, "step")
         train_step(batch, position)

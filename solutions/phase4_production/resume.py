@@ -21,6 +21,7 @@ resumable data iterator.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -49,18 +50,28 @@ def batches(loader: DataLoader[Any], position: Position, epochs: int) -> Iterato
     """The batches from ``position`` to the end of epoch ``epochs`` - 1, as ``loader`` gives them.
 
     ``loader.batch_sampler`` is as in exercise 1.2, its sampler restored if ``position`` is within
-    an epoch; a data set with ``set_epoch`` (``SampleSeeds``) is told the epoch, too. ``position``
-    is advanced as each batch is handed out: it counts the batch, so capture after training on it.
+    an epoch. It is told every epoch before its batches are drawn; a data set with ``set_epoch``
+    (``SampleSeeds``) is told the epoch, too. ``position`` is advanced as each batch is handed out,
+    however many were read ahead: it counts the batch, so capture after training on it. After the
+    last batch it is at batch 0 of epoch ``epochs``. No batch comes if it is there already. To begin
+    within an epoch leaves ``loader.generator`` (None: torch's stream) where it is: ``iter(loader)``
+    draws from it, and an uninterrupted run has drawn that before.
     """
     # --- exercise 4.2: start
-    # Step 1: name the epoch before iterating: the first one goes on from the restored position
+    # Step 1: name the epoch before iterating: the first one goes on from the restored position.
+    #         Put the generator back from which iter(loader) draws, if that was drawn before
     # Step 2: count what was handed out, not what the sampler has drawn: workers read ahead
     # Step 3: at the end of an epoch the next one begins with batch 0
     while position.epoch < epochs:
         loader.batch_sampler.set_epoch(position.epoch)
         if hasattr(loader.dataset, "set_epoch"):
             loader.dataset.set_epoch(position.epoch)
-        for batch in loader:
+        generator = loader.generator or torch.default_generator
+        before = generator.get_state()
+        loading = iter(loader)
+        if position.batch > 0:
+            generator.set_state(before)
+        for batch in loading:
             position.step += 1
             position.batch += 1
             yield batch
@@ -110,10 +121,13 @@ class TrainingState:
         self.own = set(own) | generators
 
     def capture(self, position: Position) -> tuple[Tree, Tree]:
-        """(shared, own) for ``CheckpointStore.save``. The tensors are the live ones, not copies.
+        """(shared, own) for ``CheckpointStore.save``. The parts' tensors are live, no copies.
 
-        Own: the parts named so, ``"sampler"`` and ``"random"``; shared: the others and
-        ``"position"``. ``position`` counts what was trained on.
+        Shared: ``"position"`` (its fields by name, as they are now) and ``"parts"``, by name the
+        states of the parts that are not own. Own: ``"parts"``, ``"random"`` (``random_state``) and
+        ``"sampler"``: its state dict with the entries consumed by this rank, which follow from
+        ``position``. ``position`` counts what was trained on. A model's state has the names of the
+        plain module. Nothing changes: no part, no random stream, no sampler. No message.
         """
         # --- exercise 4.2: start
         # Step 4: the sampler is told what was consumed, in entries of this rank
@@ -132,10 +146,15 @@ class TrainingState:
         # --- exercise 4.2: end
 
     def restore(self, saved: Restorable) -> Position:
-        """Put everything back where it was captured; where training was then.
+        """Put everything back where it was captured; returns where training was then.
 
-        Raises ValueError, one line that says what differs, if the checkpoint is of another world
-        size (see exercise 4.4), has other parts, or another model; then nothing has changed.
+        Every object stays the one that it is, also each parameter: values are copied into it. No
+        part shares memory with ``saved``, so training on leaves it as it is, and it can be restored
+        again. Random streams are put back last: ``load_state_dict`` may draw numbers. Only the own
+        state of this rank of ``group`` is read. No message.
+
+        Raises ValueError if the checkpoint is of another world size than the group (see exercise
+        4.4), has other parts, or another model: names or shapes differ. Then nothing has changed.
         """
         # --- exercise 4.2: start
         # Step 6: refuse before anything is changed: the checkpoint was found intact, not fitting
@@ -163,7 +182,7 @@ class TrainingState:
 
 
 def state_of(part: Any) -> Any:
-    """A part's state: a tree."""
+    """A part's state: a generator's, a model's ``model_state``, or the part's state dict."""
     # --- exercise 4.2: start
     # Step 8: three kinds of parts
     if isinstance(part, torch.Generator):
@@ -173,23 +192,25 @@ def state_of(part: Any) -> Any:
 
 
 def load_into(part: Any, state: Any) -> None:
-    """The opposite of ``state_of``."""
+    """The opposite of ``state_of``. The part keeps nothing of ``state`` itself."""
     # --- exercise 4.2: start
-    # Step 9: the same three
+    # Step 9: the same three; an optimizer would take tensors that fit as they are
     if isinstance(part, torch.Generator):
         part.set_state(state.cpu())
     elif isinstance(part, nn.Module):
         prefix = wrapper_prefix(part)
         part.load_state_dict({prefix + name: value for name, value in state.items()})
     else:
-        part.load_state_dict(state)
+        part.load_state_dict(copy.deepcopy(state))
     # --- exercise 4.2: end
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict under the names of the plain module, as if nothing were wrapped around it.
 
-    DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``.
+    DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``. Such
+    a wrapper has that one child; a module with more children is no wrapper. Wrappers can be
+    wrapped.
     """
     # --- exercise 4.2: start
     # Step 10: leave out what all names begin with
@@ -199,7 +220,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Raise ValueError, one line that names what differs, if ``state`` is of another model."""
+    """Raise ValueError if ``state`` has other names than ``model``, or another shape of any."""
     # --- exercise 4.2: start
     # Step 11: names that are missing, unknown names, other shapes
     own = model_state(model)

@@ -17,6 +17,7 @@ as 1, 2, 3" (SC11): random numbers as a function of a key.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
@@ -30,9 +31,12 @@ from given.safe_format import Tree
 class SampleSeeds(Dataset[Any]):
     """``dataset``, each sample with random numbers of its own, drawn from (seed, epoch, index).
 
-    torch, numpy and random are seeded before ``dataset[index]``, and are as before after it: so
-    loading leaves no trace in the training process's streams. Two samples or epochs have different
-    numbers. ``set_epoch`` before each epoch; workers learn of it as they start.
+    torch (its CPU generator), numpy and random are seeded before ``dataset[index]``, and are as
+    before after it, also if it raises: so loading leaves no trace in the training process's
+    streams. The numbers follow from the three integers alone: every process draws the same, in any
+    order. Two seeds, epochs or indices (0 … 2^32-1) have numbers independent of each other;
+    libraries, too. A library gives two keys the same with a chance of 1 in 2^32 at most.
+    ``set_epoch`` before each epoch; workers learn of it as they start.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -47,12 +51,13 @@ class SampleSeeds(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         # --- exercise 4.16: start
-        # Step 1: keep the streams, seed all three from the three numbers, put the streams back
+        # Step 1: keep the streams, seed all three from a hash of the three numbers, put them back
         before = random_state()
-        mixed = int(np.random.SeedSequence([self.seed, self.epoch, index]).generate_state(1)[0])
-        torch.default_generator.manual_seed(mixed)
-        np.random.seed(mixed)
-        random.seed(mixed)
+        key = f"{self.seed} {self.epoch} {index}".encode()
+        words = np.frombuffer(hashlib.blake2b(key, digest_size=32).digest(), dtype=np.uint32)
+        torch.default_generator.manual_seed(int(words[0]))  # it knows 2^32 streams
+        np.random.seed(words[1:])
+        random.seed(words.tobytes())
         try:
             return self.dataset[index]
         finally:
@@ -61,7 +66,10 @@ class SampleSeeds(Dataset[Any]):
 
 
 def random_state(device: torch.device | None = None) -> Tree:
-    """Where the streams of torch, numpy and random are, and that of ``device`` if it is CUDA."""
+    """Where the streams of torch, numpy and random are, and that of ``device`` if it is CUDA.
+
+    A tree for ``write_trees``, of copies: it stays when numbers are drawn. Draws no number.
+    """
     # --- exercise 4.16: start
     # Step 2: numpy's array of 32-bit words goes as a tensor; everything else is numbers
     name, words, *numbers = np.random.get_state()
@@ -77,7 +85,11 @@ def random_state(device: torch.device | None = None) -> Tree:
 
 
 def set_random_state(state: Tree, device: torch.device | None = None) -> None:
-    """Put the streams where ``random_state`` found them."""
+    """Put the streams where ``random_state`` found them; ``state`` stays as it is.
+
+    Its tensors may lie on any device. numpy and random go on with the normal value, too, that they
+    have kept back.
+    """
     # --- exercise 4.16: start
     # Step 3: generators' states are bytes on the CPU, wherever the checkpoint was loaded to
     torch.set_rng_state(state["torch"].cpu())

@@ -41,7 +41,7 @@ LONGEST = 256  # bytes of the sentence that tells all ranks why a sink can't be 
 
 
 def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a file; lines that are no JSON object (torn by a kill) are left out."""
+    """The records of a file in order, without lines that are no JSON object (torn by a kill)."""
     # --- exercise 4.12: start
     # Step 1: parse line by line, and pass over what can't be parsed. Undecodable bytes as well
     records = []
@@ -61,8 +61,8 @@ class JsonLines:
 
     Reopened, it keeps the records of steps before ``first_step``, whole lines only: what a killed
     process tore, and what is about to be written again, goes. At any moment the file on disk
-    has all records but the one being written. Numbers that JSON doesn't know (NaN, infinity) are
-    written as null.
+    has all records but the one being written; once it is open, no other is left. Numbers that JSON
+    doesn't know (NaN, infinity) are written as null.
     """
 
     def __init__(self, path: str | Path, *, first_step: int = 0) -> None:
@@ -118,10 +118,10 @@ class TensorBoard:
 
 
 class Prometheus:
-    """An endpoint for Prometheus: ``training_NAME`` is the last value of each metric (NaN: not
-    known), ``training_step`` the last step. ``port`` 0: any free one; ``self.port`` says which.
+    """An endpoint for Prometheus: ``training_NAME`` is a metric as the last ``write`` gave it (NaN:
+    None, or not in it), ``training_step`` its step. ``port`` 0: any free; ``self.port`` says which.
 
-    Raises ValueError if the port can't be had, naming it.
+    Listens on ``host`` only. Raises ValueError if the port can't be had, or is none.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
@@ -142,16 +142,16 @@ class Prometheus:
     def write(self, step: int, metrics: Metrics) -> None:
         """Set the gauges; a new name makes a new one."""
         # --- exercise 4.12: start
-        # Step 8: gauges are made once and set many times; what is unknown now must not keep an old
-        #         value
-        for name, value in {"step": step, **metrics}.items():
+        # Step 8: gauges are made once and set many times; what is unknown now, or not among the
+        #         metrics any more, must not keep an old value
+        for name, value in {**dict.fromkeys(self.gauges), "step": step, **metrics}.items():
             if name not in self.gauges:
                 self.gauges[name] = Gauge(f"training_{name}", name, registry=self.registry)
             self.gauges[name].set(math.nan if value is None else value)
         # --- exercise 4.12: end
 
     def close(self) -> None:
-        """Stop serving: the port is free again."""
+        """Stop serving: the port is free again, and no thread is left."""
         # --- exercise 4.12: start
         # Step 9: end the server's loop, close its socket, wait for its thread
         self.server.shutdown()
@@ -174,9 +174,10 @@ def open_sinks(
     """JSON lines (``folder/metrics.jsonl``), TensorBoard, terminal, and with a ``port`` Prometheus,
     on the first rank of the group; no sink on the others. Collective: one broadcast.
 
-    If one can't be opened, *every* rank raises the same ValueError, and what was open is closed: a
-    first rank that dies alone would leave the others waiting in their next collective.
-    ``device``: where the group communicates.
+    If one can't be opened, for whatever reason, *every* rank raises the same ValueError, and what
+    was open is closed: a first rank that dies alone would leave the others waiting in their next
+    collective. The broadcast is 256 bytes, so longer reasons are shortened. ``device``: where the
+    group communicates.
     """
     folder, sinks, problem = Path(folder), Sinks(), ""
     # --- exercise 4.12: start
@@ -189,7 +190,7 @@ def open_sinks(
             sinks.sinks.append(JsonLines(folder / "metrics.jsonl", first_step=first_step))
             sinks.sinks.append(TensorBoard(folder, first_step=first_step))
             sinks.sinks.append(Terminal(total_steps))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # also a TensorBoard that is not installed
             sinks.close()
             problem = str(error) or type(error).__name__
     text = problem.encode()[:LONGEST].ljust(LONGEST, b"\0")
@@ -207,7 +208,8 @@ class ProfileWindow:
     chrome://tracing or ui.perfetto.dev). ``step(n)`` is called at the beginning of step n.
 
     Outside of the window nothing is profiled and nothing is paid. A run that ends, or begins,
-    inside of it writes what there was. Raises ValueError if ``last`` is before ``first``.
+    inside of it writes what there was; one that never comes into it writes nothing. Folders are
+    made. Raises ValueError if ``last`` is before ``first``.
     """
 
     def __init__(self, path: str | Path, first: int, last: int) -> None:
@@ -220,7 +222,7 @@ class ProfileWindow:
         """Step ``step`` begins."""
         # --- exercise 4.12: start
         # Step 12: past the window's end: write; inside for the first time: start
-        if self.profiler is not None and step > self.last:
+        if step > self.last:
             self.close()
         if self.profiler is None and self.first <= step <= self.last:
             self.profiler = torch.profiler.profile()
@@ -228,7 +230,7 @@ class ProfileWindow:
         # --- exercise 4.12: end
 
     def close(self) -> None:
-        """End the profile, if there is one, and write its trace."""
+        """End the profile, if there is one, and write its trace; nothing else happens twice."""
         # --- exercise 4.12: start
         # Step 13: stop and export; once
         if self.profiler is not None:
@@ -281,7 +283,7 @@ def find_bottleneck(
 
 
 def _shares(record: Mapping[str, Any]) -> dict[str, float]:
-    """The shares of one record."""
+    """The five shares of one record, by kind, whatever the order of its numbers."""
     # --- exercise 4.12: start
     # Step 16: a straggler's own time is what the others wait for: it counts once
     own = [value for name, value in record.items() if name.startswith("own_seconds_rank")]

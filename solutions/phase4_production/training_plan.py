@@ -240,9 +240,7 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
     trainable = [p for p in model.parameters() if p.requires_grad]
     plan = Plan(
         config=config,
-        world=World(
-            nodes=world.size // node_size, ranks_per_node=node_size, device=world.device
-        ),
+        world=World(nodes=world.size // node_size, ranks_per_node=node_size, device=world.device),
         images=images,
         classes=classes,
         parameters=sum(p.numel() for p in model.parameters()),

@@ -59,8 +59,7 @@ def text(records: Sequence[dict[str, Any]], found: Bottleneck, plots: Sequence[P
         return statistics.median(known) if (known := values(name)) else None
 
     step, hidden = (
-        statistics.median(values(name))
-        for name in ("step_seconds", "hidden_communication_seconds")
+        statistics.median(values(name)) for name in ("step_seconds", "hidden_communication_seconds")
     )
     rows = [
         ("steps", f"{records[0]['step'] + 1} to {last['step'] + 1}, on {last['ranks']} ranks"),

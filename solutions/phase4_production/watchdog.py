@@ -79,7 +79,7 @@ class Heartbeat:
     def beat(self, step: int, place: str) -> None:
         """The main thread begins ``place`` of ``step``. Every rank passes the same points.
 
-        Costs a few microseconds: nothing is written.
+        The count goes up by one. Nothing is written: ``publish`` does.
         """
         # --- exercise 4.5: start
         # Step 1: one assignment, so that the publishing thread finds the old or the new one
@@ -92,7 +92,11 @@ class Heartbeat:
         self.publish()
 
     def publish(self) -> None:
-        """Write the latest beat where the others read it."""
+        """Write the latest beat where the others read it.
+
+        Whoever reads, at any moment, finds the beat before or this one, whole; also if the process
+        is killed meanwhile, and if two threads publish at once. No other file is left.
+        """
         # --- exercise 4.5: start
         # Step 2: aside and renamed: nobody reads half a beat
         path = self.folder / f"beat{self.rank}.json"
@@ -102,7 +106,7 @@ class Heartbeat:
         # --- exercise 4.5: end
 
     def read(self) -> list[Beat | None]:
-        """The latest published beat of each rank; None before its first one in this attempt."""
+        """Each rank's latest published beat, by rank; None before its first in this attempt."""
         # --- exercise 4.5: start
         # Step 3: what an earlier attempt has left there is nobody's beat
         found: list[Beat | None] = []
@@ -120,20 +124,22 @@ class Watchdog:
     ``with Watchdog(heartbeat, timeout=60): train()``. Every ``interval`` seconds (default: 1, or an
     eighth of ``timeout``) it publishes this rank's beat and reads everybody's, W small files. A
     rank hangs that passes no point for ``timeout`` seconds (so it must be longer than the longest
-    way between two points), or that does not begin to beat. To blame are the ranks that passed the
-    fewest points. Then every rank writes the stacks of its threads; one of them writes the report
-    (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks to
-    blame that are processes of its own host (a stopped one would not follow SIGTERM); and all end
-    with status EXIT_HUNG. The report's first line names the ranks to blame and no other; then come
-    each rank's step and point (of a stopped rank, as they were up to ``interval`` seconds before)
-    and the stacks of those to blame.
+    way between two points), or that does not begin to beat. To blame are all ranks that passed the
+    fewest points and are not done; who never began has passed none. If a rank has failed it is to
+    blame, and no other. Then every rank writes the stacks of its threads; one of them writes the
+    report (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks
+    to blame that are processes of its own host, and no other process (a stopped one would not
+    follow SIGTERM); and all end with status EXIT_HUNG. The report's first line names the ranks to
+    blame, each as "rank 3", and no other; then come each rank's step and point (of a stopped rank,
+    as they were up to ``interval`` seconds before) and the stacks of those to blame, or with what a
+    rank failed.
 
     A folder that can't be written to for a moment ends neither the process nor the watching. Who
     was stopped and goes on (a laptop's lid) blames nobody for that time: it has seen nothing.
 
     Leaving the block normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED: this rank is done, and
     nobody waits for its beats. By any other exception: it has failed, the report says with what,
-    and the others end.
+    and the others end. The exception goes on either way, and no thread of the watchdog is left.
     """
 
     def __init__(self, heartbeat: Heartbeat, timeout: float, interval: float | None = None) -> None:
@@ -227,9 +233,12 @@ class Watchdog:
         """What every thread of this process does now."""
         # --- exercise 4.5: start
         # Step 11: faulthandler writes the stacks of all threads, whatever they wait in
-        with open(self._stack_file(self.heartbeat.rank), "w", encoding="utf-8") as file:
+        path = self._stack_file(self.heartbeat.rank)
+        aside = path.with_suffix(".partial")
+        with open(aside, "w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.write("\n")
+        aside.replace(path)  # whoever waits for it finds all of it
         # --- exercise 4.5: end
 
     def _stack_file(self, rank: int) -> Path:
@@ -268,11 +277,7 @@ class Watchdog:
         # --- exercise 4.5: end
 
     def _text(
-        self,
-        what: str,
-        blamed: list[int],
-        silent: dict[int, float],
-        beats: Sequence[Beat | None],
+        self, what: str, blamed: list[int], silent: dict[int, float], beats: Sequence[Beat | None]
     ) -> str:
         """The report: ``what`` happened, where every rank was since when, stacks of the blamed."""
         lines = [what]

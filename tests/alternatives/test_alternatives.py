@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,14 +36,14 @@ def test_alternative_passes(
     folder: Path, exercise: str, tmp_path: Path, grader: WarmGrader
 ) -> None:
     chosen = load_course().exercise(exercise)
-    request = beside_solutions(folder, chosen, tmp_path)
+    request = beside_solutions(folder, chosen, tmp_path, guarded=False)
     report = grader.grade(chosen.phase.number, request)
     (result,) = report.exercises
     failures = [(c.name, c.message) for c in result.checks if c.verdict != "pass"]
     assert result.verdict == "pass", f"--seed {report.seed}: {failures}"
 
 
-def test_every_exercise_has_one() -> None:
-    ready = {e.id for e in load_course().exercises if e.phase.ready}
-    missing = ready - {exercise for _, exercise in CASES}
-    assert not missing, f"no alternative in tests/alternatives is for {sorted(missing)}"
+def test_every_exercise_has_two() -> None:
+    counts = Counter(exercise for _, exercise in CASES)
+    missing = [e.id for e in load_course().exercises if e.phase.ready and counts[e.id] < 2]
+    assert not missing, f"tests/alternatives has fewer than two for {missing}"

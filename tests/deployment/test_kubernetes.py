@@ -376,8 +376,8 @@ def test_kubeflow_trains_as_kubernetes_does(
     (its,) = template["spec"]["containers"]
     assert its["name"] == "node"  # the name by which Kubeflow finds it
     assert its["image"] == trainer["image"] == container["image"]
-    assert template["metadata"]["annotations"] == (
-        job["spec"]["template"]["metadata"]["annotations"]
+    assert (
+        template["metadata"]["annotations"] == (job["spec"]["template"]["metadata"]["annotations"])
     )
     claims = {
         each["metadata"]["name"] for each in manifests if each["kind"] == "PersistentVolumeClaim"

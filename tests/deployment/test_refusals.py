@@ -169,9 +169,7 @@ def test_unit_is_understood(tmp_path: Path) -> None:
         text = text.replace(f"${{{name}}}", "60" if name == "stop_seconds" else "root")
     assert verify(tmp_path / "training.service", text) == ""
     spoilt = text.replace("RestartPreventExitStatus", "RestartPreventExitStatuses")
-    assert "'RestartPreventExitStatuses'" in verify(
-        tmp_path / "spoilt.service", spoilt
-    )
+    assert "'RestartPreventExitStatuses'" in verify(tmp_path / "spoilt.service", spoilt)
 
 
 def verify(file: Path, text: str) -> str:

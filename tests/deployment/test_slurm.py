@@ -208,9 +208,7 @@ def test_packages_are_those_that_ci_installs() -> None:
 def test_obstacle_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "solutions.phase4_production.deployment.slurm_cluster"
     monkeypatch.setattr(f"{module}.PROGRAMS", ("no-such-daemon", "sh"))
-    assert obstacle() == (
-        f"a virtual SLURM cluster needs no-such-daemon (apt install {PACKAGES})"
-    )
+    assert obstacle() == (f"a virtual SLURM cluster needs no-such-daemon (apt install {PACKAGES})")
     monkeypatch.setattr(f"{module}.Path", lambda path: Path("/nowhere" + path))
     assert obstacle() == "a virtual SLURM cluster needs /proc, and this system has none (Linux has)"
 

@@ -39,9 +39,7 @@ def mirror() -> Path | None:
     return next((folder for folder in MIRRORS if (folder / aws).is_dir()), None)
 
 
-needs_terraform = pytest.mark.skipif(
-    shutil.which("terraform") is None, reason="needs terraform"
-)
+needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="needs terraform")
 needs_provider = pytest.mark.skipif(
     shutil.which("terraform") is None or mirror() is None,
     reason="needs terraform and the AWS provider "

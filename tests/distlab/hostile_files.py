@@ -164,8 +164,10 @@ SAMPLER: dict[str, tuple[str, str]] = {
         "class A:\n    def __getattr__(self, name): return getattr(self, name)\nA().x",
         "crash",
     ),
-    "trace function": ("import sys\ndef t(*_): raise ValueError('t')\nsys.settrace(t)\n"
-                       "def f(): pass\nf()", "error"),
+    "trace function": (
+        "import sys\ndef t(*_): raise ValueError('t')\nsys.settrace(t)\ndef f(): pass\nf()",
+        "error",
+    ),
     "excepthook": ("import sys\nsys.excepthook = sys.unraisablehook = None\n1 / 0", "error"),
     "os replaced": (
         "import os\nfor n in ('write', '_exit', 'close', 'getpid'): setattr(os, n, None)\n1 / 0",

@@ -399,3 +399,19 @@ def test_views_of_one_memory_as_several_dtypes_come_back(run: Callable[..., list
     ((numbers, small),) = run(body, 1)
     assert numbers.view(torch.uint8).tolist() == list(range(8))
     assert small.tolist() == list(range(8, 16))
+
+
+def test_communication_that_was_only_recorded_is_found() -> None:
+    """The kernel's count of a rank's connections is not the rank's to make."""
+
+    def body(ctx: RankContext, invented: int) -> None:
+        dist.all_reduce(torch.ones(100))
+        if invented and ctx.rank == 1:
+            data = [torch.ones(invented)]
+            ctx.ledger.end(ctx.ledger.begin("all_reduce", dist.group.WORLD, data, None, {}))
+
+    run_ranks(body, 2, 0)
+    with pytest.raises(RankFailure) as caught:
+        run_ranks(body, 2, 1000)
+    assert caught.value.cause == "invented-communication"
+    assert caught.value.rank == 1

@@ -28,6 +28,12 @@ FEWER = [
     ("hybrid sharding", "ring DDP"),
     ("DiLoCo", "hierarchical DDP"),
 ]
+MOST = {  # bytes sent over the formula's, at most; 1.3 for the others
+    "FSDP": 1.9,  # its reduce-scatter is gloo's
+    # the three steps that a worker measures may begin before the server has sent the answers of
+    # the step before to the other node: four steps' answers
+    "parameter server": 1.3 * 4 / 3,
+}
 STATE = {  # bytes per parameter on the fullest rank; the units' padding is the slack
     "ring DDP": 16,
     "hierarchical DDP": 16,
@@ -76,7 +82,7 @@ def test_knowing_the_nodes_saves_bytes(tmp_path: Path) -> None:
         for less, more in FEWER:
             assert found[less]["sent"] < 0.85 * found[more]["sent"], (name, less, more)
         for strategy, row in found.items():
-            most = 1.9 if strategy == "FSDP" else 1.3  # its reduce-scatter is gloo's
+            most = MOST.get(strategy, 1.3)
             assert 0.9 < row["sent"] / row["formula"] < most, (name, row)
             assert row["state"] / PARAMETERS[name] == pytest.approx(STATE[strategy], rel=0.02)
         exact = [s for s in STATE if s not in ("hierarchical, bf16", "DiLoCo")]

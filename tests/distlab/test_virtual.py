@@ -285,6 +285,30 @@ def test_buffers_of_a_delivered_message_are_let_go(seed: int | None) -> None:
     assert [*run_virtual(body, 2, seed=seed)] == [8000, 8000]
 
 
+def test_two_messages_never_arrive_in_one_buffer() -> None:
+    def body(ctx: RankContext, wait: bool, width: int) -> list[float]:
+        buffer = torch.zeros(4)
+        if ctx.rank:
+            dist.send(torch.full((2,), float(ctx.rank)), 0)
+            return []
+        first = dist.irecv(buffer[:2], 1)
+        if wait:
+            first.wait()
+        second = dist.irecv(buffer[width : width + 2], 2)
+        for handle in [second] if wait else [first, second]:
+            handle.wait()
+        return buffer.tolist()
+
+    assert run_virtual(body, 3, False, 2)[0] == [1, 1, 2, 2]
+    assert run_virtual(body, 3, True, 0)[0] == [2, 2, 0, 0]
+    assert run_virtual(body, 3, True, 1)[0] == [1, 2, 2, 0]
+    for width in (0, 1):
+        with pytest.raises(RankFailure) as caught:
+            run_virtual(body, 3, False, width)
+        assert caught.value.cause == "two-in-one-buffer"
+        assert caught.value.rank == 0
+
+
 def test_handle_that_is_not_awaited_is_reported() -> None:
     def body(ctx: RankContext) -> None:
         if ctx.rank == 1:

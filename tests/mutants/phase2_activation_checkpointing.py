@@ -27,11 +27,11 @@ MUTANTS = [
         mistake="the first forward's random numbers are drawn again by what follows",
         text="""        ctx.save_for_backward(*tensors)
         with call.surroundings.casting():
-            return call.run(tensors)
+            return tuple(output.detach() for output in call.run(tensors))
 """,
         becomes="""        ctx.save_for_backward(*tensors)
         with call.surroundings.restored():
-            return call.run(tensors)
+            return tuple(output.detach() for output in call.run(tensors))
 """,
         caught_by="test_random_numbers_are_those_of_the_first_forward",
         told_as="random-forward",
@@ -195,12 +195,12 @@ MUTANTS = [
         mistake="computed again at once",
         text="""        ctx.save_for_backward(*tensors)
         with call.surroundings.casting():
-            return call.run(tensors)
+            return tuple(output.detach() for output in call.run(tensors))
 """,
         becomes="""        ctx.save_for_backward(*tensors)
         with call.surroundings.casting():
             call.run(tensors)
-            return call.run(tensors)
+            return tuple(output.detach() for output in call.run(tensors))
 """,
         caught_by="test_runs_once_now_and_once_in_backward",
         told_as="forward-twice",
@@ -246,7 +246,7 @@ MUTANTS = [
         id="checkpoint-saves-output",
         exercise="2.7",
         mistake="the output is kept along with the inputs",
-        text="            return call.run(tensors)\n",
+        text="            return tuple(output.detach() for output in call.run(tensors))\n",
         becomes="""            ctx.outputs = call.run(tensors)
             return tuple(t.clone() for t in ctx.outputs)
 """,
@@ -257,7 +257,7 @@ MUTANTS = [
         id="checkpoint-graph-in-forward",
         exercise="2.7",
         mistake="the first forward records its graph and keeps it",
-        text="            return call.run(tensors)\n",
+        text="            return tuple(output.detach() for output in call.run(tensors))\n",
         becomes="""            with torch.enable_grad():
                 ctx.graph = call.run([t.detach() for t in tensors])
             return tuple(t.detach() for t in ctx.graph)
@@ -333,5 +333,39 @@ MUTANTS = [
 """,
         caught_by="test_impossible_cuts_are_refused",
         told_as="accepted",
+    ),
+    Mutant(
+        id="checkpoint-takes-buffers-over",
+        exercise="2.7",
+        mistake="a buffer that fn returns becomes an output of the node, and needs a gradient",
+        text="            return tuple(output.detach() for output in call.run(tensors))\n",
+        becomes="            return call.run(tensors)\n",
+        caught_by="test_detached_and_unused_outputs",
+        told_as="taken-over",
+    ),
+    Mutant(
+        id="checkpoint-random-after-error",
+        exercise="2.7",
+        mistake="after an error in the second forward the program's random state stays in the past",
+        text="        with torch.random.fork_rng(devices=self.cuda), self.casting():\n",
+        becomes="        outer = torch.get_rng_state()\n        with self.casting():\n",
+        more=[
+            (
+                "                torch.cuda.set_rng_state(state, device)\n            yield\n",
+                "                torch.cuda.set_rng_state(state, device)\n            yield\n"
+                "        torch.set_rng_state(outer)\n",
+            )
+        ],
+        caught_by="test_random_numbers_are_those_of_the_first_forward",
+        told_as="random-outside",
+    ),
+    Mutant(
+        id="given-twice-is-one",
+        exercise="2.7",
+        mistake="a tensor that is given twice gets the gradient of one place only",
+        text="    outputs = Recompute.apply(call, torch.empty(0, requires_grad=True), *tensors)\n",
+        becomes="    seen = {id(t): t for t in tensors}\n    tensors = [t if seen.pop(id(t), None) is not None else t.detach() for t in tensors]\n    outputs = Recompute.apply(call, torch.empty(0, requires_grad=True), *tensors)\n",
+        caught_by="test_nested_arguments_and_outputs",
+        told_as="wrong",
     ),
 ]

@@ -97,12 +97,8 @@ MUTANTS = [
         id="search-rank-leaves",
         exercise="2.4",
         mistake="a rank that ran out of memory does not come to the all-reduce",
-        text="""            raise
-        fits = False
-""",
-        becomes="""            raise
-        return False
-""",
+        text="        fits = 0 if is_out_of_memory(error) else -1\n",
+        becomes="        if is_out_of_memory(error):\n            return False\n        fits = -1\n",
         caught_by="test_search_finds_the_largest_on_all_ranks",
         told_as="hang",
     ),
@@ -113,7 +109,7 @@ MUTANTS = [
         text="    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN, group=group)\n",
         becomes="    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)\n",
         caught_by="test_search_in_a_subgroup",
-        told_as="hang",
+        told_as="group",
     ),
     Mutant(
         id="search-doubling-only",
@@ -186,10 +182,8 @@ MUTANTS = [
         id="search-budget-ignored",
         exercise="2.4",
         mistake="only errors count, on a CPU there are none",
-        text="        fits = trial(size) <= budget_bytes\n",
-        becomes="""        trial(size)
-        fits = True
-""",
+        text="        fits = int(trial(size) <= budget_bytes)\n",
+        becomes="        trial(size)\n        fits = 1\n",
         caught_by="test_search_finds_the_largest_on_all_ranks",
         told_as="not-largest",
     ),
@@ -209,8 +203,8 @@ MUTANTS = [
         id="search-memory-error-missed",
         exercise="2.4",
         mistake="Python's MemoryError is no RuntimeError",
-        text="    except (RuntimeError, MemoryError) as error:\n",
-        becomes="    except RuntimeError as error:\n",
+        text="    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):\n",
+        becomes="    if isinstance(error, torch.OutOfMemoryError):\n",
         caught_by="test_search_finds_the_largest_on_all_ranks",
         told_as="exception",
     ),
@@ -218,10 +212,8 @@ MUTANTS = [
         id="search-swallows-errors",
         exercise="2.4",
         mistake="every RuntimeError is taken for a lack of memory",
-        text="""        if not is_out_of_memory(error):
-            raise
-""",
-        becomes="",
+        text="        fits = 0 if is_out_of_memory(error) else -1\n        failed = None if is_out_of_memory(error) else error\n",
+        becomes="        fits = 0\n",
         caught_by="test_other_errors_come_out",
         told_as="error-swallowed",
     ),
@@ -229,11 +221,8 @@ MUTANTS = [
         id="search-zero-fits",
         exercise="2.4",
         mistake="returns 0 where not even 1 fits",
-        text="""    if not fits:
-        limit =""",
-        becomes="""    if not fits:
-        return 0
-        limit =""",
+        text="    if not fits:\n        raise",
+        becomes="    if not fits:\n        return 0\n        raise",
         caught_by="test_refusals_are_the_same_on_all_ranks",
         told_as="accepted",
     ),
@@ -241,14 +230,8 @@ MUTANTS = [
         id="search-error-of-one-rank",
         exercise="2.4",
         mistake="only the rank on which 1 does not fit raises",
-        text="""            raise
-        fits = False
-""",
-        becomes="""            raise
-        if size == 1:
-            raise ValueError('not even a micro-batch of 1 fits') from None
-        fits = False
-""",
+        text="        fits = 0 if is_out_of_memory(error) else -1\n",
+        becomes="        if size == 1 and is_out_of_memory(error):\n            raise ValueError('not even a micro-batch of 1 fits') from None\n        fits = 0 if is_out_of_memory(error) else -1\n",
         caught_by="test_refusals_are_the_same_on_all_ranks",
         told_as="hang",
     ),
@@ -256,14 +239,8 @@ MUTANTS = [
         id="search-cleans-in-except",
         exercise="2.4",
         mistake="collects garbage inside the except clause: the error still holds the frames",
-        text="""            raise
-        fits = False
-    gc.collect()  # frames and errors that refer to each other
-""",
-        becomes="""            raise
-        fits = False
-        gc.collect()
-""",
+        text="        failed = None if is_out_of_memory(error) else error\n    gc.collect()  # frames and errors that refer to each other\n",
+        becomes="        failed = None if is_out_of_memory(error) else error\n        gc.collect()\n",
         caught_by="test_a_trial_leaves_no_memory_behind",
         told_as="memory-kept",
     ),
@@ -271,13 +248,8 @@ MUTANTS = [
         id="search-error-kept",
         exercise="2.4",
         mistake="the errors are kept for a report: with them every trial's tensors",
-        text="""            raise
-        fits = False
-""",
-        becomes="""            raise
-        trial.__dict__.setdefault('errors', []).append(error)
-        fits = False
-""",
+        text="        fits = 0 if is_out_of_memory(error) else -1\n",
+        becomes="        trial.__dict__.setdefault('errors', []).append(error)\n        fits = 0 if is_out_of_memory(error) else -1\n",
         caught_by="test_a_trial_leaves_no_memory_behind",
         told_as="memory-kept",
     ),
@@ -357,5 +329,41 @@ MUTANTS = [
         becomes="        if True:\n",
         caught_by="test_trials_train_nothing",
         told_as="trained",
+    ),
+    Mutant(
+        id="fits-error-before-agreement",
+        exercise="2.4",
+        mistake="a rank whose trial has another error leaves at once, the others wait for it",
+        text="        fits = 0 if is_out_of_memory(error) else -1\n",
+        becomes="        if not is_out_of_memory(error):\n            raise\n        fits = 0\n",
+        caught_by="test_other_errors_come_out",
+        told_as="hang",
+    ),
+    Mutant(
+        id="fits-error-is-no-lack",
+        exercise="2.4",
+        mistake="a rank whose trial has another error says that it does not fit: others go on",
+        text="        fits = 0 if is_out_of_memory(error) else -1\n",
+        becomes="        fits = 0\n",
+        caught_by="test_other_errors_come_out",
+        told_as="goes-on-alone",
+    ),
+    Mutant(
+        id="garbage-of-failures-only",
+        exercise="2.4",
+        mistake="garbage is collected after a trial that failed only",
+        text="    gc.collect()  #",
+        becomes="    if not fits:\n        gc.collect()  #",
+        caught_by="test_a_trial_leaves_no_memory_behind",
+        told_as="memory-kept",
+    ),
+    Mutant(
+        id="out-of-memory-and-alone",
+        exercise="2.4",
+        mistake="a rank that runs out of memory does not learn of another rank's error",
+        text="    if everywhere < 0:\n",
+        becomes="    if everywhere < 0 and fits:\n",
+        caught_by="test_other_errors_come_out",
+        told_as="hang",
     ),
 ]

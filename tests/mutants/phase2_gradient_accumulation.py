@@ -94,6 +94,38 @@ MUTANTS = [
         told_as="graphs-kept",
     ),
     Mutant(
+        id="window-list-reused",
+        exercise="2.1",
+        mistake="every window is the same list, filled again",
+        text="    return iter(lambda: list(islice(source, steps)), [])",
+        becomes="""    def cut():
+        window = []
+        for each in source:
+            if len(window) == steps:
+                window.clear()
+            window.append(each)
+            if len(window) == steps:
+                yield window
+        if len(window) < steps and window:
+            yield window
+
+    return cut()""",
+        caught_by="test_windows_cut_the_stream",
+        told_as="list-reused",
+    ),
+    Mutant(
+        id="accumulate-own-total",
+        exercise="2.1",
+        mistake="the loss is divided by the targets that are in the window, whatever the total says",
+        text="    loss_sum = 0.0\n    for inputs, targets in window:\n",
+        becomes="""    loss_sum, window = 0.0, list(window)
+    total = max(1, sum(int((targets != IGNORED).sum()) for _, targets in window))
+    for inputs, targets in window:
+""",
+        caught_by="test_window_equals_the_full_batch",
+        told_as="scaled",
+    ),
+    Mutant(
         id="reduce-every-micro-batch",
         exercise="2.2",
         mistake="the gradients are reduced after every micro-batch",
@@ -150,7 +182,7 @@ MUTANTS = [
         text="    dist.all_reduce(count, group=group)\n",
         becomes="    count = count.clone()\n",
         caught_by="test_window_of_all_ranks_equals_one_process",
-        told_as="summed",
+        told_as="targets",
     ),
     Mutant(
         id="reduce-averages-again",
@@ -188,7 +220,7 @@ MUTANTS = [
 """,
         becomes="",
         caught_by="test_window_of_all_ranks_equals_one_process",
-        told_as="wrong",
+        told_as="old-gradients",
     ),
     Mutant(
         id="reduce-empty-rank-leaves",
@@ -200,7 +232,7 @@ MUTANTS = [
     loss_sum = accumulate(model, window, max(total, 1) / loss_scale)
 """,
         caught_by="test_window_of_all_ranks_equals_one_process",
-        told_as="hang",
+        told_as=("hang", "mismatch"),
     ),
     Mutant(
         id="reduce-only-existing",
@@ -221,7 +253,7 @@ MUTANTS = [
         text="    return losses.item() / max(total, 1), total\n",
         becomes='    return losses.item() / (total or float("nan")), total\n',
         caught_by="test_window_without_any_target",
-        told_as="wrong",
+        told_as="no-target",
     ),
     Mutant(
         id="reduce-local-loss",
@@ -233,6 +265,60 @@ MUTANTS = [
         told_as="loss-value",
     ),
     Mutant(
+        id="reduce-over-all-ranks",
+        exercise="2.2",
+        mistake="the group is forgotten: the mean is over all ranks",
+        text="    dist.all_reduce(count, group=group)\n",
+        becomes="    dist.all_reduce(count)\n",
+        more=[
+            ("dist.all_reduce(flat, group=group)", "dist.all_reduce(flat)"),
+            ("dist.all_reduce(losses, group=group)", "dist.all_reduce(losses)"),
+        ],
+        caught_by="test_only_the_ranks_of_the_group_count",
+        told_as="group",
+    ),
+    Mutant(
+        id="reduce-one-dtype",
+        exercise="2.2",
+        mistake="gradients of all dtypes are joined, in the widest one",
+        text="""    for dtype in dict.fromkeys(p.dtype for p in trainable):
+        bucket = [p for p in trainable if p.dtype == dtype]
+""",
+        becomes="    for bucket in [trainable]:\n",
+        more=[
+            (
+                "            p.grad = part.view(p.shape)",
+                "            p.grad = part.view(p.shape).to(p.dtype)",
+            )
+        ],
+        caught_by="test_gradients_travel_once_per_window",
+        told_as="too-many-bytes",
+    ),
+    Mutant(
+        id="reduce-keeps-graphs",
+        exercise="2.2",
+        mistake="the losses are added up and backward runs once: all graphs are alive",
+        text="    loss_sum = accumulate(model, window, max(total, 1) / loss_scale)\n",
+        becomes="""    losses = [
+        F.cross_entropy(model(x), y, ignore_index=IGNORED, reduction="sum") for x, y in window
+    ]
+    if losses:
+        (sum(losses) / (max(total, 1) / loss_scale)).backward()
+    loss_sum = float(sum(losses))
+""",
+        caught_by="test_reduction_keeps_no_graph",
+        told_as="graphs-kept",
+    ),
+    Mutant(
+        id="reduce-unused-stays-none",
+        exercise="2.2",
+        mistake="a parameter without gradient on any rank gets none",
+        text="            p.grad = part.view(p.shape)",
+        becomes="            p.grad = part.view(p.shape) if part.any() else None",
+        caught_by="test_window_of_all_ranks_equals_one_process",
+        told_as="missing",
+    ),
+    Mutant(
         id="clip-each-alone",
         exercise="2.3",
         mistake="every parameter is clipped by its own norm",
@@ -242,7 +328,7 @@ MUTANTS = [
 """,
         becomes="""    if max_norm < norm < float("inf"):
         for gradient in gradients:
-            gradient.mul_(min(1.0, max_norm / float(gradient.norm())))
+            gradient.mul_(min(1.0, max_norm / (float(gradient.norm()) or 1.0)))
 """,
         caught_by="test_clipping_scales_all_by_one_factor",
         told_as="scaled",
@@ -260,7 +346,7 @@ MUTANTS = [
         id="clip-sum-of-norms",
         exercise="2.3",
         mistake="the norms are added instead of their squares",
-        text="    norm = float(torch.stack(squares).sum().sqrt()) if squares else 0.0\n",
+        text="    norm = float(sum(squares)) ** 0.5\n",
         becomes="    norm = float(sum(s.sqrt() for s in squares))\n",
         caught_by="test_clipping_scales_all_by_one_factor",
         told_as="norm",
@@ -272,7 +358,7 @@ MUTANTS = [
         text='    if max_norm < norm < float("inf"):\n',
         becomes='    if 0 < norm < float("inf") and max_norm < float("inf"):\n',
         caught_by="test_clipping_scales_all_by_one_factor",
-        told_as="scaled",
+        told_as="within-limit",
     ),
     Mutant(
         id="clip-infinite-to-nan",
@@ -310,18 +396,17 @@ MUTANTS = [
         id="clip-before-unscale",
         exercise="2.3",
         mistake="the scaled gradient is clipped",
-        text="""    if loss_scale != 1.0:
-        for p in trainable:
-            p.grad.div_(loss_scale)
-    norm = clip_by_global_norm(trainable, float("inf") if max_norm is None else max_norm)
-""",
-        becomes=(
-            '    norm = clip_by_global_norm(trainable, float("inf") if max_norm is None else '
-            "max_norm)\n"
-            "    if loss_scale != 1.0:\n"
-            "        for p in trainable:\n"
-            "            p.grad.div_(loss_scale)\n"
-        ),
+        text="            p.grad.div_(loss_scale)\n",
+        becomes="            pass\n",
+        more=[
+            (
+                "    optimizer.step()\n    return loss, norm\n",
+                "    for p in model.parameters():\n"
+                "        if p.requires_grad:\n"
+                "            p.grad.div_(loss_scale)\n"
+                "    optimizer.step()\n    return loss, norm\n",
+            )
+        ],
         caught_by="test_clipped_step_equals_one_process",
         told_as="norm-scaled",
     ),
@@ -329,11 +414,8 @@ MUTANTS = [
         id="step-not-unscaled",
         exercise="2.3",
         mistake="the gradient is never divided by the loss scale",
-        text="""    if loss_scale != 1.0:
-        for p in trainable:
-            p.grad.div_(loss_scale)
-""",
-        becomes="",
+        text="            p.grad.div_(loss_scale)\n",
+        becomes="            pass\n",
         caught_by="test_clipped_step_equals_one_process",
         told_as="norm-scaled",
     ),
@@ -355,6 +437,86 @@ MUTANTS = [
 """,
         becomes="",
         caught_by="test_window_without_targets_steps_nothing",
-        told_as="wrong",
+        told_as="no-target",
+    ),
+    Mutant(
+        id="clip-own-dtype",
+        exercise="2.3",
+        mistake="the norm is computed in the dtype of each gradient",
+        text="torch.linalg.vector_norm(g, dtype=torch.float64) ** 2",
+        becomes="torch.linalg.vector_norm(g) ** 2",
+        caught_by="test_clipping_scales_all_by_one_factor",
+        told_as="norm",
+    ),
+    Mutant(
+        id="clip-new-tensors",
+        exercise="2.3",
+        mistake="the clipped gradients are new tensors",
+        text="""        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
+""",
+        becomes="""        for p in {p.grad: p for p in parameters if p.grad is not None}.values():
+            p.grad = p.grad * (max_norm / norm)
+""",
+        more=[
+            (
+                "    gradients = [p.grad for p in dict",
+                "    parameters = list(parameters)\n    gradients = [p.grad for p in dict",
+            )
+        ],
+        caught_by="test_clipping_scales_all_by_one_factor",
+        told_as=("not-in-place", "wrong", "scaled"),
+    ),
+    Mutant(
+        id="step-norm-with-frozen",
+        exercise="2.3",
+        mistake="an old gradient of a frozen parameter counts in the norm",
+        text="            p.grad = None  # an old one: the optimizer would step it\n",
+        becomes="            continue\n",
+        caught_by="test_clipped_step_equals_one_process",
+        told_as="norm",
+    ),
+    Mutant(
+        id="step-moves-frozen",
+        exercise="2.3",
+        mistake="the norm leaves an old gradient of a frozen parameter out, the optimizer steps it",
+        text="            p.grad = None  # an old one: the optimizer would step it\n",
+        becomes="            continue\n",
+        more=[
+            (
+                "    norm = clip_by_global_norm(model.parameters(), ",
+                "    trainable = [p for p in model.parameters() if p.requires_grad]\n"
+                "    norm = clip_by_global_norm(trainable, ",
+            )
+        ],
+        caught_by="test_clipped_step_equals_one_process",
+        told_as="frozen-moved",
+    ),
+    Mutant(
+        id="reduce-count-in-16-bits",
+        exercise="2.2",
+        mistake="the number of targets is sent in the dtype of the parameters: bfloat16 rounds it",
+        text="    count = count.to(device)\n",
+        becomes="    count = count.to(device, trainable[0].dtype)\n",
+        caught_by="test_gradients_travel_once_per_window",
+        told_as="targets",
+    ),
+    Mutant(
+        id="losses-in-their-dtype",
+        exercise="2.2",
+        mistake="the losses of the micro-batches are added in the dtype of the logits",
+        text="        loss_sum += loss.item()\n    return loss_sum\n",
+        becomes="        loss_sum = loss_sum + loss.detach()\n    return float(loss_sum)\n",
+        caught_by="test_gradients_travel_once_per_window",
+        told_as="losses-rounded",
+    ),
+    Mutant(
+        id="clips-one-group",
+        exercise="2.3",
+        mistake="only the first group of the optimizer's parameters is clipped",
+        text="    norm = clip_by_global_norm(model.parameters(), ",
+        becomes="    norm = clip_by_global_norm(optimizer.param_groups[0]['params'], ",
+        caught_by="test_clipped_step_equals_one_process",
+        told_as="norm",
     ),
 ]

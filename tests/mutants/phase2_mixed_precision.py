@@ -131,7 +131,7 @@ MUTANTS = [
             ),
         ),
         caught_by="test_each_tensor_has_its_type",
-        told_as="autocast",
+        told_as="shortcut",
     ),
     Mutant(
         id="mixed-gradient-left",
@@ -258,9 +258,9 @@ MUTANTS = [
         exercise="2.5",
         mistake="a model that was cast before is taken: its masters begin rounded",
         text="        if p.is_floating_point() and p.dtype != torch.float32:\n",
-        becomes="        if not p.is_floating_point():\n",
+        becomes="        if p.is_floating_point() and p.dtype.itemsize < 2:\n",
         caught_by="test_what_can_not_be_done_is_refused",
-        told_as="accepted",
+        told_as=("accepted", "exception"),
     ),
     Mutant(
         id="mixed-device-not-tried",
@@ -300,8 +300,8 @@ MUTANTS = [
         id="scale-without-gradient-leaves",
         exercise="2.6",
         mistake="a rank without gradients does not take part: the others wait",
-        text="        overflow = torch.zeros((), device=parameters[0].device)\n",
-        becomes="""        overflow = torch.zeros((), device=parameters[0].device)
+        text="        overflow = torch.zeros((), device=parameters[0].device if parameters else None)\n",
+        becomes="""        overflow = torch.zeros(())
         if not gradients:
             self.finite = True
             return True
@@ -348,10 +348,8 @@ MUTANTS = [
         id="scale-counter-not-reset",
         exercise="2.6",
         mistake="once grown, the scale grows at every step",
-        text="""        if self.quiet_steps == self.growth_interval:
-            self.quiet_steps = 0
-""",
-        becomes="        if self.quiet_steps >= self.growth_interval:\n",
+        text="            self.quiet_steps = 0\n            if self.scale",
+        becomes="            if self.scale",
         caught_by="test_scale_follows_overflows_and_quiet_steps",
         told_as="growth-too-early",
     ),
@@ -359,7 +357,7 @@ MUTANTS = [
         id="scale-grows-once",
         exercise="2.6",
         mistake="the count is not set back, and never equals the interval again",
-        text="""        if self.quiet_steps == self.growth_interval:
+        text="""        if self.quiet_steps >= self.growth_interval:
             self.quiet_steps = 0
 """,
         becomes="        if self.quiet_steps == self.growth_interval:\n",
@@ -600,6 +598,42 @@ MUTANTS = [
         told_as="exception",
     ),
     Mutant(
+        id="scaled-no-write-back",
+        exercise="2.6",
+        mistake="the weights don't follow their masters",
+        text="        model.write_back()\n",
+        becomes="",
+        caught_by="test_scaled_step_equals_one_process",
+        told_as="stale-weights",
+    ),
+    Mutant(
+        id="scaled-overflow-of-all-ranks",
+        exercise="2.6",
+        mistake="the gradients are reduced in the group, the overflow over all ranks",
+        text="    finite = scaler.unscale(trainable, group)\n",
+        becomes="    finite = scaler.unscale(trainable)\n",
+        caught_by="test_a_group_steps_while_another_skips",
+        told_as="skipped",
+    ),
+    Mutant(
+        id="unscale-sums",
+        exercise="2.6",
+        mistake="an overflow is looked for in a float32 sum, which overflows by itself",
+        text="            overflow += ~extremes.isfinite().all()\n",
+        becomes="            overflow += ~sum(g.float().sum() for g in gradients).isfinite()\n",
+        caught_by="test_gradients_are_unscaled_once",
+        told_as="overflow-missed",
+    ),
+    Mutant(
+        id="scaler-interval-jumped-over",
+        exercise="2.6",
+        mistake="loaded beyond its own interval, the count never equals it again",
+        text="self.quiet_steps >= self.growth_interval",
+        becomes="self.quiet_steps == self.growth_interval",
+        caught_by="test_a_state_goes_on_with_other_settings",
+        told_as="settings",
+    ),
+    Mutant(
         id="scaled-nothing-counts",
         exercise="2.6",
         mistake="a window without targets counts as a quiet step",
@@ -613,5 +647,32 @@ MUTANTS = [
 """,
         caught_by="test_window_without_targets_counts_for_nothing",
         told_as="stepped",
+    ),
+    Mutant(
+        id="precision-wrapped-twice",
+        exercise="2.5",
+        mistake="a wrapper is asked for its parameters, which are float32 masters: it is accepted",
+        text="    for name, p in nn.Module.named_parameters(model):\n",
+        becomes="    for name, p in model.named_parameters():\n",
+        caught_by="test_what_can_not_be_done_is_refused",
+        told_as="accepted",
+    ),
+    Mutant(
+        id="precision-frozen-rounded",
+        exercise="2.5",
+        mistake="frozen parameters of other dtypes are accepted",
+        text="        if p.is_floating_point() and p.dtype != torch.float32:\n",
+        becomes="        if p.requires_grad and p.dtype != torch.float32:\n",
+        caught_by="test_what_can_not_be_done_is_refused",
+        told_as="accepted",
+    ),
+    Mutant(
+        id="frozen-copied",
+        exercise="2.5",
+        mistake="a frozen parameter is given as a copy",
+        text="            yield name, self.master_of.get(p, p)\n",
+        becomes="            copy = p if p.requires_grad else nn.Parameter(p.detach(), False)\n            yield name, self.master_of.get(p, copy)\n",
+        caught_by="test_masters_are_the_parameters",
+        told_as="names",
     ),
 ]

@@ -177,4 +177,77 @@ MUTANTS = [
         caught_by="test_block_refuses_what_does_not_divide",
         told_as="accepted",
     ),
+    Mutant(
+        id="block-norms-made-new",
+        exercise="2.17",
+        mistake="the norms are made again and get the weights, but not the epsilon",
+        text="        self.norm_mlp = copy.deepcopy(block.norm_mlp)\n",
+        becomes="""        self.norm_mlp = nn.LayerNorm(block.out.in_features)
+        for name, p in block.norm_mlp.named_parameters():
+            setattr(self.norm_mlp, name, nn.Parameter(p.detach().clone(), p.requires_grad))
+""",
+        caught_by="test_odd_blocks_in_groups",
+        told_as="wrong",
+    ),
+    Mutant(
+        id="block-group-forgotten",
+        exercise="2.17",
+        mistake="one of the layers shares its features out among all ranks",
+        text="self.column(block.up, group), self.row(block.down, group)",
+        becomes="self.column(block.up), self.row(block.down)",
+        caught_by="test_odd_blocks_in_groups",
+        told_as=("mismatch", "hang", "shape"),
+    ),
+    Mutant(
+        id="block-frozen-rows-train",
+        exercise="2.17",
+        mistake="the reordered projection is trainable, whatever the whole one is",
+        text="        p.data = by_part.transpose(0, 1).flatten(0, 2)\n",
+        becomes="""        p.data = by_part.transpose(0, 1).flatten(0, 2)
+        p.requires_grad_(True)
+""",
+        caught_by="test_odd_blocks_in_groups",
+        told_as="frozen",
+    ),
+    Mutant(
+        id="rows-of-one-rank-shared",
+        exercise="2.17",
+        mistake="with one rank the rows in their new order are a view of qkv",
+        text="    ordered = copy.deepcopy(qkv)\n",
+        becomes="    ordered = copy.copy(qkv)\n    ordered._parameters = dict(qkv._parameters)\n"
+        "    for name, p in qkv.named_parameters():\n"
+        "        setattr(ordered, name, nn.Parameter(p.detach(), p.requires_grad))\n",
+        caught_by="test_rows_are_put_in_the_order_of_the_ranks",
+        told_as="whole-changed",
+    ),
+    Mutant(
+        id="rows-bias-like-weight",
+        exercise="2.17",
+        mistake="the bias is trainable if the weight is",
+        text="    return ordered\n",
+        becomes="    return ordered.requires_grad_(qkv.weight.requires_grad)\n",
+        caught_by="test_rows_are_put_in_the_order_of_the_ranks",
+        told_as="copied",
+    ),
+    Mutant(
+        id="transformer-one-epsilon",
+        exercise="2.17",
+        mistake="the second norm gets the epsilon of the first",
+        text="        self.norm_mlp = copy.deepcopy(block.norm_mlp)\n",
+        becomes="""        self.norm_mlp = copy.deepcopy(block.norm_mlp)
+        self.norm_mlp.eps = self.norm_attention.eps
+""",
+        caught_by="test_odd_blocks_in_groups",
+        told_as=("wrong", "rounding"),
+    ),
+    Mutant(
+        id="transformer-keeps-a-layer",
+        exercise="2.17",
+        mistake="a layer of the whole block is kept",
+        text="        self.group, self.heads = ",
+        becomes="""        self.source = [block.qkv]
+        self.group, self.heads = """,
+        caught_by="test_odd_blocks_in_groups",
+        told_as="copied",
+    ),
 ]

@@ -218,8 +218,8 @@ MUTANTS = [
         id="pipeline-neighbours-are-other-ranks",
         exercise="2.10",
         mistake="the next stage is always taken to be on another rank",
-        text="            local = stage + 1 in self.chunks\n",
-        becomes="            local = False\n",
+        text="        elif stage + 1 in self.chunks:\n",
+        becomes="        elif False:\n",
         caught_by="test_any_valid_schedule_runs",
         told_as="exception",
     ),
@@ -238,19 +238,18 @@ MUTANTS = [
         id="pipeline-uneven-accepted",
         exercise="2.10",
         mistake="a batch that does not divide is cut all the same",
-        text="        if not len(inputs) or len(inputs) % m or len(targets) % m:\n",
-        becomes="        if not len(inputs):\n",
+        text="        if not all(sizes) or any(size % m for size in sizes):\n",
+        becomes="        if not all(sizes):\n",
         caught_by="test_bad_input_is_refused_on_all_ranks",
-        told_as="hang",
+        told_as="accepted",
     ),
     Mutant(
         id="pipeline-first-rank-refuses",
         exercise="2.10",
         mistake="only the first stage looks at the batch; the others wait for it",
-        text="        if not len(inputs) or len(inputs) % m or len(targets) % m:\n",
+        text="        if not all(sizes) or any(size % m for size in sizes):\n",
         becomes=(
-            "        if 0 in self.chunks and (not len(inputs) or len(inputs) % m or "
-            "len(targets) % m):\n"
+            "        if 0 in self.chunks and (not all(sizes) or any(n % m for n in sizes)):\n"
         ),
         caught_by="test_bad_input_is_refused_on_all_ranks",
         told_as="hang",
@@ -277,7 +276,47 @@ MUTANTS = [
         text="            if (output.shape, output.dtype) != (want.shape, want.dtype):\n",
         becomes="            if output.dtype != want.dtype:\n",
         caught_by="test_a_wrong_boundary_is_named",
-        told_as="vague",
+        told_as=("accepted", "exception"),
+    ),
+    Mutant(
+        id="pipeline-from-any-rank",
+        exercise="2.10",
+        mistake="a receive takes whatever comes first, from whichever rank",
+        text="group=self.group, group_src=self.rank_of[source])",
+        becomes="group=self.group)",
+        caught_by="test_messages_are_told_apart_by_their_rank",
+        told_as=("exception", "mismatch", "wrong", "hang"),
+    ),
+    Mutant(
+        id="pipeline-sends-pile-up",
+        exercise="2.10",
+        mistake="no send is waited for before the step ends: all activations stay in memory",
+        text="        while len(self.sending) >= 2 * len(self.chunks):\n",
+        becomes="        while len(self.sending) >= 2 * len(self.chunks) * self.micro_batches:\n",
+        caught_by="test_few_sends_are_unfinished",
+        told_as="too-many-in-flight",
+    ),
+    Mutant(
+        id="pipeline-frozen-cleared",
+        exercise="2.10",
+        mistake="gradients are cleared before the first step of an object, also frozen ones",
+        text="        sizes = len(inputs), len(targets)\n",
+        becomes="""        if not hasattr(self, "loss"):
+            for chunk in self.chunks.values():
+                chunk.zero_grad()
+        sizes = len(inputs), len(targets)
+""",
+        caught_by="test_gradients_add_up_over_steps",
+        told_as=("scaled", "wrong"),
+    ),
+    Mutant(
+        id="pipeline-zero-gradient-missing",
+        exercise="2.10",
+        mistake="a stage that does not use its input has no gradient to send",
+        text="torch.zeros_like(x) if x.grad is None else x.grad",
+        becomes="x.grad",
+        caught_by="test_a_stage_that_stops_the_gradient",
+        told_as="exception",
     ),
     Mutant(
         id="1f1b-is-gpipe",
@@ -460,7 +499,7 @@ MUTANTS = [
             ),
         ),
         caught_by="test_interleaving_divides_the_bubble",
-        told_as="too-many-kept",
+        told_as=("groups", "too-many-kept"),
     ),
     Mutant(
         id="interleaved-remainder-accepted",
@@ -481,5 +520,54 @@ MUTANTS = [
         ),
         caught_by="test_interleaved_equals_one_process",
         told_as="exception",
+    ),
+    Mutant(
+        id="interleaved-groups-of-chunks",
+        exercise="2.12",
+        mistake="the micro-batches of a group are not the same in all stages",
+        text="            own, micro_batch = position // ranks, group * ranks + position % ranks\n",
+        becomes="""            own, micro_batch = position // ranks, group * ranks + position % ranks
+            if own % 2:
+                micro_batch = micro_batches - 1 - micro_batch
+""",
+        caught_by="test_interleaving_divides_the_bubble",
+        told_as=("groups", "exception", "bubble", "deadlock"),
+    ),
+    Mutant(
+        id="1f1b-zero-ranks",
+        exercise="2.11",
+        mistake="no ranks give an empty order instead of an error",
+        text="    check_sizes(ranks, micro_batches)\n    order = []\n    for rank in range(ranks):\n"
+        "        forwards = [Step",
+        becomes="    order = []\n    for rank in range(ranks):\n        forwards = [Step",
+        caught_by="test_1f1b_refuses_bad_numbers",
+        told_as="accepted",
+    ),
+    Mutant(
+        id="pipeline-all-kept",
+        exercise="2.10",
+        mistake="inputs and outputs of all micro-batches stay until the next step",
+        text="        x, output = self.kept.pop((stage, i))\n",
+        becomes="        x, output = self.kept[stage, i]\n",
+        caught_by="test_inputs_and_outputs_are_freed",
+        told_as="not-freed",
+    ),
+    Mutant(
+        id="pipeline-as-many-targets",
+        exercise="2.10",
+        mistake="a batch with more targets than inputs is refused",
+        text="any(size % m for size in sizes):",
+        becomes="any(size % m for size in sizes) or sizes[0] != sizes[1]:",
+        caught_by="test_a_stage_that_stops_the_gradient",
+        told_as="exception",
+    ),
+    Mutant(
+        id="pipeline-unlimited-sends-of-two-stages",
+        exercise="2.10",
+        mistake="a rank with several stages waits for no send",
+        text="while len(self.sending) >= 2 * len(self.chunks):",
+        becomes="while len(self.chunks) == 1 and len(self.sending) >= 2:",
+        caught_by="test_few_sends_are_unfinished",
+        told_as="too-many-in-flight",
     ),
 ]

@@ -75,7 +75,7 @@ MUTANTS = [
         id="validate-empty",
         exercise="2.9",
         mistake="the sizes are read from the schedule, so an empty one is complete",
-        text="    if sorted(rank_of) != list(range(stages)):\n",
+        text="    if not rank_of or sorted(rank_of) != list(range(stages)):\n",
         becomes="""    if not rank_of:
         return
     if sorted(rank_of) != list(range(stages)):
@@ -113,7 +113,7 @@ MUTANTS = [
         text="    for rank, step in [*(want - have), *(have - want)]:\n",
         becomes="    for rank, step in [*(want - have), *(set(have) - set(want))]:\n",
         caught_by="test_broken_schedules_are_refused",
-        told_as="backward-twice",
+        told_as=("backward-twice", "exception"),
     ),
     Mutant(
         id="validate-no-deadlock",
@@ -128,7 +128,7 @@ MUTANTS = [
         id="validate-buffered-sends",
         exercise="2.9",
         mistake="a send is done at once, as if it were buffered",
-        text="""                    if not peer or peer[-1] != receive:
+        text="""                    if peer[-1] != receive:
                         break
                     done.add(peer.pop())
 """,
@@ -146,7 +146,7 @@ MUTANTS = [
         mistake=(
             "a receive anywhere at the peer will do: messages that cross or overtake are accepted"
         ),
-        text="""                    if not peer or peer[-1] != receive:
+        text="""                    if peer[-1] != receive:
                         break
                     done.add(peer.pop())
 """,
@@ -243,5 +243,84 @@ MUTANTS = [
         becomes='            live += step.kind == "F"\n',
         caught_by="test_peak_counts_what_is_kept",
         told_as="peak",
+    ),
+    Mutant(
+        id="messages-eat-the-order",
+        exercise="2.9",
+        mistake="the lists that were given are emptied",
+        text="    left = [list(reversed(steps)) for steps in order]\n    out: list[list[Step]]",
+        becomes="""    left = list(order)
+    for steps in left:
+        steps.reverse()
+    out: list[list[Step]]""",
+        caught_by="test_messages_make_an_order_runnable",
+        told_as="exception",
+    ),
+    Mutant(
+        id="replay-idle-ranks-left-out",
+        exercise="2.21",
+        mistake="a rank without steps is not counted as idle",
+        text="        return 1 - busy / (len(self.spans) * self.seconds)\n",
+        becomes="        return 1 - busy / (sum(map(bool, self.spans)) * self.seconds)\n",
+        caught_by="test_replay_gives_the_bubble",
+        told_as="bubble",
+    ),
+    Mutant(
+        id="replay-missing-step-ignored",
+        exercise="2.21",
+        mistake="what is nowhere is not waited for",
+        text="            while steps and all(before in ends for before in needs(steps[-1], last)):\n",
+        becomes="            there = {s for each in schedule for s in each}\n"
+        "            while steps and all(\n"
+        "                s in ends for s in needs(steps[-1], last) if s in there\n"
+        "            ):\n",
+        more=(
+            (
+                "                for before in needs(step, last):\n",
+                "                for before in (s for s in needs(step, last) if s in ends):\n",
+            ),
+        ),
+        caught_by="test_replay_refuses_impossible_orders",
+        told_as="accepted",
+    ),
+    Mutant(
+        id="messages-stage-nowhere",
+        exercise="2.9",
+        mistake="a stage that is on no rank is looked up: KeyError",
+        text="    if len(rank_of) <= last:\n",
+        becomes="    if False:\n",
+        caught_by="test_impossible_orders_are_refused",
+        told_as="accepted",
+    ),
+    Mutant(
+        id="peak-weights-of-all-ranks",
+        exercise="2.21",
+        mistake="W on any rank frees, also on a rank that has none",
+        text='        frees = "W" if any(step.kind == "W" for step in steps) else "B"\n',
+        becomes=(
+            '        frees = "W" if any(s.kind == "W" for each in schedule for s in each) else "B"\n'
+        ),
+        caught_by="test_peak_counts_what_is_kept",
+        told_as="peak",
+    ),
+    Mutant(
+        id="schedule-idle-end-dropped",
+        exercise="2.9",
+        mistake="ranks without steps at the end are left out",
+        text="    out: list[list[Step]] = [[] for _ in order]\n",
+        becomes="""    ranks = 1 + max(rank_of.values()) if rank_of else len(order)
+    out: list[list[Step]] = [[] for _ in range(ranks)]
+""",
+        caught_by="test_messages_make_an_order_runnable",
+        told_as="order-changed",
+    ),
+    Mutant(
+        id="replay-idle-end-uncounted",
+        exercise="2.21",
+        mistake="ranks without steps at the end don't count as idle",
+        text="(len(self.spans) * self.seconds)",
+        becomes="(max(r + 1 for r, s in enumerate(self.spans) if s) * self.seconds)",
+        caught_by="test_replay_gives_the_bubble",
+        told_as="bubble",
     ),
 ]

@@ -67,13 +67,41 @@ MUTANTS = [
         id="streams-seed-plus-rank",
         exercise="2.19",
         mistake="seed + rank: neighbouring seeds share streams",
-        text=(
-            "            mixed = int(np.random.SeedSequence([seed, number]).generate_state(1, "
-            "np.uint64)[0])\n"
-        ),
+        text="            mixed = int(sequence.generate_state(1, np.uint64)[0])\n",
         becomes="            mixed = seed + number\n",
-        caught_by="test_streams_of_neighbouring_seeds_differ",
+        caught_by="test_streams_of_all_seeds_are_apart",
         told_as="seeds-collide",
+    ),
+    Mutant(
+        id="streams-words-joined",
+        exercise="2.19",
+        mistake="seed and number are one list of words: seed 2^32 + s meets seed s of another rank",
+        text="np.random.SeedSequence(seed, spawn_key=(number,))",
+        becomes="np.random.SeedSequence([seed, number])",
+        caught_by="test_streams_of_all_seeds_are_apart",
+        told_as="seeds-collide",
+    ),
+    Mutant(
+        id="streams-replicated-is-the-callers-seed",
+        exercise="2.19",
+        mistake="the replicated stream has the seed itself: a caller with that seed draws the same",
+        text="            mixed = int(sequence.generate_state(1, np.uint64)[0])\n",
+        becomes=(
+            "            mixed = int(sequence.generate_state(1, np.uint64)[0]) if number else seed\n"
+        ),
+        caught_by="test_streams_of_all_seeds_are_apart",
+        told_as="seeds-collide",
+    ),
+    Mutant(
+        id="streams-half-loaded",
+        exercise="2.19",
+        mistake="a state of other generators is refused after one stream was loaded",
+        text="        if any(len(states[name]) != here for name in (REPLICATED, SHARDED)):\n",
+        becomes="""        self.states[REPLICATED] = list(states[REPLICATED])
+        if any(len(states[name]) != here for name in (REPLICATED, SHARDED)):
+""",
+        caught_by="test_streams_refuse_bad_input",
+        told_as=("late-check", "exception"),
     ),
     Mutant(
         id="streams-seed-the-caller",
@@ -106,7 +134,7 @@ MUTANTS = [
         self._save()
 """,
         caught_by="test_callers_numbers_are_left_alone",
-        told_as="caller-disturbed",
+        told_as="after-exception",
     ),
     Mutant(
         id="streams-exception-leaks",
@@ -129,7 +157,7 @@ MUTANTS = [
         self._switch(before)
 """,
         caught_by="test_callers_numbers_are_left_alone",
-        told_as="caller-disturbed",
+        told_as="after-exception",
     ),
     Mutant(
         id="streams-nested-again",
@@ -196,10 +224,8 @@ MUTANTS = [
         id="streams-state-of-one",
         exercise="2.19",
         mistake="only the sharded stream is restored",
-        text="            self.states[name] = list(states[name])\n",
-        becomes="""            if name == SHARDED:
-                self.states[name] = list(states[name])
-""",
+        text="        self.states |= {name: list(states[name]) for name in (REPLICATED, SHARDED)}\n",
+        becomes="        self.states[SHARDED] = list(states[SHARDED])\n",
         caught_by="test_state_continues",
         told_as="state-lost",
     ),
@@ -211,5 +237,23 @@ MUTANTS = [
         becomes="        if self.current not in (CALLER, REPLICATED, SHARDED):\n",
         caught_by="test_streams_refuse_bad_input",
         told_as="accepted",
+    ),
+    Mutant(
+        id="streams-by-global-rank",
+        exercise="2.19",
+        mistake="the sharded stream is that of the global rank",
+        text="(SHARDED, 1 + rank)",
+        becomes="(SHARDED, 1 + dist.get_rank())",
+        caught_by="test_streams_of_a_group",
+        told_as="group",
+    ),
+    Mutant(
+        id="recomputed-in-a-region",
+        exercise="2.19",
+        mistake="after a recomputation the caller's numbers count as in use, also inside a region",
+        text="        self.streams.current, self.streams.states = self.now\n",
+        becomes="        self.streams.current, self.streams.states = CALLER, self.now[1]\n",
+        caught_by="test_recomputation_drops_the_same",
+        told_as="stream-rewound",
     ),
 ]

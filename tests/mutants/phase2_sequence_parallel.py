@@ -208,18 +208,6 @@ MUTANTS = [
         told_as="too-many-messages",
     ),
     Mutant(
-        id="sequence-sixteen-bit-gradient",
-        exercise="2.18",
-        mistake="under autocast the gradient meets a weight of another dtype",
-        text=(
-            "        grad_BTf = grad_BTf.to(weight_fD.dtype)  # it comes in 16 bits under "
-            "autocast\n"
-        ),
-        becomes="",
-        caught_by="test_sequence_under_autocast",
-        told_as="exception",
-    ),
-    Mutant(
         id="sequence-positions-unchecked",
         exercise="2.18",
         mistake="positions that don't divide are found by the collective, on some ranks",
@@ -227,5 +215,81 @@ MUTANTS = [
         becomes="",
         caught_by="test_sequence_refuses_what_does_not_divide",
         told_as="accepted",
+    ),
+    Mutant(
+        id="sequence-waits-at-once",
+        exercise="2.18",
+        mistake="the gather is waited for where it is started",
+        text="    work = dist.all_gather_into_tensor(blocks, x_BtD, group=group, async_op=True)\n",
+        becomes="""    work = dist.all_gather_into_tensor(blocks, x_BtD, group=group, async_op=True)
+    work.wait()
+    work = type("Done", (), {"wait": lambda self: None})()
+""",
+        caught_by="test_gathers_and_scatters_overlap",
+        told_as="no-overlap",
+    ),
+    Mutant(
+        id="sequence-frozen-stale-summed",
+        exercise="2.18",
+        mistake="what is frozen and has an old gradient is summed, too",
+        text="    trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]\n",
+        becomes="""    every = dict.fromkeys(parameters)
+    trainable = [p for p in every if p.requires_grad or p.grad is not None]
+""",
+        caught_by="test_replicated_gradients_are_summed_once",
+        told_as=("too-many-bytes", "wrong", "scaled"),
+    ),
+    Mutant(
+        id="sequence-replicated-in-the-world",
+        exercise="2.18",
+        mistake="replicated gradients are summed over all ranks, whatever the group",
+        text="        dist.all_reduce(flat, group=group)\n",
+        becomes="        dist.all_reduce(flat)\n",
+        caught_by="test_half_frozen_blocks_in_groups",
+        told_as=("wrong", "mismatch"),
+    ),
+    Mutant(
+        id="sequence-gathered-on-ctx",
+        exercise="2.18",
+        mistake="the gathered input is gathered again, and all the same kept by an attribute",
+        text="        ctx.regather, ctx.group = regather, group\n",
+        becomes="        ctx.regather, ctx.group, ctx.whole = regather, group, x_BTD\n",
+        caught_by="test_activations_follow_the_formula",
+        told_as="too-much-memory",
+    ),
+    Mutant(
+        id="sequence-down-without-bias",
+        exercise="2.18",
+        mistake="down is taken to have a bias",
+        text="        yield from (layer.bias for layer in (self.out, self.down) if layer.bias is not None)\n",
+        becomes="        yield from (layer.bias for layer in (self.out, self.down) if layer.bias is not None or layer is self.down)\n",
+        caught_by="test_half_frozen_blocks_in_groups",
+        told_as="exception",
+    ),
+    Mutant(
+        id="sequence-keeps-the-terms",
+        exercise="2.18",
+        mistake="the terms stay in an attribute until backward",
+        text="""        ctx.group = group
+        return start_scatter(x_BTD, group)()
+""",
+        becomes="""        ctx.group, ctx.x = group, x_BTD.detach()
+        return start_scatter(x_BTD, group)()
+""",
+        caught_by="test_activations_follow_the_formula",
+        told_as="too-much-memory",
+    ),
+    Mutant(
+        id="sequence-own-dtype-missing",
+        exercise="2.18",
+        mistake="a rank without any gradient of a dtype leaves the message out",
+        text="""        for p in same:
+            p.grad = """,
+        becomes="""        if all(p.grad is None for p in same):
+            continue
+        for p in same:
+            p.grad = """,
+        caught_by="test_replicated_gradients_are_summed_once",
+        told_as="hang",
     ),
 ]

@@ -174,7 +174,7 @@ MUTANTS = [
         text="for number, layer in enumerate(map(copy.deepcopy, layers)):",
         becomes="for number, layer in enumerate(layers):",
         caught_by="test_measured_costs_are_one_ranks_medians",
-        told_as="trace-left",
+        told_as=("trace-left", "exception"),
     ),
     Mutant(
         id="measured-moves-statistics",
@@ -182,13 +182,13 @@ MUTANTS = [
         mistake="gradients are kept, BatchNorm's statistics are those of the measurement",
         text="for number, layer in enumerate(map(copy.deepcopy, layers)):",
         becomes="""for number, layer in enumerate(layers):
-                kept = [(p, p.grad) for p in layer.parameters()]""",
+                    kept = [(p, p.grad) for p in layer.parameters()]""",
         more=(
             (
-                "                x = runs[-1][1]\n",
-                """                x = runs[-1][1]
-                for p, gradient in kept:
-                    p.grad = gradient
+                "                    x = runs[-1][1]\n",
+                """                    x = runs[-1][1]
+                    for p, gradient in kept:
+                        p.grad = gradient
 """,
             ),
         ),
@@ -203,5 +203,56 @@ MUTANTS = [
         becomes="    if dist.get_rank() == 0:\n",
         caught_by="test_a_subgroup_measures_for_itself",
         told_as="not-measured",
+    ),
+    Mutant(
+        id="measured-error-alone",
+        exercise="2.20",
+        mistake="an error of a layer comes out on rank 0 at once, the others wait for its costs",
+        text="            failed = error\n",
+        becomes="            raise\n",
+        caught_by="test_a_subgroup_measures_for_itself",
+        told_as="hang",
+    ),
+    Mutant(
+        id="measured-on-a-leaf",
+        exercise="2.20",
+        mistake="a layer that works in place gets a leaf that needs a gradient",
+        text="    given = x.detach().requires_grad_(x.is_floating_point()).clone()\n",
+        becomes="    given = x.detach().requires_grad_(x.is_floating_point())\n",
+        caught_by="test_a_subgroup_measures_for_itself",
+        told_as=("exception", "trace-left"),
+    ),
+    Mutant(
+        id="costs-by-address",
+        exercise="2.20",
+        mistake="parameters are told apart by their address, which is 0 on the meta device",
+        text="        new = set(layer.parameters()) - seen\n",
+        becomes="        new = {p.data_ptr(): p for p in layer.parameters() if p.data_ptr() not in seen}\n",
+        more=[
+            (
+                "for p in new))\n        seen |= new\n",
+                "for p in new.values()))\n        seen |= set(new)\n",
+            ),
+        ],
+        caught_by="test_parameter_costs_count_tied_weights_once",
+        told_as="told-apart",
+    ),
+    Mutant(
+        id="partition-in-microseconds",
+        exercise="2.20",
+        mistake="costs are rounded to millionths: those of fast layers are all 0",
+        text="    total = [0, *accumulate(costs)]\n",
+        becomes="    total = [0, *accumulate(round(cost, 6) for cost in costs)]\n",
+        caught_by="test_partition_is_the_best_one",
+        told_as="not-optimal",
+    ),
+    Mutant(
+        id="frozen-forward-only",
+        exercise="2.20",
+        mistake="a frozen layer is measured without its backward, which its input needs",
+        text="    if y.requires_grad:\n",
+        becomes="    if y.requires_grad and any(p.requires_grad for p in layer.parameters()):\n",
+        caught_by="test_measured_costs_are_one_ranks_medians",
+        told_as="not-the-median",
     ),
 ]

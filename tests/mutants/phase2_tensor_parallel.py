@@ -75,7 +75,7 @@ MUTANTS = [
         total.view(-1).copy_(torch.as_strided(x, (x.numel(),), (1,)))
 """,
         caught_by="test_pair_is_conjugate",
-        told_as="permuted",
+        told_as=("permuted", "wrong"),
     ),
     Mutant(
         id="pair-copy-broadcasts",
@@ -116,8 +116,37 @@ MUTANTS = [
         becomes="""        dist.all_reduce(total)
         return total
 """,
-        caught_by="test_pair_in_a_subgroup",
-        told_as="hang",
+        caught_by="test_pair_of_every_kind_in_groups",
+        told_as=("hang", "mismatch"),
+    ),
+    Mutant(
+        id="pair-input-saved",
+        exercise="2.14",
+        mistake="the terms are kept for backward, which needs none of them",
+        text="        total = x.clone(memory_format=torch.contiguous_format)\n",
+        becomes="""        ctx.save_for_backward(x)
+        total = x.clone(memory_format=torch.contiguous_format)
+""",
+        caught_by="test_pair_keeps_nothing_and_repeats",
+        told_as="too-much-memory",
+    ),
+    Mutant(
+        id="pair-strides-kept",
+        exercise="2.14",
+        mistake="the sum of transposed tensors is transposed in memory, too",
+        text="        total = x.clone(memory_format=torch.contiguous_format)\n",
+        becomes="        total = x.clone()\n",
+        caught_by="test_pair_of_every_kind_in_groups",
+        told_as=("layout", "wrong"),
+    ),
+    Mutant(
+        id="pair-sum-in-float32",
+        exercise="2.14",
+        mistake="whatever comes in, the sum is float32",
+        text="        total = x.clone(memory_format=torch.contiguous_format)\n",
+        becomes="        total = x.float().clone(memory_format=torch.contiguous_format)\n",
+        caught_by="test_pair_of_every_kind_in_groups",
+        told_as="dtype",
     ),
     Mutant(
         id="linear-own-weights",
@@ -159,7 +188,7 @@ MUTANTS = [
         text="    return nn.Parameter(cut(full.detach(), dim, block), full.requires_grad)\n",
         becomes="    return nn.Parameter(cut(full.detach(), dim, block))\n",
         caught_by="test_shards_are_the_whole",
-        told_as="wrong",
+        told_as="requires-grad",
     ),
     Mutant(
         id="row-bias-before-reduce",
@@ -311,9 +340,142 @@ MUTANTS = [
         id="linear-width-unchecked",
         exercise="2.15",
         mistake="a wrong width is found by the matrix product only",
-        text="    if x.shape[-1] != width:\n",
+        text="    if x.shape[-1:] != (width,):\n",
         becomes="    if x.ndim == 0:\n",
         caught_by="test_layers_refuse_what_does_not_divide",
         told_as="accepted",
+    ),
+    Mutant(
+        id="linear-group-forgotten",
+        exercise="2.15",
+        mistake="the row layer sums over all ranks, whatever its group",
+        text="        y_NF = sum_over_ranks(F.linear(x_Nd, self.weight), self.group)\n",
+        becomes="        y_NF = sum_over_ranks(F.linear(x_Nd, self.weight))\n",
+        caught_by="test_odd_layers_in_groups",
+        told_as=("mismatch", "hang"),
+    ),
+    Mutant(
+        id="linear-two-dimensions-only",
+        exercise="2.15",
+        mistake="the features are taken for dimension 1",
+        text="gather_from_ranks(y_Nf, -1, self.group)",
+        becomes="gather_from_ranks(y_Nf, 1, self.group)",
+        caught_by="test_odd_layers_in_groups",
+        told_as=("shape", "exception", "mismatch"),
+    ),
+    Mutant(
+        id="linear-strides-kept",
+        exercise="2.15",
+        mistake="a block of a transposed weight stays transposed in memory",
+        text="    return part.clone(memory_format=torch.contiguous_format)\n",
+        becomes="    return part.clone()\n",
+        caught_by="test_odd_layers_in_groups",
+        told_as="parameters",
+    ),
+    Mutant(
+        id="linear-whole-kept",
+        exercise="2.15",
+        mistake="the layer remembers the whole one: every rank holds all of the weights",
+        text="        self.weight = shard(linear.weight, 0, block)\n",
+        becomes="""        self.whole = [linear]
+        self.weight = shard(linear.weight, 0, block)
+""",
+        caught_by="test_odd_layers_in_groups",
+        told_as="kept",
+    ),
+    Mutant(
+        id="pair-sends-float32",
+        exercise="2.14",
+        mistake="16 bits are summed in float32: twice the bytes",
+        text="        dist.all_reduce(total, group=group)\n        return total\n",
+        becomes="""        wide = total.float() if total.dtype.itemsize == 2 else total
+        dist.all_reduce(wide, group=group)
+        return wide.to(x.dtype)
+""",
+        caught_by="test_pair_sends_one_all_reduce_each",
+        told_as="too-many-bytes",
+    ),
+    Mutant(
+        id="pair-group-for-one-backward",
+        exercise="2.14",
+        mistake="the first backward takes the group away: the second sums over all ranks",
+        text="        return sum_over_ranks(grad, ctx.group), None\n",
+        becomes="""        group, ctx.group = ctx.group, None
+        return sum_over_ranks(grad, group), None
+""",
+        caught_by="test_pair_keeps_nothing_and_repeats",
+        told_as="backward-once",
+    ),
+    Mutant(
+        id="gather-block-of-global-rank",
+        exercise="2.15",
+        mistake="the gradient's block is that of the global rank, modulo the group's size",
+        text="        return split_to_ranks(grad, ctx.dim, ctx.group), None, None\n",
+        becomes="""        size = dist.get_world_size(ctx.group)
+        return grad.chunk(size, ctx.dim)[dist.get_rank() % size].contiguous(), None, None
+""",
+        caught_by="test_split_and_gather_along_any_dimension",
+        told_as="other-block",
+    ),
+    Mutant(
+        id="pair-sum-kept-by-hand",
+        exercise="2.14",
+        mistake="the sum is kept in an attribute until backward, which needs none of it",
+        text="""        dist.all_reduce(total, group=group)
+        return total
+""",
+        becomes="""        dist.all_reduce(total, group=group)
+        ctx.kept = total.detach()
+        return total
+""",
+        caught_by="test_pair_keeps_nothing_and_repeats",
+        told_as="too-much-memory",
+    ),
+    Mutant(
+        id="pair-sum-of-one-rank",
+        exercise="2.14",
+        mistake="a group of one rank gets its own tensor back, not a new one",
+        text="        total = x.clone(memory_format=torch.contiguous_format)\n",
+        becomes="""        if dist.get_world_size(group) == 1:
+            return x.contiguous().view_as(x)
+        total = x.clone(memory_format=torch.contiguous_format)
+""",
+        caught_by="test_pair_of_every_kind_in_groups",
+        told_as="input-changed",
+    ),
+    Mutant(
+        id="pair-strides-of-each-rank",
+        exercise="2.14",
+        mistake="the copy keeps the rank's strides: ranks of other strides add other elements",
+        text="""        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+""",
+        becomes="""        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total.contiguous()
+""",
+        caught_by="test_pair_is_conjugate",
+        told_as="wrong",
+    ),
+    Mutant(
+        id="tensor-weights-kept",
+        exercise="2.15",
+        mistake="a list beside the parameters holds the whole weight",
+        text="        self.weight = shard(linear.weight, 0, block)\n",
+        becomes="""        self.whole = [linear.weight.detach()]
+        self.weight = shard(linear.weight, 0, block)
+""",
+        caught_by="test_odd_layers_in_groups",
+        told_as="kept",
+    ),
+    Mutant(
+        id="tensor-any-negative-is-last",
+        exercise="2.15",
+        mistake="every negative dimension is taken for the last one",
+        text="return torch.cat(blocks.chunk(world_size), dim)",
+        becomes="return torch.cat(blocks.chunk(world_size), dim if dim >= 0 else x.ndim - 1)",
+        caught_by="test_split_and_gather_along_any_dimension",
+        told_as="exception",
     ),
 ]

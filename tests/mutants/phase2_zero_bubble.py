@@ -24,7 +24,9 @@ MUTANTS = [
         ),
         more=(
             (
-                "        torch.autograd.backward(output, gradient, inputs=parameters)\n",
+                """        if output.requires_grad:  # not if the layer uses none of its parameters
+            torch.autograd.backward(output, gradient, inputs=parameters)
+""",
                 """        for p, g in zip(output, gradient):
             p.grad = g if p.grad is None else p.grad + g
 """,
@@ -65,11 +67,9 @@ MUTANTS = [
         id="split-forward-again",
         exercise="2.13",
         mistake="the layer runs a second time to get a graph of its own",
-        text="        return Split.apply(later, (args[0], output), outer.pop(), *trainable)\n",
-        becomes=(
-            "        return Split.apply(later, (args[0], layer.forward(args[0])), outer.pop(), "
-            "*trainable)\n"
-        ),
+        text="        return output if x is None else Split.apply(later, (args[0], output), x, *trainable)\n",
+        becomes="        if x is None:\n            return output\n"
+        "        return Split.apply(later, (args[0], layer.forward(args[0])), x, *trainable)\n",
         caught_by="test_nothing_is_computed_twice",
         told_as="forward-twice",
     ),
@@ -79,8 +79,8 @@ MUTANTS = [
         mistake=(
             "a layer's graph goes on into the layer before: W comes back to the same weight twice"
         ),
-        text="        return args[0].detach().requires_grad_(args[0].requires_grad)\n",
-        becomes="        return args[0]\n",
+        text="        return (args[0].detach().requires_grad_(args[0].requires_grad),), kwargs\n",
+        becomes="        return args, kwargs\n",
         caught_by="test_both_halves_make_the_whole_gradient",
         told_as="exception",
     ),
@@ -99,13 +99,13 @@ MUTANTS = [
         id="split-gradient-replaced",
         exercise="2.13",
         mistake="W writes p.grad instead of adding to it",
-        text="        torch.autograd.backward(output, gradient, inputs=parameters)\n",
-        becomes="""        found = torch.autograd.grad(output, parameters, gradient)
-        for p, g in zip(parameters, found):
-            p.grad = g
+        text="            torch.autograd.backward(output, gradient, inputs=parameters)\n",
+        becomes="""            found = torch.autograd.grad(output, parameters, gradient, allow_unused=True)
+            for p, g in zip(parameters, found):
+                p.grad = g
 """,
         caught_by="test_zero_bubble_equals_one_process",
-        told_as="micro-batch-lost",
+        told_as=("micro-batch-lost", "wrong", "no-gradient", "scaled"),
     ),
     Mutant(
         id="split-hooks-stay",
@@ -122,7 +122,7 @@ MUTANTS = [
         id="zero-bubble-is-1f1b",
         exercise="2.13",
         mistake="every B is followed by its W at once: the bubble is that of 1F1B but for one half",
-        text="                if len(waiting) > rank or not forwards_left:\n",
+        text="                if len(waiting) > rank:\n",
         becomes="                if waiting:\n",
         caught_by="test_zero_bubble_is_short_and_keeps_no_more_than_1f1b",
         told_as="bubble",
@@ -131,7 +131,7 @@ MUTANTS = [
         id="zero-bubble-all-weights-last",
         exercise="2.13",
         mistake="all W come at the end: everything is kept until then",
-        text="                if len(waiting) > rank or not forwards_left:\n",
+        text="                if len(waiting) > rank:\n",
         becomes="                if len(waiting) > micro_batches:\n",
         caught_by="test_zero_bubble_is_short_and_keeps_no_more_than_1f1b",
         told_as="too-many-kept",
@@ -180,5 +180,73 @@ MUTANTS = [
         ),
         caught_by="test_zero_bubble_equals_one_process",
         told_as="micro-batch-lost",
+    ),
+    Mutant(
+        id="split-two-inputs",
+        exercise="2.13",
+        mistake="a layer that is called with two tensors is split, too, and gets one of them",
+        text="        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):\n",
+        becomes="        if not args:\n",
+        caught_by="test_both_halves_make_the_whole_gradient",
+        told_as="exception",
+    ),
+    Mutant(
+        id="split-unused-input",
+        exercise="2.13",
+        mistake="a layer that does not use its input has no backward",
+        text='{"retain_graph": True, "allow_unused": True}',
+        becomes='{"retain_graph": True}',
+        caught_by="test_both_halves_make_the_whole_gradient",
+        told_as="exception",
+    ),
+    Mutant(
+        id="split-hooks-stay-after-errors",
+        exercise="2.13",
+        mistake="an exception in forward leaves the hooks on the module",
+        text="""    try:
+        return module(x), later
+    finally:
+        for handle in handles:
+            handle.remove()
+""",
+        becomes="""    output = module(x)
+    for handle in handles:
+        handle.remove()
+    return output, later
+""",
+        caught_by="test_both_halves_make_the_whole_gradient",
+        told_as="hooks-left",
+    ),
+    Mutant(
+        id="split-without-weight-steps",
+        exercise="2.13",
+        mistake="layers are split in a schedule without W, too: their weights get no gradient",
+        text='        if all(step.kind != "W" for step in self.steps):\n',
+        becomes="        if False:\n",
+        caught_by="test_zero_bubble_equals_one_process",
+        told_as="no-gradient",
+    ),
+    Mutant(
+        id="split-any-argument",
+        exercise="2.13",
+        mistake="a layer is split whatever its one argument is, also a tuple",
+        text=" or not isinstance(args[0], Tensor):\n",
+        becomes=":\n",
+        caught_by="test_both_halves_make_the_whole_gradient",
+        told_as="exception",
+    ),
+    Mutant(
+        id="split-own-hooks-removed",
+        exercise="2.13",
+        mistake="all hooks of the layers are removed, also those that were there before",
+        text="""        for handle in handles:
+            handle.remove()
+""",
+        becomes="""        for layer in module.modules():
+            layer._forward_hooks.clear()
+            layer._forward_pre_hooks.clear()
+""",
+        caught_by="test_both_halves_make_the_whole_gradient",
+        told_as="hooks-left",
     ),
 ]

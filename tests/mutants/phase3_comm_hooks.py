@@ -10,7 +10,7 @@ MUTANTS = [
         text="        reduce(bucket.buffer)\n",
         becomes="        reduce(bucket.buffer.clone())\n",
         caught_by="test_blocking_reductions_are_hooks",
-        told_as="unchanged",
+        told_as="copies",
     ),
     Mutant(
         id="hook-binds-a-new-buffer",
@@ -30,7 +30,7 @@ MUTANTS = [
         text="        reduce(bucket.buffer)\n",
         becomes="        dist.all_reduce(bucket.buffer)\n",
         caught_by="test_blocking_reductions_are_hooks",
-        told_as="forbidden-operator",
+        told_as="copies",
     ),
     Mutant(
         id="hook-divides-again",
@@ -154,7 +154,7 @@ MUTANTS = [
         text="    work = dist.all_reduce(half, group=group, async_op=True)\n",
         becomes="    work = dist.all_reduce(half, async_op=True)\n",
         caught_by="test_hooks_work_in_a_group",
-        told_as="hang",
+        told_as="group",
     ),
     Mutant(
         id="levels-everybody-leads",
@@ -241,5 +241,56 @@ MUTANTS = [
         becomes="    half",
         caught_by="test_who_is_no_member_is_refused",
         told_as="accepted",
+    ),
+    Mutant(
+        id="hooks-returns-what-reduce-gives",
+        exercise="3.12",
+        mistake="what the given function returns is taken for a handle",
+        text="        reduce(bucket.buffer)\n",
+        becomes="        return reduce(bucket.buffer)\n",
+        caught_by="test_blocking_reductions_are_hooks",
+        told_as="exception",
+    ),
+    Mutant(
+        id="hooks-one-copy-for-all",
+        exercise="3.12",
+        mistake="one copy for all buckets: the second one overwrites the first on its way",
+        text="    half = bucket.buffer.to(dtype)\n",
+        becomes="""    global HALF
+    n = bucket.buffer.numel()
+    if HALF is None or HALF.dtype != dtype or len(HALF) < n:
+        HALF = torch.empty(n, dtype=dtype)
+    half = HALF[:n].copy_(bucket.buffer)
+""",
+        more=(("def all_reduce(bucket", "HALF = None\n\n\ndef all_reduce(bucket"),),
+        caught_by="test_hooks_begin_and_dont_wait",
+        told_as=("wrong", "copies"),
+    ),
+    Mutant(
+        id="comm-hooks-two-level-late",
+        exercise="3.12",
+        mistake="the first of the two levels begins in wait(): nothing travels beside backward",
+        text=(
+            "        return Then(dist.reduce(bucket.buffer, group=node, group_dst=0, "
+            "async_op=True), rest)\n"
+        ),
+        becomes="""        class Later:
+            def wait(self) -> None:
+                dist.reduce(bucket.buffer, group=node, group_dst=0)
+                rest()
+
+        return Later()
+""",
+        caught_by="test_hooks_begin_and_dont_wait",
+        told_as="late",
+    ),
+    Mutant(
+        id="hooks-waits-for-the-result",
+        exercise="3.12",
+        mistake="what reduce returns is handed on as a handle if it can be waited for",
+        text="    def hook(bucket: Bucket) -> None:\n        reduce(bucket.buffer)",
+        becomes='    def hook(bucket: Bucket) -> None:\n        out = reduce(bucket.buffer)\n        return out if hasattr(out, "wait") else None',
+        caught_by="test_blocking_reductions_are_hooks",
+        told_as="exception",
     ),
 ]

@@ -31,13 +31,8 @@ MUTANTS = [
         id="ddp-first-rank-decides",
         exercise="3.11",
         mistake="what the first rank does not use is nobody's",
-        text=(
-            "        told = dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group, "
-            "async_op=True)\n"
-        ),
-        becomes=(
-            "        told = dist.broadcast(facts, group=self.group, group_src=0, async_op=True)\n"
-        ),
+        text="            dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group)\n",
+        becomes="            dist.broadcast(facts, group=self.group, group_src=0)\n",
         caught_by="test_what_no_rank_uses_stays_none",
         told_as="none-alone",
     ),
@@ -58,10 +53,12 @@ MUTANTS = [
         id="ddp-agreement-never-waited",
         exercise="3.11",
         mistake="the message about gradients is read before it has arrived",
-        text="""        super()._finish()
-        told.wait()
-""",
-        becomes="        super()._finish()\n",
+        text="            dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group)\n",
+        becomes=(
+            "            dist.all_reduce(\n"
+            "                facts, dist.ReduceOp.MAX, group=self.group, async_op=True\n"
+            "            )\n"
+        ),
         caught_by="test_what_no_rank_uses_stays_none",
         told_as="never-waited",
     ),
@@ -85,11 +82,11 @@ MUTANTS = [
         id="ddp-always-agrees",
         exercise="3.11",
         mistake="the message is sent although agree is False",
-        text="""        if not self.agree:
-            super()._finish()
-            return
-""",
-        becomes="",
+        text="""        if self.agree:
+            dist.all_reduce(facts""",
+        becomes="""        if True:
+            dist.all_reduce(facts""",
+        more=(("        if not self.agree:\n            return\n", ""),),
         caught_by="test_without_agreement_nothing_more_is_sent",
         told_as="zeros-expected",
     ),
@@ -97,15 +94,10 @@ MUTANTS = [
         id="ddp-searches-every-time",
         exercise="3.11",
         mistake="without agreement the ranks still ask each other who has what",
-        text="""        if not self.agree:
-            super()._finish()
-            return
-""",
-        becomes="""        if not self.agree:
-            dist.all_reduce(torch.tensor([float(len(self.arrived))]), group=self.group)
-            super()._finish()
-            return
-""",
+        text="""        if self.agree:
+            dist.all_reduce(facts""",
+        becomes="""        if True:
+            dist.all_reduce(facts""",
         caught_by="test_without_agreement_nothing_more_is_sent",
         told_as="too-many-messages",
     ),
@@ -114,7 +106,8 @@ MUTANTS = [
         exercise="3.11",
         mistake="every rank keeps its own buffers",
         text="""        if self.sync and self.module.training:
-            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)
+            buffers = [b.data for b in self.module.buffers()]  # autograd counts no change of these
+            broadcast_tensors(buffers, self.limits[0], self.group)
 """,
         becomes="",
         caught_by="test_training_forward_reads_the_first_ranks_buffers",
@@ -124,10 +117,7 @@ MUTANTS = [
         id="ddp-buffers-averaged",
         exercise="3.11",
         mistake="running statistics are averaged, as if BatchNorm had seen all ranks' samples",
-        text=(
-            "            broadcast_tensors(list(self.module.buffers()), self.limits[0], "
-            "self.group)\n"
-        ),
+        text=("            broadcast_tensors(buffers, self.limits[0], self.group)\n"),
         becomes="""            for b in self.module.buffers():
                 mean = b.double()
                 dist.all_reduce(mean, group=self.group)
@@ -139,23 +129,20 @@ MUTANTS = [
     Mutant(
         id="ddp-buffers-of-the-world",
         exercise="3.11",
-        mistake="the buffers are broadcast in the default group: the ranks outside never come",
-        text=(
-            "            broadcast_tensors(list(self.module.buffers()), self.limits[0], "
-            "self.group)\n"
-        ),
-        becomes="            broadcast_tensors(list(self.module.buffers()), self.limits[0])\n",
-        caught_by="test_a_step_fails_in_a_group",
-        told_as="hang",
+        mistake="the buffers are broadcast in the default group: those of rank 0",
+        text=("            broadcast_tensors(buffers, self.limits[0], self.group)\n"),
+        becomes="            broadcast_tensors(buffers, self.limits[0])\n",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="buffers-mixed",
     ),
     Mutant(
         id="ddp-agrees-in-the-world",
         exercise="3.11",
-        mistake="the ranks of a group agree with everybody: the ranks outside never come",
-        text="dist.ReduceOp.MAX, group=self.group, async_op=True)\n",
-        becomes="dist.ReduceOp.MAX, async_op=True)\n",
+        mistake="the ranks of a group agree with everybody: a step that failed elsewhere is lost",
+        text="dist.ReduceOp.MAX, group=self.group)\n",
+        becomes="dist.ReduceOp.MAX)\n",
         caught_by="test_a_step_fails_in_a_group",
-        told_as="hang",
+        told_as="next-step-broken",
     ),
     Mutant(
         id="ddp-names-global-rank",
@@ -171,12 +158,14 @@ MUTANTS = [
         exercise="3.11",
         mistake="the buffers are made equal after forward: what no_sync has changed stays",
         text="""        if self.sync and self.module.training:
-            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)
+            buffers = [b.data for b in self.module.buffers()]  # autograd counts no change of these
+            broadcast_tensors(buffers, self.limits[0], self.group)
         outputs = self.module(*args, **kwargs)
 """,
         becomes="""        outputs = self.module(*args, **kwargs)
         if self.sync and self.module.training:
-            broadcast_tensors(list(self.module.buffers()), self.limits[0], self.group)
+            buffers = [b.data for b in self.module.buffers()]  # autograd counts no change of these
+            broadcast_tensors(buffers, self.limits[0], self.group)
 """,
         caught_by="test_training_forward_reads_the_first_ranks_buffers",
         told_as="buffers-differ",
@@ -185,10 +174,7 @@ MUTANTS = [
         id="ddp-buffers-of-state-dict",
         exercise="3.11",
         mistake="buffers that state_dict() leaves out are left out",
-        text=(
-            "            broadcast_tensors(list(self.module.buffers()), self.limits[0], "
-            "self.group)\n"
-        ),
+        text=("            broadcast_tensors(buffers, self.limits[0], self.group)\n"),
         becomes="""            kept = set(self.module.state_dict())
             chosen = [b for n, b in self.module.named_buffers() if n in kept]
             broadcast_tensors(chosen, self.limits[0], self.group)
@@ -200,10 +186,7 @@ MUTANTS = [
         id="ddp-buffers-one-by-one",
         exercise="3.11",
         mistake="a message per buffer",
-        text=(
-            "            broadcast_tensors(list(self.module.buffers()), self.limits[0], "
-            "self.group)\n"
-        ),
+        text=("            broadcast_tensors(buffers, self.limits[0], self.group)\n"),
         becomes="""            for b in self.module.buffers():
                 broadcast_tensors([b], self.limits[0], self.group)
 """,
@@ -217,7 +200,7 @@ MUTANTS = [
         text="        if self.sync and self.module.training:\n",
         becomes="        if self.sync:\n",
         caught_by="test_training_forward_reads_the_first_ranks_buffers",
-        told_as="mismatch",
+        told_as="sends-alone",
     ),
     Mutant(
         id="ddp-buffers-in-no-sync",
@@ -439,13 +422,10 @@ MUTANTS = [
         id="ddp-failure-raises-first",
         exercise="3.11",
         mistake="the error is raised before everything has arrived: the next step begins in a mess",
-        text="""        super()._finish()
-        told.wait()
-""",
-        becomes="""        told.wait()
-        if facts[0] and not self.given_up:
+        text="        super()._finish()\n",
+        becomes="""        if self.agree and facts[0] and not self.given_up:
             self._reset()
-            raise StepAborted
+            raise StepAborted(int(facts[0]) - 1)
         super()._finish()
 """,
         caught_by="test_a_failed_step_is_left_out_on_all_ranks",
@@ -455,11 +435,9 @@ MUTANTS = [
         id="ddp-gives-up-for-ever",
         exercise="3.11",
         mistake="a rank that gave up once gives up every step",
-        text="""        try:
-            with contextlib.suppress(StepAborted):
-                self._finish()
-        finally:
-            self.given_up = False
+        text="""        with contextlib.suppress(StepAborted):
+            self._finish()
+        self.given_up = False
 """,
         becomes="""        with contextlib.suppress(StepAborted):
             self._finish()
@@ -471,11 +449,9 @@ MUTANTS = [
         id="ddp-abort-raises",
         exercise="3.11",
         mistake="the rank that gave up is told of itself: its next forward raises",
-        text="""        try:
-            with contextlib.suppress(StepAborted):
-                self._finish()
-        finally:
-            self.given_up = False
+        text="""        with contextlib.suppress(StepAborted):
+            self._finish()
+        self.given_up = False
 """,
         becomes="""        try:
             self._finish()
@@ -491,8 +467,8 @@ MUTANTS = [
         mistake=(
             "a rank that gave up sends zeros: the others step with a gradient that lacks its part"
         ),
-        text='                p.grad = torch.full_like(p, float("nan"))\n',
-        becomes="                p.grad = torch.zeros_like(p)\n",
+        text='            p.grad = torch.full_like(p, float("nan"))\n',
+        becomes="            p.grad = torch.zeros_like(p)\n",
         caught_by="test_without_agreement_the_others_find_nan",
         told_as="failure-not-told",
     ),
@@ -500,19 +476,15 @@ MUTANTS = [
         id="ddp-abort-keeps-gradients",
         exercise="3.11",
         mistake="after abort() the rank still has gradients and steps with them",
-        text="""        try:
-            with contextlib.suppress(StepAborted):
-                self._finish()
-        finally:
-            self.given_up = False
+        text="""        with contextlib.suppress(StepAborted):
+            self._finish()
+        self.given_up = False
         for p in self.trainable:
             p.grad = None
 """,
-        becomes="""        try:
-            with contextlib.suppress(StepAborted):
-                self._finish()
-        finally:
-            self.given_up = False
+        becomes="""        with contextlib.suppress(StepAborted):
+            self._finish()
+        self.given_up = False
 """,
         more=(
             (
@@ -526,5 +498,92 @@ MUTANTS = [
         ),
         caught_by="test_abort_leaves_no_gradient",
         told_as="gradient-left",
+    ),
+    Mutant(
+        id="ddp-buffers-seen-by-autograd",
+        exercise="3.11",
+        mistake="buffers change under autograd's eyes: two forwards and one backward raise",
+        text="[b.data for b in self.module.buffers()]",
+        becomes="[b for b in self.module.buffers()]",
+        caught_by="test_backward_where_the_user_wants_it",
+        told_as="exception",
+    ),
+    Mutant(
+        id="ddp-undefined-gets-zeros",
+        exercise="3.11",
+        mistake="a gradient that backward leaves undefined becomes zeros, although ranks agree",
+        text="""        if p.grad is None:
+            return
+""",
+        becomes="",
+        caught_by="test_what_no_rank_uses_stays_none",
+        told_as="not-none",
+    ),
+    Mutant(
+        id="ddp-all-leave-at-the-end",
+        exercise="3.11",
+        mistake="buckets are filled and sent when backward is over",
+        text="        super()._ready(index, p)\n",
+        becomes="        self._begin()\n",
+        caught_by="test_buckets_leave_during_backward",
+        told_as="no-overlap",
+    ),
+    Mutant(
+        id="ddp-own-mode",
+        exercise="3.11",
+        mistake="the wrapper's own mode decides, not that of the module",
+        text="        if self.sync and self.module.training:\n",
+        becomes="        if self.sync and self.training:\n",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as=("sends-alone", "mismatch", "hang"),
+    ),
+    Mutant(
+        id="ddp-abort-keeps-accumulated",
+        exercise="3.11",
+        mistake="abort() fills NaN in only where there is no gradient: what had accumulated is sent",
+        text='            p.grad = torch.full_like(p, float("nan"))\n',
+        becomes="""            if p.grad is None:
+                p.grad = torch.full_like(p, float("nan"))
+""",
+        caught_by="test_abort_leaves_no_gradient",
+        told_as="failure-not-told",
+    ),
+    Mutant(
+        id="ddp-first-buffers",
+        exercise="3.11",
+        mistake="the buffers of the first forward are sent for ever, also if the module has new ones",
+        text="            buffers = [b.data for b in self.module.buffers()]",
+        becomes="""            if not hasattr(self, "kept"):
+                self.kept = list(self.module.buffers())
+            buffers = [b.data for b in self.kept]""",
+        caught_by="test_training_forward_reads_the_first_ranks_buffers",
+        told_as="buffers-differ",
+    ),
+    Mutant(
+        id="ddp-only-dictionaries",
+        exercise="3.11",
+        mistake="outputs in a mapping that is no dictionary are not found",
+        text="    elif isinstance(outputs, (list, tuple, Mapping)):\n",
+        becomes="    elif isinstance(outputs, (list, tuple, dict)):\n",
+        caught_by="test_checkpoints_reduce_once",
+        told_as="too-many-bytes",
+    ),
+    Mutant(
+        id="ddp-zero-counts-as-none",
+        exercise="3.11",
+        mistake="a gradient of zeros counts as none: weight decay leaves its parameter alone",
+        text="        has_gradient = [p.grad is not None for p in self.trainable]",
+        becomes="        has_gradient = [p.grad is not None and bool(p.grad.any()) for p in self.trainable]",
+        caught_by="test_what_no_rank_uses_stays_none",
+        told_as="none-alone",
+    ),
+    Mutant(
+        id="ddp-interrupt-in-no-sync",
+        exercise="3.11",
+        mistake="no_sync ends for an Exception, not for an interrupt",
+        text="        try:\n            yield\n        finally:\n            self.sync = before",
+        becomes="        try:\n            yield\n        except Exception:\n            self.sync = before\n            raise\n        self.sync = before",
+        caught_by="test_no_sync_sends_nothing_and_loses_nothing",
+        told_as="only-own",
     ),
 ]

@@ -83,10 +83,10 @@ MUTANTS = [
         id="fsdp-gathered-all-at-once",
         exercise="3.15",
         mistake="all units are gathered when the root's forward begins",
-        text="""        # Step 9: four moments and what happens then
+        text="""                left.reset()
         unit.gather()
 """,
-        becomes="""        # Step 9: four moments and what happens then
+        becomes="""                left.reset()
         for every in self.units if unit is self.units[0] else ():
             every.gather()
         unit.gather()
@@ -147,9 +147,13 @@ MUTANTS = [
         unit.finish_reduce()
 """,
             ),
+            (
+                "            for left in self.units:\n",
+                "            for left in self.units[1:]:\n",
+            ),
         ),
         caught_by="test_training_equals_one_process",
-        told_as="norm",
+        told_as="stale",
     ),
     Mutant(
         id="fsdp-dead-tensors",
@@ -215,8 +219,10 @@ MUTANTS = [
         id="fsdp-frozen-reduced",
         exercise="3.15",
         mistake="frozen parameters travel with the gradients",
-        text="                kind = parameter.dtype, parameter.requires_grad\n",
-        becomes="                kind = parameter.dtype\n",
+        text="            flats = [flat_type(same, group, where) for same in kinds]\n",
+        becomes="""            every = {p: places for same in kinds for p, places in same.items()}
+            flats = [flat_type(every, group, where)] if every else []
+""",
         more=(
             (
                 """        first = next(iter(parameters))
@@ -239,8 +245,13 @@ MUTANTS = [
         id="fsdp-one-by-one",
         exercise="3.15",
         mistake="every parameter is a vector of its own: too many small messages",
-        text="                kind = parameter.dtype, parameter.requires_grad\n",
-        becomes="                kind = parameter\n",
+        text="            flats = [flat_type(same, group, where) for same in kinds]\n",
+        becomes="""            flats = [
+                flat_type({p: places}, group, where)
+                for same in kinds
+                for p, places in same.items()
+            ]
+""",
         caught_by="test_bytes_of_a_step",
         told_as="too-many-messages",
     ),
@@ -278,7 +289,7 @@ MUTANTS = [
         ),
         becomes="        self.shard.grad = mean\n",
         caught_by="test_training_equals_one_process",
-        told_as="norm",
+        told_as="not-added",
     ),
     Mutant(
         id="fsdp-gather-not-awaited",
@@ -299,9 +310,7 @@ MUTANTS = [
             "        unit.gather()\n"
         ),
         becomes=(
-            'called once for each output."""\n'
-            "        # --- exercise 3.15: start\n"
-            "        pass\n"
+            'called once for each output."""\n        # --- exercise 3.15: start\n        pass\n'
         ),
         caught_by="test_first_step_moves_by_the_mean_gradient",
         told_as="freed-too-early",
@@ -370,7 +379,7 @@ MUTANTS = [
         mistake="an infinite norm makes every gradient zero or NaN",
         text='    if max_norm < norm < float("inf"):\n',
         becomes="    if max_norm < norm:\n",
-        caught_by="test_clipping_leaves_alone_what_it_should",
+        caught_by="test_clipping",
         told_as="clipping",
     ),
     Mutant(
@@ -380,7 +389,53 @@ MUTANTS = [
         text="reduce_scatter_tensor(chunk, vector, group=self.group, async_op=True)",
         becomes="reduce_scatter_tensor(chunk, vector, async_op=True)",
         caught_by="test_works_in_a_group",
-        told_as="hang",
+        told_as=("hang", "mismatch"),
+    ),
+    Mutant(
+        id="fsdp-gather-waits-at-once",
+        exercise="3.15",
+        mistake="start_gather waits for the all-gather: nothing can be prefetched beside compute",
+        text="""            self.full, self.gather_input(), group=self.group, async_op=True
+        )
+""",
+        becomes="""            self.full, self.gather_input(), group=self.group, async_op=True
+        )
+        self.gathering.wait()
+        self.gathering = type("Done", (), {"wait": lambda self: True})()
+""",
+        caught_by="test_one_vector_step_by_step",
+        told_as="waited-at-once",
+    ),
+    Mutant(
+        id="fsdp-memory-order",
+        exercise="3.15",
+        mistake="a transposed parameter is joined in the order of its memory",
+        text="torch.cat([p.detach().flatten() for p in parameters])",
+        becomes="""torch.cat(
+                [p.detach().as_strided((p.numel(),), (1,)) for p in parameters]
+            )""",
+        caught_by="test_one_vector_step_by_step",
+        told_as="permuted",
+    ),
+    Mutant(
+        id="fsdp-squares-in-float32",
+        exercise="3.15",
+        mistake="the squares of large gradients overflow float32: nothing is clipped",
+        text="torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2",
+        becomes="torch.linalg.vector_norm(gradient) ** 2",
+        caught_by="test_clipping",
+        told_as="norm",
+    ),
+    Mutant(
+        id="fsdp-stale-after-an-exception",
+        exercise="3.15",
+        mistake="what a forward that raised has gathered is used by the next one, stale",
+        text="""            for left in self.units:
+                left.reset()
+""",
+        becomes="            pass\n",
+        caught_by="test_next_forward_begins_anew",
+        told_as="stale",
     ),
     Mutant(
         id="fsdp-overlap-accepted",
@@ -393,5 +448,34 @@ MUTANTS = [
         ),
         caught_by="test_wrong_calls_are_refused",
         told_as="accepted",
+    ),
+    Mutant(
+        id="fsdp-placed-under-way",
+        exercise="3.15",
+        mistake="the leaves stand in the modules while the gather is under way, without values",
+        text="        self.gathering = dist.all_gather_into_tensor(",
+        becomes="        self.put(self.leaves)\n        self.gathering = dist.all_gather_into_tensor(",
+        caught_by="test_one_vector_step_by_step",
+        told_as="too-early",
+    ),
+    Mutant(
+        id="fsdp-anew-with-autograd-only",
+        exercise="3.15",
+        mistake="an evaluation after a forward that raised sees what that one has left",
+        text="        if unit is self.units[0]:\n            for left",
+        becomes="        if unit is self.units[0] and torch.is_grad_enabled():\n            for left",
+        caught_by="test_next_forward_begins_anew",
+        told_as="stale",
+    ),
+    Mutant(
+        id="fsdp-norm-in-16-bits",
+        exercise="3.15",
+        mistake="the norm of a bfloat16 gradient is rounded to bfloat16",
+        text="        squares += torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2\n",
+        becomes="""        wide = gradient.double() if gradient.dtype == torch.float32 else gradient
+        squares += torch.linalg.vector_norm(wide).double() ** 2
+""",
+        caught_by="test_clipping",
+        told_as="norm",
     ),
 ]

@@ -117,6 +117,48 @@ MUTANTS = [
         text="    if node_size < 1 or world_size % node_size:\n",
         becomes="    if False:\n",
         caught_by="test_wrong_groups_are_refused",
-        told_as="unclear-message",
+        told_as="accepted",
+    ),
+    Mutant(
+        id="hybrid-waits-at-once",
+        exercise="3.19",
+        mistake="the all-reduce across nodes is waited for where it is issued",
+        text="        self.reducing = across, chunk, chunk\n",
+        becomes="""        across.wait()
+        done = type("Done", (), {"wait": lambda self: True})()
+        self.reducing = done, chunk, chunk
+""",
+        caught_by="test_vectors_on_nodes_of_some_ranks",
+        told_as="waited-at-once",
+    ),
+    Mutant(
+        id="hybrid-mean-over-the-world",
+        exercise="3.19",
+        mistake="the sum is divided by all ranks of the world, also those of neither group",
+        text="        return super().mean(chunk).div_(dist.get_world_size(self.replicas))\n",
+        becomes="        return chunk.div_(dist.get_world_size())\n",
+        caught_by="test_vectors_on_nodes_of_some_ranks",
+        told_as=("scaled", "divided-by-all", "wrong"),
+    ),
+    Mutant(
+        id="hybrid-zeros-stay",
+        exercise="3.19",
+        mistake="a chunk of zeros does not cross: its peers on other nodes wait for it",
+        text="        across = dist.all_reduce(chunk, group=self.replicas, async_op=True)\n",
+        becomes="""        if not chunk.any():
+            return
+        across = dist.all_reduce(chunk, group=self.replicas, async_op=True)
+""",
+        caught_by="test_vectors_on_nodes_of_some_ranks",
+        told_as=("hang", "mismatch", "missing-rank"),
+    ),
+    Mutant(
+        id="hybrid-groups-before-the-refusal",
+        exercise="3.19",
+        mistake="groups are made until the last node, which is not complete",
+        text="    if node_size < 1 or world_size % node_size:\n",
+        becomes="    if not 1 <= node_size <= world_size:\n",
+        caught_by="test_wrong_groups_are_refused",
+        told_as="accepted",
     ),
 ]

@@ -7,8 +7,8 @@ MUTANTS = [
         id="offload-nothing",
         exercise="3.18",
         mistake="the shards stay on the device",
-        text="        own = self.shard.detach().cpu()\n",
-        becomes="        own = self.shard.detach()\n",
+        text="        own = self.shard.detach()\n",
+        becomes="        own = self.shard.detach().to(device)\n",
         caught_by="test_everything_is_where_it_should_be",
         told_as="device",
     ),
@@ -60,8 +60,8 @@ MUTANTS = [
         id="offload-full-on-the-cpu",
         exercise="3.18",
         mistake="the full vector is on the CPU as well: the device never gets it",
-        text="        super().__init__(parameters, group, device)\n",
-        becomes='        super().__init__(parameters, group, torch.device("cpu"))\n',
+        text="        self.make_full(self.full.dtype, device)\n",
+        becomes="",
         caught_by="test_everything_is_where_it_should_be",
         told_as="exception",
     ),
@@ -84,6 +84,59 @@ MUTANTS = [
         return self.first.to(self.full.device, non_blocking=True)
 """,
         caught_by="test_training_equals_one_process",
-        told_as="norm",
+        told_as="stale",
+    ),
+    Mutant(
+        id="offload-float32-on-the-cpu",
+        exercise="3.18",
+        mistake="the CPU's shards are float32, whatever the parameters are",
+        text="        own = self.shard.detach()\n",
+        becomes="        own = self.shard.detach().float()\n",
+        caught_by="test_vectors_in_a_group",
+        told_as=("dtype", "exception"),
+    ),
+    Mutant(
+        id="offload-gradient-in-float32",
+        exercise="3.18",
+        mistake="the gradient is divided and kept in float32",
+        text="        return super().mean(chunk).to(self.shard.device)\n",
+        becomes="        return super().mean(chunk.float()).to(self.shard.device)\n",
+        caught_by="test_vectors_in_a_group",
+        told_as=("dtype", "exception"),
+    ),
+    Mutant(
+        id="offload-cut-on-the-device",
+        exercise="3.18",
+        mistake="the shard is cut on the device, and copied from there",
+        text="""        super().__init__(parameters, group, torch.device("cpu"))
+""",
+        becomes="        super().__init__(parameters, group, device)\n",
+        more=(
+            ("        own = self.shard.detach()\n", "        own = self.shard.detach().cpu()\n"),
+        ),
+        caught_by="test_vectors_in_a_group",
+        told_as="device",
+    ),
+    Mutant(
+        id="offload-last-copy-kept",
+        exercise="3.18",
+        mistake="the device keeps the last copy of every shard in an attribute",
+        text="        return super().gather_input().to(self.full.device, non_blocking=True)\n",
+        becomes="""        self.sent = super().gather_input().to(self.full.device, non_blocking=True)
+        return self.sent
+""",
+        caught_by="test_device_keeps_nothing",
+        told_as="too-much-memory",
+    ),
+    Mutant(
+        id="offload-values-needed",
+        exercise="3.18",
+        mistake="the shard is cut from values: parameters on meta have none yet",
+        text="        own = self.shard.detach()\n",
+        becomes="""        vector = torch.cat([p.detach().flatten() for p in parameters]).cpu()
+        own = vector[self.start : self.start + self.shard.numel()].clone()
+""",
+        caught_by="test_vectors_in_a_group",
+        told_as="device",
     ),
 ]

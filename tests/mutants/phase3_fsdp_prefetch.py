@@ -7,8 +7,8 @@ MUTANTS = [
         id="prefetch-not-forward",
         exercise="3.16",
         mistake="nothing is prefetched in forward",
-        text="""        if len(self.order) < len(self.expected):
-            self.expected[len(self.order)].start_gather()
+        text="""        for following in ahead:
+            following.start_gather()
 """,
         becomes="",
         caught_by="test_next_unit_is_on_its_way",
@@ -18,8 +18,7 @@ MUTANTS = [
         id="prefetch-not-backward",
         exercise="3.16",
         mistake="nothing is prefetched in backward",
-        text="""        if index > 0:
-            self.order[index - 1].start_gather()
+        text="""            self.to_come[-1].start_gather()
 """,
         becomes="",
         caught_by="test_next_unit_is_on_its_way",
@@ -29,8 +28,8 @@ MUTANTS = [
         id="prefetch-after-compute",
         exercise="3.16",
         mistake="the next unit is gathered after this one's forward: too late to overlap",
-        text="""        if len(self.order) < len(self.expected):
-            self.expected[len(self.order)].start_gather()
+        text="""        for following in ahead:
+            following.start_gather()
 """,
         becomes="",
         more=(
@@ -49,21 +48,20 @@ MUTANTS = [
         id="prefetch-wrong-direction",
         exercise="3.16",
         mistake="backward prefetches the unit that comes next in forward",
-        text="""        if index > 0:
-            self.order[index - 1].start_gather()
+        text="""            self.to_come[-1].start_gather()
 """,
-        becomes="""        if index + 1 < len(self.order):
-            self.order[index + 1].start_gather()
+        becomes="""            if len(self.to_come) + 1 < len(self.order):
+                self.order[len(self.to_come) + 1].start_gather()
 """,
         caught_by="test_next_unit_is_on_its_way",
-        told_as="too-early",
+        told_as=("too-early", "no-prefetch"),
     ),
     Mutant(
         id="prefetch-all-ahead",
         exercise="3.16",
         mistake="every unit is prefetched at once",
-        text="""        if len(self.order) < len(self.expected):
-            self.expected[len(self.order)].start_gather()
+        text="""        for following in ahead:
+            following.start_gather()
 """,
         becomes="""        for ahead in self.expected:
             ahead.start_gather()
@@ -75,11 +73,11 @@ MUTANTS = [
         id="prefetch-waits-at-once",
         exercise="3.16",
         mistake="the prefetched gather is waited for before the unit computes",
-        text="""        if len(self.order) < len(self.expected):
-            self.expected[len(self.order)].start_gather()
+        text="""        for following in ahead:
+            following.start_gather()
 """,
-        becomes="""        if len(self.order) < len(self.expected):
-            self.expected[len(self.order)].gather()
+        becomes="""        for following in ahead:
+            following.gather()
 """,
         caught_by="test_communication_hides_behind_compute",
         told_as="exposed",
@@ -88,12 +86,12 @@ MUTANTS = [
         id="prefetch-reduce-waits-at-once",
         exercise="3.16",
         mistake="every reduce-scatter is waited for where it is issued",
-        text="""        if self.reducing is not None:
-            self.reducing.finish_reduce()
+        text="""        for other in self.units:
+            other.finish_reduce()
         unit.start_reduce()
 """,
-        becomes="""        if self.reducing is not None:
-            self.reducing.finish_reduce()
+        becomes="""        for other in self.units:
+            other.finish_reduce()
         unit.start_reduce()
         unit.finish_reduce()
 """,
@@ -104,13 +102,12 @@ MUTANTS = [
         id="prefetch-last-handle",
         exercise="3.16",
         mistake="the last reduce-scatter is never waited for",
-        text="""        if self.reducing is not None:
-            self.reducing.finish_reduce()
-            self.reducing = None
+        text="""        for unit in self.units:
+            unit.finish_reduce()
 """,
         becomes="",
         caught_by="test_training_equals_one_process",
-        told_as="never-waited",
+        told_as="left-over",
     ),
     Mutant(
         id="prefetch-last-freed",
@@ -135,18 +132,18 @@ MUTANTS = [
         exercise="3.16",
         mistake="what an evaluation has kept is used after the optimizer's step",
         text="""            for left in self.units:
-                left.free()
+                left.reset()
 """,
         becomes="",
         caught_by="test_training_equals_one_process",
-        told_as="norm",
+        told_as="stale",
     ),
     Mutant(
         id="prefetch-always-in-order",
         exercise="3.16",
         mistake="a unit that the last forward did not run has no place in its order",
-        text="self.order.index(unit) if unit in self.order else 0",
-        becomes="self.order.index(unit)",
+        text="        if unit in self.to_come[1:]:\n",
+        becomes="        if unit is not self.units[0]:\n",
         caught_by="test_wrong_guesses_cost_no_value",
         told_as="exception",
     ),
@@ -157,6 +154,89 @@ MUTANTS = [
         text="        for each in self.units if unit is root else [unit]:\n",
         becomes="        for each in [unit]:\n",
         caught_by="test_wrong_guesses_cost_no_value",
-        told_as="never-waited",
+        told_as=("never-waited", "never-freed"),
+    ),
+    Mutant(
+        id="prefetch-order-never-learnt",
+        exercise="3.16",
+        mistake="every forward expects the order in which units were given",
+        text="self.order or self.expected, []",
+        becomes="self.expected, []",
+        caught_by="test_next_unit_is_on_its_way",
+        told_as=("no-prefetch", "too-early"),
+    ),
+    Mutant(
+        id="prefetch-two-reductions",
+        exercise="3.16",
+        mistake="reduce-scatters are waited for when the whole backward is done",
+        text="""        for other in self.units:
+            other.finish_reduce()
+        unit.start_reduce()
+""",
+        becomes="        unit.start_reduce()\n",
+        caught_by="test_one_reduction_is_under_way",
+        told_as="too-many-under-way",
+    ),
+    Mutant(
+        id="prefetch-stale-after-an-exception",
+        exercise="3.16",
+        mistake="units that a forward which raised has gathered are used again, stale",
+        text="""            for left in self.units:
+                left.reset()
+""",
+        becomes="            self.units[0].free()\n",
+        caught_by="test_next_forward_begins_anew",
+        told_as=("stale", "old-gradient"),
+    ),
+    Mutant(
+        id="prefetch-next-first",
+        exercise="3.16",
+        mistake="the next unit's gather is issued before the unit's own, which waits behind it",
+        text="""        unit.gather()
+        for following in ahead:
+            following.start_gather()
+""",
+        becomes="""        for following in ahead:
+            following.start_gather()
+        unit.gather()
+""",
+        caught_by="test_next_unit_is_on_its_way",
+        told_as="next-before-own",
+    ),
+    Mutant(
+        id="prefetch-order-of-training-only",
+        exercise="3.16",
+        mistake="a forward without autograd is not noted: the order that it had is not expected",
+        text="        self.order.append(unit)\n",
+        becomes="        self.order += [unit] if torch.is_grad_enabled() else []\n",
+        caught_by="test_next_unit_is_on_its_way",
+        told_as=("no-prefetch", "too-early"),
+    ),
+    Mutant(
+        id="prefetch-guesses-pile-up",
+        exercise="3.16",
+        mistake="wrong guesses stay beside the next ones until the root's forward is done",
+        text="            if other not in (unit, *ahead) and not self.in_backward:\n",
+        becomes="            if False:\n",
+        caught_by="test_one_unit_ahead_and_no_more",
+        told_as="never-freed",
+    ),
+    Mutant(
+        id="prefetch-guesses-pile-up-in-backward",
+        exercise="3.16",
+        mistake="units that backward passes over stay gathered until it is done",
+        text="                self.to_come.pop().free()\n",
+        becomes="                self.to_come.pop()\n",
+        caught_by="test_one_unit_ahead_and_no_more",
+        told_as="never-freed",
+    ),
+    Mutant(
+        id="prefetch-kept-in-training-mode-only",
+        exercise="3.16",
+        mistake="in evaluation mode with autograd nothing stays for backward",
+        text="if torch.is_grad_enabled() else ()",
+        becomes="if torch.is_grad_enabled() and self.training else ()",
+        caught_by="test_last_unit_and_root_are_gathered_once",
+        told_as="too-many-bytes",
     ),
 ]

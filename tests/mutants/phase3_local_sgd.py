@@ -7,8 +7,8 @@ MUTANTS = [
         id="local-sgd-summed",
         exercise="3.25",
         mistake="the models are added up and not divided",
-        text="flat.div_(world_size)",
-        becomes="flat",
+        text=".div_(world_size)",
+        becomes="",
         caught_by="test_buffers_agree",
         told_as="summed",
     ),
@@ -289,6 +289,64 @@ MUTANTS = [
         text="            optimizer.zero_grad()\n",
         becomes="",
         caught_by="test_train_counts_empty_batches",
-        told_as="wrong",
+        told_as="old-gradients",
+    ),
+    Mutant(
+        id="local-sgd-half-overflows",
+        exercise="3.25",
+        mistake="the sum is divided afterwards: in float16 it overflows",
+        text="for index in indices]).div_(world_size)\n        dist.all_reduce(flat, group=group)\n",
+        becomes=(
+            "for index in indices])\n        dist.all_reduce(flat, group=group)\n"
+            "        flat.div_(world_size)\n"
+        ),
+        caught_by="test_means_of_any_tensors",
+        told_as="nan",
+    ),
+    Mutant(
+        id="local-sgd-hidden-buffers",
+        exercise="3.25",
+        mistake="buffers that state_dict leaves out stay the rank's own",
+        text="        self.statistics = [b for b in model.buffers() if b.is_floating_point()]\n",
+        becomes="""        kept = model.state_dict()
+        self.statistics = [
+            b for n, b in model.named_buffers() if n in kept and b.is_floating_point()
+        ]
+""",
+        caught_by="test_buffers_agree",
+        told_as="only-own",
+    ),
+    Mutant(
+        id="local-sgd-gradients-of-before",
+        exercise="3.25",
+        mistake="gradients are cleared after a step: those from before training are in the first",
+        text="            optimizer.zero_grad()\n",
+        becomes="",
+        more=(
+            (
+                "            optimizer.step()\n",
+                "            optimizer.step()\n            optimizer.zero_grad()\n",
+            ),
+        ),
+        caught_by="test_train_counts_empty_batches",
+        told_as="old-gradients",
+    ),
+    Mutant(
+        id="local-sgd-statistics-of-first",
+        exercise="3.25",
+        mistake="running statistics are those of rank 0, no mean",
+        text="                statistic.copy_(mean)\n",
+        becomes="                self._take_from_first([statistic])\n                del mean\n",
+        caught_by="test_rounds_of_local_sgd",
+        told_as="statistics-of-first",
+    ),
+    Mutant(
+        id="local-counts-on",
+        exercise="3.25",
+        mistake="a round that finish() has ended does not begin anew: steps are counted from the start",
+        text="        self.since += 1\n        if self.since < self.every:\n            return False\n",
+        becomes='        self.since += 1\n        self.total = getattr(self, "total", 0) + 1\n        if self.total % self.every:\n            return False\n',
+        caught_by="test_finishing_twice_changes_nothing",
+        told_as="empty-round",
     ),
 ]

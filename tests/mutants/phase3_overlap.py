@@ -411,7 +411,7 @@ MUTANTS = [
         text="        self.hook: Hook = functools.partial(all_reduce, group=group)\n",
         becomes="        self.hook: Hook = all_reduce\n",
         caught_by="test_group_of_some_ranks",
-        told_as="hang",
+        told_as=("hang", "mismatch"),
     ),
     Mutant(
         id="overlap-delegates",
@@ -423,7 +423,7 @@ MUTANTS = [
 """,
         becomes="        self.module = nn.parallel.DistributedDataParallel(module)\n",
         caught_by="test_gradients_are_means_over_the_ranks",
-        told_as="delegated",
+        told_as="shortcut",
     ),
     Mutant(
         id="overlap-hook-ignored",
@@ -507,6 +507,49 @@ MUTANTS = [
         text="        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse:\n",
         becomes="        if isinstance(layer, nn.EmbeddingBag) and layer.sparse:\n",
         caught_by="test_bad_input_is_refused_before_any_message",
+        told_as="accepted",
+    ),
+    Mutant(
+        id="overlap-waits-for-the-one-before",
+        exercise="3.10",
+        mistake="a bucket leaves only when the one before has arrived: backward stands still",
+        text="            self.handles.append(self.hook(self.buckets[len(self.handles)]))\n",
+        becomes="""            if self.handles and self.handles[-1] is not None:
+                self.handles[-1].wait()
+                self.handles[-1] = None
+            self.handles.append(self.hook(self.buckets[len(self.handles)]))
+""",
+        caught_by="test_step_takes_what_the_overlap_leaves",
+        told_as="late-buckets",
+    ),
+    Mutant(
+        id="overlap-forgets-what-was-there",
+        exercise="3.10",
+        mistake="where no gradient comes, what p.grad held before is thrown away",
+        text="            if index not in self.arrived:\n                self._take(index)\n",
+        becomes="""            if index not in self.arrived:
+                self.trainable[index].grad = None
+                self._take(index)
+""",
+        caught_by="test_gradients_from_before_take_part",
+        told_as="missing-rank",
+    ),
+    Mutant(
+        id="overlap-kept-alive",
+        exercise="3.10",
+        mistake="the parameters' hooks keep the wrapper, its buckets and its group",
+        text="functools.partial(weakly(self._ready), index)",
+        becomes="functools.partial(self._ready, index)",
+        caught_by="test_wrappers_live_and_die_one_by_one",
+        told_as="kept-alive",
+    ),
+    Mutant(
+        id="overlap-wrapped-twice",
+        exercise="3.10",
+        mistake="a module that is wrapped a second time is reduced by both wrappers",
+        text="        claim(self.trainable, self)\n",
+        becomes="",
+        caught_by="test_wrappers_live_and_die_one_by_one",
         told_as="accepted",
     ),
     Mutant(

@@ -310,7 +310,7 @@ MUTANTS = [
             ),
         ),
         caught_by="test_nobody_waits_for_a_slow_worker",
-        told_as="wrong",
+        told_as="lost-update",
     ),
     Mutant(
         id="async-averaged",
@@ -483,5 +483,149 @@ MUTANTS = [
         becomes="    if servers:\n",
         caught_by="test_fit_lets_nobody_wait_or_all",
         told_as="hang",
+    ),
+    Mutant(
+        id="server-nan-of-nothing",
+        exercise="3.22",
+        mistake="a gradient of no samples is weighted by zero: NaN times zero is NaN",
+        text="if key in p.gradients and p.samples]",
+        becomes="if key in p.gradients]",
+        more=(("for push in having:", "for push in having if total else ():"),),
+        caught_by="test_only_what_is_used_travels",
+        told_as="nan",
+    ),
+    Mutant(
+        id="server-leaver-is-a-version",
+        exercise="3.22",
+        mistake="a round in which everybody leaves counts as an update",
+        text="        server.update([r for r in requests if r.kind == PUSH])\n",
+        becomes="        server.update(requests)\n",
+        caught_by="test_leaving_after_a_pull",
+        told_as="versions",
+    ),
+    Mutant(
+        id="server-skips-behind-a-leaver",
+        exercise="3.22",
+        mistake="the list of workers shrinks while it is walked through: a push is lost",
+        text="[server.receive(worker) for worker in list(server.live)]",
+        becomes="[server.receive(worker) for worker in server.live]",
+        caught_by="test_leaving_after_a_pull",
+        told_as="push-lost",
+    ),
+    Mutant(
+        id="client-one-server-after-the-other",
+        exercise="3.26",
+        mistake="a pull waits for one server's answer before it asks the next",
+        text="            answers.append((like, version, vector))\n        for handle in handles:\n            handle.wait()\n",
+        becomes="            answers.append((like, version, vector))\n            for handle in handles:\n                handle.wait()\n            handles.clear()\n",
+        caught_by="test_requests_follow_the_protocol",
+        told_as="one-by-one",
+    ),
+    Mutant(
+        id="client-stale-gradients",
+        exercise="3.26",
+        mistake="gradients of before are pushed with those of the batch",
+        text="                    p.grad = None\n",
+        becomes="",
+        caught_by="test_training_uses_what_it_pulled",
+        told_as="old-gradients",
+    ),
+    Mutant(
+        id="server-one-worker-after-the-other",
+        exercise="3.22",
+        mistake="a worker's push is taken before the next worker's pull is answered",
+        text="""            if request.kind == PULL:
+                server.answer(request)
+        requests = [server.receive(worker) for worker in list(server.live)]
+""",
+        becomes="""            if request.kind == PULL:
+                server.answer(request)
+                requests.append(server.receive(worker))
+""",
+        more=(
+            (
+                "    while server.live:\n        for worker in list(server.live):\n",
+                "    while server.live:\n        requests: list[Request] = []\n"
+                "        for worker in list(server.live):\n",
+            ),
+        ),
+        caught_by="test_no_byte_for_other_keys",
+        told_as="hang",
+    ),
+    Mutant(
+        id="server-any-error-is-a-loss",
+        exercise="3.22",
+        mistake="a broken receive from any worker is taken for the loss of nobody",
+        text="                raise\n",
+        becomes="                return Request(-1, LOST)\n",
+        caught_by="test_requests_of_any_worker",
+        told_as="hidden-error",
+    ),
+    Mutant(
+        id="server-drops-old-pushes",
+        exercise="3.23",
+        mistake="a push whose worker is far behind is dropped as too old",
+        text="""        elif request.kind == PUSH:
+            server.update([request])
+    # --- exercise 3.23: end""",
+        becomes="""        elif request.kind == PUSH and server.version - request.clock < 8 * len(server.live):
+            server.update([request])
+    # --- exercise 3.23: end""",
+        caught_by="test_nobody_waits_for_a_slow_worker",
+        told_as="lost-update",
+    ),
+    Mutant(
+        id="fit-zero-is-none",
+        exercise="3.24",
+        mistake="a staleness of 0 counts as not given: synchronous rounds",
+        text="    if staleness is None:\n        serve_synchronous",
+        becomes="    if not staleness:\n        serve_synchronous",
+        caught_by="test_fit_trains_in_all_three_ways",
+        told_as="wrong-server",
+    ),
+    Mutant(
+        id="client-order-of-the-mapping",
+        exercise="3.26",
+        mistake="gradients are joined in the order of the mapping that push() got",
+        text="for k in mine])",
+        becomes="for k in gradients if k in mine])",
+        caught_by="test_requests_follow_the_protocol",
+        told_as="protocol",
+    ),
+    Mutant(
+        id="client-stays-after-interrupt",
+        exercise="3.26",
+        mistake="train() leaves after an Exception, not after an interrupt",
+        text="    finally:\n        client.leave()\n    return loss_value",
+        becomes="    except Exception:\n        client.leave()\n        raise\n    client.leave()\n    return loss_value",
+        caught_by="test_a_worker_that_fails_leaves",
+        told_as="hang",
+    ),
+    Mutant(
+        id="server-answers-the-dead",
+        exercise="3.22",
+        mistake="a worker that is gone when it is answered is not noted",
+        text="        except RuntimeError as error:\n            self._drop(request.worker, error)",
+        becomes="        except RuntimeError:\n            pass",
+        caught_by="test_requests_of_any_worker",
+        told_as="death-unnoticed",
+    ),
+    Mutant(
+        id="server-empty-push-no-version",
+        exercise="3.23",
+        mistake="a push without gradients is no version",
+        text="            server.update([request])\n    # --- exercise 3.23: end",
+        becomes="            server.update([request] if request.keys else [])\n    # --- exercise 3.23: end",
+        caught_by="test_nobody_waits_for_a_slow_worker",
+        told_as="lost-update",
+    ),
+    Mutant(
+        id="fit-compares-all",
+        exercise="3.24",
+        mistake="models are refused for frozen parameters of other shapes, too",
+        text="expect_alike([*keys.values()], group)",
+        becomes="expect_alike([*model.parameters()], group)",
+        caught_by="test_fit_trains_in_all_three_ways",
+        told_as="exception",
     ),
 ]

@@ -7,8 +7,8 @@ MUTANTS = [
         id="async-no-snapshot",
         exercise="4.3",
         mistake="the writer reads the live tensors while training changes them",
-        text='        copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
-        becomes="        copies = list(trees)\n",
+        text='            copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
+        becomes="            copies = list(trees)\n",
         caught_by="test_file_holds_the_moment_of_the_call",
         told_as="moment",
     ),
@@ -16,8 +16,8 @@ MUTANTS = [
         id="async-shallow",
         exercise="4.3",
         mistake="the dictionaries are copied, the tensors are not",
-        text='        copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
-        becomes="        copies = [copy.copy(tree) for tree in trees]\n",
+        text='            copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
+        becomes="            copies = [copy.copy(tree) for tree in trees]\n",
         caught_by="test_file_holds_the_moment_of_the_call",
         told_as="moment",
     ),
@@ -25,8 +25,8 @@ MUTANTS = [
         id="async-late-snapshot",
         exercise="4.3",
         mistake="the snapshot is taken by the writer, when training has gone on",
-        text='        copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
-        becomes="        copies = list(trees)\n",
+        text='            copies = self.snapshot.take({"trees": list(trees)})["trees"]\n',
+        becomes="            copies = list(trees)\n",
         more=(
             (
                 (
@@ -46,21 +46,12 @@ MUTANTS = [
         id="async-lists-shared",
         exercise="4.3",
         mistake="tensors are copied, the lists and dictionaries beside them are the live ones",
-        text="            if type(value) in (list, tuple):\n",
-        becomes="""            if type(value) in (list, tuple) and not every(value):
-                return value
-            if type(value) in (list, tuple):
+        text="        if type(value) in (list, tuple):\n",
+        becomes="""        kinds = (Tensor, dict, list, tuple)
+        if type(value) in (list, tuple) and not any(isinstance(v, kinds) for v in value):
+            return value
+        if type(value) in (list, tuple):
 """,
-        more=(
-            (
-                "        def walk(value: Any, path: str) -> Any:\n",
-                """        def every(value: Any) -> bool:
-            return any(isinstance(v, (Tensor, dict, list, tuple)) for v in value)
-
-        def walk(value: Any, path: str) -> Any:
-""",
-            ),
-        ),
         caught_by="test_snapshot_is_a_copy",
         told_as="moment",
     ),
@@ -68,8 +59,8 @@ MUTANTS = [
         id="async-untied",
         exercise="4.3",
         mistake="tied weights become two",
-        text="            if value.numel() == 0 or memory not in copies:\n",
-        becomes="            if True:\n",
+        text="        if value.numel() == 0 or memory not in copies:\n",
+        becomes="        if True:\n",
         caught_by="test_snapshot_is_a_copy",
         told_as="untied",
     ),
@@ -182,5 +173,50 @@ MUTANTS = [
 """,
         caught_by="test_nothing_is_left_behind",
         told_as="not-waited",
+    ),
+    Mutant(
+        id="async-copy-fails-alone",
+        exercise="4.3",
+        mistake="a rank that can't copy raises at once, and the others' writers wait for it",
+        text="        except Exception as error:\n            copies",
+        becomes="        except ArithmeticError as error:\n            copies",
+        caught_by="test_errors_of_the_writer_are_raised",
+        told_as=("running", "hang", "error-lost"),
+    ),
+    Mutant(
+        id="async-store-taken",
+        exercise="4.3",
+        mistake="the caller's store is given the writers' group, which is gone after close",
+        text="copy.copy(store), None",
+        becomes="store, None",
+        caught_by="test_ranks_of_a_group_save_for_themselves",
+        told_as=("store-changed", "exception"),
+    ),
+    Mutant(
+        id="async-copies-kept",
+        exercise="4.3",
+        mistake="memory of tensors that are gone is never given back",
+        text="        self.tensors = fresh\n",
+        becomes="        self.tensors |= fresh\n",
+        caught_by="test_snapshot_memory_is_used_again",
+        told_as="memory-kept",
+    ),
+    Mutant(
+        id="async-any-dtype",
+        exercise="4.3",
+        mistake="a tensor of another dtype is copied to the memory of the last one, and takes its dtype",
+        text="(old.shape, old.dtype) == (value.shape, value.dtype):",
+        becomes="old.shape == value.shape:",
+        caught_by="test_snapshot_memory_is_used_again",
+        told_as="moment",
+    ),
+    Mutant(
+        id="async-keys-as-text",
+        exercise="4.3",
+        mistake="the keys 1 and '1' share a path, so two tensors share memory from the second copy on",
+        text="{path}/{k!r}",
+        becomes="{path}/{k}",
+        caught_by="test_snapshot_memory_is_used_again",
+        told_as="moment",
     ),
 ]

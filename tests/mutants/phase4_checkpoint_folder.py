@@ -127,4 +127,70 @@ MUTANTS = [
         caught_by="test_which_are_kept",
         told_as="kept",
     ),
+    Mutant(
+        id="survive-parents-not-flushed",
+        exercise="4.1",
+        mistake="the folders above the store are made, but the topmost new name is not flushed",
+        text="""        for folder in (*reversed(self.path.parents), self.path):
+            if not folder.is_dir():
+                folder.mkdir()
+                flush_folder(folder.parent)
+""",
+        becomes="""        self.path.mkdir(parents=True, exist_ok=True)
+        flush_folder(self.path.parent)
+""",
+        caught_by="test_power_fails_at_every_operation",
+        told_as="lost",
+    ),
+    Mutant(
+        id="survive-clears-all-partial",
+        exercise="4.1",
+        mistake="whatever ends like a folder aside is cleared away, also what others made",
+        text="if NAME.fullmatch(path.name.removesuffix(ASIDE)) and (",
+        becomes="if NAME.match(path.name) and (",
+        more=(("path.name.endswith(ASIDE) or not", "not NAME.fullmatch(path.name) or not"),),
+        caught_by="test_from_begin_to_finish",
+        told_as="foreign-touched",
+    ),
+    Mutant(
+        id="survive-same-step-replaced",
+        exercise="4.1",
+        mistake="the finished checkpoint of the same step goes before the new one is there",
+        text="        for path in self.path.iterdir():\n",
+        becomes="""        for name in [name for name in self.names() if int(name[12:]) == step]:
+            shutil.rmtree(self.path / name)
+        for path in self.path.iterdir():
+""",
+        caught_by="test_from_begin_to_finish",
+        told_as=("old-touched", "exception"),
+    ),
+    Mutant(
+        id="survive-all-hash-all",
+        exercise="4.1",
+        mistake="every rank hashes its part of the list as a block, the rest is hashed by nobody",
+        text="files[share::shares] if share",
+        becomes="files[share : share + 1] if share",
+        caught_by="test_any_damage_is_found",
+        told_as="share",
+    ),
+    Mutant(
+        id="survive-deleted-in-its-place",
+        exercise="4.1",
+        mistake="old checkpoints are deleted under their names: half of one still counts",
+        text="""                os.rename(self.path / name, self.path / (name + ASIDE))
+                shutil.rmtree(self.path / (name + ASIDE))
+""",
+        becomes="                shutil.rmtree(self.path / name)\n",
+        caught_by="test_killed_while_old_ones_are_deleted",
+        told_as="half-deleted",
+    ),
+    Mutant(
+        id="survive-damaged-cleared",
+        exercise="4.1",
+        mistake="begin clears away finished checkpoints that are damaged, which the user may want to rescue",
+        text="or not (path / MARKER).is_file()",
+        becomes="or self.problem(path.name) is not None",
+        caught_by="test_from_begin_to_finish",
+        told_as="old-touched",
+    ),
 ]

@@ -10,7 +10,7 @@ MUTANTS = [
         text='"consumed": consumed}\n',
         becomes='"consumed": consumed // self.world_size}\n',
         caught_by="test_every_sample_once_however_many_ranks",
-        told_as="steps",
+        told_as="consumed",
     ),
     Mutant(
         id="elastic-rounded-batch",
@@ -124,5 +124,53 @@ MUTANTS = [
         becomes="    return num_samples / batch_size\n",
         caught_by="test_weighted_losses_give_the_global_gradient",
         told_as="equal-parts",
+    ),
+    Mutant(
+        id="elastic-position-till-the-end",
+        exercise="4.18",
+        mistake="a pass that is left early leaves its beginning out of the next one, too",
+        text="        begin, self.skip = self.skip, 0\n",
+        becomes="        begin = self.skip\n",
+        more=(
+            (
+                "            yield batch[self.rank :: self.world_size]\n",
+                "            yield batch[self.rank :: self.world_size]\n        self.skip = 0\n",
+            ),
+        ),
+        caught_by="test_epochs",
+        told_as="resumed-epoch",
+    ),
+    Mutant(
+        id="elastic-half-loaded",
+        exercise="4.18",
+        mistake="the position is taken before the sizes are compared",
+        text='        for name in ("dataset_size", "batch_size"):\n',
+        becomes="""        self.epoch, self.skip = state["epoch"], state["consumed"]
+        for name in ("dataset_size", "batch_size"):
+""",
+        caught_by="test_positions_that_mean_something_else_are_refused",
+        told_as="half-loaded",
+    ),
+    Mutant(
+        id="elastic-global-stream",
+        exercise="4.18",
+        mistake="the order comes from the process's own stream, which is seeded anew",
+        text="""            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.dataset_size, generator=generator).tolist()
+""",
+        becomes="""            torch.manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.dataset_size).tolist()
+""",
+        caught_by="test_epochs",
+        told_as="moved-stream",
+    ),
+    Mutant(
+        id="elastic-position-cut",
+        exercise="4.18",
+        mistake="the position is cut off at the data set's size, inside the last batch",
+        text='| {"consumed": consumed}',
+        becomes='| {"consumed": min(consumed, self.dataset_size)}',
+        caught_by="test_every_sample_once_however_many_ranks",
+        told_as="consumed",
     ),
 ]

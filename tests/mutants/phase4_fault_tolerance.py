@@ -7,12 +7,12 @@ MUTANTS = [
         id="agree-old-deleted-first",
         exercise="4.15",
         mistake="room is made before the new checkpoint is finished",
-        text="            written = self._agree(write)\n",
+        text="            written = self._agree(partial(write_trees, aside, trees))\n",
         becomes="""            if rank == 0 and self.files.names():
                 old = self.folder / self.files.names()[-1]
                 old.rename(f"{old}{ASIDE}")
                 shutil.rmtree(f"{old}{ASIDE}")
-            written = self._agree(write)
+            written = self._agree(partial(write_trees, aside, trees))
 """,
         caught_by="test_full_disk",
         told_as="previous-lost",
@@ -22,10 +22,10 @@ MUTANTS = [
         exercise="4.15",
         mistake="every rank writes the shared state to the same path",
         text=(
-            "            trees = {own_file(rank): own or {}} | ({SHARED: shared} if rank == 0 "
+            "        trees = {own_file(rank): own or {}} | ({SHARED: shared} if rank == 0 "
             "else {})\n"
         ),
-        becomes="            trees = {own_file(rank): own or {}, SHARED: shared}\n",
+        becomes="        trees = {own_file(rank): own or {}, SHARED: shared}\n",
         caught_by="test_files_are_safe_and_written_once",
         told_as="exception",
     ),
@@ -34,7 +34,7 @@ MUTANTS = [
         exercise="4.15",
         mistake="every rank makes the folder",
         text=(
-            "        name = self._agree(lambda: self.files.begin(step) if rank == 0 else \"\")[0]\n"
+            '        name = self._agree(lambda: self.files.begin(step) if rank == 0 else "")[0]\n'
         ),
         becomes="        name = self.files.begin(step)\n",
         caught_by="test_what_was_saved_is_loaded",
@@ -44,11 +44,11 @@ MUTANTS = [
         id="agree-rank-0s-state",
         exercise="4.15",
         mistake="rank 0 writes its own state for everybody",
-        text="            return write_trees(aside, trees)\n",
+        text="            written = self._agree(partial(write_trees, aside, trees))\n",
         becomes=(
             "            trees |= {own_file(r): own or {} for r in "
             "range(dist.get_world_size(self.group))}\n"
-            "            return write_trees(aside, trees) if rank == 0 else {}\n"
+            "            written = self._agree(lambda: write_trees(aside, trees) if rank == 0 else {})\n"
         ),
         caught_by="test_what_was_saved_is_loaded",
         told_as="own-state",
@@ -57,8 +57,8 @@ MUTANTS = [
         id="agree-device-of-old",
         exercise="4.15",
         mistake="map_location is ignored",
-        text="        self._agree(lambda: trees.append(read_tree(folder / SHARED, device)))\n",
-        becomes="        self._agree(lambda: trees.append(read_tree(folder / SHARED)))\n",
+        text="read_tree(folder / SHARED, device)])",
+        becomes="read_tree(folder / SHARED)])",
         caught_by="test_what_was_saved_is_loaded",
         told_as="device",
     ),
@@ -75,9 +75,9 @@ MUTANTS = [
 """,
         more=(
             (
-                "        self._agree(lambda: self.files.prune(*kept) if rank == 0 else None)\n",
+                "        self._agree(lambda: self.files.prune(self.keep, self.keep_best) if rank == 0 else None)\n",
                 """        if rank == 0:
-            self.files.prune(*kept)
+            self.files.prune(self.keep, self.keep_best)
 """,
             ),
         ),
@@ -101,8 +101,7 @@ MUTANTS = [
         exercise="4.15",
         mistake="each rank looks for the newest checkpoint by itself",
         text=(
-            "        names = self._agree(lambda: self.files.names() if self.rank == 0 else "
-            "[])[0]\n"
+            "        names = self._agree(lambda: self.files.names() if self.rank == 0 else [])[0]\n"
         ),
         becomes="        names = self.files.names()\n",
         more=(
@@ -111,8 +110,8 @@ MUTANTS = [
                 "            verdicts = [self.files.problem(name)]\n",
             ),
             (
-                "        self._agree(lambda: trees.append(read_tree(folder / SHARED, device)))\n",
-                "        trees.append(read_tree(folder / SHARED, device))\n",
+                "        self._agree(read)\n",
+                "        read()\n",
             ),
         ),
         caught_by="test_all_ranks_load_the_same",
@@ -141,7 +140,7 @@ MUTANTS = [
         exercise="4.15",
         mistake="a rank whose disk is full leaves the others waiting",
         text="""        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"[:1000]
 """,
         becomes="""        except ZeroDivisionError:
             pass
@@ -164,8 +163,8 @@ MUTANTS = [
         id="agree-leftovers",
         exercise="4.15",
         mistake="what a failed save has written stays, and fills the disk",
-        text="                shutil.rmtree(aside, ignore_errors=True)\n",
-        becomes="                pass\n",
+        text="            self._agree(lambda: discard(aside, folder) if rank == 0 else None)\n",
+        becomes="",
         caught_by="test_full_disk",
         told_as="leftovers",
     ),
@@ -173,9 +172,89 @@ MUTANTS = [
         id="agree-every-rank-prunes",
         exercise="4.15",
         mistake="every rank deletes the old ones",
-        text="        self._agree(lambda: self.files.prune(*kept) if rank == 0 else None)\n",
-        becomes="        self._agree(lambda: self.files.prune(*kept))\n",
+        text="        self._agree(lambda: self.files.prune(self.keep, self.keep_best) if rank == 0 else None)\n",
+        becomes="        self._agree(lambda: self.files.prune(self.keep, self.keep_best))\n",
         caught_by="test_nobody_goes_on_before_rank_0_has_finished",
         told_as="not-saved",
+    ),
+    Mutant(
+        id="agree-world-for-group",
+        exercise="4.15",
+        mistake="each rank hashes its share of as many as there are ranks in the world",
+        text="dist.get_world_size(self.group) if",
+        becomes="dist.get_world_size() if",
+        more=(
+            (
+                "        everyone = values_of_all([result, problem], self.group)\n",
+                "        everyone = values_of_all([result, problem])\n",
+            ),
+        ),
+        caught_by="test_groups_save_each_for_itself",
+        told_as=("hang", "mismatch", "group", "exception"),
+    ),
+    Mutant(
+        id="agree-step-zero",
+        exercise="4.15",
+        mistake="load(0) takes the newest: a step of 0 counts as none",
+        text="        if step is not None:\n            names",
+        becomes="        if step:\n            names",
+        caught_by="test_refusals",
+        told_as="not-this-step",
+    ),
+    Mutant(
+        id="agree-read-alone",
+        exercise="4.15",
+        mistake="a rank that can't take the tensors raises alone",
+        text="        self._agree(read)\n",
+        becomes="        read()\n",
+        caught_by="test_one_rank_can_not_read",
+        told_as=("one-sided", "mismatch", "hang"),
+    ),
+    Mutant(
+        id="agree-unfinished-is-damage",
+        exercise="4.15",
+        mistake="a save that was killed counts as a damaged checkpoint: training can't begin anew",
+        text="        if any(UNFINISHED not in text for text in skipped):\n",
+        becomes="        if skipped:\n",
+        caught_by="test_nothing_and_nothing_intact_are_different",
+        told_as="not-none",
+    ),
+    Mutant(
+        id="agree-deletion-undoes",
+        exercise="4.15",
+        mistake="old ones that can't be deleted take the new checkpoint with them",
+        text="""            self._agree(lambda: self.files.finish(name, manifest) if rank == 0 else None)
+        except""",
+        becomes="""            self._agree(lambda: self.files.finish(name, manifest) if rank == 0 else None)
+            self._agree(lambda: self.files.prune(self.keep, self.keep_best) if rank == 0 else None)
+        except""",
+        more=(
+            (
+                """        self._agree(lambda: self.files.prune(self.keep, self.keep_best) if rank == 0 else None)
+        return folder
+""",
+                "        return folder\n",
+            ),
+        ),
+        caught_by="test_old_ones_can_not_be_deleted",
+        told_as="lost",
+    ),
+    Mutant(
+        id="agree-late-leftovers",
+        exercise="4.15",
+        mistake="the other ranks raise before rank 0 has cleared the failed save away",
+        text="            self._agree(lambda: discard(aside, folder) if rank == 0 else None)\n",
+        becomes="            discard(aside, folder) if rank == 0 else None\n",
+        caught_by="test_what_can_not_be_saved_is_refused_by_all",
+        told_as="leftovers",
+    ),
+    Mutant(
+        id="agree-long-errors",
+        exercise="4.15",
+        mistake="the text of an error travels in full, however long it is",
+        text='f"{type(error).__name__}: {error}"[:1000]',
+        becomes='f"{type(error).__name__}: {error}"',
+        caught_by="test_what_can_not_be_saved_is_refused_by_all",
+        told_as="too-many-bytes",
     ),
 ]

@@ -4,6 +4,32 @@ from distlab.grading.wrong import Mutant
 
 MUTANTS = [
     Mutant(
+        id="flops-backward-outside",
+        exercise="4.17",
+        mistake="backward runs on the model's own parameters: checkpointing calls the layers again",
+        text="            torch.autograd.backward([o.sum() for o in outputs if o.requires_grad])\n",
+        becomes="            learned.extend(o.sum() for o in outputs if o.requires_grad)\n",
+        more=(
+            ("    whole = Whole()\n", "    whole, learned = Whole(), []\n"),
+            (
+                "        torch.func.functional_call(whole, state, shapes)\n",
+                "        torch.func.functional_call(whole, state, shapes)\n"
+                "        torch.autograd.backward(learned)\n",
+            ),
+        ),
+        caught_by="test_recomputation_and_exceptions",
+        told_as="exception",
+    ),
+    Mutant(
+        id="flops-bias-costs",
+        exercise="4.17",
+        mistake="the gradient of the bias counts as a third convolution",
+        text="sum(mask[:2])",
+        becomes="sum(mask)",
+        caught_by="test_operators_by_their_arguments",
+        told_as="flops",
+    ),
+    Mutant(
         id="flops-multiply-add-is-one",
         exercise="4.17",
         mistake="a multiplication and an addition count as one",
@@ -16,8 +42,8 @@ MUTANTS = [
         id="flops-forward-only",
         exercise="4.17",
         mistake="the FLOPs of backward are forgotten: a third of the MFU",
-        text="        if learned:\n",
-        becomes="        if not learned:\n",
+        text="            torch.autograd.backward([o.sum() for o in outputs if o.requires_grad])\n",
+        becomes="            del outputs\n",
         caught_by="test_flops_are_those_of_torchs_counter",
         told_as="flops",
     ),
@@ -55,12 +81,48 @@ MUTANTS = [
         exercise="4.17",
         mistake="counting runs the model itself: gradients and running statistics change",
         text=(
-            "    state = {n: meta(t) for n, t in (*model.named_parameters(), "
-            "*model.named_buffers())}\n"
-            "    shapes = tree_map_only(Tensor, lambda t: meta(t.detach()), inputs)\n"
+            "        state = {n: meta(t) for n, t in (*whole.named_parameters(), "
+            "*whole.named_buffers())}\n"
+            "        shapes = tree_map_only(Tensor, lambda t: meta(t.detach()), inputs)\n"
         ),
-        becomes="    state, shapes = {}, inputs\n",
+        becomes="        state, shapes = {}, inputs\n",
         caught_by="test_counting_leaves_no_trace",
+        told_as="side-effect",
+    ),
+    Mutant(
+        id="flops-without-gradients",
+        exercise="4.17",
+        mistake="counted inside torch.no_grad() there is no backward",
+        text="    with torch.enable_grad(), torch.random",
+        becomes="    with torch.random",
+        caught_by="test_inputs_and_outputs_of_many_kinds",
+        told_as="forward-only",
+    ),
+    Mutant(
+        id="flops-dense",
+        exercise="4.17",
+        mistake="tensors with gaps have other strides on the meta device",
+        text='torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")',
+        becomes='torch.empty_like(t, device="meta")',
+        caught_by="test_tensors_lie_as_they_did",
+        told_as="strides",
+    ),
+    Mutant(
+        id="flops-draws",
+        exercise="4.17",
+        mistake="a model that draws a number on the CPU moves the global random numbers on",
+        text="torch.enable_grad(), torch.random.fork_rng(devices=[]):",
+        becomes="torch.enable_grad():",
+        caught_by="test_counting_leaves_no_trace",
+        told_as="side-effect",
+    ),
+    Mutant(
+        id="flops-gradients-on-after-an-exception",
+        exercise="4.17",
+        mistake="gradients are switched on, and not off again where the model raises",
+        text="    with torch.enable_grad(), torch.random.fork_rng(devices=[]):",
+        becomes="    torch.set_grad_enabled(True)\n    with torch.random.fork_rng(devices=[]):",
+        caught_by="test_recomputation_and_exceptions",
         told_as="side-effect",
     ),
 ]

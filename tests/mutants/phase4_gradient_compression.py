@@ -261,7 +261,7 @@ MUTANTS = [
         text="        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n",
         becomes="        flat = torch.zeros_like(bucket.buffer)\n",
         caught_by="test_nothing_is_lost_when_buckets_are_made_anew",
-        told_as="wrong",
+        told_as="not-moved",
     ),
     Mutant(
         id="topk-state-without-residual",
@@ -321,7 +321,7 @@ MUTANTS = [
         text="        return [part.clone() for part in self.parts.values()]\n",
         becomes="        return [*self.parts.values()]\n",
         caught_by="test_state_goes_on_to_the_bit",
-        told_as="resume-differs",
+        told_as="state-not-copied",
     ),
     Mutant(
         id="topk-state-by-parameter",
@@ -376,8 +376,72 @@ MUTANTS = [
             "async_op=True),\n"
         ),
         becomes="            dist.all_gather_into_tensor(all_values, values, async_op=True),\n",
-        caught_by="test_works_in_a_group",
-        told_as="hang",
+        caught_by="test_two_models_in_two_groups",
+        told_as=("hang", "exception"),
+    ),
+    Mutant(
+        id="topk-indices-in-wait",
+        exercise="4.6",
+        mistake="only the values leave while backward goes on: the indices are sent in wait",
+        text="""            dist.all_gather_into_tensor(all_indices, indices, self.group, async_op=True),
+        ]
+""",
+        becomes="""        ]
+""",
+        more=(
+            (
+                "            sent[1].wait()\n",
+                "            dist.all_gather_into_tensor(all_indices, indices, self.group)\n",
+            ),
+        ),
+        caught_by="test_hook_begins_and_does_not_wait",
+        told_as="sent-in-wait",
+    ),
+    Mutant(
+        id="topk-one-bucket-at-a-time",
+        exercise="4.6",
+        mistake="what wait needs is kept in the hook, where the next bucket overwrites it",
+        text="        world_size = dist.get_world_size(self.group)\n",
+        becomes="        world_size = dist.get_world_size(self.group)\n        self.bucket = bucket\n",
+        more=(
+            (
+                "            sent[1].wait()\n            bucket.buffer.zero_()\n",
+                "            sent[1].wait()\n            bucket = self.bucket\n"
+                "            bucket.buffer.zero_()\n",
+            ),
+        ),
+        caught_by="test_two_models_in_two_groups",
+        told_as=("wrong", "exception"),
+    ),
+    Mutant(
+        id="topk-new-buffer",
+        exercise="4.6",
+        mistake="the bucket gets a new buffer: the gradients are views of the old one",
+        text="""            sent[1].wait()
+            bucket.buffer.zero_()
+""",
+        becomes="""            sent[1].wait()
+            bucket.buffer = torch.zeros_like(bucket.buffer)
+""",
+        caught_by="test_sends_the_largest_and_owes_the_rest",
+        told_as="exception",
+    ),
+    Mutant(
+        id="topk-remembered-by-bucket",
+        exercise="4.6",
+        mistake="a bucket that comes again has a residual that is out of date",
+        text="        if any(p not in self.parts for p in bucket.parameters):\n",
+        becomes="        if hasattr(bucket, 'mine'):\n            return bucket.mine\n"
+        "        if any(p not in self.parts for p in bucket.parameters):\n",
+        more=(
+            (
+                "        self.parts.update(zip(bucket.parameters, parts, strict=True))\n",
+                "        self.parts.update(zip(bucket.parameters, parts, strict=True))\n"
+                "        bucket.mine = flat\n",
+            ),
+        ),
+        caught_by="test_nothing_is_lost_when_buckets_are_made_anew",
+        told_as="not-moved",
     ),
     Mutant(
         id="topk-waits-in-hook",
@@ -432,5 +496,43 @@ MUTANTS = [
         becomes="    if ratio < 0:\n",
         caught_by="test_bad_input_is_refused",
         told_as="accepted",
+    ),
+    Mutant(
+        id="topk-takes-the-state-over",
+        exercise="4.6",
+        mistake="tensors of the state are taken over, and later steps write into them",
+        text="""        for part, saved in zip(self.parts.values(), state, strict=True):
+            part.copy_(saved)
+""",
+        becomes="""        self.parts = dict(zip(self.parts, state, strict=True))
+""",
+        more=(
+            (
+                "        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n",
+                "        if len(bucket.parameters) == 1:\n"
+                "            return self.parts[bucket.parameters[0]]\n"
+                "        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n",
+            ),
+        ),
+        caught_by="test_state_goes_on_to_the_bit",
+        told_as="state-changed",
+    ),
+    Mutant(
+        id="topk-second-velocity-not-cleared",
+        exercise="4.6",
+        mistake="only the first bucket's velocity is cleared where it was sent",
+        text="        if self.momentum:\n            u[chosen]",
+        becomes="        if self.momentum and not bucket.index:\n            u[chosen]",
+        caught_by="test_two_models_in_two_groups",
+        told_as="velocity-not-cleared",
+    ),
+    Mutant(
+        id="topk-chosen-in-float32",
+        exercise="4.6",
+        mistake="the largest are looked for in float32: close numbers of float64 are taken to be equal",
+        text="v.abs().topk(",
+        becomes="v.abs().float().topk(",
+        caught_by="test_sends_the_largest_and_owes_the_rest",
+        told_as="wrong",
     ),
 ]

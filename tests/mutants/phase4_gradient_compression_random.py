@@ -112,8 +112,44 @@ MUTANTS = [
         mistake="every hook draws the same positions, whatever its seed is",
         text="        self.generator = torch.Generator().manual_seed(seed)\n",
         becomes="        self.generator = torch.Generator().manual_seed(0)\n",
+        caught_by="test_calls_buckets_and_seeds_draw_their_own",
+        told_as="seeds-collide",
+    ),
+    Mutant(
+        id="randomk-seed-plus-call",
+        exercise="4.7",
+        mistake="seed plus number of the call: seed 1 draws in call 0 what seed 0 draws in call 1",
+        text="        order = torch.randperm(v.numel(), generator=self.generator)\n",
+        becomes="""        self.calls = getattr(self, 'calls', -1) + 1
+        own = torch.Generator().manual_seed(self.generator.initial_seed() + self.calls)
+        order = torch.randperm(v.numel(), generator=own)
+""",
+        caught_by="test_calls_buckets_and_seeds_draw_their_own",
+        told_as="seeds-collide",
+    ),
+    Mutant(
+        id="randomk-block",
+        exercise="4.7",
+        mistake="a block of neighbours at a random place: each position is as likely, no pair is",
+        text="        order = torch.randperm(v.numel(), generator=self.generator)\n",
+        becomes="""        start = torch.randint(v.numel(), (1,), generator=self.generator)
+        order = (torch.arange(v.numel()) + start) % v.numel()
+""",
         caught_by="test_every_position_is_as_likely",
-        told_as="seed-ignored",
+        told_as="positions-together",
+    ),
+    Mutant(
+        id="randomk-in-turns",
+        exercise="4.7",
+        mistake="positions that were sent come again only after all others",
+        text="        order = torch.randperm(v.numel(), generator=self.generator)\n",
+        becomes="""        late = v.new_ones(v.numel(), device='cpu')
+        late[getattr(bucket, 'last', [])] = 0
+        order = torch.multinomial(late + 1e-9, v.numel(), generator=self.generator)
+        bucket.last = order[: count_for(self.ratio, v.numel())]
+""",
+        caught_by="test_every_position_is_as_likely",
+        told_as="calls-depend",
     ),
     Mutant(
         id="randomk-indices-sent",
@@ -181,7 +217,7 @@ MUTANTS = [
         mistake="the default group is used",
         text="        work = dist.all_reduce(values, group=self.group, async_op=True)\n",
         becomes="        work = dist.all_reduce(values, async_op=True)\n",
-        caught_by="test_random_works_in_a_group",
+        caught_by="test_random_two_models_in_two_groups",
         told_as="hang",
     ),
     Mutant(
@@ -194,5 +230,27 @@ MUTANTS = [
 """,
         caught_by="test_random_hook_begins_and_does_not_wait",
         told_as="hook-waits",
+    ),
+    Mutant(
+        id="random-generator-first",
+        exercise="4.7",
+        mistake="the generator is set before the residual is refused",
+        text="""        self.residual.load_state_dict(state["residual"])
+        self.generator.set_state(state["generator"])
+""",
+        becomes="""        self.generator.set_state(state["generator"])
+        self.residual.load_state_dict(state["residual"])
+""",
+        caught_by="test_a_refused_random_state_changes_nothing",
+        told_as="half-loaded",
+    ),
+    Mutant(
+        id="randomk-residual-in-float32",
+        exercise="4.7",
+        mistake="what is owed is rounded to float32",
+        text="        v.add_(bucket.buffer)\n        order",
+        becomes="        v.add_(bucket.buffer)\n        v.copy_(v.float())\n        order",
+        caught_by="test_sums_at_shared_positions_and_owes_the_rest",
+        told_as="wrong",
     ),
 ]

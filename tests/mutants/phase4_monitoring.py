@@ -4,6 +4,39 @@ from distlab.grading.wrong import Mutant
 
 MUTANTS = [
     Mutant(
+        id="monitor-exception-not-timed",
+        exercise="4.10",
+        mistake="a phase that ends in an exception has no time",
+        text="""            try:
+                yield
+            finally:
+                self.spans.setdefault(name, []).append((begin, self.clock.mark()))
+""",
+        becomes="""            yield
+            self.spans.setdefault(name, []).append((begin, self.clock.mark()))
+""",
+        caught_by="test_phases_in_each_other_and_exceptions",
+        told_as="phase-time",
+    ),
+    Mutant(
+        id="monitor-none-ends-the-loader",
+        exercise="4.10",
+        mistake="a batch that is None is taken for the loader's end",
+        text="        iterator, nothing = iter(loader), object()\n",
+        becomes="        iterator, nothing = iter(loader), None\n",
+        caught_by="test_data_wait_is_what_the_loader_takes",
+        told_as="batches",
+    ),
+    Mutant(
+        id="monitor-current-device",
+        exercise="4.10",
+        mistake="the event is recorded in the stream of whichever device is the current one",
+        text="        event.record(torch.cuda.current_stream(self.device))\n",
+        becomes="        event.record()\n",
+        caught_by="test_slow_kernels_show_where_they_run",
+        told_as="other-device",
+    ),
+    Mutant(
         id="monitor-host-clock",
         exercise="4.10",
         mistake="the host's clock tells when a kernel was launched, not when it was done",
@@ -117,7 +150,7 @@ MUTANTS = [
         text="        iterator, nothing = iter(loader), object()\n",
         becomes="        iterator, nothing = iter(list(loader)), object()\n",
         caught_by="test_data_wait_is_what_the_loader_takes",
-        told_as="data-wait",
+        told_as="asked-ahead",
     ),
     Mutant(
         id="monitor-all-exposed",
@@ -176,7 +209,7 @@ MUTANTS = [
             ),
         ),
         caught_by="test_hooks_and_blocking_communication",
-        told_as="exposed",
+        told_as="phase-time",
     ),
     Mutant(
         id="monitor-blocking-hook-unseen",
@@ -213,5 +246,50 @@ MUTANTS = [
         becomes="(peak_flops is not None and peak_flops < 0)",
         caught_by="test_bad_settings_are_refused",
         told_as="accepted",
+    ),
+    Mutant(
+        id="monitor-second-wait-flies-again",
+        exercise="4.10",
+        mistake="each wait counts the whole flight, also one in a later step",
+        text="        if not self.counted:\n",
+        becomes="        if True:\n",
+        caught_by="test_messages_can_be_tracked",
+        told_as="hidden",
+    ),
+    Mutant(
+        id="monitor-hook-in-flight-late",
+        exercise="4.10",
+        mistake="the flight of a hook begins when the hook returns, not when it was called",
+        text="                return Flight(self, handle, began)\n",
+        becomes="                return self.track(handle)\n",
+        caught_by="test_hooks_and_blocking_communication",
+        told_as="hidden",
+    ),
+    Mutant(
+        id="monitor-loss-kept",
+        exercise="4.10",
+        mistake="the last loss is kept, and with it the graph of its step",
+        text="        self.steps += 1\n        self._begin(now)\n",
+        becomes="        self.steps += 1\n        self.loss = loss\n        self._begin(now)\n",
+        caught_by="test_messages_can_be_tracked",
+        told_as="kept",
+    ),
+    Mutant(
+        id="monitor-steps-with-a-gap",
+        exercise="4.10",
+        mistake="the next step begins when step returns: what step itself takes is in none",
+        text="        self._begin(now)\n        return",
+        becomes="        self._begin(self.clock.mark())\n        return",
+        caught_by="test_phases_add_up",
+        told_as="step-time",
+    ),
+    Mutant(
+        id="monitor-interrupt-not-counted",
+        exercise="4.10",
+        mistake="communication that ends in an interrupt is not counted",
+        text="        try:\n            yield\n        finally:\n            self.waits.append((begin, self.clock.mark()))",
+        becomes="        try:\n            yield\n        except Exception:\n            self.waits.append((begin, self.clock.mark()))\n            raise\n        self.waits.append((begin, self.clock.mark()))",
+        caught_by="test_phases_in_each_other_and_exceptions",
+        told_as="exposed",
     ),
 ]

@@ -244,7 +244,7 @@ MUTANTS = [
         mistake="the default group is used",
         text="        work = dist.all_reduce(flat, group=self.group, async_op=True)\n",
         becomes="        work = dist.all_reduce(flat, async_op=True)\n",
-        caught_by="test_power_works_in_a_group",
+        caught_by="test_power_two_models_in_two_groups",
         told_as="hang",
     ),
     Mutant(
@@ -266,5 +266,46 @@ MUTANTS = [
         becomes="        if rank < -9:\n",
         caught_by="test_power_bad_input_is_refused",
         told_as="accepted",
+    ),
+    Mutant(
+        id="powersgd-residual-first",
+        exercise="4.8",
+        mistake="the residual is loaded before the shapes of the Qs are compared",
+        text="""        check_shapes(state["q"], [*self.q.values()])
+        self.residual.load_state_dict(state["residual"])
+""",
+        becomes="""        self.residual.load_state_dict(state["residual"])
+        check_shapes(state["q"], [*self.q.values()])
+""",
+        caught_by="test_a_refused_power_state_changes_nothing",
+        told_as="half-loaded",
+    ),
+    Mutant(
+        id="powersgd-own-q",
+        exercise="4.8",
+        mistake="each rank keeps its own product for the next step, not the sum over the ranks",
+        text="                torch.mm(m.T, p, out=new_q)\n            if matrices:\n",
+        becomes="                torch.mm(m.T, p, out=new_q)\n"
+        "            own = [new_q.clone() for new_q in new_qs]\n            if matrices:\n",
+        more=(
+            (
+                "            for p, new_q, (_, out, q) in zip(ps, new_qs, matrices, strict=True):\n"
+                "                torch.mm(p, q.copy_(new_q).T, out=out)\n",
+                "            for p, new_q, mine, (_, out, q) in zip(ps, new_qs, own, matrices):\n"
+                "                torch.mm(p, new_q.T, out=out)\n"
+                "                q.copy_(mine)\n",
+            ),
+        ),
+        caught_by="test_what_is_left_out_comes_next",
+        told_as="own-q",
+    ),
+    Mutant(
+        id="powersgd-no-feedback-in-16-bits",
+        exercise="4.8",
+        mistake="in 16 bits nothing is owed",
+        text="            residual.sub_(bucket.buffer, alpha=1 / dist.get_world_size(self.group))",
+        becomes="            residual.sub_(bucket.buffer, alpha=1 / dist.get_world_size(self.group))\n            if residual.dtype in (torch.bfloat16, torch.float16):\n                residual.zero_()",
+        caught_by="test_what_16_bits_leave_out_comes_next",
+        told_as="no-error-feedback",
     ),
 ]

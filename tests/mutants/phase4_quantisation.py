@@ -54,7 +54,7 @@ MUTANTS = [
         id="quantised-sum-in-int8",
         exercise="4.9",
         mistake="integers of different scales are added up, in 8 bits",
-        text="            total = unpack_int8(theirs, rows.dtype).sum(0, keepdim=True)\n",
+        text="            total = unpack_int8(theirs, torch.float32).sum(0, keepdim=True)\n",
         becomes=(
             "            total = theirs[:, :-SCALE_BYTES].sum(0, keepdim=True, dtype=torch.int8)\n"
             "            total = total * theirs[0, -SCALE_BYTES:].clone().view(torch.float32)\n"
@@ -72,7 +72,7 @@ MUTANTS = [
 """,
         more=(
             (
-                "            bucket.buffer.copy_(unpack_int8(packed, rows.dtype).view(-1)[:n])\n",
+                "            bucket.buffer.copy_(unpack_int8(packed, bucket.buffer.dtype).view(-1)[:n])\n",
                 "            bucket.buffer.copy_(packed.view(-1)[:n])\n",
             ),
             (
@@ -100,9 +100,9 @@ MUTANTS = [
 """,
         more=(
             (
-                "            total = unpack_int8(theirs, rows.dtype).sum(0, keepdim=True)\n",
+                "            total = unpack_int8(theirs, torch.float32).sum(0, keepdim=True)\n",
                 """            theirs.copy_(both[:, dist.get_rank(self.group)])
-            total = unpack_int8(theirs, rows.dtype).sum(0, keepdim=True)
+            total = unpack_int8(theirs, torch.float32).sum(0, keepdim=True)
 """,
             ),
         ),
@@ -117,7 +117,7 @@ MUTANTS = [
             "        work = dist.all_to_all_single(theirs, packed, group=self.group, "
             "async_op=True)\n"
         ),
-        becomes="""        bucket.buffer.copy_(unpack_int8(packed, rows.dtype).view(-1)[:n])
+        becomes="""        bucket.buffer.copy_(unpack_int8(packed, bucket.buffer.dtype).view(-1)[:n])
         return dist.all_reduce(bucket.buffer, group=self.group, async_op=True)
         work = dist.all_to_all_single(theirs, packed, group=self.group, async_op=True)
 """,
@@ -183,7 +183,7 @@ MUTANTS = [
         id="quantised-nan-hidden",
         exercise="4.9",
         mistake="what is not finite is made 0",
-        text="    scale = (x.abs().amax(1, keepdim=True) / STEPS).float()\n",
+        text="    scale = x.abs().amax(1, keepdim=True).float() / STEPS  # too small for 16 bits, maybe\n",
         becomes="""    x = x.nan_to_num(0.0, 0.0, 0.0)
     scale = (x.abs().amax(1, keepdim=True) / STEPS).float()
 """,
@@ -230,7 +230,7 @@ MUTANTS = [
         id="quantised-largest-as-scale",
         exercise="4.9",
         mistake="the scale is the largest value, not the mean size",
-        text="        scale = v.abs().mean().float()\n",
+        text="        scale = v.abs().float().mean()\n",
         becomes="        scale = v.abs().amax().float()\n",
         caught_by="test_one_bit_sends_signs_and_owes_the_rest",
         told_as="wrong",
@@ -242,7 +242,7 @@ MUTANTS = [
         text="    torch.ge(v, 0, out=bits[: len(v)])\n",
         becomes="    torch.gt(v, 0, out=bits[: len(v)])\n",
         caught_by="test_one_bit_sends_signs_and_owes_the_rest",
-        told_as="wrong",
+        told_as="sign-of-zero-sent",
     ),
     Mutant(
         id="quantised-unpacked",
@@ -335,8 +335,8 @@ MUTANTS = [
             "async_op=True)\n"
         ),
         becomes="        work = dist.all_gather_into_tensor(everyone, message, async_op=True)\n",
-        caught_by="test_quantised_works_in_a_group",
-        told_as="hang",
+        caught_by="test_one_bit_two_models_in_two_groups",
+        told_as=("hang", "exception"),
     ),
     Mutant(
         id="quantised-waits-in-hook",
@@ -353,5 +353,32 @@ MUTANTS = [
         ),
         caught_by="test_quantised_hooks_begin_and_do_not_wait",
         told_as="hook-waits",
+    ),
+    Mutant(
+        id="int8-sums-in-16-bits",
+        exercise="4.9",
+        mistake="the pieces are added up in the bucket's dtype",
+        text="unpack_int8(theirs, torch.float32).sum(0, keepdim=True)",
+        becomes="unpack_int8(theirs, bucket.buffer.dtype).sum(0, keepdim=True)",
+        caught_by="test_int8_rounding_is_right_in_the_mean",
+        told_as="sum-rounded",
+    ),
+    Mutant(
+        id="one-bit-wide-scale-owed",
+        exercise="4.9",
+        mistake="the residual is lessened by the mean in float64, where its float32 was sent",
+        text="        v.sub_(unpack_signs(packed, n, v.dtype).mul_(scale))\n",
+        becomes="        v.sub_(unpack_signs(packed, n, v.dtype).mul_(v.abs().mean()))\n",
+        caught_by="test_one_bit_owes_the_last_digits",
+        told_as="residual-of-another-scale",
+    ),
+    Mutant(
+        id="int8-scale-at-least-1e-12",
+        exercise="4.9",
+        mistake="a row of zeros gets the scale 1e-12, and so does one of tiny numbers",
+        text="scale.clamp_min_(torch.finfo(torch.float32).tiny)",
+        becomes="scale.clamp_min_(1e-12)",
+        caught_by="test_int8_packs_with_the_right_mean",
+        told_as="small-scale",
     ),
 ]

@@ -7,8 +7,9 @@ MUTANTS = [
         id="recovery-from-scratch",
         exercise="4.14",
         mistake="a restart begins from scratch",
-        text="        position = state.restore(adapt(saved, world_size, seed))\n",
-        becomes="        pass\n",
+        text="""    position = Position() if saved is None else state.restore(adapt(saved, world_size, seed))
+""",
+        becomes="    position = Position()\n",
         caught_by="test_killed_ranks",
         told_as="too-much-lost",
     ),
@@ -16,8 +17,12 @@ MUTANTS = [
         id="recovery-position-forgotten",
         exercise="4.14",
         mistake="the state is restored, and the epoch begins anew with it",
-        text="        position = state.restore(adapt(saved, world_size, seed))\n",
-        becomes="        state.restore(adapt(saved, world_size, seed))\n",
+        text="""    position = Position() if saved is None else state.restore(adapt(saved, world_size, seed))
+""",
+        becomes="""    position = Position()
+    if saved is not None:
+        state.restore(adapt(saved, world_size, seed))
+""",
         caught_by="test_killed_ranks",
         told_as="wrong-samples",
     ),
@@ -106,5 +111,60 @@ MUTANTS = [
         becomes="",
         caught_by="test_told_to_leave",
         told_as="no-beat",
+    ),
+    Mutant(
+        id="recovery-done-saves-again",
+        exercise="4.14",
+        mistake="a job that was done saves once more, each time that it is started",
+        text="    if kept < position.step:\n",
+        becomes="    if kept <= position.step:\n",
+        caught_by="test_what_the_loop_does",
+        told_as="saves",
+    ),
+    Mutant(
+        id="recovery-world-for-group",
+        exercise="4.14",
+        mistake="the checkpoint is cut for all ranks of the world, the group has fewer",
+        text="dist.get_world_size(group) if dist",
+        becomes="dist.get_world_size() if dist",
+        caught_by="test_what_the_loop_does",
+        told_as="exception",
+    ),
+    Mutant(
+        id="recovery-counts-from-the-restart",
+        exercise="4.14",
+        mistake="steps are counted from the restart: checkpoints come at other steps each time",
+        text="        if leaving or position.step % save_every == 0:\n",
+        becomes="        if leaving or (position.step - begun) % save_every == 0:\n",
+        more=(
+            ("    def save() -> None:\n", "    begun = position.step\n\n    def save() -> None:\n"),
+        ),
+        caught_by="test_what_the_loop_does",
+        told_as="saves",
+    ),
+    Mutant(
+        id="recovery-saves-after-a-failure",
+        exercise="4.14",
+        mistake="a step that failed is saved",
+        text="        train_step(batch, position)\n",
+        becomes="""        try:
+            train_step(batch, position)
+        except Exception:
+            save()
+            raise
+""",
+        caught_by="test_what_the_loop_does",
+        told_as="saves",
+    ),
+    Mutant(
+        id="recovery-all-requested",
+        exercise="4.14",
+        mistake="a rank that was told of another one's signal notes it as its own",
+        text="        return bool(flag)\n",
+        becomes="""        self.requested = bool(flag)
+        return self.requested
+""",
+        caught_by="test_leaving_is_agreed_on",
+        told_as="not-noted",
     ),
 ]

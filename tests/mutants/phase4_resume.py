@@ -213,4 +213,100 @@ MUTANTS = [
         caught_by="test_what_is_shared_and_what_is_own",
         told_as="shared",
     ),
+    Mutant(
+        id="resume-shares-memory",
+        exercise="4.2",
+        mistake="the optimizer takes the saved tensors themselves, and training changes them",
+        text="        part.load_state_dict(copy.deepcopy(state))\n",
+        becomes="        part.load_state_dict(state)\n",
+        caught_by="test_groups_and_strange_models",
+        told_as="aliased",
+    ),
+    Mutant(
+        id="resume-new-parameters",
+        exercise="4.2",
+        mistake="the model gets new parameters, the optimizer steps the old ones",
+        text="for name, value in state.items()})\n",
+        becomes="for name, value in state.items()}, assign=True)\n",
+        caught_by="test_groups_and_strange_models",
+        told_as=("other-objects", "as-captured"),
+    ),
+    Mutant(
+        id="resume-streams-first",
+        exercise="4.2",
+        mistake="random streams are put back before the parts, which draw numbers as they load",
+        text='        set_random_state(own["random"], self.device)\n',
+        becomes="",
+        more=(
+            (
+                "        for name, part in self.parts.items():\n            load_into",
+                '        set_random_state(own["random"], self.device)\n'
+                "        for name, part in self.parts.items():\n            load_into",
+            ),
+        ),
+        caught_by="test_groups_and_strange_models",
+        told_as="random",
+    ),
+    Mutant(
+        id="resume-world-for-group",
+        exercise="4.2",
+        mistake="rank and world size are those of the world",
+        text="rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)\n",
+        becomes="rank, world_size = dist.get_rank(), dist.get_world_size()\n",
+        caught_by="test_groups_and_strange_models",
+        told_as="exception",
+    ),
+    Mutant(
+        id="resume-module-is-a-name",
+        exercise="4.2",
+        mistake="whatever has a child called module counts as a wrapper",
+        text='    while [*model._modules] in (["module"], ["_orig_mod"]):\n'
+        "        [(name, model)] = model._modules.items()\n",
+        becomes='    while name := next((n for n in ("module", "_orig_mod") if hasattr(model, n)), ""):\n'
+        "        model = getattr(model, name)\n",
+        caught_by="test_groups_and_strange_models",
+        told_as=("prefix", "exception", "as-captured"),
+    ),
+    Mutant(
+        id="resume-seed-drawn-again",
+        exercise="4.2",
+        mistake="iter(loader) draws the epoch's seed once more in a run resumed within an epoch",
+        text="""        if position.batch > 0:
+            generator.set_state(before)
+""",
+        becomes="",
+        caught_by="test_loader_workers_go_on_with_the_same_samples",
+        told_as="moved",
+    ),
+    Mutant(
+        id="resume-torchs-stream-alone",
+        exercise="4.2",
+        mistake="of a loader that has a generator torch's stream is put back",
+        text="generator = loader.generator or torch.default_generator",
+        becomes="generator = torch.default_generator",
+        caught_by="test_loader_workers_go_on_with_the_same_samples",
+        told_as="moved",
+    ),
+    Mutant(
+        id="resume-own-model-unseen",
+        exercise="4.2",
+        mistake="a model that is a rank's own is not compared before anything is loaded",
+        text="""            if isinstance(part, nn.Module):
+                check""",
+        becomes="""            if isinstance(part, nn.Module) and name not in self.own:
+                check""",
+        caught_by="test_what_does_not_fit_is_refused",
+        told_as=("accepted", "half-restored"),
+    ),
+    Mutant(
+        id="resume-first-child",
+        exercise="4.2",
+        mistake="a module whose first child is called module is a wrapper, whatever comes after it",
+        text="""while [*model._modules] in (["module"], ["_orig_mod"]):
+        [(name, model)] =""",
+        becomes="""while [*model._modules][:1] in (["module"], ["_orig_mod"]):
+        [(name, model), *_] =""",
+        caught_by="test_wrapped_and_plain_models_exchange_checkpoints",
+        told_as="prefix",
+    ),
 ]

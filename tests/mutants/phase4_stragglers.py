@@ -4,6 +4,52 @@ from distlab.grading.wrong import Mutant
 
 MUTANTS = [
     Mutant(
+        id="stragglers-nan-left-out",
+        exercise="4.11",
+        mistake="losses of NaN are left out, not those of no samples: a diverged step is hidden",
+        text="        losses = sum(r.loss * r.samples for r in self.ranks if r.samples)\n",
+        becomes="        losses = sum(r.loss * r.samples for r in self.ranks if r.loss == r.loss)\n",
+        caught_by="test_ranks_without_samples",
+        told_as=("nan-hidden", "loss"),
+    ),
+    Mutant(
+        id="stragglers-when-the-step-divides",
+        exercise="4.11",
+        mistake="reports where the step's number divides: a resumed run's first window is shorter",
+        text="        if len(self.window) < self.every:\n",
+        becomes="        if (metrics.step + 1) % self.every:\n",
+        caught_by="test_one_small_message_per_report",
+        told_as="when",
+    ),
+    Mutant(
+        id="straggler-tolerance-in-seconds",
+        exercise="4.11",
+        mistake="the tolerance is compared with seconds, not with times the median",
+        text="        return own > self.tolerance * usual and own",
+        becomes="        return own > self.tolerance and own",
+        caught_by="test_thresholds_are_as_promised",
+        told_as=("missed", "false-alarm"),
+    ),
+    Mutant(
+        id="report-missing-phase",
+        exercise="4.11",
+        mistake="a step that lacks a phase is left out of the phase's mean",
+        text="statistics.fmean(m.phases.get(p, 0.0) for m in window) for p in PHASES",
+        becomes="statistics.fmean([m.phases[p] for m in window if p in m.phases] or [0.0]) "
+        "for p in PHASES",
+        caught_by="test_a_rank_sums_up_its_window",
+        told_as="times",
+    ),
+    Mutant(
+        id="report-zero-times-infinity",
+        exercise="4.11",
+        mistake="a rank without samples is weighted with 0: infinity times 0 is NaN",
+        text="        losses = sum(r.loss * r.samples for r in self.ranks if r.samples)\n",
+        becomes="        losses = sum(r.loss * r.samples for r in self.ranks)\n",
+        caught_by="test_ranks_without_samples",
+        told_as="loss",
+    ),
+    Mutant(
         id="straggler-first-ranks-loss",
         exercise="4.11",
         mistake="rank 0's own loss is reported as everybody's",
@@ -120,7 +166,7 @@ MUTANTS = [
         text="    dist.all_gather_into_tensor(rows, row, group=group)\n",
         becomes="    dist.all_gather_into_tensor(rows, row)\n",
         caught_by="test_reports_of_a_group",
-        told_as="hang",
+        told_as=("hang", "exception"),
     ),
     Mutant(
         id="straggler-step-times",
@@ -279,5 +325,14 @@ MUTANTS = [
         becomes="key=lambda phase: parts(mine)[phase] + 0 * usual[phase])",
         caught_by="test_where_a_straggler_loses_its_time",
         told_as="phase",
+    ),
+    Mutant(
+        id="report-time-of-the-last-rank",
+        exercise="4.11",
+        mistake="rates are by the last rank's time, not by the slowest's",
+        text="/ max(r.seconds for r in self.ranks)\n        # ---",
+        becomes="/ self.ranks[-1].seconds\n        # ---",
+        caught_by="test_report_is_of_all_ranks",
+        told_as="throughput",
     ),
 ]

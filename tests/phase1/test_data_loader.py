@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import json
 import random
 from collections import Counter
+from itertools import product
 
 import torch
 
-from distlab.grading import exercise, expect_equal, fail, trace
+from distlab.grading import exercise, expect_equal, expect_refusals, fail, refusal, trace
 from distlab.reference.workloads import digits
 
 LIMIT = 6  # seconds for each run of 1.1: an endless loop in a first exercise is told soon
@@ -33,7 +36,7 @@ def shards(run, impl, cases, **options) -> list:
         out = []
         for n, w in cases:
             ranks = [impl.ShardedSampler(n, rank=r, world_size=w, **options) for r in range(w)]
-            out.append([[len(s), s.num_real, [int(i) for i in s]] for s in ranks])
+            out.append([[len(s), s.num_real, list(s)] for s in ranks])
         return out
 
     return run(body, 1, process_group=False, timeout=LIMIT)[0]
@@ -65,6 +68,9 @@ def check_remainder(run, impl, seed: int, remainder: str) -> None:
             order = order_of(n, seed) if shuffle else list(range(n))
             got = [indices for _, _, indices in ranks]
             for rank, (length, num_real, indices) in enumerate(ranks):
+                kinds = {type(i).__name__ for i in indices}
+                if kinds - {"int"}:
+                    fail(f"an index is no int: {kinds}", cause="type", rank=rank)
                 want = expected_shard(n, w, rank, remainder, order)
                 where = f"{n} samples, {w} ranks, remainder={remainder!r}, shuffle={shuffle}"
                 if indices != want:
@@ -89,39 +95,52 @@ def check_remainder(run, impl, seed: int, remainder: str) -> None:
                 )
 
 
-@exercise("1.1")
+@exercise("1.1", asserts="order deal pad sizes one-index alone")
 def test_padded_shards_cover_the_data(impl, run, seed):
     """Padded shards are disjoint, equally long and cover the data."""
     check_remainder(run, impl, seed, "pad")
 
 
-@exercise("1.1")
+@exercise("1.1", asserts="order deal drop keep sizes one-index alone cost")
 def test_dropped_and_kept_remainders(impl, run, seed):
     """Dropping leaves whole rounds, keeping leaves no sample out or twice."""
     check_remainder(run, impl, seed, "drop")
     check_remainder(run, impl, seed, "keep")
 
 
-@exercise("1.1")
+def random_states() -> tuple:
+    """The global random states of torch, numpy and random, comparable."""
+    import numpy as np
+
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+@exercise("1.1", asserts="order epochs seed no-global-random randomness resources")
 def test_epochs_differ_and_repeat(impl, run, seed):
     """Every epoch has its own order, the same on all ranks and in every run."""
+    large = 2**40 + seed
 
     def body(ctx):
         def epochs(new_seed):
             out = []
-            for rank in range(2):
-                s = impl.ShardedSampler(40, rank=rank, world_size=2, seed=new_seed)
-                passes = []
-                for epoch in (0, 1, 2, 0):
+            samplers = [
+                impl.ShardedSampler(40, rank=r, world_size=2, seed=new_seed) for r in range(2)
+            ]
+            for s in samplers:
+                passes = [list(s)]
+                for epoch in (1, 2, 0):
                     s.set_epoch(epoch)
                     torch.rand(3)  # the global generator must not matter
-                    passes.append([int(i) for i in s])
+                    passes.append(list(s))
                 out.append(passes)
             return out
 
-        return epochs(seed), epochs(seed), epochs(seed + 1000)
+        before = random_states()
+        list(impl.ShardedSampler(40, rank=0, world_size=2, seed=seed))
+        untouched = random_states() == before
+        return epochs(seed), epochs(seed), epochs(seed + 1000), epochs(large), untouched
 
-    first, again, other = run(body, 1, process_group=False, timeout=LIMIT)[0]
+    first, again, other, beyond, untouched = run(body, 1, process_group=False, timeout=LIMIT)[0]
     if first != again:
         fail("two samplers with the same seed give different orders", cause="not-repeatable")
     for rank, (zero, one, two, zero_again) in enumerate(first):
@@ -141,75 +160,168 @@ def test_epochs_differ_and_repeat(impl, run, seed):
                 f"in epoch {epoch} the two ranks' shards overlap: they draw different orders",
                 cause="overlap",
             )
-        want = order_of(40, seed + epoch)[0::2]
-        expect_equal(
-            first[0][epoch], want, what=f"order of epoch {epoch}", rank=0, cause="wrong-order"
-        )
+        for name, got in ((seed, first), (large, beyond)):
+            for rank in range(2):
+                want = order_of(40, name + epoch)[rank::2]
+                what = f"order of epoch {epoch} with seed {name}"
+                expect_equal(got[rank][epoch], want, what=what, rank=rank, cause="wrong-order")
     if first == other:
         fail("another seed gives the same orders", cause="seed-ignored")
+    if not untouched:
+        fail("the pass changes the global random state", cause="global-random-state")
 
 
-@exercise("1.1")
+def resumed_passes(impl, seed: int) -> dict:
+    """What a sampler gives after being resumed in several ways."""
+
+    def sampler(its_seed: int = seed, **options):
+        return impl.ShardedSampler(37, rank=1, world_size=3, seed=its_seed, **options)
+
+    def resumed(state, s=None):
+        s = s or sampler()
+        own = dict(state)
+        s.load_state_dict(own)
+        states.append((own, dict(state)))
+        return s
+
+    def after(s, *epochs):
+        for epoch in epochs:
+            s.set_epoch(epoch)
+        return list(s)
+
+    got: dict = {}
+    states: list = []
+    running = sampler()
+    running.set_epoch(2)
+    ahead = iter(running)
+    head = [next(ahead) for _ in range(9)]  # a loader with workers reads ahead of the training
+    state = running.state_dict(5)
+    running.set_epoch(4)
+    running.state_dict(11)  # another one: the first stays as it is
+    beside = iter(running)
+    second = [next(beside)]
+    head.append(next(ahead))
+    running.load_state_dict(sampler().state_dict(3))
+    got["running"] = head + list(ahead)
+    got["running, next"] = second + list(beside)
+    got["running, resumed"] = list(running)
+    got["plain"] = isinstance(state, dict) and all(type(v) in (int, float) for v in state.values())
+    if not got["plain"]:
+        return got
+    state = json.loads(json.dumps(state))
+    s = resumed(state)
+    got["sizes"] = [len(s), s.num_real]
+    got["rest"] = list(s)
+    got["second"] = list(s)
+    got["same epoch named"] = after(resumed(state), 2)
+    got["next epoch"] = after(resumed(state), 3)
+    got["epoch before"] = after(resumed(state), 1)
+    got["there and back"] = after(resumed(state), 3, 2)
+    s = resumed(state)
+    left = iter(s)
+    got["left early"] = [next(left), next(left)]
+    got["after it was left"] = list(s)
+    got["rest of what was left"] = list(left)
+    got["resumed again"] = list(resumed(s.state_dict(8)))
+    got["resumed into a used one"] = list(resumed(state, s))
+    got["of an epoch that has not begun"] = list(resumed(s.state_dict(0)))
+    pending = resumed(state)
+    got["pending, saved again"] = [list(resumed(pending.state_dict(7))), list(pending)]
+    got["only padding left"] = list(resumed(s.state_dict(12)))
+    got["of an ended epoch"] = list(resumed(s.state_dict(13)))
+    got["after state_dict"] = list(s)
+    other = sampler(seed + 5)
+    got["other seed"] = list(resumed(state, other))
+    got["other seed, saved again"] = list(resumed(other.state_dict(6)))
+    got["other seed, next epoch"] = after(other, 3)
+    kept = sampler(remainder="keep", shuffle=False)
+    got["kept"] = list(resumed(kept.state_dict(5), kept))
+    dropped = sampler(remainder="drop")
+    got["dropped"] = list(resumed(dropped.state_dict(5), dropped))
+    got["unshuffled, epoch 3"] = after(kept, 3)
+    first, later = (impl.ShardedSampler(37, rank=0, world_size=3, seed=seed) for _ in range(2))
+    first.set_epoch(1234)
+    got["rank 0"] = list(resumed(first.state_dict(5), later))
+    got["state"] = all(own == state for own, state in states)
+    return got
+
+
+@exercise("1.1", asserts="resume read-ahead sizes forgotten running seed-of-state life")
 def test_resume_continues_where_training_was(impl, run, seed):
     """An interrupted epoch continues exactly where training was, later ones are whole."""
 
     def body(ctx):
-        def sampler():
-            return impl.ShardedSampler(37, rank=1, world_size=3, seed=seed)
+        return resumed_passes(impl, seed)
 
-        whole = sampler()
-        whole.set_epoch(2)
-        full = [int(i) for i in whole]
-        running = sampler()
-        running.set_epoch(2)
-        ahead = iter(running)
-        for _ in range(9):  # a loader with workers reads ahead of the training
-            next(ahead)
-        state = running.state_dict(5)
-        resumed = sampler()
-        resumed.load_state_dict(state)
-        resumed.set_epoch(2)
-        rest = [int(i) for i in resumed]
-        second = [int(i) for i in resumed]
-        resumed.load_state_dict(state)
-        resumed.set_epoch(3)
-        next_epoch = [int(i) for i in resumed]
-        whole.set_epoch(3)
-        plain = [isinstance(v, (int, str, bool, float)) for v in state.values()]
-        return full, rest, second, next_epoch, [int(i) for i in whole], plain
-
-    results = run(body, 1, process_group=False, timeout=LIMIT)[0]
-    full, rest, second, next_epoch, full_next, plain = results
-    if rest == full[9:]:
+    got = run(body, 1, process_group=False, timeout=LIMIT)[0]
+    epoch0, epoch1, epoch2, epoch3, epoch4 = (
+        expected_shard(37, 3, 1, "pad", order_of(37, seed + epoch)) for epoch in range(5)
+    )
+    of_rank0 = expected_shard(37, 3, 0, "pad", order_of(37, seed + 1234))
+    unshuffled = expected_shard(37, 3, 1, "keep", list(range(37)))
+    expect_equal(got["plain"], True, what="state_dict is a dict of plain numbers", cause="state")
+    rest = got["rest"]
+    if rest == epoch2[9:]:
         fail(
             "the resumed epoch skips what the loader had only read ahead: count what was trained "
             "on (`consumed`), not what the sampler handed out",
             cause="read-ahead-skipped",
         )
-    cause = "starts-over" if rest == full else "wrong-position"
-    expect_equal(rest, full[5:], what="the rest of the resumed epoch", cause=cause)
-    expect_equal(second, full, what="a second pass after resuming", cause="skips-every-epoch")
-    expect_equal(next_epoch, full_next, what="the epoch after", cause="skips-every-epoch")
-    expect_equal(all(plain), True, what="state_dict holds plain values only")
+    cause = "starts-over" if rest == epoch2 else "wrong-position"
+    expect_equal(rest, epoch2[5:], what="the rest of the resumed epoch", cause=cause)
+    position, every, kept = "wrong-position", "skips-every-epoch", "position-kept"
+    order = "wrong-order"
+    for key, want, what, cause in (
+        ("running", epoch2, "a pass, amid it other calls and another pass", "running"),
+        ("running, next", epoch4, "that other pass, of epoch 4", "running"),
+        ("kept", unshuffled[5:], "resumed with remainder='keep', shuffle=False", position),
+        ("dropped", epoch0[:12][5:], "resumed with remainder='drop'", position),
+        ("sizes", [13, 12], "len and num_real of a resumed sampler, of the whole epoch", "length"),
+        ("second", epoch2, "a second pass after resuming", every),
+        ("same epoch named", epoch2[5:], "set_epoch names the resumed epoch: its rest", position),
+        ("next epoch", epoch3, "set_epoch names the epoch after: all of it", every),
+        ("epoch before", epoch1, "set_epoch names the epoch before: all of it", kept),
+        ("unshuffled, epoch 3", unshuffled, "epoch 3 with shuffle=False: as every epoch", order),
+        ("rank 0", of_rank0[5:], "resumed in epoch 1234 on rank 0 of 3", position),
+        ("there and back", epoch2, "another epoch is named, then the resumed one: all of it", kept),
+        ("left early", epoch2[5:7], "two entries of a resumed pass", position),
+        ("after it was left", epoch2, "the pass after a resumed one that was left early", every),
+        ("rest of what was left", epoch2[7:], "the rest of the pass that was left", "running"),
+        ("resumed again", epoch2[8:], "resumed twice, consumed 8 from the beginning", position),
+        ("resumed into a used one", epoch2[5:], "resumed after other passes", position),
+        ("after state_dict", epoch2, "a pass after state_dict was called", every),
+        ("of an ended epoch", [], "resumed at the end of the epoch", position),
+        ("pending, saved again", [epoch2[7:], epoch2[5:]], "saved before the pass, both", position),
+        ("only padding left", epoch2[12:], "resumed where only padding is left", position),
+        ("other seed, saved again", epoch2[6:], "saved after another seed came", "seed-of-state"),
+        ("of an epoch that has not begun", epoch2, "resumed at the beginning", position),
+        ("other seed", epoch2[5:], "resumed by a sampler with another seed", "seed-of-state"),
+        ("other seed, next epoch", epoch3, "the epoch after that", "seed-of-state"),
+        ("state", True, "the state stays as it was, also after the pass", "state"),
+        ("running, resumed", epoch0[3:], "resumed amid a pass, the next pass", position),
+    ):
+        expect_equal(got[key], want, what=what, cause=cause)
 
 
-@exercise("1.1")
+@exercise("1.1", asserts="bad-arguments refusals")
 def test_bad_arguments_are_refused(impl, run):
-    """A rank or remainder that can't be is refused with a ValueError."""
+    """A rank, a size or a remainder that can't be is refused with a ValueError."""
+    wrong = [
+        {"rank": 2},
+        {"rank": -1},
+        {"world_size": 0},
+        {"world_size": -2, "rank": -3},
+        {"dataset_size": 0},
+        {"dataset_size": -1},
+        {"remainder": "cut"},
+    ]
 
     def body(ctx):
-        out = []
-        for n, rank, w, remainder in ((8, 2, 2, "pad"), (8, -1, 2, "pad"), (8, 0, 2, "cut")):
-            try:
-                impl.ShardedSampler(n, rank=rank, world_size=w, remainder=remainder)
-                out.append("")
-            except ValueError as error:
-                out.append(str(error) or "ValueError")
-        return out
+        good = {"dataset_size": 8, "rank": 0, "world_size": 2}
+        return [refusal(impl.ShardedSampler, **good | each) for each in wrong]
 
-    for said in run(body, 1, process_group=False, timeout=LIMIT)[0]:
-        if not said:
-            fail("a wrong rank or remainder was accepted", cause="not-refused")
+    refusals = run(body, 1, process_group=False, timeout=LIMIT)[0]
+    expect_refusals(refusals, [str(each) for each in wrong], cause="not-refused")
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -230,30 +342,65 @@ class Numbers(torch.utils.data.Dataset):
         return torch.tensor(draws, dtype=torch.float64), i
 
 
-@exercise("1.2")
+@exercise("1.2", asserts="split refused refusals")
 def test_batch_size_of_a_rank(impl, run):
-    """The global batch is split evenly, or refused with both numbers."""
+    """The global batch is split evenly, or refused."""
+    wrong = [(10, 4), (3, 4), (0, 2), (-4, 2), (4, 0), (4, -2)]
+    bad = [
+        {"global_batch_size": 7},
+        {"global_batch_size": 0},
+        {"rank": 2},
+        {"remainder": "cut"},
+    ]
 
     def body(ctx):
-        out = [impl.split_batch(b, w) for b, w in ((8, 1), (8, 2), (12, 3), (64, 4))]
-        for b, w in ((10, 4), (3, 4), (0, 2)):
-            try:
-                out.append(f"accepted {b} over {w}")
-                impl.split_batch(b, w)
-            except ValueError as error:
-                out[-1] = str(error)
-        return out
+        good = {"rank": 0, "world_size": 2, "global_batch_size": 8}
+        answers = [impl.split_batch(b, w) for b, w in ((8, 1), (8, 2), (12, 3), (64, 4))]
+        refusals = [refusal(impl.split_batch, b, w) for b, w in wrong]
+        refusals += [refusal(impl.build_loader, Numbers(8), **good | each) for each in bad]
+        return answers, refusals
 
-    got = run(body, 1, process_group=False)[0]
-    if got[:4] == [8, 8, 12, 64]:
+    answers, refusals = run(body, 1, process_group=False)[0]
+    if answers == [8, 8, 12, 64]:
         fail("every rank gets the whole global batch", cause="global-batch-per-rank")
-    expect_equal(got[:4], [8, 4, 4, 16], what="batch size per rank of 8/1, 8/2, 12/3, 64/4")
-    for text, numbers in zip(got[4:], (("10", "4"), ("3", "4"), ("0", "2")), strict=True):
-        if text.startswith("accepted") or not all(n in text for n in numbers):
-            fail(f"expected a ValueError with both numbers, got: {text}", cause="not-refused")
+    expect_equal(answers, [8, 4, 4, 16], what="batch size per rank of 8/1, 8/2, 12/3, 64/4")
+    what = [f"a global batch of {b} over {w} ranks" for b, w in wrong]
+    what += [f"build_loader with {each} on 2 ranks" for each in bad]
+    expect_refusals(refusals, what, cause="not-refused")
 
 
-def batches_of(run, impl, seed, cases, workers: int = 0) -> list:
+class Mixed(torch.utils.data.Dataset):
+    """One sample of a small image, a number and a weight."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, i: int):
+        if i:
+            raise IndexError(i)
+        return torch.zeros(2, 3, 4, dtype=torch.uint8), 7, 0.5
+
+
+@exercise("1.2", asserts="empty-batch dtype layout alone")
+def test_empty_batch_has_every_field(impl, run):
+    """The empty batch of a rank has the fields of a real one, with dtypes and shapes."""
+
+    def body(ctx):
+        options = {"world_size": 2, "global_batch_size": 2, "remainder": "keep"}
+        loaders = [impl.build_loader(Mixed(), rank=rank, **options) for rank in range(2)]
+        return [
+            [[(str(f.dtype), list(f.shape)) for f in batch] for batch in loader]
+            for loader in loaders
+        ]
+
+    kinds = [("torch.uint8", [2, 3, 4]), ("torch.int64", []), ("torch.float64", [])]
+    for rank, batches in enumerate(run(body, 1, process_group=False)[0]):
+        want = [[(dtype, [1 - rank, *shape]) for dtype, shape in kinds]]
+        what = f"(dtype, shape) of the fields of a batch of {1 - rank}"
+        expect_equal(batches, want, what=what, rank=rank, cause="empty-batch")
+
+
+def batches_of(run, impl, seed, cases, **options) -> list:
     def body(ctx):
         out = []
         for n, w, remainder in cases:
@@ -266,7 +413,7 @@ def batches_of(run, impl, seed, cases, workers: int = 0) -> list:
                     global_batch_size=4 * w,
                     seed=seed,
                     remainder=remainder,
-                    num_workers=workers,
+                    **options,
                 )
                 got = [[list(x.shape), str(x.dtype), y.tolist()] for x, y in loader]
                 ranks.append([len(loader), got])
@@ -276,8 +423,8 @@ def batches_of(run, impl, seed, cases, workers: int = 0) -> list:
     return run(body, 1, process_group=False)[0]
 
 
-def check_batches(run, impl, seed, cases, workers: int = 0) -> None:
-    found = batches_of(run, impl, seed, cases, workers)
+def check_batches(run, impl, seed, cases, **options) -> None:
+    found = batches_of(run, impl, seed, cases, **options)
     for (n, w, remainder), ranks in zip(cases, found, strict=True):
         where = f"{n} samples, {w} ranks, global batch {4 * w}, remainder={remainder!r}"
         steps = [len(batches) for _, batches in ranks]
@@ -288,7 +435,7 @@ def check_batches(run, impl, seed, cases, workers: int = 0) -> None:
                 cause="uneven-steps",
                 rank=steps.index(min(steps)),
             )
-        order = order_of(n, seed)
+        order = order_of(n, seed) if options.get("shuffle", True) else list(range(n))
         for rank, (length, batches) in enumerate(ranks):
             shard = expected_shard(n, w, rank, remainder, order)
             longest = -(-n // w) if remainder != "drop" else n // w
@@ -309,7 +456,7 @@ def check_batches(run, impl, seed, cases, workers: int = 0) -> None:
                 )
 
 
-@exercise("1.2")
+@exercise("1.2", asserts="batches fields alone")
 def test_steps_consume_the_global_batches(impl, run, seed):
     """Step k of all ranks together is the k-th global batch; all take equally many steps."""
     cases = [
@@ -319,50 +466,93 @@ def test_steps_consume_the_global_batches(impl, run, seed):
         for n in (w, 8 * w, 8 * w + 1, 29)
     ]
     check_batches(run, impl, seed, cases)
+    check_batches(run, impl, seed, [(29, 2, "keep")], shuffle=False)
 
 
-@exercise("1.2")
+@exercise("1.2", asserts="batches")
 def test_worker_processes_give_the_same_batches(impl, run, seed):
     """Loading in worker processes changes nothing about the batches."""
-    check_batches(run, impl, seed, [(29, 2, "keep")], workers=2)
+    check_batches(run, impl, seed, [(9, 2, "keep")], num_workers=2)  # rank 1 has an empty batch
 
 
-@exercise("1.2")
+REMAINDERS = ("keep", "pad", "drop")
+
+
+@exercise("1.2", asserts="after-resume whole unread life")
 def test_resumed_loader_stays_in_step(impl, run, seed):
     """After resuming, every rank has the same number of batches left, and the right ones."""
 
     def body(ctx):
-        out = []
-        for rank in range(3):
+        out = {}
+        for remainder, rank in product(REMAINDERS, range(3)):
             passes = []
-            for resume in (False, True):
+            for consumed in (0, 8, 4):
                 loader = impl.build_loader(
                     Numbers(25),
                     rank=rank,
                     world_size=3,
                     global_batch_size=6,
                     seed=seed,
-                    remainder="keep",
+                    remainder=remainder,
                 )
-                if resume:
+                if consumed:
                     sampler = loader.batch_sampler.sampler
-                    sampler.load_state_dict(sampler.state_dict(4))
+                    sampler.load_state_dict(sampler.state_dict(consumed))
                 loader.batch_sampler.set_epoch(0)
+                length = len(loader)
+                unread = iter(loader.batch_sampler)  # as a loader with workers does
                 passes.append([y.tolist() for _, y in loader])
-            out.append(passes)
+                del unread
+                for _ in loader:  # left early
+                    break
+                again = [y.tolist() for _, y in loader]
+            loader.batch_sampler.set_epoch(1)
+            following = [y.tolist() for _, y in loader]
+            out[f"{remainder} {rank}"] = [*passes, again, following, length]
+        for rank in range(3):  # two entries each, the last one of ranks 1 and 2 is padding
+            sampler = impl.ShardedSampler(4, rank=rank, world_size=3)
+            sampler.load_state_dict(sampler.state_dict(2))
+            out[f"ended {rank}"] = list(impl.ShardedBatchSampler(sampler, 1))
         return out
 
-    for rank, (whole, resumed) in enumerate(run(body, 1, process_group=False)[0]):
-        what = "batches after resuming behind 2 of them"
-        expect_equal(resumed, whole[2:], what=what, rank=rank, cause="wrong-position")
+    every = run(body, 1, process_group=False)[0]
+    for rank in range(3):
+        what = "batches after resuming at the end of an epoch with padding"
+        expect_equal(every[f"ended {rank}"], [], what=what, rank=rank, cause="wrong-position")
+    for remainder, rank in product(REMAINDERS, range(3)):
+        whole, late, resumed, again, following, length = every[f"{remainder} {rank}"]
+        first, second = (
+            expected_shard(25, 3, rank, remainder, order_of(25, seed + epoch)) for epoch in (0, 1)
+        )
+        starts = range(0, 8 if remainder == "drop" else 9, 2)
+        want = [first[i : i + 2] for i in starts]
+        ways = f", remainder={remainder!r}"
+        what = f"batches of an epoch{ways}"
+        expect_equal(whole, want, what=what, rank=rank, cause="wrong-batches")
+        what = f"batches after resuming behind 2 of them (and iter() once without reading){ways}"
+        expect_equal(resumed, want[2:], what=what, rank=rank, cause="wrong-position")
+        what = f"batches after resuming behind 4 of them, all that some ranks have{ways}"
+        expect_equal(late, want[4:], what=what, rank=rank, cause="wrong-position")
+        what = f"batches of the pass after a resumed one and one that was left early{ways}"
+        expect_equal(again, want, what=what, rank=rank, cause="wrong-position")
+        what = f"len(loader) of a resumed loader, of the whole epoch{ways}"
+        expect_equal(length, len(want), what=what, rank=rank, cause="length")
+        want = [second[i : i + 2] for i in starts]
+        what = f"batches of the epoch after{ways}"
+        expect_equal(following, want, what=what, rank=rank, cause="wrong-batches")
 
 
-@exercise("1.2")
+def hash_elsewhere(value: object, known=hash) -> int:
+    """What ``hash`` gives in a process with another seed: text has another hash there."""
+    return known(value) ^ 4711 if any(quote in repr(value) for quote in "'\"") else known(value)
+
+
+@exercise("1.2", asserts="seeds draws no-global-random randomness resources")
 def test_ranks_and_workers_draw_different_numbers(impl, run, seed):
     """torch, numpy and random differ by rank, worker and epoch, and repeat with the seed."""
 
     def body(ctx):
-        def draws(rank, new_seed):
+        def draws(rank, new_seed, passes=(0, 1), workers=2):
             loader = impl.build_loader(
                 Numbers(8, noisy=True),
                 rank=rank,
@@ -370,30 +560,38 @@ def test_ranks_and_workers_draw_different_numbers(impl, run, seed):
                 global_batch_size=4,
                 seed=new_seed,
                 shuffle=False,
-                num_workers=2,
+                num_workers=workers,
             )
             epochs = []
-            for epoch in (0, 1):
+            for epoch in passes:
                 loader.batch_sampler.set_epoch(epoch)
                 epochs.append([x[0].tolist() for x, _ in loader])  # batch i comes from worker i
             return epochs
 
         import numpy as np
 
-        seeded = []
+        seeded, in_this_process = [], hash
         for new_seed, rank, worker in ((seed, 0, 0), (seed, 1, 0), (seed, 0, 1), (seed + 1, 0, 0)):
             impl.seed_everything(new_seed, rank, worker)
             row = [float(torch.rand(())), float(np.random.rand()), random.random()]
+            builtins.hash = hash_elsewhere
             impl.seed_everything(new_seed, rank, worker)
+            builtins.hash = in_this_process
             same = [float(torch.rand(())), float(np.random.rand()), random.random()]
             seeded.append([row, same])
-        return [draws(0, seed), draws(1, seed), draws(0, seed)], seeded
+        before = random_states()
+        drawn = [draws(0, seed), draws(1, seed), draws(0, seed), draws(0, seed + 1, [0])]
+        drawn += [draws(rank, seed, [0], workers=1) for rank in range(2)]
+        options = {"rank": 0, "world_size": 2, "global_batch_size": 4, "seed": seed}
+        list(impl.build_loader(Numbers(8), **options))  # without workers
+        return drawn, seeded, random_states() == before
 
-    (rank0, rank1, again), seeded = run(body, 1, process_group=False)[0]
+    (rank0, rank1, again, other, *single), seeded, untouched = run(body, 1, process_group=False)[0]
     for i, library in enumerate(("torch", "numpy", "random")):
         for row, same in seeded:
             if row[i] != same[i]:
-                fail(f"{library} is not repeatable with the same seed", cause="not-repeatable")
+                text = f"{library} draws other numbers with the same seed (or in another process)"
+                fail(text, cause="not-repeatable")
         names = ("ranks 0 and 1", "workers 0 and 1", "seed s on rank 1 and seed s+1 on rank 0")
         firsts = [row[i] for row, _ in seeded]
         for a, b, who in ((0, 1, names[0]), (0, 2, names[1]), (1, 3, names[2])):
@@ -404,19 +602,77 @@ def test_ranks_and_workers_draw_different_numbers(impl, run, seed):
             fail(f"both workers of a loader draw the same from {library}", cause="same-seed")
         if w0 == rank1[0][0][i]:
             fail(f"worker 0 of ranks 0 and 1 draws the same from {library}", cause="same-seed")
+        if single[0][0][0][i] == single[1][0][0][i]:
+            fail(
+                f"the only worker of ranks 0 and 1 draws the same from {library}", cause="same-seed"
+            )
         if w0 == next_epoch[0]:
             fail(f"{library} draws the same in every epoch", cause="same-seed-each-epoch")
-        if w0 != again[0][0][i]:
+        if [[batch[i] for batch in epoch] for epoch in rank0] != [
+            [batch[i] for batch in epoch] for epoch in again
+        ]:
             fail(f"{library} is not repeatable in workers", cause="not-repeatable")
+        if w0 == other[0][0][i]:
+            text = f"{library} draws the same in the workers of loaders with seeds s and s+1"
+            fail(text, cause="seed-ignored")
+        every = [batch[i] for rank in (rank0, rank1) for epoch in rank for batch in epoch]
+        if len(set(every)) < len(every):
+            text = f"of 2 ranks, 2 epochs and 2 workers, two draw the same from {library}"
+            fail(text, cause="same-seed")
+    if not untouched:
+        text = "loading, with or without workers, changes the global random state"
+        fail(text, cause="global-random-state")
 
 
-@exercise("1.2")
+FACTORS = [11, 13, 17, 31, 37, 97, 101, 997, 1009, 1013, 1337, 7919, 9973, 10007, 12345, 65537]
+FACTORS += [104729, 999983, 1000003]  # what people multiply a seed or a rank by
+
+
+@exercise("1.2", asserts="seeds randomness")
+def test_seeds_never_meet(impl, run, seed):
+    """No two of many (seed, rank, worker) give one library the same numbers."""
+    pick = random.Random(seed)
+    triples = [(a, b, c) for a in range(9) for b in range(9) for c in range(5)]
+    triples += [(seed + 2**32 * i, 1, 1) for i in range(1, 4)]
+    triples += [(10**k, 0, 0) for k in range(2, 7)] + [(0, 10**k, 0) for k in range(2, 7)]
+    triples += [(2**32 * a + b, c, 0) for a in range(3) for b in range(3) for c in range(3)]
+    triples += [(1, 11, 1), (11, 1, 1), (1, 1, 11), (111, 0, 0), (11, 11, 1)]
+    triples += [(0, 0, 10**k) for k in range(2, 7)]
+    steps = [2**k for k in range(4, 25)] + FACTORS
+    triples += [(m, 0, 0) for m in steps] + [(0, m, 0) for m in steps] + [(0, 0, m) for m in steps]
+    triples += [tuple(pick.randrange(10, 2**16) for _ in range(3)) for _ in range(50)]
+    triples = list(dict.fromkeys(triples))
+
+    def body(ctx):
+        import numpy as np
+
+        out = []
+        for triple in triples:
+            impl.seed_everything(*triple)
+            numbers = [int(torch.randint(2**62, ())), int(np.random.randint(2**62))]
+            out.append([*numbers, random.getrandbits(62)])
+        return out
+
+    drawn = run(body, 1, process_group=False)[0]
+    columns = zip(*drawn, strict=True)
+    for library, numbers in zip(("torch", "numpy", "random"), columns, strict=True):
+        first: dict[int, tuple] = {}
+        for triple, number in zip(triples, numbers, strict=True):
+            if number in first:
+                text = f"(seed, rank, worker) {first[number]} and {triple} draw the same"
+                fail(f"{text} from {library}", cause="same-seed")
+            first[number] = triple
+
+
+@exercise("1.2", asserts="settings cost")
 def test_loader_settings_follow_workers_and_device(impl, run):
-    """Prefetching only with workers; memory is pinned only where there is CUDA."""
+    """Prefetching only with workers; memory is pinned only for a CUDA device."""
+    asked = [(0, 3, "cpu"), (2, 3, "cuda"), (1, 1, "cpu"), (0, 2, "cuda:0")]
 
     def body(ctx):
         out = []
-        for workers, prefetch in ((0, 3), (2, 3)):
+        torch.cuda.is_available = lambda: True
+        for workers, prefetch, device in asked:
             loader = impl.build_loader(
                 Numbers(8),
                 rank=0,
@@ -424,18 +680,17 @@ def test_loader_settings_follow_workers_and_device(impl, run):
                 global_batch_size=4,
                 num_workers=workers,
                 prefetch=prefetch,
-                device="cuda",
+                device=device if workers else torch.device(device),
             )
             out.append([loader.num_workers, loader.prefetch_factor, loader.pin_memory])
-        return [*out, torch.cuda.is_available()]
+        return out
 
-    plain, workers, has_cuda = run(body, 1, process_group=False)[0]
-    expect_equal(plain[:2], [0, None], what="num_workers, prefetch_factor without workers")
-    expect_equal(workers[:2], [2, 3], what="num_workers, prefetch_factor with 2 workers")
-    for _, _, pinned in (plain, workers):
-        expect_equal(
-            pinned, has_cuda, what="pin_memory for device 'cuda' on this machine", cause="pinned"
-        )
+    found = run(body, 1, process_group=False)[0]
+    for (workers, prefetch, device), (*ahead, pinned) in zip(asked, found, strict=True):
+        what = f"num_workers, prefetch_factor with {workers} workers and prefetch={prefetch}"
+        expect_equal(ahead, [workers, prefetch if workers else None], what=what, cause="settings")
+        what = f"pin_memory for device {device!r} on a machine with a GPU"
+        expect_equal(pinned, device != "cpu", what=what, cause="pinned")
 
 
 @trace("1.1")

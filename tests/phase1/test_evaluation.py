@@ -2,50 +2,96 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from distlab.grading import exercise, expect_equal, fail, trace
+from distlab.grading import exercise, expect_equal, expect_refusals, fail, refusal, trace
 from distlab.reference.workloads import WORKLOADS, build_model, digits
+from tests.phase1.groups import group_of, order_in
 from tests.phase1.loaders import data_of, loader_of
 
+MINE = {
+    "4, 1 and 0 samples": [(6.0, 3, 4), (0.5, 0, 1), (0.0, 0, 0)],
+    "billions of samples": [(2.0**33 + 1, 2**31 + 1, 2**32), (1.0, 1, 3), (0.0, 0, 0)],
+    "losses of many sizes": [(1e9 + 0.25, 1, 3), (0.125, 2, 2), (0.0, 0, 2)],
+}
 
-@exercise("1.6", "virtual gloo")
+
+def numbers(got: object, rank: int) -> list[float]:
+    """The two floats that came back; otherwise the check fails."""
+    if not isinstance(got, tuple) or [type(v) for v in got] != [float, float]:
+        fail(f"expected (mean loss, accuracy) as floats, got {got!r}", cause="type", rank=rank)
+    return list(got)
+
+
+@exercise("1.6", "virtual gloo", asserts="mean exact one-message dtype cost alone resources")
 def test_metrics_of_uneven_shards(impl, run, seed):
     """Mean loss and accuracy over all samples, not the mean of means; one message."""
-    mine = [(6.0, 3, 4), (0.5, 0, 1), (0.0, 0, 0)]
 
     def body(ctx):
         with ctx.region("metrics"):
-            got = impl.global_metrics(*mine[ctx.rank])
-        many = impl.global_metrics(0.0, 2**24 + 1, 2**25)  # float32 can't hold the first count
-        try:
-            impl.global_metrics(0.0, 0, 0)
-            refused = False
-        except ValueError:
-            refused = True
-        return [float(v) for v in got], float(many[1]), refused
+            answers = [impl.global_metrics(*parts[ctx.rank]) for parts in MINE.values()]
+        endless = math.inf if ctx.rank == 1 else 1.0
+        return answers, impl.global_metrics(endless, 1, 2)
 
     results = run(body, 3)
-    for rank, (got, many, refused) in enumerate(results):
-        want = [6.5 / 5, 3 / 5]
-        if got == [mine[rank][0] / max(mine[rank][2], 1), mine[rank][1] / max(mine[rank][2], 1)]:
-            fail("these are the rank's own numbers", cause="own-metrics", rank=rank)
-        for what, value, right in zip(("mean loss", "accuracy"), got, want, strict=True):
-            if abs(value - right) > 1e-12:
-                cause = "mean-of-means" if abs(value - right) < 1 else "wrong"
-                fail(
-                    f"{what} of 4, 1 and 0 samples: expected {right}, got {value}",
-                    cause=cause,
-                    rank=rank,
-                )
-        if many != (2**24 + 1) / 2**25:
-            fail("counts above 16 million are not exact: sum them in float64", cause="precision")
-        expect_equal(refused, True, what="ValueError where no rank has a sample", rank=rank)
-    messages = results.logs[0].select(region="metrics").messages
-    expect_equal(messages, 1, what="messages of global_metrics", cause="too-many-messages")
+    for rank, (answers, endless) in enumerate(results):
+        for (what, parts), got in zip(MINE.items(), answers, strict=True):
+            loss, right, count = (sum(each) for each in zip(*parts, strict=True))
+            own_loss, own_right, own_count = parts[rank]
+            own = own_loss / max(own_count, 1), own_right / max(own_count, 1)
+            check_pair(numbers(got, rank), (loss / count, right / count), own, what, rank)
+        what = "(mean loss, accuracy), one rank's losses are infinite"
+        got = numbers(endless, rank)
+        expect_equal(got, [math.inf, 0.5], what=what, rank=rank, cause="infinity-lost")
+    for log in results.logs:
+        log = log.select(region="metrics")
+        log.all_waited()
+        messages = log.messages
+        what = "messages of three calls of global_metrics"
+        expect_equal(messages, 3, what=what, rank=log.rank, cause="too-many-messages")
+        for event in log.events:
+            if event.payload > 64:
+                text = f"{event} has {event.payload} bytes, at most 64 are needed"
+                fail(text, cause="too-many-bytes", rank=log.rank, line=event.line)
+
+
+def check_pair(got, want, own, what: str, rank: int) -> None:
+    """The mean loss and the accuracy, to float64's rounding."""
+    if want != own and tuple(got) == own:
+        fail(f"{what}: these are the rank's own numbers", cause="own-metrics", rank=rank)
+    for name, value, right in zip(("mean loss", "accuracy"), got, want, strict=True):
+        error = abs(value - right) / max(1.0, abs(right))
+        if not error <= 1e-14:
+            cause = "precision" if error < 1e-6 else "mean-of-means" if error < 1 else "wrong"
+            why = {"precision": ": add up in float64"}.get(cause, "")
+            text = f"{name} of {what}: expected {right!r}, got {value!r}{why}"
+            fail(text, cause=cause, rank=rank)
+
+
+@exercise("1.6", "virtual", asserts="mean refused group refusals life")
+def test_metrics_in_a_group(impl, run, seed):
+    """In a group out of order, while the ranks of another one have no sample and all refuse."""
+
+    def body(ctx):
+        group = [group_of(ranks) for ranks in ([3, 1], [2, 0])][1 - ctx.rank % 2]
+        if ctx.rank % 2 == 0:
+            return [refusal(impl.global_metrics, 0.0, 0, 0, group) for _ in range(2)]
+        return [impl.global_metrics(float(ctx.rank), 1, ctx.rank, group) for _ in range(2)]
+
+    for rank, answers in enumerate(run(body, 4)):
+        if rank % 2 == 0:
+            expect_refusals(answers, ["no rank of the group has a sample"] * 2, rank=rank)
+            continue
+        for got in answers:
+            own = 1.0, 1 / rank
+            what = "1 and 3 samples of the group [3, 1]"
+            check_pair(numbers(got, rank), (4 / 4, 2 / 4), own, what, rank)
 
 
 class Moody(nn.Module):
@@ -54,14 +100,20 @@ class Moody(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 3)
+        self.drop = nn.Dropout(0.0).eval()  # as one who freezes a part of the model leaves it
+        self.live = nn.Dropout(0.5)
         self.recorded = False
         self.fail = False
 
     def forward(self, x):
         self.recorded |= torch.is_grad_enabled()
+        if self.fail == "interrupt":
+            raise KeyboardInterrupt
         if self.fail:
             raise RuntimeError("evaluation fails")
-        out = self.linear(x)
+        if not len(x):
+            raise RuntimeError("the model is called without a sample")
+        out = self.live(self.linear(x))
         return out.flip(1) * 3 if self.training else out
 
 
@@ -71,9 +123,28 @@ def moody(seed: int) -> Moody:
         return Moody().double()
 
 
+class Broken(torch.utils.data.Dataset):
+    """Its second half cannot be read."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int):
+        if i >= self.n // 2:
+            raise RuntimeError("loading fails ")
+        return torch.zeros(6, dtype=torch.float64), 0
+
+
+def modes_of(model: nn.Module) -> list[bool]:
+    return [module.training for module in model.modules()]
+
+
 def alone(seed: int, n: int) -> tuple[float, float]:
-    """Loss and accuracy of one process on the whole test set."""
-    inputs, targets = data_of(seed, n).tensors
+    """Loss and accuracy of one process on the first ``n`` samples of the test set."""
+    inputs, targets = (t[:n] for t in data_of(seed, 21).tensors)
     logits = moody(seed).linear(inputs)
     accuracy = (logits.argmax(1) == targets).double().mean().item()
     return F.cross_entropy(logits, targets).item(), accuracy
@@ -81,81 +152,147 @@ def alone(seed: int, n: int) -> tuple[float, float]:
 
 def check_evaluation(run, impl, seed: int, world_size: int, n: int, remainder: str) -> None:
     def body(ctx):
-        dataset = data_of(seed, n)
+        dataset = torch.utils.data.Subset(data_of(seed, 21), range(n))
         model = moody(seed).to(ctx.device)
-        loader = loader_of(impl, ctx, dataset, 4 * ctx.world_size, seed, remainder, shuffle=False)
+        own = loader_of(impl, ctx, dataset, 4 * ctx.world_size, seed, remainder, shuffle=False)
         out = []
         for training in (True, False):
             model.train(training)
-            loss, accuracy = impl.evaluate(model, loader, device=ctx.device)
-            out.append([float(loss), float(accuracy), training, model.training])
+            model.drop.eval()
+            before = modes_of(model)
+            with ctx.region("evaluate"):
+                answer = impl.evaluate(model, own, device=ctx.device)
+            out.append([answer, before == modes_of(model), torch.is_grad_enabled()])
+            torch.set_grad_enabled(True)
         return out, model.recorded
 
     results = run(body, world_size)
-    want = alone(seed, n)
+    counted = n // world_size * world_size if remainder == "drop" else n
+    want = alone(seed, counted)
     where = f"{n} samples on {world_size} ranks, remainder={remainder!r}"
     for rank, (out, recorded) in enumerate(results):
-        for loss, accuracy, before, after in out:
+        for answer, kept, recording in out:
+            loss, accuracy = numbers(answer, rank)
             for what, got, right in (("loss", loss, want[0]), ("accuracy", accuracy, want[1])):
-                if abs(got - right) > 1e-9:
-                    padded = " (repeated samples counted?)" if remainder == "pad" else ""
-                    fail(
-                        f"{where}: {what} of the test set is {right}, got {got}{padded}",
-                        cause="not-exact",
-                        rank=rank,
-                    )
-            if after != before:
-                fail("the model's training mode was not restored", cause="mode-lost", rank=rank)
+                if not abs(got - right) <= 1e-9:
+                    text = f"{where}: {what} of {counted} samples is {right!r}, got {got!r}"
+                    text += counted_as(accuracy, want[1], counted)
+                    fail(text, cause="not-exact", rank=rank)
+            if not kept:
+                fail("a module's training mode was not restored", cause="mode-lost", rank=rank)
+            if not recording:
+                text = "after the evaluation no gradients are recorded any more: use torch.no_grad "
+                fail(f"{text}for the time of the evaluation only", cause="grad-off", rank=rank)
         if recorded:
             fail("gradients were recorded in evaluation", cause="grad-recorded", rank=rank)
+        messages = results.logs[rank].select(region="evaluate").messages
+        what = f"{where}: messages of two evaluations"
+        expect_equal(messages, 2, what=what, rank=rank, cause="too-many-messages")
 
 
-@exercise("1.6", "virtual gloo cuda")
+def counted_as(accuracy: float, right: float, samples: int) -> str:
+    """How many samples the accuracy was divided by, if the right answers were the right ones."""
+    if not accuracy or abs(accuracy - right) < 1e-9:
+        return ""
+    divisor = right * samples / accuracy
+    near = abs(divisor - round(divisor)) < 1e-6
+    return f" (right if there were {divisor:.0f} samples)" if near else ""
+
+
+@exercise("1.6", "virtual gloo cuda", asserts="each-once empty modes no-gradient evaluated alone")
 def test_evaluation_is_exact(impl, run, seed, cases):
     """Each sample counts once, under padding, uneven shards and empty ones."""
-    for w, n, remainder in cases((2, 21, "pad"), (4, 21, "keep"), (3, 2, "pad"), (3, 2, "keep")):
+    for w, n, remainder in cases(
+        (2, 21, "pad"), (4, 21, "keep"), (3, 2, "pad"), (3, 2, "keep"), (4, 21, "drop")
+    ):
         check_evaluation(run, impl, seed, w, n, remainder)
 
 
-@exercise("1.6", "virtual")
+@exercise("1.6", "virtual", asserts="each-once group life")
+def test_evaluation_in_a_group(impl, run, seed):
+    """Two groups evaluate two models at once, each on all samples."""
+    groups = ([3, 1], [2, 0])
+
+    def body(ctx):
+        made, ranks = [group_of(each) for each in groups], groups[1 - ctx.rank % 2]
+        place = SimpleNamespace(rank=ranks.index(ctx.rank), world_size=2)
+        model = moody(seed + ctx.rank % 2)
+        own = loader_of(impl, place, data_of(seed + ctx.rank % 2, 21), 8, seed, "pad")
+        with torch.no_grad():
+            answer = impl.evaluate(model, own, made[1 - ctx.rank % 2])
+            recording = torch.is_grad_enabled()
+        with torch.no_grad():
+            model.linear.bias[2] = math.nan if ctx.rank == ranks[1] else 0.0
+        bad = impl.evaluate(model, own, made[1 - ctx.rank % 2])
+        return answer, recording, bad
+
+    for rank, (answer, recording, bad) in enumerate(run(body, 4)):
+        what = "gradients are recorded after an evaluation under torch.no_grad"
+        expect_equal(recording, False, what=what, rank=rank, cause="grad-on")
+        loss = numbers(bad, rank)[0]
+        if loss == loss:
+            text = f"the losses of a rank are nan: expected the mean loss nan, got {loss!r}"
+            fail(text, cause="nan-lost", rank=rank)
+        want = alone(seed + rank % 2, 21)
+        for what, got, right in zip(("loss", "accuracy"), numbers(answer, rank), want, strict=True):
+            if not abs(got - right) <= 1e-9:
+                where = f"{what} in the group {groups[1 - rank % 2]}"
+                text = f"{where}: expected {right!r}, got {got!r}"
+                fail(text, cause="not-exact", rank=rank)
+
+
+@exercise("1.6", "virtual", asserts="modes refused life")
 def test_mode_is_restored_after_an_error(impl, run, seed):
-    """A model that raises in evaluation is left in training mode."""
+    """A model is left in training mode, whether it, the loader or the user stops the evaluation."""
 
     def body(ctx):
         model = Moody().double()
-        model.fail = True
+        before = modes_of(model)
         loader = loader_of(impl, ctx, data_of(seed, 8), 4, seed)
-        try:
-            impl.evaluate(model, loader)
-        except RuntimeError as error:
-            return model.training, str(error)
-        return model.training, ""
+        broken = loader_of(impl, ctx, Broken(8), 4, seed)
+        said, kept = "", True
+        for model.fail, batches in (("interrupt", loader), ("", broken), ("error", loader)):
+            try:
+                impl.evaluate(model, batches)
+            except (RuntimeError, KeyboardInterrupt) as error:
+                said += str(error) or "interrupt "
+            kept = kept and modes_of(model) == before and torch.is_grad_enabled()
+            model.train()
+            model.drop.eval()
+            torch.set_grad_enabled(True)
+        nothing = loader_of(impl, ctx, data_of(seed, 1), 2, seed, "drop")
+        return kept, said, refusal(impl.evaluate, model, nothing), modes_of(model) == before
 
-    training, said = run(body, 1)[0]
-    raised = "evaluation fails" in said
-    expect_equal(raised, True, what="the model's own error comes out", cause="error-swallowed")
-    expect_equal(training, True, what="training mode after an error", cause="mode-lost")
+    for rank, (kept, said, refused, again) in enumerate(run(body, 2)):
+        raised = said.startswith("interrupt ") and said.count("fails") == 2
+        what = "an interrupt, the loader's and the model's own error come out"
+        expect_equal(raised, True, what=what, rank=rank, cause="error-swallowed")
+        what = "modes, and recording of gradients, as before, after an interrupt or an error, "
+        what += "also one of the loader"
+        expect_equal(kept, True, what=what, rank=rank, cause="mode-lost")
+        expect_refusals([refused], ["no rank has a sample to evaluate"], rank=rank)
+        expect_equal(again, True, what="modes as before, no samples", rank=rank, cause="mode-lost")
 
 
-@exercise("1.6", "virtual")
+@exercise("1.6", "virtual", asserts="prints output group cost")
 def test_one_rank_prints(impl, run):
-    """Only the group's first rank prints, and nothing is communicated for it."""
+    """Only the group's first rank prints, no other one, and nothing is communicated for it."""
 
     def body(ctx):
-        group = dist.new_group([1, 2])
+        group = group_of([2, 1])
         with ctx.region("print"):
-            impl.print_once("epoch 1 of 3")
-            if ctx.rank in (1, 2):
-                impl.print_once("in the group", group)
+            impl.print_once("  epoch 1 of 3")
+            impl.print_once("in the group", group)  # rank 0 is no member
             if ctx.rank == 0:
                 impl.print_once("only rank 0 comes here")
 
     results = run(body, 3)
-    lines = [text.splitlines() for text in results.output]
-    for rank, (mine, want) in enumerate(
-        zip(lines, (["epoch 1 of 3", "only rank 0 comes here"], ["in the group"], []), strict=True)
-    ):
-        got = [line for line in mine if line in ("epoch 1 of 3", "in the group") or line in want]
+    first = order_in([2, 1])[0]
+    grouped = [["in the group"] if rank == first else [] for rank in (1, 2)]
+    wants = [["  epoch 1 of 3", "only rank 0 comes here"], *grouped]
+    for rank in (1, 2, 0):
+        want, lines = wants[rank], results.output[rank].splitlines()
+        got = [line for line in lines if line in ("  epoch 1 of 3", "in the group") or line in want]
         cause = "every-rank-prints" if len(got) > len(want) else "not-printed"
         expect_equal(got, want, what="printed lines", rank=rank, cause=cause)
         events = results.logs[rank].select(region="print").events

@@ -1,6 +1,9 @@
-"""Checks of exercises 1.3 and 1.4: broadcast of the state and averaging of gradients."""
+"""Checks of exercise 1.3: broadcast of the state; what 1.3 and 1.4 draw."""
 
 from __future__ import annotations
+
+import math
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -8,25 +11,54 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_same_sequence, fail, trace
 from distlab.reference.workloads import build_model, digits
+from tests.phase1.groups import group_of
 
 
 class Zoo(nn.Module):
-    """Every kind of state: tied, frozen, strided, empty, integer and non-persistent."""
+    """Every kind of state: tied, frozen, strided, empty, in many dtypes, and non-persistent."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: int = 0) -> None:
         super().__init__()
         self.first = nn.Linear(5, 5)
         self.tied = nn.Linear(5, 5, bias=False)
         self.tied.weight = self.first.weight
         self.frozen = nn.Parameter(torch.rand(3), requires_grad=False)
-        self.strided = nn.Parameter(torch.rand(4, 6).t())
+        strided = torch.rand(4, 6).t()
+        self.strided = nn.Parameter(strided.contiguous() if place % 2 else strided)
         self.empty = nn.Parameter(torch.empty(0, 3))
+        self.brief = nn.Parameter(torch.rand(3, 2).bfloat16())
+        self.register_parameter("none", None)
         self.norm = nn.BatchNorm1d(5)
-        self.register_buffer("steps", torch.randint(0, 1000, (3,)))
+        self.register_buffer("steps", torch.randint(0, 1000, (3,)) + 2**60)
         self.register_buffer("scratch", torch.rand(2, 3), persistent=False)
+        self.register_buffer("mask", torch.rand(9) > 0.5)
+        self.register_buffer("short", torch.randint(-999, 999, (4,), dtype=torch.int16))
+        self.register_buffer("tiny", torch.rand(5).to(torch.float8_e4m3fn))
+        self.register_buffer("waves", torch.rand(3, dtype=torch.complex64))
+        self.register_buffer("also", self.first.weight)  # a parameter that is a buffer, too
+        self.register_buffer("precise", torch.rand((), dtype=torch.float64))
+        self.register_buffer("exact", torch.rand(2, 3, dtype=torch.float64))
+        self.register_buffer("light", torch.rand(2, 3).half())
+        self.register_buffer("missing", torch.tensor([math.nan, math.inf, float(place)]))
+        self.register_buffer("columns", torch.rand(4, 6)[:, 1:3])
         with torch.no_grad():
             self.norm.running_mean.uniform_()
             self.norm.num_batches_tracked.random_(1, 100)
+
+
+def zoo_of(seed: int, place: int) -> Zoo:
+    """The state of a rank, drawn alike by the rank and by the grader."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed * 31 + place)
+        zoo = Zoo(place)
+        memory = torch.rand(12)  # several buffers of other lengths at one address
+        for name, view in (("begin", memory[:3]), ("whole", memory), ("section", memory[:6])):
+            zoo.register_buffer(name, view)
+        return zoo
+
+
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -35,52 +67,77 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def state_bytes(model: nn.Module) -> int:
-    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    return sum(t.numel() * t.element_size() for t in dict.fromkeys(tensors_of(model)))
 
 
-@exercise("1.3", "virtual gloo cuda")
+def broadcast_to(impl, model: nn.Module, src: int, group: object = None) -> list[object]:
+    """[state afterwards, what of the model was replaced or recorded]."""
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    objects = [(id(t), t.data_ptr()) for t in tensors_of(model)]
+    flags = [p.requires_grad for p in model.parameters()]
+    own = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    impl.broadcast_model_state(model, src, group)
+    wrong = ""
+    if objects != [(id(t), t.data_ptr()) for t in tensors_of(model)]:
+        wrong = "new-tensors"
+    if model.tied.weight is not model.first.weight:
+        wrong = "new-tensors"
+    if str(own) != str([p.grad for p in model.parameters()]):
+        wrong = wrong or "gradients-changed"
+    if flags != [p.requires_grad for p in model.parameters()]:
+        wrong = wrong or "frozen"
+    if any(t.grad_fn is not None for t in tensors_of(model)):
+        wrong = wrong or "grad-recorded"
+    return [state_of(model), wrong]
+
+
+WRONG = {
+    "new-tensors": "a parameter or buffer was replaced by a new tensor, or its memory by other "
+    "memory: the optimizer would go on with the old one; write into it in place",
+    "gradients-changed": "gradients that parameters had are not what they were",
+    "frozen": "requires_grad of a parameter changed",
+    "grad-recorded": "a gradient was recorded",
+}
+
+
+def expect_state(result, before: nn.Module, source: nn.Module, what: str, rank: int) -> None:
+    after, wrong = result
+    if wrong:
+        fail(f"{what}: {WRONG[wrong]}", cause=wrong, rank=rank)
+    own = state_of(before)
+    for name, value in state_of(source).items():
+        expect_close(
+            after[name],
+            value,
+            what=f"{name} ({what})",
+            rank=rank,
+            before=own[name] if before is not source else None,
+            rtol=0.0,
+            atol=0.0,
+        )
+
+
+@exercise(
+    "1.3",
+    "virtual gloo cuda",
+    asserts="equal all-state strides in-place dtype layout parameters alone",
+)
 def test_state_equals_the_source(impl, run, seed, cases):
     """Parameters and buffers of every kind equal those of the source rank."""
 
     def body(ctx):
-        src = ctx.world_size // 2
-        model = Zoo().to(ctx.device)  # ranks start from different random states
-        before = state_of(model)
-        holders = [id(t) for t in (*model.parameters(), *model.buffers())]
-        impl.broadcast_model_state(model, src)
-        same_objects = holders == [id(t) for t in (*model.parameters(), *model.buffers())]
-        grads = any(p.grad is not None or p.grad_fn is not None for p in model.parameters())
-        tied = model.tied.weight is model.first.weight
-        flags = [p.requires_grad for p in model.parameters()]
-        return before, state_of(model), [same_objects, tied], grads, flags
+        model = zoo_of(seed, ctx.rank).to(ctx.device)  # ranks start from different random states
+        return broadcast_to(impl, model, ctx.world_size // 2)
 
     worlds = cases(3, 1, 2, 4, 5)
     for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
-        src = w // 2
-        want = results[src][0]
-        for rank, (before, after, same, grads, flags) in enumerate(results):
-            if not all(same):
-                fail(
-                    "a parameter or buffer was replaced by a new tensor: the optimizer would go on "
-                    "with the old one; write into it in place",
-                    cause="new-tensors",
-                    rank=rank,
-                )
-            expect_equal(grads, False, what="gradients recorded", rank=rank, cause="grad-recorded")
-            expect_equal(flags, results[src][4], what="requires_grad flags", rank=rank)
-            for name, value in want.items():
-                expect_close(
-                    after[name],
-                    value,
-                    what=f"{name} (from rank {src} of {w})",
-                    rank=rank,
-                    before=before[name] if rank != src else None,
-                    rtol=0.0,
-                    atol=0.0,
-                )
+        zoos = [zoo_of(seed, rank) for rank in range(w)]
+        for rank, result in enumerate(results):
+            expect_state(result, zoos[rank], zoos[w // 2], f"from rank {w // 2} of {w}", rank)
 
 
-@exercise("1.3", "virtual gloo")
+@exercise("1.3", "virtual gloo", asserts="once cost parameters")
 def test_state_is_sent_once(impl, run, seed):
     """Only the state's own bytes are sent: tied tensors once, and not from every rank."""
 
@@ -114,228 +171,39 @@ def test_state_is_sent_once(impl, run, seed):
     expect_same_sequence(results.logs)
 
 
-@exercise("1.3", "virtual")
+@exercise("1.3", "virtual", asserts="group-only group life resources")
 def test_state_in_a_subgroup(impl, run, seed):
-    """In a group, src is a global rank; the others are not disturbed."""
+    """In a group, src is a global rank; another group broadcasts another model meanwhile, twice."""
+    groups = ([3, 1], [2, 0])
 
     def body(ctx):
-        group = dist.new_group([1, 2])
-        model = nn.Linear(3, 2)
-        before = model.weight.detach().clone()
-        if ctx.rank in (1, 2):
-            impl.broadcast_model_state(model, 2, group)
-        return before, model.weight.detach()
+        made = [group_of(ranks) for ranks in groups]
+        odd = ctx.rank % 2
+        model = zoo_of(seed, ctx.rank)
+        untouched = torch.get_rng_state()
+        impl.broadcast_model_state(nn.Flatten(), groups[1 - odd][0], made[1 - odd])  # no state
+        answers = []
+        for turn, src in enumerate(groups[1 - odd]):
+            with torch.no_grad():  # the ranks have drifted apart
+                for t, new in zip(
+                    tensors_of(model), tensors_of(zoo_of(seed + turn, ctx.rank)), strict=True
+                ):
+                    t.copy_(new)
+            answers.append(broadcast_to(impl, model, src, made[1 - odd]))
+        watched = weakref.ref(model.first.weight)
+        del t
+        same = torch.equal(untouched, torch.get_rng_state())
+        del model
+        return answers, same, watched() is not None
 
-    results = run(body, 3)
-    for rank in (1, 2):
-        expect_close(results[rank][1], results[2][0], what="weight", rank=rank, rtol=0.0, atol=0.0)
-
-
-class Branches(nn.Module):
-    """Tied and frozen parameters, and one that only some ranks use, and one that none uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Linear(4, 6)
-        self.decode = nn.Linear(6, 4, bias=False)
-        self.tied = nn.Parameter(torch.empty(0))
-        self.tied = self.encode.weight
-        self.frozen = nn.Linear(4, 4)
-        self.sometimes = nn.Linear(4, 1)
-        self.never = nn.Linear(3, 3)
-        for p in self.frozen.parameters():
-            p.requires_grad_(False)
-
-    def forward(self, x: torch.Tensor, use: bool) -> torch.Tensor:
-        h = self.decode(torch.tanh(self.encode(self.frozen(x))))
-        out = (h @ self.tied.t()).pow(2).sum(1)
-        return out + self.sometimes(x).squeeze(1) if use else out
-
-
-def make_branches(seed: int, device: torch.device | str = "cpu") -> Branches:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Branches().double().to(device)
-
-
-def own_data(seed: int, rank: int, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    return torch.randn(n, 4, generator=generator, dtype=torch.float64).to(device)
-
-
-def local_backward(model: Branches, x: torch.Tensor, rank: int) -> None:
-    if len(x):
-        model(x, use=rank == 1).mean().backward()
-
-
-def grads_of(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    return {
-        name: None if p.grad is None else p.grad.detach().cpu().clone()
-        for name, p in model.named_parameters()
-    }
-
-
-def global_gradients(seed: int, counts: list[int]) -> dict[str, torch.Tensor | None]:
-    """The gradient of the mean over all ranks' samples, by one process."""
-    model = make_branches(seed)
-    losses = [
-        model(own_data(seed, rank, n), use=rank == 1).sum() for rank, n in enumerate(counts) if n
-    ]
-    (sum(losses) / sum(counts)).backward()
-    return grads_of(model)
-
-
-def check_average(run, impl, seed, counts: list[int], what: str) -> None:
-    def body(ctx):
-        model = make_branches(seed, ctx.device)
-        local_backward(model, own_data(seed, ctx.rank, counts[ctx.rank], ctx.device), ctx.rank)
-        before = grads_of(model)
-        with ctx.region("average"):
-            impl.average_gradients(model.parameters(), counts[ctx.rank])
-        return before, grads_of(model)
-
-    results = run(body, len(counts))
-    want = global_gradients(seed, counts)
-    for rank in reversed(range(len(counts))):  # rank 0 is right by accident more often
-        before, after = results[rank]
-        for name, value in want.items():
-            if value is None:
-                if after[name] is not None:
-                    fail(
-                        f"{what}: {name} has no gradient on any rank, but got one",
-                        cause="invented-gradient",
-                        rank=rank,
-                    )
-                continue
-            zero = torch.zeros_like(value)
-            parts = [r[0][name] if r[0][name] is not None else zero for r in results]
-            expect_close(
-                after[name],
-                value,
-                what=f"{what}: gradient of {name}",
-                rank=rank,
-                contributions=parts,
-                weights=counts,
-                before=before[name] if len(counts) > 1 else None,
-                rtol=1e-10,
-                atol=1e-12,
-            )
-    expect_same_sequence([log.select(region="average") for log in results.logs])
-
-
-@exercise("1.4", "virtual gloo cuda")
-def test_mean_over_the_ranks(impl, run, seed):
-    """With equally many samples everywhere, the plain mean over the ranks."""
-
-    def body(ctx):
-        params = [nn.Parameter(torch.zeros(n, device=ctx.device)) for n in (5, 7)]
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=ctx.generator(p.numel())).to(ctx.device)
-        own = [p.grad.cpu().clone() for p in params]
-        impl.average_gradients(params, 4)
-        return own, [p.grad.cpu() for p in params]
-
-    results = run(body, 3)
-    for rank in reversed(range(3)):
-        for i, got in enumerate(results[rank][1]):
-            parts = [own[i] for own, _ in results]
-            mean = torch.stack(parts).mean(0)
-            what = f"gradient of parameter {i}, 3 ranks, 4 samples each"
-            expect_close(
-                got, mean, what=what, rank=rank, contributions=parts, before=parts[rank]
-            )
-
-
-@exercise("1.4", "virtual gloo cuda")
-def test_average_equals_global_batch(impl, run, seed, cases):
-    """The average is the gradient of the global batch; all parameters, tied and partly unused."""
-    for w in cases(3, 1, 2, 4, 5):
-        check_average(run, impl, seed, [3] * w, f"{w} ranks, 3 samples each")
-
-
-@exercise("1.4", "virtual gloo cuda")
-def test_uneven_batches_are_weighted(impl, run, seed, cases):
-    """Ranks with more samples weigh more; a rank without samples adds nothing."""
-    for counts in cases([5, 1, 2], [4, 3, 0], [0, 2], [0, 0, 3, 1, 7]):
-        check_average(run, impl, seed, counts, f"{counts} samples")
-
-
-@exercise("1.4", "virtual gloo")
-def test_gradients_under_delays(impl, run, seed):
-    """Whatever the timing, the gradients are complete when the call returns."""
-
-    def body(ctx):
-        p = nn.Parameter(torch.zeros(200_000))
-        p.grad = torch.full((200_000,), float(ctx.rank + 1))
-        impl.average_gradients([p], 2)
-        return p.grad.clone()
-
-    results = run(body, 4, delays=True)
-    parts = [torch.full((200_000,), float(r + 1)) for r in range(4)]
-    for rank, (got, log) in enumerate(zip(results, results.logs, strict=True)):
-        log.all_waited()
-        expect_close(
-            got, torch.full((200_000,), 2.5), what="gradient", rank=rank, contributions=parts
-        )
-
-
-@exercise("1.4", "virtual gloo")
-def test_only_trainable_bytes_are_sent(impl, run, seed, cases):
-    """Frozen parameters are sent nowhere, tied ones once; 2(W-1)/W of the bytes per rank."""
-
-    def body(ctx):
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
-        model[1].weight = model[0].weight  # tied
-        model[2].requires_grad_(False)
-        frozen = [p.detach().clone() for p in model[2].parameters()]
-        model(torch.ones(2, 64)).sum().backward()
-        listed = [p for layer in model for p in layer.parameters()]  # names the tied one twice
-        before = listed[0].grad.clone()
-        impl.average_gradients(listed, 2)
-        still = [p.detach().clone() for p in model[2].parameters()]
-        ungraded = [p.grad is None for p in model[2].parameters()]
-        return before, listed[0].grad, frozen, still, ungraded
-
-    worlds = cases(4, 2, 5)
-    for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
-        parts = [r[0] for r in results]
-        trainable = (64 * 64 + 2 * 64) * 4
-        budget = 2 * (w - 1) / w * (trainable + 8 * 8) + 64
-        for rank, (log, result) in enumerate(zip(results.logs, results, strict=True)):
-            _, got, frozen, still, ungraded = result
-            kept = all(torch.equal(a, b) for a, b in zip(frozen, still, strict=True))
-            expect_close(
-                got,
-                torch.stack(parts).mean(0),
-                what="gradient of the tied weight",
-                rank=rank,
-                contributions=parts,
-            )
-            untouched = kept and all(ungraded)
-            expect_equal(untouched, True, what="frozen parameters untouched", rank=rank)
-            log.sent_at_most(budget, "2(W-1)/W of the trainable bytes and 8 bytes per parameter")
-            log.sent_at_least(2 * (w - 1) / w * trainable - 64, "2(W-1)/W of the trainable bytes")
-
-
-@exercise("1.4", "virtual")
-def test_dtypes_and_groups(impl, run, seed):
-    """Gradients keep the dtype of their parameter; sub-groups average among themselves."""
-
-    def body(ctx):
-        group = dist.new_group([0, 2])
-        params = [nn.Parameter(torch.zeros(3, dtype=d)) for d in (torch.float64, torch.float32)]
-        params[1].requires_grad_(True)
-        for p in params:
-            p.grad = torch.full_like(p, float(ctx.rank))
-        if ctx.rank != 1:
-            impl.average_gradients(iter(params), 1, group)
-        return [p.grad for p in params]
-
-    for rank, grads in enumerate(run(body, 3)):
-        for got, dtype in zip(grads, (torch.float64, torch.float32), strict=True):
-            expect_close(
-                got, torch.full((3,), 1.0, dtype=dtype), what=f"{dtype} gradient", rank=rank
-            )
+    for rank, (answers, same, alive) in enumerate(run(body, 4)):
+        for turn, result in enumerate(answers):
+            src = groups[1 - rank % 2][turn]
+            what = f"from global rank {src}, broadcast number {turn + 1}, after a change on all"
+            before, source = zoo_of(seed + turn, rank), zoo_of(seed + turn, src)
+            expect_state(result, before, source, what, rank)
+        expect_equal(same, True, what="global random state as before", rank=rank)
+        expect_equal(alive, False, what="a parameter is alive after its model is gone", rank=rank)
 
 
 def traced_steps(impl, ctx) -> None:

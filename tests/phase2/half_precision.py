@@ -20,7 +20,7 @@ def seeded(seed: int, make: Any) -> nn.Module:
         return make()
 
 
-def plain(seed: int) -> nn.Module:
+def net(seed: int) -> nn.Module:
     """A model whose gradient does not depend on how the batch is cut."""
     return seeded(
         seed,

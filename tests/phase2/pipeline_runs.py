@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,10 +16,12 @@ from distlab.grading import expect_equal, fail
 from distlab.ranks.context import RankContext
 from tests.phase2.pipeline_orders import Steps, bubble, peaks, placement, problem_of
 from tests.phase2.pipelines import (
+    STALE,
     Meter,
     Paced,
     batch,
     boundaries,
+    calls_of,
     compare,
     cut,
     gradients,
@@ -27,10 +30,11 @@ from tests.phase2.pipelines import (
     paced_batch,
     paced_boundaries,
     squares,
+    stale_of,
 )
 
 PER = 3  # samples per micro-batch
-UNIT = 0.05  # virtual seconds of a forward
+UNIT = 0.02  # virtual seconds of a forward
 Make = Callable[[Any], Any]  # the implementation to a schedule
 
 
@@ -43,7 +47,7 @@ def check_run(
     schedule: Make,
     *,
     chunks: int = 1,
-    frozen: bool = False,
+    frozen: bool | str = False,
     steps: int = 1,
     kind: str = "",
     pipeline: str = "Pipeline",
@@ -54,17 +58,31 @@ def check_run(
     """
     rank_of = placement(kind or "round", ranks, chunks)
 
-    def body(ctx: RankContext) -> tuple[dict[str, Tensor], list[float]]:
+    def body(ctx: RankContext) -> tuple[dict[str, Tensor], list[float], set[int], set[float]]:
         found = [layer.to(ctx.device) for layer in layers(seed, frozen)]
         parts = cut(found, ranks * chunks)
         x, y = (t.to(ctx.device) for t in batch(seed, m * PER))
         mine = [part for part, rank in zip(parts, rank_of, strict=True) if rank == ctx.rank]
         shapes = boundaries(parts, x[:PER])
+        for module in (each for part in mine for each in part.modules()):
+            module.calls = 0
+        if ctx.rank != rank_of[0]:
+            x = torch.zeros_like(x)  # only the first stage reads the inputs
+        if ctx.rank != rank_of[-1]:
+            y = torch.zeros_like(y)
         runs = getattr(impl, pipeline)(mine, schedule(impl), F.cross_entropy, shapes)
         losses = [runs.step(x, y) for _ in range(steps)]
-        return gradients(found, mine), losses
+        return gradients(found, mine), losses, calls_of(mine), stale_of(mine)
 
-    results = [(got, loss_of(losses)) for got, losses in run(body, ranks)]
+    results = run(body, ranks)
+    for rank, (_, _, calls, stale) in enumerate(results):
+        if calls - {m * steps}:
+            text = f"a stage was called {calls} times for {m * steps} micro-batches"
+            fail(text, cause="called-again", rank=rank)
+        if stale - {STALE}:
+            text = f"a frozen parameter had the gradient {STALE}, now it has {stale}"
+            fail(text, cause="frozen", rank=rank)
+    results = [(got, loss_of(losses)) for got, losses, *_ in results]
     parts, loss = one_process(seed, m * PER, m, frozen=frozen)
     stages = f", {chunks} stages each" if chunks > 1 else ""
     compare(results, parts, loss, f"{ranks} ranks{stages}, {m} micro-batches", times=steps)

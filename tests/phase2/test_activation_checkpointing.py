@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,10 @@ from distlab.grading import exercise, expect_close, expect_equal, fail
 WIDTH = 6
 F64 = torch.float64
 CPU = torch.device("cpu")
+
+
+class Stopped(BaseException):
+    """Ends a forward, as KeyboardInterrupt does."""
 
 
 class Pair(NamedTuple):
@@ -67,30 +72,48 @@ def compare(got: dict, want: dict, what: str, cause: str = "") -> None:
 
 
 # -- 2.7 ------------------------------------------------------------------------------------------
-@exercise("2.7", "virtual cuda")
+@exercise(
+    "2.7",
+    "virtual cuda",
+    asserts="nested outputs gradients none-needless parameters dtype layout",
+)
 def test_nested_arguments_and_outputs(impl, run, seed):
     """Tuples, lists, dicts, other values, keywords: outputs and gradients of the plain call."""
 
     def scenario(checkpoint, device):
         first = layer(seed, device)
+        first.bias.requires_grad_(False)
         x, b, bias = (drawn(seed + k, 3, WIDTH, grad=True, device=device) for k in (2, 3, 4))
         a, mask = drawn(seed + 5, 3, WIDTH, device=device), drawn(seed + 6, 3, 1).to(device) > 0
         seen: list[list[bool]] = []
+        kinds: list[str] = []
 
         def fn(x, pair, options, *, bias, mode):
+            kinds[:] = [type(pair).__name__, type(pair.right).__name__, type(options).__name__]
             seen.append([t.requires_grad for t in (x, pair.left, *pair.right[:1], bias)])
             h = torch.tanh(first(x) + pair.left * pair.right[0]) * options["scale"] + bias
             h = torch.where(options["mask"], h, x) if mode == "mask" else h
+            h = h + options["rest"][0] * options["rest"][1]
+            h = h + options["table"][options["rows"]] + options["turned"].T.double()
             return h, {"aux": (h * h).sum(), "n": pair.right[1], "index": h.argmax(-1)}, [x, None]
 
         shared = torch.sin(b)  # its own backward runs once, after that of the segment
-        inputs = (x, Pair(a, [shared, 3]), {"mask": mask, "scale": 2.0})
-        out, more, (through, nothing) = checkpoint(fn, *inputs, bias=bias, mode="mask")
+        table = drawn(seed + 8, 5, WIDTH, grad=True, device=device)
+        whole = drawn(seed + 9, WIDTH, 5, device=device).bfloat16().requires_grad_()
+        turned = whole[:, 1:4]
+        options = {"mask": mask, "scale": 2.0, "table": table, "turned": turned}
+        options["rows"] = torch.tensor([4, 0, 4], device=device)
+        options["rest"] = (x, shared)  # tensors that are there already
+        inputs = (x, Pair(a, [shared, 3]), options)
+        out, more, last = checkpoint(fn, *inputs, bias=bias, mode="mask")
+        through, nothing = last
         loss = out.sum() + 0.1 * more["aux"] + 0.5 * through[0].sum()
         (loss + shared.sum()).backward()
-        kinds = [type(more).__name__, more["n"], nothing, str(more["index"].dtype)]
+        kinds += [type(more).__name__, type(last).__name__]
+        kinds += [more["n"], nothing, str(more["index"].dtype)]
         values = [t.detach().cpu() for t in (out, more["aux"], through, more["index"])]
         found = gradients(x=x, a=a, b=b, bias=bias, weight=first.weight, layer_bias=first.bias)
+        found |= gradients(table=table, whole=whole)
         needs = [out.requires_grad, more["aux"].requires_grad, more["index"].requires_grad]
         return values, kinds, needs, found, seen[-1]
 
@@ -109,7 +132,51 @@ def test_nested_arguments_and_outputs(impl, run, seed):
     )
 
 
-@exercise("2.7", "virtual cuda")
+@exercise("2.7", "virtual cuda", asserts="detached themselves gradients each-backward life alone")
+def test_detached_and_unused_outputs(impl, run, seed):
+    """Some outputs are detached, some are not used, and backward comes twice."""
+
+    def scenario(checkpoint, device):
+        first = layer(seed, device)
+        x, w = (drawn(seed + k, 3, WIDTH, grad=True, device=device) for k in (2, 3))
+
+        def fn(x):
+            h = torch.sin(first(x))
+            return h, h.detach(), h * 2, x.detach() * 3
+
+        used, still, _, constant = checkpoint(fn, x)
+        loss = (used * w).sum() + (still * w).sum() + (constant * w).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        found = gradients(x=x, w=w, weight=first.weight)
+        _, still, _, constant = checkpoint(fn, x)
+        ((still + constant) * w).sum().backward()
+        only = gradients(x=x, w=w, weight=first.weight)
+        held = drawn(seed + 4, 3, WIDTH, device=device)
+        itself = checkpoint(lambda x: (first.bias, held, x, x * held), x)
+        kept = [held.requires_grad, first.bias.is_leaf, x.is_leaf]
+        if kept == [False, True, True]:  # else a tensor's backward could come back to itself
+            sum((k + 2) * (value * w).sum() for k, value in enumerate(itself)).backward()
+        return found, only, gradients(x=x, w=w, bias=first.bias), kept
+
+    def body(ctx):
+        return scenario(impl.checkpoint, ctx.device)
+
+    (got,) = run(body, 1, process_group=False)
+    want = scenario(plain, CPU)
+    expect_equal(
+        got[3],
+        want[3],
+        what="fn returns a buffer, a parameter and an argument themselves: the buffer needs a "
+        "gradient, the others are leaves",
+        cause="taken-over",
+    )
+    compare(got[0], want[0], "detached and unused outputs, after two backwards")
+    compare(got[1], want[1], "only detached outputs are used")
+    compare(got[2], want[2], "fn returns a parameter, a buffer and an argument themselves")
+
+
+@exercise("2.7", "virtual cuda", asserts="random own-state resources randomness")
 def test_random_numbers_are_those_of_the_first_forward(impl, run, seed):
     """Same dropout in both forwards; the program's own random numbers are not disturbed."""
 
@@ -127,7 +194,25 @@ def test_random_numbers_are_those_of_the_first_forward(impl, run, seed):
         out = torch.dropout(out, 0.5, True)
         before = state()
         out.square().sum().backward()
-        return gradients(x=x, weight=first.weight), after_forward, before, state()
+        after, calls = state(), []
+
+        def fails(x):
+            calls.append(1)
+            if len(calls) > 1:
+                raise Stopped("in the second forward")
+            return torch.dropout(first(x), 0.5, True)
+
+        out = checkpoint(fails, x)
+        states = [state(), torch.is_autocast_cache_enabled()]
+        try:
+            out.sum().backward()
+        except Stopped:
+            states += [state(), torch.is_autocast_cache_enabled()]
+        states.append(torch.is_autocast_cache_enabled())
+        with contextlib.suppress(Stopped):
+            checkpoint(fails, x)  # now in the first one
+        states.append(torch.is_autocast_cache_enabled())
+        return gradients(x=x, weight=first.weight), after_forward, before, after, states
 
     def body(ctx):
         return scenario(impl.checkpoint, ctx.device)
@@ -149,15 +234,28 @@ def test_random_numbers_are_those_of_the_first_forward(impl, run, seed):
             "backward changed the program's random state: what is drawn next depends on it",
             cause="random-outside",
         )
+    if len(got[4]) < 6:
+        fail("an error of fn in backward did not come out as it is", cause="error-swallowed")
+    state, cache, later, cache_later, *around = got[4]
+    if around[0] != around[1]:
+        text = "an error of fn in forward leaves autocast's cache otherwise than before it"
+        fail(f"{text}: put it back in any case", cause="autocast-outside")
+    if not torch.equal(state, later) or cache != cache_later:
+        fail(
+            "an error of fn in backward leaves another random state or autocast than before it: "
+            "put them back in any case",
+            cause="random-outside",
+        )
 
 
-@exercise("2.7", "virtual cuda")
+@exercise("2.7", "virtual cuda", asserts="autocast own-state dtype life")
 def test_autocast_is_that_of_the_first_forward(impl, run, seed, cases):
     """Forward with, backward without autocast, and the reverse: both forwards compute alike."""
     for inside in cases(True, False):
 
         def body(ctx, inside=inside):
             kind, seen = ctx.device.type, []
+            low = torch.bfloat16 if kind == "cuda" else torch.float16  # not the default
             first = layer(seed).float().to(ctx.device)
             x = drawn(seed + 2, 4, WIDTH, grad=False, device=ctx.device).float().requires_grad_()
 
@@ -169,16 +267,16 @@ def test_autocast_is_that_of_the_first_forward(impl, run, seed, cases):
             def state():
                 return [torch.is_autocast_enabled(kind), torch.is_autocast_cache_enabled()]
 
-            with torch.autocast(kind, dtype=torch.bfloat16, enabled=inside):
+            with torch.autocast(kind, dtype=low, enabled=inside):
                 states = [state()]
                 out = impl.checkpoint(fn, x)
                 states.append(state())
             with torch.autocast(kind, dtype=torch.bfloat16, enabled=not inside):
                 out.float().sum().backward()
-            return seen, states
+            return seen, states, str(low)
 
-        seen, (before, after) = run(body, 1, process_group=False)[0]
-        dtype = "torch.bfloat16" if inside else "torch.float32"
+        seen, (before, after), low = run(body, 1, process_group=False)[0]
+        dtype = low if inside else "torch.float32"
         where = "with" if inside else "without"
         expect_equal(
             seen,
@@ -192,7 +290,7 @@ def test_autocast_is_that_of_the_first_forward(impl, run, seed, cases):
         )
 
 
-@exercise("2.7", "virtual cuda")
+@exercise("2.7", "virtual cuda", asserts="gradients dtype")
 def test_weight_used_inside_and_outside_under_autocast(impl, run, seed):
     """A weight cast in the segment's first forward keeps its gradient where it is used next."""
 
@@ -219,7 +317,7 @@ def test_weight_used_inside_and_outside_under_autocast(impl, run, seed):
             )
 
 
-@exercise("2.7", "virtual cuda")
+@exercise("2.7", "virtual cuda", asserts="gradients parameters")
 def test_parameters_need_no_argument_that_needs_a_gradient(impl, run, seed):
     """Only parameters need gradients; one is used twice in a segment, and in two segments."""
 
@@ -248,7 +346,7 @@ def test_parameters_need_no_argument_that_needs_a_gradient(impl, run, seed):
     compare(got, want, "parameters used twice")
 
 
-@exercise("2.7", "virtual cuda")
+@exercise("2.7", "virtual cuda", asserts="gradients random life")
 def test_segments_within_a_segment(impl, run, seed):
     """A checkpointed call inside another one, with dropout in both."""
 
@@ -280,7 +378,7 @@ def test_segments_within_a_segment(impl, run, seed):
     compare(got, want, "a segment within a segment")
 
 
-@exercise("2.7", "virtual")
+@exercise("2.7", "virtual", asserts="each-backward no-grad cost")
 def test_runs_once_now_and_once_in_backward(impl, run, seed):
     """One forward in forward, one in backward; without gradients the plain call and no second."""
 
@@ -317,7 +415,7 @@ def test_runs_once_now_and_once_in_backward(impl, run, seed):
     )
 
 
-@exercise("2.7", "virtual")
+@exercise("2.7", "virtual", asserts="never-wrong refusals")
 def test_never_silently_wrong(impl, run, seed):
     """A changed argument, gradients by autograd.grad: a RuntimeError, or the right numbers."""
 

@@ -7,7 +7,16 @@ import torch._dynamo  # torch.optim imports it when an optimizer is made: once h
 import torch.distributed as dist
 from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_equal, expect_same_sequence, fail, trace
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_refusals,
+    expect_same_sequence,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.observe.log import readable
 from distlab.observe.memory import PeakMemory
 from distlab.reference.workloads import Block, digits
@@ -51,7 +60,7 @@ class AllReduce(torch.autograd.Function):
 
 
 # -- 2.7 ------------------------------------------------------------------------------------------
-@exercise("2.7", "gloo")
+@exercise("2.7", "gloo", asserts="keeps-nothing resources")
 def test_a_segment_holds_its_input_only(impl, run, seed):
     """After forward, of a segment of four layers only the input is alive, not even the output."""
 
@@ -77,7 +86,7 @@ def test_a_segment_holds_its_input_only(impl, run, seed):
         )
 
 
-@exercise("2.7", "gloo")
+@exercise("2.7", "gloo", asserts="held peak resources")
 def test_segments_hold_what_the_formula_says(impl, run, seed):
     """(s-1)·A + n/s·L bytes after forward, and hardly more at the peak of backward."""
     shapes = ((16, 4), (9, 2), (6, 6), (4, 1))
@@ -114,7 +123,7 @@ def test_segments_hold_what_the_formula_says(impl, run, seed):
             )
 
 
-@exercise("2.7", "virtual cuda")
+@exercise("2.7", "virtual cuda", asserts="segments equal-plain computed cost")
 def test_segments_compute_what_the_formula_says(impl, run, seed, cases):
     """2n - ⌊n/s⌋ layers are computed: the last segment once; values are those of the layers."""
     shapes = list(cases((7, 3), (6, 6), (5, 1), (1, 1), (8, 4)))
@@ -138,9 +147,17 @@ def test_segments_compute_what_the_formula_says(impl, run, seed, cases):
         return now, then, [out.detach().cpu(), *(cpu(p.grad) for p in layers.parameters())]
 
     def body(ctx):
-        return [count_calls(ctx, *shape) for shape in shapes]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = [nn.Embedding(5, 4).to(ctx.device), nn.Tanh(), nn.Linear(4, 4).to(ctx.device)]
+        tokens = torch.tensor([3, 1, 3], device=ctx.device)  # which can not need a gradient
+        impl.checkpoint_sequential(layers, 2, tokens).sum().backward()
+        return [count_calls(ctx, *shape) for shape in shapes], cpu(layers[0].weight.grad)
 
-    (found,) = run(body, 1, process_group=False)
+    ((found, of_tokens),) = run(body, 1, process_group=False)
+    rows = None if of_tokens is None else of_tokens.any(1).tolist()
+    what = "rows of an embedding, the first layer, that have got a gradient by the tokens 3, 1, 3"
+    expect_equal(rows, [False, True, False, True, False], what=what, cause="no-gradient")
     for (count, segments), (now, then, got) in zip(shapes, found, strict=True):
         what = f"{count} layers in {segments} segments"
         layers, x = inputs(count)
@@ -160,34 +177,28 @@ def test_segments_compute_what_the_formula_says(impl, run, seed, cases):
         )
 
 
-@exercise("2.7", "virtual")
+@exercise("2.7", "virtual", asserts="refused refusals")
 def test_impossible_cuts_are_refused(impl, run):
-    """No segment, or more segments than layers: ValueError with the numbers."""
+    """No segment, or more segments than layers: ValueError before any layer runs."""
     cuts = ((3, 0), (3, 4), (3, -1), (0, 1))
 
     def body(ctx):
-        said = []
-        for count, segments in cuts:
-            layers = [torch.sin] * count
-            try:
-                impl.checkpoint_sequential(layers, segments, torch.ones(2))
-                said.append(["accepted", ""])
-            except ValueError as error:
-                said.append(["ValueError", str(error)])
-            except Exception as error:
-                said.append([type(error).__name__, str(error)])
-        return said
+        ran = []
 
-    (said,) = run(body, 1, process_group=False)
-    for (count, segments), (kind, text) in zip(cuts, said, strict=True):
-        got = f"{kind}: {text}" if text else kind
-        if kind == "ValueError":
-            named = str(count) in text and str(segments) in text
-            got = "" if named else f"{text} lacks a number"
-        expect_equal(got, "", what=f"{count} layers in {segments} segments", cause="accepted")
+        def layer(x):
+            ran.append(1)
+            return x
+
+        x = torch.ones(2)
+        every = [refusal(impl.checkpoint_sequential, [layer] * n, s, x) for n, s in cuts]
+        return every, len(ran)
+
+    refused, ran = run(body, 1, process_group=False)[0]
+    expect_refusals(refused, [f"{count} layers in {segments} segments" for count, segments in cuts])
+    expect_equal(ran, 0, what="layers that ran before a refusal", cause="late-check")
 
 
-@exercise("2.7", "virtual gloo")
+@exercise("2.7", "virtual gloo", asserts="own-state gradients random alone cost")
 def test_collectives_in_a_segment(impl, run, seed, cases):
     """Ranks that communicate within segments do it again in backward, each with its own dropout."""
     for world_size in cases(3, 2):

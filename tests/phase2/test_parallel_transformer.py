@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -11,12 +14,13 @@ from distlab.grading import (
     exercise,
     expect_close,
     expect_equal,
+    expect_refusals,
     expect_refused,
     fail,
     refusal,
     trace,
 )
-from distlab.observe.memory import storage_bytes
+from distlab.observe.memory import PeakMemory, storage_bytes
 from distlab.reference.workloads import Block
 from tests.phase2.parallel_values import values, whole_block
 
@@ -59,7 +63,7 @@ def rows_in_one_piece(fused: torch.Tensor, rank: int, world_size: int):
     return (rule,)
 
 
-@exercise("2.17", "virtual")
+@exercise("2.17", "virtual", asserts="same-names rows copied silent heads")
 def test_block_takes_over_the_weights(impl, run, seed):
     """This rank's heads and features under the same names; the whole block is left alone."""
 
@@ -100,6 +104,53 @@ def test_block_takes_over_the_weights(impl, run, seed):
             fail("sharding a block needs no communication", cause="too-many-messages")
 
 
+def projection(seed: int, bias: bool, frozen: str) -> nn.Linear:
+    """6 to 3·12 features in float32; ``frozen`` is one of the parameters' names."""
+    qkv = nn.Linear(6, 36, bias)
+    for salt, (name, p) in enumerate(qkv.named_parameters()):
+        p.data = values(seed, 70 + salt, *p.shape).float()
+        p.requires_grad_(name != frozen)
+    return qkv
+
+
+@exercise("2.17", "gloo", asserts="rows copied parameters dtype resources")
+def test_rows_are_put_in_the_order_of_the_ranks(impl, run, seed):
+    """For any number of ranks, also one: a new layer, whose parameters are its own."""
+    kinds = [(w, bias, frozen) for w in (1, 2, 3) for bias, frozen in KINDS]
+
+    def body(ctx):
+        out = []
+        for w, bias, frozen in kinds:
+            qkv = projection(seed, bias, frozen)
+            made = impl.rows_by_rank(qkv, w)
+            facts = {n: (p.dtype, p.requires_grad) for n, p in made.named_parameters()}
+            got = {n: p.detach().clone() for n, p in made.named_parameters()}
+            for p in made.parameters():
+                p.data.zero_()
+            kept = {n: p.detach() for n, p in qkv.named_parameters()}
+            out.append((made is qkv, facts, got, kept))
+        return out
+
+    (results,) = run(body, 1, process_group=False, ledger=False)
+    for (w, bias, frozen), (same, facts, got, kept) in zip(kinds, results, strict=True):
+        what = f"rows_by_rank for {w} ranks, {frozen or 'nothing'} frozen, bias={bias}"
+        qkv = dict(projection(seed, bias, frozen).named_parameters())
+        expect_equal(sorted(got), sorted(qkv), what=f"{what}: parameters", cause="copied")
+        for name, p in qkv.items():
+            seen = torch.float32, name != frozen
+            text = f"{what}: dtype and requires_grad of the {name}"
+            expect_equal(facts[name], seen, what=text, cause="copied")
+            parts = [part.chunk(w) for part in p.detach().chunk(3)]
+            want = torch.cat([part[r] for r in range(w) for part in parts])
+            expect_close(got[name], want, what=f"{what}: {name}", rtol=0.0, atol=0.0)
+            if same or not torch.equal(kept[name], p):
+                text = f"{what}: writing into the new layer changes qkv's {name}: copy the rows"
+                fail(text, cause="whole-changed")
+
+
+KINDS = ((True, ""), (True, "weight"), (True, "bias"), (False, ""))
+
+
 def of_partial_sums(block: Block, x: torch.Tensor, rank: int, world_size: int):
     """A rule: the terms of attention went into the next norm without being summed."""
     q, k, v = block.qkv(block.norm_attention(x)).chunk(3, dim=-1)
@@ -120,7 +171,28 @@ def of_partial_sums(block: Block, x: torch.Tensor, rank: int, world_size: int):
     return (rule,)
 
 
-@exercise("2.17", "virtual gloo cuda")
+def inner_of(block: Block, x: torch.Tensor) -> torch.Tensor:
+    """What the block's GELU is given."""
+    given: list[torch.Tensor] = []
+    handle = block.up.register_forward_hook(lambda *call: given.append(call[2].detach()))
+    block(x.detach())
+    handle.remove()
+    return given[0]
+
+
+def of_tanh(tanh: torch.Tensor, name: str):
+    """A rule: GELU by its approximation."""
+
+    def rule(case: Case) -> Diagnosis | None:
+        if name != "output" or not case.fits(tanh.detach()):
+            return None
+        text = 'it is the output with approximate="tanh": the block has the exact GELU'
+        return Diagnosis("approximate-gelu", text)
+
+    return (rule,)
+
+
+@exercise("2.17", "virtual gloo cuda", asserts="block gradients")
 def test_block_equals_one_process(impl, run, seed, cases):
     """Output and all twelve gradients of the block, for several heads per rank."""
     sizes = cases((2, 24, 4), (3, 24, 6), (4, 24, 4), (1, 24, 2))
@@ -133,21 +205,25 @@ def test_block_equals_one_process(impl, run, seed, cases):
         x = values(seed, 1, BATCH, LENGTH, width)
         want = results_of(whole_block(seed, width, heads), x, seed)
         whole = whole_block(seed, width, heads)
+        tanh = whole(x.detach()).detach() - whole.down(F.gelu(inner_of(whole, x)))
+        tanh += whole.down(F.gelu(inner_of(whole, x), approximate="tanh"))
         for rank, got in enumerate(run(body, w)):
             for name, full in want.items():
                 output = name == "output" and w > 1
+                rules = of_partial_sums(whole, x.detach(), rank, w) if output else ()
+                rules += of_tanh(tanh, name)
                 expect_close(
                     got.get(name),
                     share_of(name, full, rank, w),
                     what=f"{heads} heads over {w} ranks: {name}",
                     rank=rank,
                     bias=whole.down.bias.detach().expand_as(full) if output else None,
-                    rules=of_partial_sums(whole, x.detach(), rank, w) if output else (),
+                    rules=rules,
                     **EXACT,
                 )
 
 
-@exercise("2.17", "virtual gloo")
+@exercise("2.17", "virtual gloo", asserts="bytes cost")
 def test_block_needs_two_all_reduces_each_way(impl, run, seed):
     """Two messages forward, two backward, of batch·time·width numbers each."""
 
@@ -175,7 +251,7 @@ def test_block_needs_two_all_reduces_each_way(impl, run, seed):
                     )
 
 
-@exercise("2.17", "virtual")
+@exercise("2.17", "virtual", asserts="block gradients life")
 def test_training_equals_one_process(impl, run, seed):
     """Three steps of SGD through two blocks: the same losses, replicated weights stay equal."""
 
@@ -208,23 +284,107 @@ def test_training_equals_one_process(impl, run, seed):
                 fail(text, cause="replicas-differ", rank=rank)
 
 
-@exercise("2.17", "virtual")
+NO_GRADIENT = ("norm_attention.weight", "qkv.weight", "up.bias", "out.bias")
+OTHERS = {"qkv": (12, 36, False), "up": (12, 20, True), "down": (20, 12, False)}  # bias?
+
+
+def odd_block(seed: int, dtype: torch.dtype) -> Block:
+    """Frozen in part, with stale gradients, few biases, an inner width of 20, and odd norms."""
+    block = whole_block(seed, 12, 4)
+    for salt, (name, (width, features, bias)) in enumerate(OTHERS.items()):
+        layer = nn.Linear(width, features, bias)
+        for p in layer.parameters():
+            p.data = values(seed, 60 + salt, *p.shape) * 0.2
+        setattr(block, name, layer)
+    block.norm_attention.eps, block.norm_mlp.eps = 0.3, 0.7
+    for name, p in block.to(dtype).named_parameters():
+        p.grad = torch.ones_like(p)
+        p.requires_grad_(name not in NO_GRADIENT)
+    return block
+
+
+@exercise(
+    "2.17",
+    "virtual",
+    asserts="block gradients rows copied same-names group dtype layout parameters alone life "
+    "resources",
+)
+def test_odd_blocks_in_groups(impl, run, seed):
+    """Half frozen, few biases, float32, one position, used twice: in two groups at once."""
+    shapes = ((2, 3, 12), (3, 1, 12), (0, 4, 12))
+
+    def twice(block, x, weight):
+        x = x.requires_grad_()
+        y = block(x) + block(2 * x)
+        for _ in range(2):
+            (y * weight).sum().backward(retain_graph=True)
+        named = {f"gradient of {n}": p.grad for n, p in block.named_parameters()}
+        return {"output": y.detach(), "gradient of x": x.grad, **named}
+
+    def drawn(salt: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Strides of its own."""
+        return values(seed, salt, *shape).float().transpose(0, 2).contiguous().transpose(0, 2)
+
+    def body(ctx):
+        even = ctx.rank in (0, 2)
+        mine = [dist.new_group(ranks) for ranks in ([3, 1], [0, 2])][even]
+        out = []
+        for shape in shapes[::-1] if even else shapes:
+            with PeakMemory() as memory:
+                whole = odd_block(seed + even, torch.float32)
+                alive, block = weakref.ref(whole), impl.ParallelBlock(whole, mine)
+                stale = [p.grad is not None for p in block.parameters()]
+                kept = all(p.grad is not None for p in whole.parameters())
+                del whole
+            freed = alive() is None and memory.current <= storage_bytes(block.parameters())
+            facts = [any(stale), kept, freed, block.heads]
+            block.train(even)
+            out.append((twice(block, drawn(1, shape), drawn(2, shape)), facts))
+        return out[::-1] if even else out
+
+    for rank, results in enumerate(run(body, 4)):
+        even, place = rank in (0, 2), int(rank > 1)
+        for shape, (got, facts) in zip(shapes, results, strict=True):
+            whole = odd_block(seed + even, torch.float32)
+            for p in whole.parameters():
+                p.grad = None
+            want = twice(whole, drawn(1, shape), drawn(2, shape))
+            heads = facts.pop()
+            what = "heads of a rank, of 4 in a group of 2 ranks"
+            expect_equal(heads, 2, what=what, rank=rank, cause="heads")
+            text = f"x {shape}: stale gradients copied, the whole's kept, the whole freed"
+            expect_equal(facts, [False, True, True], what=text, rank=rank, cause="copied")
+            expect_equal(sorted(got), sorted(want), what="parameters", rank=rank)
+            for name, full in want.items():
+                what = f"x {shape}, half frozen: {name}"
+                if full is None:
+                    expect_equal(got[name], None, what=what, rank=rank, cause="frozen")
+                    continue
+                near = 1e-4 * float(full.abs().max()) if full.numel() else 0.0
+                right = share_of(name, full, place, 2)
+                expect_close(got[name], right, what=what, rank=rank, rtol=1e-4, atol=near)
+
+
+@exercise("2.17", "virtual", asserts="divides refusals")
 def test_block_refuses_what_does_not_divide(impl, run, seed):
-    """Heads or an inner width that can't be shared: ValueError with the numbers on every rank."""
+    """Heads or an inner width that can't be shared, a foreign process: ValueError everywhere."""
 
     def body(ctx):
         odd = Block(12, 3)
         odd.up, odd.down = nn.Linear(12, 50), nn.Linear(50, 12)
         ragged = Block(12, 3)
         ragged.heads = 9
-        return [refusal(impl.ParallelBlock, block) for block in (Block(12, 4), odd, ragged)]
+        group = dist.new_group([0, 1])
+        refused = [refusal(impl.ParallelBlock, each) for each in (Block(12, 4), odd, ragged)]
+        if ctx.rank == 2:
+            refused.append(refusal(impl.ParallelBlock, Block(12, 4), group))
+        return refused
 
-    calls = [
-        ("4 heads over 3 ranks", (4, 3)),
-        ("an inner width of 50 over 3 ranks", (50, 3)),
-        ("a width of 12 with 9 heads", (12, 9)),
-    ]
-    expect_refused(run(body, 3), calls)
+    calls = ["4 heads over 3 ranks", "an inner width of 50 over 3 ranks", "a width of 12, 9 heads"]
+    results = run(body, 3)
+    expect_refusals(results[2][3:], ["a block outside of the group"], rank=2)
+    results[2] = results[2][:3]
+    expect_refused(results, calls)
 
 
 @trace("2.17")

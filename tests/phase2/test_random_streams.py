@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import torch
 import torch._dynamo  # torch's checkpoint imports it when it is called: once here, not per rank
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+from distlab.grading import exercise, expect_equal, expect_refusals, fail, refusal, trace
 
 KINDS = ("replicated", "sharded")
 
@@ -33,7 +36,7 @@ def expect_draws(got: list, want: list, *, what: str, rank: int, cause: str) -> 
             fail(message, cause=cause, rank=rank)
 
 
-@exercise("2.19", "virtual gloo cuda")
+@exercise("2.19", "virtual gloo cuda", asserts="replicated sharded goes-on")
 def test_equal_where_replicated_different_where_sharded(impl, run, seed, cases):
     """The ranks drop the same elements in replicated regions, their own in sharded ones."""
     worlds = cases(3, 1, 2, 4)
@@ -77,47 +80,75 @@ def test_equal_where_replicated_different_where_sharded(impl, run, seed, cases):
                     )
 
 
-@exercise("2.19", "virtual")
-def test_streams_of_neighbouring_seeds_differ(impl, run, seed):
-    """No stream of seed s is one of seed s+1 or s+2 on another rank, and a seed repeats itself."""
+def long_draw(count: int = 200) -> list[int]:
+    """Numbers that do not come twice by chance."""
+    return torch.randint(2**62, (count,)).tolist()
+
+
+@exercise("2.19", "virtual", asserts="from-the-seed independent randomness")
+def test_streams_of_all_seeds_are_apart(impl, run, seed):
+    """No stream shares a number with one of another seed or rank, nor with the caller's."""
+    steps = (1, 2, 7, 100, 1000, 1024, 2718, 10_007, 1_000_003, 2**31, 2**32, 2**33)
+    fixed = (0, 1, 2, 3, seed, seed + 2**63)
+    chosen = sorted({*fixed, *(seed + k * step for step in steps for k in (1, 2))})
 
     def body(ctx):
         out = []
-        for chosen in (seed, seed + 1, seed + 2, seed):
-            streams = impl.RandomStreams(chosen)
-            out.append([draw(streams, kind, ctx.device) for kind in KINDS])
+        for number in (*chosen, seed):
+            streams = impl.RandomStreams(number)
+            torch.manual_seed(number)
+            for kind in KINDS:
+                with getattr(streams, kind)():
+                    out.append(long_draw())
+            out.append(long_draw())
         return out
 
-    results = run(body, 3)
-    seen: dict[tuple[int, ...], str] = {}
+    results = run(body, 4)
+    seen: dict[int, str] = {}
+    names = ("replicated", "sharded", "caller")
     for rank, drawn in enumerate(results):
-        what = "replicated, then sharded, of the same seed again"
-        expect_draws(drawn[3], drawn[0], what=what, rank=rank, cause="not-from-the-seed")
-        for offset, pair in enumerate(drawn[:3]):
-            for kind, numbers in zip(KINDS, pair, strict=True):
-                name = f"seed {seed + offset}, {kind}" + f" of rank {rank}" * (kind == "sharded")
-                other = seen.setdefault(tuple(numbers), name)
-                if other != name:
-                    fail(f"{name} and {other} are the same stream", cause="seeds-collide")
+        at = 3 * chosen.index(seed)
+        expect_draws(
+            drawn[-3:-1],
+            drawn[at : at + 2],
+            what="replicated, then sharded, of the same seed again",
+            rank=rank,
+            cause="not-from-the-seed",
+        )
+        for place, numbers in enumerate(drawn[:-3]):
+            kind = names[place % 3]
+            name = f"{kind}, seed {chosen[place // 3]}" + f", rank {rank}" * (kind == "sharded")
+            for number in numbers:
+                other = seen.setdefault(number, name)
+                both = {other.split(",")[0], name.split(",")[0]}
+                if other != name and both != {"caller"}:  # torch reads 32 bits of a caller's seed
+                    text = f"the streams ({name}) and ({other}) have numbers in common"
+                    fail(text, cause="seeds-collide", rank=rank)
 
 
-@exercise("2.19", "virtual gloo cuda")
+@exercise("2.19", "virtual gloo cuda", asserts="callers-stay goes-on life resources")
 def test_callers_numbers_are_left_alone(impl, run, seed):
     """Making and using streams draws nothing from the default generator, also after an error."""
 
     def body(ctx):
         torch.manual_seed(seed)
         out = [dropped(ctx.device)]
+        others = random.getstate(), np.random.get_state()[1].tolist()
         streams = impl.RandomStreams(seed + 1, device=ctx.device)
         draw(streams, "replicated", ctx.device)
         out.append(dropped(ctx.device))
         try:
             with streams.sharded():
                 dropped(ctx.device)
-                raise KeyError("in a layer")
-        except KeyError:
+                raise KeyboardInterrupt("in a layer")
+        except KeyboardInterrupt:
             pass
-        return [*out, dropped(ctx.device)]
+        out.append(dropped(ctx.device))
+        same = others == (random.getstate(), np.random.get_state()[1].tolist())
+        beside = impl.RandomStreams(seed + 1, device=ctx.device)
+        went = [draw(beside, kind, ctx.device) for kind in (*KINDS, "sharded", "replicated")]
+        more = [draw(streams, kind, ctx.device) for kind in ("sharded", "replicated")]
+        return out, same, went[2:], more
 
     def reference(ctx):  # in a rank: random numbers depend on the device
         torch.manual_seed(seed)
@@ -125,14 +156,18 @@ def test_callers_numbers_are_left_alone(impl, run, seed):
 
     results = run(body, 2)
     (want,) = run(reference, 1, process_group=False)
-    for rank, got in enumerate(results):
+    for rank, (got, same, went, more) in enumerate(results):
+        text = "the state of Python's and NumPy's own random numbers is kept"
+        expect_equal(same, True, what=text, rank=rank, cause="caller-disturbed")
+        what = "sharded, then replicated, after an exception in a region"
+        expect_draws(more, went, what=what, rank=rank, cause="after-exception")
         for place, when in ((1, "after a region"), (2, "after an exception in a region")):
             if got[place] != want[place]:
                 text = f"{when} the caller's random numbers are not what they would have been"
                 fail(f"{text} on rank {rank}", cause="caller-disturbed", rank=rank)
 
 
-@exercise("2.19", "virtual")
+@exercise("2.19", "virtual", asserts="nests goes-on several life")
 def test_regions_nest(impl, run, seed):
     """A region inside another, also of the same kind, goes on where its stream was left."""
 
@@ -156,9 +191,24 @@ def test_regions_nest(impl, run, seed):
                     drawn["sharded"].append(dropped(ctx.device))
                 drawn["replicated"].append(draw(streams, "replicated", ctx.device))
             out.append(drawn)
-        return out
+        first, second = impl.RandomStreams(seed), impl.RandomStreams(seed + 1)
+        apart = [draw(streams, "sharded", ctx.device) for streams in (first, second, first)]
+        first, second = impl.RandomStreams(seed), impl.RandomStreams(seed + 1)
+        with first.sharded():
+            within = [dropped(ctx.device), draw(second, "sharded", ctx.device)]
+            within.append(dropped(ctx.device))
+        once, later = impl.RandomStreams(seed), impl.RandomStreams(seed)
+        apart += [draw(once, "sharded", ctx.device) for _ in range(2)]
+        made = later.sharded()  # entered later
+        within.append(draw(later, "sharded", ctx.device))
+        with made:
+            within.append(dropped(ctx.device))
+        return *out, apart, within
 
-    for rank, (want, got) in enumerate(run(body, 2)):
+    for rank, (want, got, apart, within) in enumerate(run(body, 2)):
+        what = "the sharded streams of two objects, one inside the other, and of a third one, where"
+        what += " a context is made before another one is used"
+        expect_draws(within, apart, what=what, rank=rank, cause="objects-mixed")
         for kind in KINDS:
             what = f"the {kind} stream in nested regions"
             expect_draws(got[kind], want[kind], what=what, rank=rank, cause="nesting")
@@ -180,7 +230,7 @@ def layer(streams, device: torch.device, seen: list):
     return run_layer
 
 
-@exercise("2.19", "virtual gloo cuda")
+@exercise("2.19", "virtual gloo cuda", asserts="recomputed streams-stay callers-stay life")
 def test_recomputation_drops_the_same(impl, run, seed):
     """With activation checkpointing the same elements are dropped, and nothing after it changes."""
 
@@ -208,8 +258,11 @@ def test_recomputation_drops_the_same(impl, run, seed):
                     y = run_layer(y)
             before = [draw(streams, kind, ctx.device) for kind in KINDS]
             y.sum().backward(retain_graph=True)
-            y.sum().backward()
-            after = [draw(streams, kind, ctx.device) for kind in KINDS]
+            with streams.replicated():  # backward inside a region
+                first = dropped(ctx.device)
+                y.sum().backward()
+                within = [first, dropped(ctx.device)]
+            after = [*within, *[draw(streams, kind, ctx.device) for kind in KINDS]]
             out.append([x.grad.tolist(), before, after, dropped(ctx.device), seen])
         return out
 
@@ -238,7 +291,7 @@ def test_recomputation_drops_the_same(impl, run, seed):
         expect_draws([again[3]], [plain[3]], what=what, rank=rank, cause="caller-disturbed")
 
 
-@exercise("2.19", "virtual gloo cuda")
+@exercise("2.19", "virtual gloo cuda", asserts="state loaded life")
 def test_state_continues(impl, run, seed):
     """state_dict, also taken inside a region, makes other streams go on with the same numbers."""
 
@@ -252,11 +305,14 @@ def test_state_continues(impl, run, seed):
         want = [draw(streams, "replicated", ctx.device), inside]
         fresh = impl.RandomStreams(seed + 1, device=ctx.device)
         draw(fresh, "sharded", ctx.device)
-        fresh.load_state_dict(state)
-        return want, [draw(fresh, kind, ctx.device) for kind in KINDS], saveable(state)
+        got = []
+        for _ in range(2):  # a state is a copy, which does not move on
+            fresh.load_state_dict(state)
+            got += [draw(fresh, kind, ctx.device) for kind in KINDS]
+        return [*want, *want], got, saveable(state)
 
     for rank, (want, got, plain) in enumerate(run(body, 2)):
-        what = "replicated, then sharded, after load_state_dict"
+        what = "replicated, then sharded, after load_state_dict, twice"
         expect_draws(got, want, what=what, rank=rank, cause="state-lost")
         expect_equal(plain, True, what="state_dict holds tensors and plain data only", rank=rank)
 
@@ -270,39 +326,68 @@ def saveable(state: object) -> bool:
     return state is None or isinstance(state, (torch.Tensor, int, float, str))
 
 
-@exercise("2.19", "virtual")
+@exercise("2.19", "virtual", asserts="group from-the-seed refused refusals no-messages cost alone")
 def test_streams_of_a_group(impl, run, seed):
-    """Ranks are those of the group; a rank outside of it is refused."""
+    """Ranks are those of the group, here 1 and 3 and, with another seed, 0 and 2 of five."""
 
     def body(ctx):
-        group = dist.new_group([1, 2])
-        if ctx.rank == 0:
-            return refusal(impl.RandomStreams, seed, group=group)
-        streams = impl.RandomStreams(seed, group=group)
-        return [draw(streams, kind, ctx.device) for kind in KINDS]
+        ours, theirs = dist.new_group([3, 1]), dist.new_group([0, 2])
+        if ctx.rank == 4:
+            return [refusal(impl.RandomStreams, seed, group=group) for group in (ours, theirs)]
+        mine = (seed, ours) if ctx.rank in (1, 3) else (seed + 1, theirs)
+        streams = impl.RandomStreams(mine[0], group=mine[1])
+        alone = impl.RandomStreams(seed + 5)
+        both = [draw(streams, kind, ctx.device) for kind in KINDS]
+        world = [impl.RandomStreams(seed + k) for k in (0, 1)]
+        world = [draw(streams, "sharded", ctx.device) for streams in world]
+        return [*both, draw(alone, "replicated", ctx.device), world]
 
-    outside, first, second = run(body, 3)
-    if outside.startswith("!"):
-        text = f"a rank outside of the group: expected a ValueError, but {outside[1:]}"
-        fail(text, cause="accepted", rank=0)
-    what = "replicated in the group of ranks 1 and 2"
-    expect_draws(second[:1], first[:1], what=what, rank=2, cause="replicated-differs")
-    if first[1] == second[1]:
-        fail("ranks 1 and 2 share a sharded stream", cause="sharded-equal", rank=2)
+    results = run(body, 5)
+    expect_refusals(results[4], ["a rank outside of ranks 1 and 3", "one outside of ranks 0 and 2"])
+    for first, second in ((1, 3), (0, 2)):
+        a, b = results[first], results[second]
+        what = f"replicated in the group of ranks {first} and {second}"
+        expect_draws(b[:1], a[:1], what=what, rank=second, cause="replicated-differs")
+        if a[1] == b[1]:
+            text = f"ranks {first} and {second} share a sharded stream"
+            fail(text, cause="sharded-equal", rank=second)
+        for place, rank in enumerate((first, second)):
+            if results[rank][1] != results[place][3][first == 0]:
+                text = f"rank {rank}, number {place} of its group, has not the sharded stream that"
+                text += f" rank {place} of all has with the same seed: the rank in the group counts"
+                fail(text, cause="group", rank=rank)
+    for rank in (1, 2, 3):
+        what = "replicated on all ranks"
+        expect_draws(results[rank][2:3], results[0][2:3], what=what, rank=rank, cause="group")
+    sent = [len(log.events) for log in results.logs]
+    expect_equal(sent, [0] * 5, what="messages of each rank", cause="communicates")
 
 
-@exercise("2.19", "virtual")
+@exercise("2.19", "virtual", asserts="refused load-refused refusals")
 def test_streams_refuse_bad_input(impl, run, seed):
-    """A negative seed, and loading inside of a region: ValueError."""
+    """A negative seed, loading inside of a region or of other generators: ValueError."""
 
     def body(ctx):
-        streams = impl.RandomStreams(seed)
-        state = streams.state_dict()
-        with streams.replicated():
-            inside = refusal(streams.load_state_dict, state)
-        return [refusal(impl.RandomStreams, -1), inside]
+        streams, beside = impl.RandomStreams(seed), impl.RandomStreams(seed)
+        state = impl.RandomStreams(seed + 1).state_dict()
+        refused = [refusal(impl.RandomStreams, -1), refusal(impl.RandomStreams, -(2**40))]
+        for kind in KINDS:
+            with getattr(streams, kind)():
+                refused.append(refusal(streams.load_state_dict, state))
+        for name in state:  # one stream of a process with two generators
+            if isinstance(state[name], list):
+                other = state | {name: [*state[name], *state[name]]}
+                refused.append(refusal(streams.load_state_dict, other))
+        draws = [[draw(each, kind, ctx.device) for kind in KINDS] for each in (streams, beside)]
+        return refused, draws
 
-    expect_refused(run(body, 2), [("seed -1", (-1,)), ("load_state_dict inside of a region", ())])
+    results = run(body, 2)
+    for rank, (refused, (got, want)) in enumerate(results):
+        calls = ["seed -1", "seed -2^40", "load inside replicated", "load inside sharded"]
+        calls += ["load of two generators' states"] * (len(refused) - 4)
+        expect_refusals(refused, calls, rank=rank)
+        what = "replicated, then sharded, after a refused load, which changes nothing"
+        expect_draws(got, want, what=what, rank=rank, cause="late-check")
 
 
 @trace("2.19")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from distlab.explain.case import Case, Diagnosis
@@ -10,13 +14,15 @@ from distlab.grading import (
     exercise,
     expect_close,
     expect_equal,
+    expect_refusals,
     expect_refused,
     fail,
     refusal,
     trace,
 )
-from distlab.observe.memory import SavedActivations
+from distlab.observe.memory import PeakMemory, SavedActivations, storage_bytes
 from distlab.reference.workloads import Block
+from distlab.virtual import load_cluster
 from tests.phase2.parallel_values import values, whole_block
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
@@ -48,7 +54,7 @@ def share_of(name: str, full: torch.Tensor, rank: int, world_size: int) -> torch
     return full
 
 
-@exercise("2.18", "virtual gloo cuda")
+@exercise("2.18", "virtual gloo cuda", asserts="gather scatter layout")
 def test_gather_and_scatter_are_conjugate(impl, run, seed, cases):
     """All-gather forward is reduce-scatter backward and the other way round; for any strides."""
     worlds = cases(3, 1, 2, 4)
@@ -81,7 +87,7 @@ def test_gather_and_scatter_are_conjugate(impl, run, seed, cases):
                 expect_close(a, b, what=what, rank=rank, contributions=known, **EXACT)
 
 
-@exercise("2.18", "virtual gloo cuda")
+@exercise("2.18", "virtual gloo cuda", asserts="block replicated column row")
 def test_sequence_block_equals_one_process(impl, run, seed, cases):
     """Output and all twelve gradients, replicated ones after their reduction, both ways."""
     sizes = cases((3, True), (2, False), (4, True), (3, False), (1, True))
@@ -139,14 +145,18 @@ def each_rank_its_own(own: torch.Tensor | None, world_size: int):
     return (rule,)
 
 
-@exercise("2.18", "virtual gloo")
+DTYPES = {False: torch.float64, True: torch.bfloat16}  # with and without regather
+
+
+@exercise("2.18", "virtual gloo", asserts="bytes cost")
 def test_same_bytes_as_tensor_parallelism(impl, run, seed):
     """Two all-gathers and two reduce-scatters each way: the bytes of two all-reduces."""
 
     def body(ctx):
-        x = values(seed, 1, BATCH, LENGTH, 24).chunk(ctx.world_size, 1)[ctx.rank].clone()
-        for regather in (False, True):
-            block = impl.SequenceParallelBlock(whole_block(seed, 24, 12), regather=regather)
+        part = values(seed, 1, BATCH, LENGTH, 24).chunk(ctx.world_size, 1)[ctx.rank]
+        for regather, dtype in DTYPES.items():
+            whole, x = whole_block(seed, 24, 12, dtype), part.to(dtype, copy=True)
+            block = impl.SequenceParallelBlock(whole, regather=regather)
             with ctx.region(f"forward {regather}"):
                 y = block(x.requires_grad_())
             with ctx.region(f"backward {regather}"):
@@ -157,17 +167,17 @@ def test_same_bytes_as_tensor_parallelism(impl, run, seed):
     for w in (3, 2):
         for log in run(body, w).logs:
             log.all_waited()
-            unit = (w - 1) / w * BATCH * LENGTH * 24 * 8
-            for regather in (False, True):
+            for regather, dtype in DTYPES.items():
+                unit = (w - 1) / w * BATCH * LENGTH * 24 * dtype.itemsize
                 for phase in ("forward", "backward"):
                     times = 6 if regather and phase == "backward" else 4
                     part = log.select(region=f"{phase} {regather}")
-                    formula = f"{times}·(W-1)/W·B·T·D numbers in {phase}, regather={regather}"
+                    formula = f"{times}·(W-1)/W·B·T·D of {dtype} in {phase}, regather={regather}"
                     part.sent_at_most(times * unit, formula)
                     part.sent_at_least(times * unit, formula)
                     part.forbid("all_reduce", why="gather and reduce-scatter take its place")
             part = log.select(region="replicated")
-            nbytes = 2 * 2 * (w - 1) / w * 6 * 24 * 8
+            nbytes = 2 * (w - 1) / w * 6 * 24 * sum(d.itemsize for d in DTYPES.values())
             part.sent_at_most(nbytes + 8, "two blocks' norms and biases, once")
             if part.messages > 2:
                 fail(
@@ -177,7 +187,7 @@ def test_same_bytes_as_tensor_parallelism(impl, run, seed):
                 )
 
 
-@exercise("2.18", "virtual")
+@exercise("2.18", "virtual", asserts="kept resources")
 def test_activations_follow_the_formula(impl, run, seed):
     """Kept for backward: 2 + 14/W units of B·T·D numbers, 16/W if gathered again."""
     width, heads, worlds = 96, 4, (1, 2, 4)
@@ -190,16 +200,37 @@ def test_activations_follow_the_formula(impl, run, seed):
             block = impl.SequenceParallelBlock(whole, regather=regather)
             with SavedActivations(block) as saved:
                 block(x.clone().requires_grad_())
-            kept.append(saved.bytes)
+            mine = x.clone().requires_grad_()
+            with PeakMemory() as memory:
+                y = block.qkv(mine)
+                alive = memory.current - y.untyped_storage().nbytes()
+                y = block(mine)
+                whole = memory.current - y.untyped_storage().nbytes()
+                y.sum().backward()
+                del y
+                grads = [mine.grad, *(p.grad for p in block.parameters())]
+                after = memory.current - storage_bytes(grads)
+            kept.append((saved.bytes, alive, whole, after))
         return kept
 
     unit = BATCH * LENGTH * width * 8
     statistics = (4 + heads) / width  # two per position and norm, one per position and head
     for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
         for rank, kept in enumerate(results):
-            for bytes_, name, most in zip(
-                kept, ("regather=False", "regather=True"), (2 + 14 / w, 16 / w), strict=True
+            for (bytes_, alive, held, after), name, most, whole in zip(
+                kept, ("regather=False", "regather=True"), (2 + 14 / w, 16 / w), (1, 0), strict=True
             ):
+                if alive > (whole + 0.1) * unit:
+                    text = f"{w} ranks, {name}: after forward of a column layer rank {rank} has "
+                    text += f"{alive / unit:.2f} units of B·T·D numbers in memory beside input and "
+                    text += f"output, {whole} are enough"
+                    text += "" if whole else ": what backward gathers again need not stay"
+                    fail(text, cause="too-much-memory", rank=rank)
+                if after > 0.1 * unit:
+                    text = f"{w} ranks, {name}: after backward rank {rank} has {after / unit:.2f} "
+                    text += "units of B·T·D numbers in memory beside the gradients"
+                    fail(text, cause="too-much-memory", rank=rank)
+                bytes_ = max(bytes_, held)  # saved for backward, or held in another way
                 if bytes_ > (most + statistics / w + 0.1) * unit:
                     fail(
                         f"{w} ranks, {name}: rank {rank} keeps {bytes_ / unit:.2f} units of "
@@ -215,21 +246,32 @@ def test_activations_follow_the_formula(impl, run, seed):
                     )
 
 
-@exercise("2.18", "virtual")
+@exercise("2.18", "virtual", asserts="sum sum-bytes parameters alone layout")
 def test_replicated_gradients_are_summed_once(impl, run, seed):
     """One message per dtype; missing gradients count as zero, tied ones once, frozen ones never."""
 
     def body(ctx):
-        named = {name: nn.Parameter(torch.ones(2, 3)) for name in ("own", "missing", "frozen")}
+        names = "own", "missing", "frozen", "stale"
+        named = {name: nn.Parameter(torch.ones(2, 3)) for name in names}
+        named["half"] = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        named["half"].grad = torch.full((4,), 1.0 + ctx.rank, dtype=torch.bfloat16)
+        named["stale"].requires_grad_(False)
+        named["stale"].grad = torch.full((2, 3), 1.0 + ctx.rank)
         named["wide"] = nn.Parameter(torch.ones(4, dtype=torch.float64))
         named["frozen"].requires_grad_(False)
-        held = named["own"].grad = values(seed, ctx.rank, 3, 2).float().t()
+        named["alone"] = nn.Parameter(torch.ones(4, dtype=torch.float16))
+        named["own"].grad = values(seed, ctx.rank, 3, 2).float().t()
         named["wide"].grad = values(seed, 10 + ctx.rank, 4)
         if ctx.rank == 1:
             named["missing"].grad = torch.ones(2, 3)
+            named["alone"].grad = torch.ones(4, dtype=torch.float16)
+        held = {name: named[name].grad for name in ("own", "wide", "half")}
         with ctx.region("sum"):
-            every = [*named.values(), named["own"]]
+            every = [named["half"], named["missing"], *named.values(), named["own"]]
             impl.sum_replicated_gradients(iter(every))
+        with ctx.region("nothing"):
+            impl.sum_replicated_gradients([])
+            impl.sum_replicated_gradients([named["frozen"]])
         return {name: p.grad for name, p in named.items()}, held
 
     results = run(body, 3)
@@ -238,63 +280,173 @@ def test_replicated_gradients_are_summed_once(impl, run, seed):
     for rank, (grads, held) in enumerate(results):
         expect_equal(grads.pop("frozen"), None, what="gradient of a frozen parameter", rank=rank)
         want = {"own": sum(own), "wide": sum(wide), "missing": torch.ones(2, 3)}
+        want["half"] = torch.full((4,), 6.0, dtype=torch.bfloat16)
+        want["alone"] = torch.ones(4, dtype=torch.float16)  # the dtype of one rank's gradient only
+        want["stale"] = torch.full((2, 3), 1.0 + rank)
         for name, right in want.items():
             known = {"own": own, "wide": wide}.get(name)
             what = f"the sum over 3 ranks ({name})"
             expect_close(grads[name], right, what=what, rank=rank, contributions=known)
-        in_place = torch.equal(held, grads["own"])
-        expect_equal(in_place, True, what="p.grad is written in place", rank=rank)
+        in_place = [torch.equal(tensor, grads[name]) for name, tensor in held.items()]
+        what = f"whether the sum is in the tensor that p.grad was before, for {[*held]}"
+        expect_equal(in_place, [True] * 3, what=what, rank=rank, cause="not-in-place")
         log = results.logs[rank].select(region="sum")
-        log.sent_at_most(4 / 3 * (12 * 4 + 4 * 8) + 8, "2(W-1)/W of the gradients' bytes, once")
-        if log.messages > 2:
-            text = f"{log.messages} messages for gradients of two dtypes"
+        nothing = results.logs[rank].select(region="nothing")
+        nothing.sent_at_most(0, "nothing without trainable parameters")
+        formula = "2(W-1)/W of the gradients' bytes, once"
+        log.sent_at_most(4 / 3 * (12 * 4 + 4 * 8 + 8 * 2) + 8, formula)
+        if log.messages > 4:
+            text = f"{log.messages} messages for gradients of four dtypes"
             fail(text, cause="too-many-messages", rank=rank)
 
 
-@exercise("2.18", "virtual")
-def test_sequence_under_autocast(impl, run, seed):
-    """bfloat16 products under autocast: gradients arrive in the dtype of their tensors."""
+def whole_numbers(seed: int, salt: int, *shape: int) -> torch.Tensor:
+    """Small integers in bfloat16, whose sums are exact, behind strides of their own."""
+    generator = torch.Generator().manual_seed(seed * 1009 + salt)
+    drawn = torch.randint(-3, 4, shape, generator=generator).bfloat16()
+    return drawn.transpose(0, 2).contiguous().transpose(0, 2)
 
-    def results(block, mine):
-        x = mine.clone().requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16):
-            y = block(x)
-        y.float().sum().backward()
-        return [y.detach().float(), x.grad]
+
+@exercise("2.18", "virtual", asserts="start-gather start-scatter group dtype layout cost life")
+def test_gathers_and_scatters_overlap(impl, run, seed):
+    """Both start at once and travel while the rank does other things, in a group, in bfloat16."""
+    laptop = load_cluster("laptop")
+    link = dataclasses.replace(laptop.inside, alpha=0.1, bandwidth=1e15)
 
     def body(ctx):
-        whole = whole_block(seed, 24, 12).float()
-        x = values(seed, 1, BATCH, LENGTH, 24).float().chunk(2, 1)[ctx.rank]
-        return results(impl.SequenceParallelBlock(whole, regather=True), x)
+        even = ctx.rank in (0, 2)
+        mine = [dist.new_group(ranks) for ranks in ([3, 1], [0, 2])][even]
+        length = 4 + 2 * even
+        x = whole_numbers(seed, ctx.rank, 2, length, 3)
+        part = x.chunk(2, 1)[ctx.rank > 1]
+        begin = time.perf_counter()
+        finish = [impl.start_gather(part, mine), impl.start_scatter(x, mine)]
+        time.sleep(1.0)
+        whole, share = (wait() for wait in finish)
+        took = time.perf_counter() - begin
+        kept = torch.equal(x, whole_numbers(seed, ctx.rank, 2, length, 3))
+        part, x = part.clone().requires_grad_(), x.requires_grad_()
+        of_part = torch.autograd.grad(impl.gather_sequence(part, mine), part, x.detach())[0]
+        of_x = torch.autograd.grad(impl.scatter_sequence(x, mine), x, part.detach())[0]
+        return took, whole, share, kept, of_part, of_x
 
-    x = values(seed, 1, BATCH, LENGTH, 24).float()
-    want = results(whole_block(seed, 24, 12).float(), x)
-    for rank, got in enumerate(run(body, 2)):
-        for name, a, b in zip(("output", "gradient of x"), got, want, strict=True):
-            right = b.chunk(2, 1)[rank]
-            near = 0.05 * float(b.abs().max())
-            expect_close(a, right, what=f"{name} in bfloat16", rank=rank, rtol=0.05, atol=near)
+    results = run.simulate(body, 4, cluster=dataclasses.replace(laptop, inside=link))
+    for rank, (took, whole, share, kept, of_part, of_x) in enumerate(results):
+        mine, length = ((0, 2), 6) if rank in (0, 2) else ((1, 3), 4)
+        every = [whole_numbers(seed, r, 2, length, 3) for r in mine]
+        place, what = int(rank > 1), f"in the group of ranks {mine}"
+        want = torch.cat([x.chunk(2, 1)[r] for r, x in enumerate(every)], 1)
+        expect_close(whole, want, what=f"start_gather {what}", rank=rank)
+        right = sum(every).chunk(2, 1)[place]
+        expect_close(share, right, what=f"start_scatter {what}", rank=rank)
+        expect_close(of_part, right, what=f"gradient of gather_sequence {what}", rank=rank)
+        expect_close(of_x, want, what=f"gradient of scatter_sequence {what}", rank=rank)
+        expect_equal(kept, True, what="x kept its values", rank=rank, cause="input-changed")
+        if took > 1.02:
+            text = f"after one second of other work the messages took {took - 1:.2f} s more: "
+            text += "they did not travel meanwhile"
+            fail(text, cause="no-overlap", rank=rank)
 
 
-@exercise("2.18", "virtual")
+NO_GRADIENT = (  # of the odd ranks; of the even ones, whose x needs none either
+    ("norm_attention.weight", "qkv.weight", "up.bias", "down.bias"),
+    ("norm_attention.weight", "norm_attention.bias", "qkv.bias", "up.bias", "down.bias"),
+)
+
+
+def half_frozen(seed: int, even: bool) -> Block:
+    """float32, without a bias of ``out``, or of ``qkv`` and ``down``, partly frozen."""
+    block = whole_block(seed, 12, 4)
+    for name in ("out",) if even else ("qkv", "down"):
+        whole = getattr(block, name)
+        bare = nn.Linear(whole.in_features, whole.out_features, bias=False)
+        bare.weight = whole.weight
+        setattr(block, name, bare)
+    for name, p in block.float().named_parameters():
+        p.requires_grad_(name not in NO_GRADIENT[even])
+    return block
+
+
+@exercise(
+    "2.18",
+    "virtual",
+    asserts="block column row replicated sum group dtype parameters life",
+)
+def test_half_frozen_blocks_in_groups(impl, run, seed):
+    """Frozen weights, no bias, float32, used twice, two backwards: in two groups at once."""
+
+    def twice(block):
+        return lambda x: block(x) + block(2 * x)
+
+    def body(ctx):
+        even = ctx.rank in (0, 2)
+        mine = [dist.new_group(ranks) for ranks in ([3, 1], [0, 2])][even]
+        length, out = 4 + 2 * even, []
+        for regather in (False, True):
+            whole = half_frozen(seed + even, even)
+            block = impl.SequenceParallelBlock(whole, mine, regather=regather)
+            x, weight = (values(seed, salt, 1, length, 12).float() for salt in (1, 2))
+            x, weight = (t.chunk(2, 1)[ctx.rank > 1] for t in (x, weight))
+            x = x.clone().requires_grad_(not even)
+            y = twice(block)(x)
+            for _ in range(2):
+                (y * weight).sum().backward(retain_graph=True)
+            impl.sum_replicated_gradients(block.replicated(), mine)
+            named = {f"gradient of {n}": p.grad for n, p in block.named_parameters()}
+            out.append({"output": y.detach(), "gradient of x": x.grad, **named})
+        return out
+
+    for rank, results in enumerate(run(body, 4)):
+        even, place = rank in (0, 2), int(rank > 1)
+        whole = half_frozen(seed + even, even)
+        x, weight = (values(seed, salt, 1, 4 + 2 * even, 12).float() for salt in (1, 2))
+        x = x.requires_grad_(not even)
+        y = twice(whole)(x)
+        (2 * y * weight).sum().backward()
+        named = {f"gradient of {n}": p.grad for n, p in whole.named_parameters()}
+        want = {"output": y.detach(), "gradient of x": x.grad, **named}
+        for regather, got in zip((False, True), results, strict=True):
+            expect_equal(sorted(got), sorted(want), what="parameters", rank=rank)
+            for name, full in want.items():
+                what = f"half frozen, regather={regather}: {name}"
+                if full is None:
+                    expect_equal(got[name], None, what=what, rank=rank, cause="frozen")
+                    continue
+                near = 1e-4 * float(full.abs().max())
+                right = share_of(name, full, place, 2)
+                expect_close(got[name], right, what=what, rank=rank, rtol=1e-4, atol=near)
+
+
+@exercise("2.18", "virtual", asserts="divides width outsider refusals")
 def test_sequence_refuses_what_does_not_divide(impl, run, seed):
-    """7 positions over 3 ranks, and a wrong width: ValueError with the numbers, nothing sent."""
+    """7 positions over 3 ranks, a wrong width, a foreign process: ValueError, nothing sent."""
 
     def body(ctx):
         block = impl.SequenceParallelBlock(whole_block(seed, 24, 12))
         x = torch.ones(1, 7, 24, dtype=torch.float64)
+        group = dist.new_group([0, 1])
+        even, calls = torch.ones(1, 2, 24), (impl.gather_sequence, impl.scatter_sequence)
         return [
             refusal(impl.scatter_sequence, x),
             refusal(block.qkv, x[..., 1:]),
             refusal(block.out, x[..., :8]),
+            refusal(block.out, x[:, :6, :7]),
+            refusal(block.up, x[:, :, :8]),
+            *([refusal(call, even, group) for call in calls] if ctx.rank == 2 else []),
         ]
 
     calls = [
-        ("scattering 7 positions over 3 ranks", (7, 3)),
-        ("23 features for 24", (23, 24)),
-        ("7 positions in the row layer of 3 ranks", (7, 3)),
+        "scattering 7 positions over 3 ranks",
+        "23 features for 24",
+        "7 positions in the row layer of 3 ranks",
+        "7 features for the 8 of a row layer",
+        "8 features for 24",
     ]
-    expect_refused(run(body, 3), calls)
+    results = run(body, 3)
+    names = ["gather_sequence outside of the group", "scatter_sequence outside of the group"]
+    expect_refusals(results[2][len(calls) :], names, rank=2)
+    results[2] = results[2][: len(calls)]
+    expect_refused(results, calls)
 
 
 @trace("2.18")

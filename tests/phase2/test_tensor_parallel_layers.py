@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import weakref
+from itertools import product
+
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -11,12 +16,13 @@ from distlab.grading import (
     exercise,
     expect_close,
     expect_equal,
+    expect_refusals,
     expect_refused,
     fail,
     refusal,
     trace,
 )
-from distlab.observe.memory import storage_bytes
+from distlab.observe.memory import PeakMemory, storage_bytes
 from tests.phase2.parallel_values import strided, summed_again, values
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -41,7 +47,7 @@ def other_weights(case: Case) -> Diagnosis:
     return Diagnosis("other-weights", text)
 
 
-@exercise("2.15", "virtual")
+@exercise("2.15", "virtual", asserts="column row not-kept silent parameters")
 def test_shards_are_the_whole(impl, run, seed):
     """Put together, the ranks' blocks are the layer that was given; each holds 1/W of the bytes."""
     worlds = (1, 2, 3, 4)
@@ -81,7 +87,10 @@ def test_shards_are_the_whole(impl, run, seed):
                         rank=rank,
                     )
             want = [True, True, False, False]
-            expect_equal(trainable, want, what="requires_grad as in the whole", rank=rank)
+            names = "column weight", "column bias", "frozen row weight", "frozen row bias"
+            for name, got, right in zip(names, trainable, want, strict=True):
+                what = f"requires_grad of the {name}"
+                expect_equal(got, right, what=what, rank=rank, cause="requires-grad")
             expect_equal([kept, bare], [True, True], what="whole kept, no bias is None", rank=rank)
             if results.logs[rank].events:
                 fail("sharding a layer needs no communication", cause="too-many-messages")
@@ -130,7 +139,7 @@ def never_summed(parts: dict, name: str):
 CUT = {"up.weight": 0, "up.bias": 0, "down.weight": 1}  # the dimension that is shared out
 
 
-@exercise("2.15", "virtual gloo cuda")
+@exercise("2.15", "virtual gloo cuda", asserts="column-forward row-forward")
 def test_column_then_row_equals_one_process(impl, run, seed, cases):
     """x → column → GELU → row: output and all gradients, with biases, as in one process."""
     worlds = cases(3, 1, 2, 4)
@@ -164,7 +173,11 @@ def test_column_then_row_equals_one_process(impl, run, seed, cases):
                 )
 
 
-@exercise("2.15", "virtual gloo")
+@exercise(
+    "2.15",
+    "virtual gloo",
+    asserts="column-forward row-forward split-input gather-output layout",
+)
 def test_gathered_output_and_split_input(impl, run, seed, cases):
     """A column layer that gathers, a row layer that splits: each alone equals the whole layer."""
     worlds = cases(3, 2, 4)
@@ -199,78 +212,256 @@ def test_gathered_output_and_split_input(impl, run, seed, cases):
                 expect_close(got[k], right, what=what, rank=rank, rules=rules, **EXACT)
 
 
-@exercise("2.15", "virtual gloo")
+@exercise("2.15", "virtual gloo", asserts="split own-memory split-gradient layout")
 def test_split_and_gather_along_any_dimension(impl, run, seed):
-    """split_to_ranks and gather_from_ranks, values and gradients, for dimensions 0, 1 and -1."""
-    shape = (6, 3, 12)
+    """split_to_ranks and gather_from_ranks, values and gradients, for dimensions 0, 1, -1, -2."""
+    shape = (6, 4, 12)
 
     def body(ctx):
-        out = []
-        for dim in (0, 1, -1):
+        mine = [dist.new_group(ranks) for ranks in ([3, 1], [0, 2])][ctx.rank in (0, 2)]
+        place, out = int(ctx.rank > 1), []
+        other = [dist.new_group([2]), dist.new_group([3, 0, 1])][ctx.rank != 2]
+        whole = values(seed, 7, *shape)
+        part = impl.split_to_ranks(whole, 0, other)
+        again = impl.gather_from_ranks(part, 0, other)
+        aside = [part, again, part.untyped_storage().data_ptr() != whole.data_ptr()]
+        for dim in DIMS:
             x = values(seed, 7, *shape).requires_grad_()
-            part = impl.split_to_ranks(x, dim)
+            part = impl.split_to_ranks(x, dim, mine)
             held = [part.is_contiguous(), storage_bytes([part])]
-            (part * block(values(seed, 8, *shape), ctx.rank, 3, dim)).sum().backward()
-            mine = block(values(seed, 7, *shape), ctx.rank, 3, dim).requires_grad_()
-            whole = impl.gather_from_ranks(mine, dim)
-            grad = torch.autograd.grad((whole * values(seed, 8, *shape)).sum(), mine)[0]
-            out.append([part.detach(), held, x.grad, whole.detach(), grad])
-        return out
+            (part * block(values(seed, 8, *shape), place, 2, dim)).sum().backward()
+            own = block(values(seed, 7, *shape), place, 2, dim).requires_grad_()
+            whole = impl.gather_from_ranks(own, dim, mine)
+            grad = torch.autograd.grad((whole * values(seed, 8, *shape)).sum(), own)[0]
+            large = impl.split_to_ranks(numbers(shape), dim, mine)
+            again = impl.gather_from_ranks(block(numbers(shape), place, 2, dim), dim, mine)
+            laid = [part.is_contiguous() for part in (large, whole, again)]
+            out.append([part.detach(), x.grad, whole.detach(), grad, large, again, held, laid])
+        return aside, out
 
     x, grad = values(seed, 7, *shape), values(seed, 8, *shape)
-    for rank, results in enumerate(run(body, 3)):
-        for dim, (part, held, grad_x, whole, grad_part) in zip((0, 1, -1), results, strict=True):
-            what = f"along dimension {dim}"
-            mine, mine_grad = block(x, rank, 3, dim), block(grad, rank, 3, dim)
-            expect_close(part, mine, what=f"split {what}", rank=rank, **EXACT)
-            expect_close(grad_x, grad, what=f"gradient of split {what}", rank=rank, **EXACT)
-            expect_close(whole, x, what=f"gathered {what}", rank=rank, chunks=3, **EXACT)
-            expect_close(
-                grad_part,
-                mine_grad,
-                what=f"gradient of gather {what}",
-                rank=rank,
-                rules=summed_again(mine_grad, 3),
-                **EXACT,
-            )
-            if held != [True, part.numel() * 8]:
+    for rank, ((part, again, apart), results) in enumerate(run(body, 4)):
+        others = [2] if rank == 2 else [0, 1, 3]
+        right = block(x, others.index(rank), len(others), 0)
+        expect_close(part, right, what=f"split of x among the ranks {others}", rank=rank, **EXACT)
+        expect_close(again, x, what=f"gathered from the ranks {others}", rank=rank, **EXACT)
+        what = f"whether the block of {len(others)} rank(s) has memory of its own"
+        expect_equal(apart, True, what=what, rank=rank, cause="too-much-memory")
+        place, members = int(rank > 1), (0, 2) if rank in (0, 2) else (1, 3)
+        for dim, (*got, held, laid) in zip(DIMS, results, strict=True):
+            what = f"along dimension {dim} in the group {members}"
+            for name, tensor, want, cut in (
+                ("split", got[0], x, True),
+                ("gradient of split", got[1], grad, False),
+                ("gathered", got[2], x, False),
+                ("gradient of gather", got[3], grad, True),
+                ("split of large integers, transposed,", got[4], numbers(shape), True),
+                ("gathered large integers, transposed,", got[5], numbers(shape), False),
+            ):
+                right = block(want, place, 2, dim) if cut else want
+                rules = summed_again(right, 2)
+                if cut:
+                    rules += other_block(block(want, 1 - place, 2, dim))
+                text, chunks = f"{name} {what}", 0 if cut else 2
+                known = {"chunks": chunks} if chunks else {}
+                expect_close(tensor, right, what=text, rank=rank, rules=rules, **known, **EXACT)
+            if held != [True, got[0].numel() * 8]:
                 text = f"the block {what} is a view: it keeps all of x in memory"
                 fail(text, cause="too-much-memory", rank=rank)
+            text = f"{what}: contiguous split integers, gathered floats, gathered integers"
+            expect_equal(laid, [True] * 3, what=text, rank=rank, cause="layout")
 
 
-@exercise("2.15", "virtual gloo")
+DIMS = (0, 1, -1, -2)
+
+
+def numbers(shape: tuple[int, ...]) -> torch.Tensor:
+    """Integers above 2^53, stored the other way round."""
+    count = math.prod(shape)
+    return (torch.arange(count) + 2**53).view(shape[::-1]).permute(2, 1, 0)
+
+
+def other_block(other: torch.Tensor):
+    """A rule: the block is that of another rank."""
+
+    def rule(case: Case) -> Diagnosis | None:
+        if not case.fits(other):
+            return None
+        text = "it is the block of the group's other rank: blocks go by the rank in the group"
+        return Diagnosis("other-block", text)
+
+    return (rule,)
+
+
+@exercise("2.15", "virtual gloo", asserts="column-bytes row-bytes split-bytes cost")
 def test_layers_send_what_the_formula_says(impl, run, seed):
     """Column: one all-reduce of x in backward. Row: one of the output in forward. No more."""
-    n = 60
+    n, dtypes = 60, (torch.float64, torch.bfloat16)
 
     def body(ctx):
-        up, down = layers(seed)
-        column, row = impl.ColumnParallelLinear(up), impl.RowParallelLinear(down)
-        x = torch.ones(n, D, dtype=torch.float64, requires_grad=True)
-        with ctx.region("forward"):
-            y = row(F.gelu(column(x)))
-        with ctx.region("backward"):
-            y.sum().backward()
-        gathering = impl.ColumnParallelLinear(up, gather_output=True)
-        with ctx.region("gathering"):
-            gathering(x)
+        for dtype in dtypes:
+            up, down = (layer.to(dtype) for layer in layers(seed))
+            column, row = impl.ColumnParallelLinear(up), impl.RowParallelLinear(down)
+            gathering = impl.ColumnParallelLinear(up, gather_output=True)
+            splitting = impl.RowParallelLinear(up, split_input=True)
+            x = torch.ones(n, D, dtype=dtype, requires_grad=True)
+            for name, model in (
+                ("", nn.Sequential(column, nn.GELU(), row)),
+                ("gathering ", gathering),
+                ("splitting ", splitting),
+            ):
+                with ctx.region(f"{name}forward, {dtype}"):
+                    y = model(x)
+                with ctx.region(f"{name}backward, {dtype}"):
+                    y.sum().backward()
+            with ctx.region(f"backward to the weights, {dtype}"):
+                column(x.detach()).sum().backward()
 
     for w in (3, 2):
-        for log in run(body, w).logs:
+        for log, dtype in product(run(body, w).logs, dtypes):
             log.all_waited()
-            nbytes = 2 * (w - 1) / w * n * D * 8
-            for region in ("forward", "backward"):
-                part = log.select(region=region)
-                part.sent_at_most(nbytes, f"one all-reduce of {n}·{D} numbers in {region}")
-                part.sent_at_least(nbytes, f"one all-reduce of {n}·{D} numbers in {region}")
-            gathered = (w - 1) / w * n * INNER * 8
-            part = log.select(region="gathering")
-            part.sent_at_most(gathered, f"an all-gather to {n}·{INNER} numbers")
+            share, x_bytes = (w - 1) / w, n * D * dtype.itemsize
+            for region, nbytes, what in (
+                ("forward", 2 * share * x_bytes, f"one all-reduce of {n}·{D} numbers"),
+                ("backward", 2 * share * x_bytes, f"one all-reduce of {n}·{D} numbers"),
+                ("gathering forward", share * 2 * x_bytes, f"an all-gather to {n}·{INNER} numbers"),
+                ("gathering backward", 2 * share * x_bytes, f"an all-reduce of {n}·{D} numbers"),
+                ("splitting forward", 4 * share * x_bytes, f"an all-reduce of {n}·{INNER} numbers"),
+                ("splitting backward", share * x_bytes, f"an all-gather to {n}·{D} numbers"),
+                ("backward to the weights", 0, "nothing where x needs no gradient"),
+            ):
+                part = log.select(region=f"{region}, {dtype}")
+                part.sent_at_most(nbytes, f"{what} of {dtype} in {region}")
+                part.sent_at_least(nbytes, f"{what} of {dtype} in {region}")
 
 
-@exercise("2.15", "virtual")
+def whole_numbers(seed: int, salt: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """-1, 0 and 1: products and short sums of them are exact in every dtype."""
+    generator = torch.Generator().manual_seed(seed * 1009 + salt)
+    return torch.randint(-1, 2, shape, generator=generator).to(dtype)
+
+
+def odd_layer(seed: int, dtype: torch.dtype, bias: bool, frozen: str) -> nn.Linear:
+    """12 → 12, exact numbers, transposed in memory, with a stale gradient and a frozen half."""
+    linear = nn.Linear(D, D, bias, dtype=dtype)
+    for salt, (name, p) in enumerate(linear.named_parameters()):
+        p.data = whole_numbers(seed, salt, dtype, *p.shape)
+        p.data = strided(p.data) if p.ndim == 2 else p.data
+        p.grad = torch.full_like(p, 3.0)
+        p.requires_grad_(name != frozen)
+    return linear
+
+
+ODD = (  # dtype, bias, the frozen parameter, leading dimensions of x
+    (torch.float64, True, "weight", (2, 3)),
+    (torch.bfloat16, True, "bias", (4,)),
+    (torch.float16, False, "", ()),
+    (torch.float32, True, "", (0,)),
+)
+VALUES = ("output", "gradient of x", "gradient of the weight", "gradient of the bias")
+
+
+def called_twice(layer: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list:
+    """Output and gradients of a layer that is used twice in one graph; two backwards through it."""
+    x.requires_grad_()
+    y = layer(x)
+    z = y + layer(x)
+    for _ in range(2):
+        z.backward(grad, retain_graph=True)
+    of_bias = None if layer.bias is None else layer.bias.grad
+    return [y.detach(), x.grad, layer.weight.grad, of_bias]
+
+
+def state(layer: nn.Module) -> list:
+    """What an observer sees of a layer's parameters."""
+    named = dict(layer.named_parameters())
+    return [(n, p.dtype, p.requires_grad, p.is_contiguous()) for n, p in sorted(named.items())]
+
+
+@exercise(
+    "2.15",
+    "virtual",
+    asserts="column row column-forward row-forward gather-output split-input own-parameters "
+    "not-kept leading group dtype layout parameters life resources",
+)
+def test_odd_layers_in_groups(impl, run, seed):
+    """16 bits, half frozen, no bias, any leading dimensions, used twice: in two groups at once."""
+
+    def body(ctx):
+        even = ctx.rank in (0, 2)
+        mine = [dist.new_group(ranks) for ranks in ([3, 1], [0, 2])][even]
+        out = []
+        every = list(enumerate(ODD))
+        for number, (dtype, bias, frozen, leading) in every[::-1] if even else every:
+            for wrapped in (True, False) if even else (False, True):
+                seeds = seed + even
+                with PeakMemory() as memory:
+                    whole = odd_layer(seeds, dtype, bias, frozen)
+                    options = {"gather_output": True} if wrapped else {}
+                    column = impl.ColumnParallelLinear(whole, mine, **options)
+                    options = {"split_input": True} if wrapped else {}
+                    row = impl.RowParallelLinear(whole, mine, **options)
+                    grads = [whole.weight.grad is not None, column.weight.grad, row.weight.grad]
+                    alive = weakref.ref(whole), weakref.ref(whole.weight)
+                    del whole
+                kept = [a() is not None for a in alive]
+                share = storage_bytes([*column.parameters(), *row.parameters()])
+                kept.append(memory.current > share)
+                x = whole_numbers(seeds, 10 + number, dtype, *leading, D)
+                grad = whole_numbers(seeds, 20 + number, dtype, *leading, D)
+                place = int(ctx.rank > 1)
+                of_x, of_y = (t if wrapped else t.chunk(2, -1)[place] for t in (x, grad))
+                refused = [refusal(layer, torch.ones(3, 7)) for layer in (column, row)]
+                ran = [
+                    called_twice(column, x.clone(), of_y),
+                    called_twice(row, of_x.clone(), grad),
+                ]
+                out.append((ran, [state(column), state(row)], grads, kept, refused))
+        return out[::-1] if even else out
+
+    for rank, results in enumerate(run(body, 4)):
+        seeds, place = seed + (rank in (0, 2)), int(rank > 1)
+        for number, (dtype, bias, frozen, leading) in enumerate(ODD):
+            whole = odd_layer(seeds, dtype, bias, frozen)
+            whole.weight.grad = None
+            if bias:
+                whole.bias.grad = None
+            x = whole_numbers(seeds, 10 + number, dtype, *leading, D)
+            grad = whole_numbers(seeds, 20 + number, dtype, *leading, D)
+            want = called_twice(whole, x, grad)
+            for wrapped in (False, True):
+                ran, states, grads, kept, refused = results[2 * number + wrapped]
+                what = f"{dtype}, {frozen or 'nothing'} frozen, x {(*leading, D)}"
+                expect_refusals(refused, [f"{what}: 7 features"] * 2, rank=rank)
+                text = f"{what}: kept are the whole layer, its weight, more memory than the share"
+                expect_equal(kept, [False] * 3, what=text, rank=rank, cause="kept")
+                expect_equal(grads, [True, None, None], what="stale gradients", rank=rank)
+                names = ["bias"] * bias + ["weight"]
+                seen = [(name, dtype, name != frozen, True) for name in names]
+                text = f"{what}: (name, dtype, requires_grad, contiguous) of the parameters"
+                for got in states:
+                    expect_equal(got, seen, what=text, rank=rank, cause="parameters")
+                cuts = [{0: -1, 2: 0, 3: 0}, {1: -1, 2: 1}]  # which values are cut, where
+                for kind, got in enumerate(ran):
+                    for k, name in enumerate(VALUES):
+                        dim = cuts[kind].get(k)
+                        if dim == -1 and wrapped:
+                            dim = None
+                        right = want[k]
+                        if right is not None and dim is not None:
+                            right = right.chunk(2, dim)[place]
+                        title = f"{('column', 'row')[kind]} layer, {what}: {name}"
+                        if right is None:
+                            expect_equal(got[k], None, what=title, rank=rank, cause="frozen")
+                        else:
+                            rules = summed_again(right, 2)
+                            exact = {"rtol": 0.0, "atol": 0.0}
+                            expect_close(got[k], right, what=title, rank=rank, rules=rules, **exact)
+
+
+@exercise("2.15", "virtual", asserts="divides width refusals")
 def test_layers_refuse_what_does_not_divide(impl, run, seed):
-    """ValueError with the numbers, on every rank, before anything is sent."""
+    """ValueError on every rank, also on one outside of the group, before anything is sent."""
 
     def body(ctx):
         def linear(width: int, features: int) -> nn.Linear:
@@ -278,22 +469,44 @@ def test_layers_refuse_what_does_not_divide(impl, run, seed):
 
         column, row = impl.ColumnParallelLinear, impl.RowParallelLinear
         x = torch.ones(2, 11, dtype=torch.float64)
-        return [
+        refused = [
             refusal(column, linear(9, 10)),
             refusal(row, linear(10, 9)),
             refusal(impl.split_to_ranks, x, 1),
+            refusal(impl.split_to_ranks, x, 0),
             refusal(column(linear(9, 12)), x),
+            refusal(column(linear(9, 12), gather_output=True), x),
             refusal(row(linear(12, 9)), x),
+            refusal(row(linear(12, 9)), torch.ones(2, 12, dtype=torch.float64)),
+            refusal(row(linear(12, 9), split_input=True), x),
+            refusal(row(linear(12, 9), split_input=True), torch.ones(2, 4, dtype=torch.float64)),
+            refusal(row(linear(12, 9), split_input=True), torch.ones(2, 9, dtype=torch.float64)),
         ]
+        group = dist.new_group([0, 1])
+        if ctx.rank == 2:
+            even = linear(12, 12)
+            refused += [refusal(layer, even, group) for layer in (column, row)]
+            refused.append(refusal(impl.split_to_ranks, torch.ones(2, 12), 1, group))
+        return refused
 
     calls = [
-        ("10 output features over 3 ranks", (10, 3)),
-        ("10 input features over 3 ranks", (10, 3)),
-        ("splitting 11 elements over 3 ranks", (11, 3)),
-        ("11 features into 9 columns", (9, 11)),
-        ("11 features into rows of 4", (4, 11)),
+        "10 output features over 3 ranks",
+        "10 input features over 3 ranks",
+        "splitting 11 elements over 3 ranks",
+        "splitting 2 elements over 3 ranks",
+        "11 features into 9 columns",
+        "11 features into 9 columns, gathered",
+        "11 features into rows of 4",
+        "all 12 features into rows of 4",
+        "11 features, to be split into rows of 4",
+        "4 features, to be split into rows of 4",
+        "9 features, to be split into rows of 4",
     ]
-    expect_refused(run(body, 3), calls)
+    outside = [f"{what} outside of the group" for what in ("column layer", "row layer", "split")]
+    results = run(body, 3)
+    expect_refusals(results[2][len(calls) :], outside, rank=2)
+    results[2] = results[2][: len(calls)]
+    expect_refused(results, calls)
 
 
 @trace("2.15")

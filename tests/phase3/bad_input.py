@@ -20,7 +20,7 @@ def check_non_members(run: Any, calls: dict[str, Callable[[Any], object]]) -> No
         return [] if ctx.rank else [refusal(call, group) for call in calls.values()]
 
     results = run(body, 2)
-    named = [(f"{what} by a rank that is not in the group", ()) for what in calls]
+    named = [f"{what} by a rank that is not in the group" for what in calls]
     expect_refusals(results[0], named, rank=0)
     sent = [event for event in results.logs[0].events if event.op != "store"]
     if sent:
@@ -45,4 +45,4 @@ def check_models_that_differ(run: Any, start: Callable[[nn.Module], object]) -> 
         return [refusal(start, make() if ctx.rank == 1 else layers()) for make in OTHER.values()]
 
     for rank, refusals in enumerate(run(body, 3)):
-        expect_refusals(refusals, [(f"rank 1 alone has {what}", ()) for what in OTHER], rank=rank)
+        expect_refusals(refusals, [f"rank 1 alone has {what}" for what in OTHER], rank=rank)

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.grading import expect_close, fail
@@ -16,16 +17,18 @@ from distlab.reference.workloads import GPT
 from tests.phase3.raised import reworded
 
 WIDTH = 5
-BLOCK = ("shift", "frozen.weight", "first.weight", "first.bias", "second.weight", "second.bias")
+LAYERS = ("frozen.weight", "first.weight", "first.bias", "second.weight", "second.bias")
+BLOCK = ("shift", "turned", *LAYERS)
 FROZEN = "frozen"
 
 
 class Block(nn.Module):
-    """A tied weight, a parameter of one element, and a frozen layer that comes first."""
+    """A tied weight, one without a dimension, a transposed one, a frozen layer that is first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shift = nn.Parameter(torch.full((1,), 0.5))
+        self.shift = nn.Parameter(torch.tensor(0.5))
+        self.turned = nn.Parameter(torch.randn(WIDTH, 2).t())
         self.frozen = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.second.weight = self.first.weight
@@ -33,7 +36,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = {name: attrgetter(name)(self).detach().clone() for name in BLOCK}
-        return x + self.shift * self.second(torch.tanh(self.first(self.frozen(x))))
+        inside = self.first(self.frozen(x)) * self.turned[0] + self.turned[1]
+        return x + self.shift * self.second(torch.tanh(inside))
 
 
 class Spare(nn.Module):
@@ -118,12 +122,14 @@ use_of_freed_is_told = functools.partial(
 )
 
 
-def own_gradients(seed: int, ranks: Iterable[int], step: int = 0) -> list[dict[str, Tensor]]:
-    """Each rank's gradients by the plain model, of what has any."""
+def own_gradients(
+    seed: int, ranks: Iterable[int], step: int = 0, data: int | None = None
+) -> list[dict[str, Tensor]]:
+    """Each rank's gradients by the plain model, of what has any; ``data``: the batches' seed."""
     alone, found = net(seed), []
     for rank in ranks:
         alone.zero_grad()
-        loss_of(alone, batch(seed, rank, step)).backward()
+        loss_of(alone, batch(seed if data is None else data, rank, step)).backward()
         named = alone.named_parameters()
         found.append({name: p.grad for name, p in named if p.grad is not None})
     return found
@@ -142,7 +148,7 @@ def gradient_pieces(model: nn.Module) -> list[dict[str, Any]]:
         {
             "names": [[name for _, _, name in places] for places in flat.places],
             "shapes": [list(shape) for shape in flat.shapes],
-            "start": flat.start,
+            "start": min(dist.get_rank(flat.group) * flat.chunk, flat.numel),
             "values": flat.shard.grad.cpu(),
         }
         for unit in model.units
@@ -166,7 +172,8 @@ def merged_gradients(pieces: list[list[dict[str, Any]]]) -> dict[str, Tensor]:
     return whole
 
 
-Trained = tuple[list[float], dict[str, Tensor]]  # norms, values
+# norms, what the first forward of each step saw, values afterwards, messages that backward has left
+Trained = tuple[list[float], list[dict[str, Tensor]], dict[str, Tensor], int]
 LIMIT, PLAN = 0.05, (1, 2, 1)  # of the norm; backward passes before each step
 
 
@@ -177,13 +184,18 @@ def train(
     seed: int,
     clip: Callable[[nn.Module, float], Tensor],
 ) -> Trained:
-    """Three steps with AdamW: norms, and the parameters afterwards."""
+    """Three steps with AdamW: norms, and the parameters then and afterwards."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-    norms = []
+    norms, seen, left = [], [], 0
     for step, passes in enumerate(PLAN):
+        model.train(step != 1)  # evaluation mode has gradients all the same
         for k in range(passes):
             pair = batch(seed, ctx.rank, 10 * step + k, ctx.device)
-            loss_of(model, pair).backward()
+            loss = loss_of(model, pair)
+            if k == 0:
+                seen.append({name: value.cpu() for name, value in inner.values().items()})
+            loss.backward()
+            left = max(left, sum(event.end is None for event in ctx.ledger.events))
         norms.append(float(clip(model, LIMIT)))
         if step == 1:
             loss_of(model, pair)  # looked at, but never run backward
@@ -191,41 +203,63 @@ def train(
         optimizer.zero_grad()
         if step != 1:
             evaluated = values_of(model, inner)
-    return norms, evaluated
+    return norms, seen, evaluated, left
 
 
-def compare_training(
-    results: Sequence[Trained], seed: int, what: str, rtol: float = 1e-6
-) -> None:
+def compare_training(results: Sequence[Trained], seed: int, what: str, rtol: float = 1e-6) -> None:
     """With one process on the batches of all ranks."""
     world_size = len(results)
     alone = net(seed)
     optimizer = torch.optim.AdamW(alone.parameters(), lr=0.05, weight_decay=0.1)
-    norms = []
+    norms, last, seen = [], [], []
     for step, passes in enumerate(PLAN):
+        seen.append(values_of(alone, alone))
         for k in range(passes):
+            earlier = [0 if p.grad is None else p.grad.clone() for p in alone.parameters()]
             pairs = [batch(seed, rank, 10 * step + k) for rank in range(world_size)]
             whole = tuple(torch.cat(parts) for parts in zip(*pairs, strict=True))
             loss_of(alone, whole).backward()
         grads = [p.grad for p in alone.parameters() if p.grad is not None]
         norms.append(float(torch.cat([g.flatten() for g in grads]).norm()))
+        added = zip(alone.parameters(), earlier, strict=True)
+        parts = [(p.grad - before).flatten() for p, before in added if p.grad is not None]
+        last.append(float(torch.cat(parts).norm()))
         for gradient in grads:
             gradient *= min(1.0, LIMIT / norms[-1])
         optimizer.step()
         optimizer.zero_grad()
     want = values_of(alone, alone)
-    for rank, (got_norms, got) in enumerate(results):
+    for rank, (got_norms, got_seen, got, left) in enumerate(results):
+        if left:
+            text = f"{what}: {left} messages are under way on rank {rank} when backward() returns: "
+            fail(f"{text}wait for them before", cause="left-over", rank=rank)
         for step, (norm, right) in enumerate(zip(got_norms, norms, strict=True)):
+            expect_fresh(got_seen[step], seen[: step + 1], f"{what}, step {step}", rank, rtol)
             if abs(norm - right) > rtol * right:
-                fail(
-                    f"{what}: the norm of the whole gradient in step {step} is {right:.6g}, "
-                    f"got {norm:.6g}",
-                    cause="norm",
-                    rank=rank,
-                )
+                text = f"{what}: the norm of the whole gradient in step {step} is {right:.6g}, "
+                text += f"got {norm:.6g}"
+                if abs(norm - last[step]) <= rtol * right:
+                    text += ", that of the last backward alone: a backward adds to what is there"
+                    fail(text, cause="not-added", rank=rank)
+                fail(text, cause="norm", rank=rank)
         for name, value in want.items():
             where = f"{what}: {name}"
             expect_close(got[name], value, what=where, rank=rank, rtol=rtol, atol=rtol / 100)
+
+
+def expect_fresh(
+    got: dict[str, Tensor], history: list[dict[str, Tensor]], what: str, rank: int, rtol: float
+) -> None:
+    """A forward saw the last values of ``history``; the ones before are told as stale."""
+    for name, value in history[-1].items():
+        near = {"rtol": rtol, "atol": rtol / 100}
+        if torch.allclose(got[name], value, **near):
+            continue
+        if any(torch.allclose(got[name], old[name], **near) for old in history[:-1]):
+            text = f"{what}: the forward on rank {rank} sees {name} as it was before the "
+            text += "optimizer's step: gather it from the shards again"
+            fail(text, cause="stale", rank=rank)
+        expect_close(got[name], value, what=f"{what}: {name} in forward", rank=rank, **near)
 
 
 class Layer(nn.Module):
@@ -251,11 +285,13 @@ class Stack(nn.Module):
         super().__init__()
         self.inside, self.outside = nn.Linear(2, width), nn.Linear(width, 2)
         self.layers = nn.ModuleList(Layer(width) for _ in range(depth))
+        self.dropped: frozenset[int] = frozenset()  # layers whose output nobody uses
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inside(x)
-        for layer in self.layers:
-            x = layer(x)
+        for number, layer in enumerate(self.layers):
+            y = layer(x)
+            x = x if number in self.dropped else y
         return self.outside(x)
 
 

@@ -112,7 +112,8 @@ def simulated(
                 p.grad = p - torch.stack([own[place] for own in trained]).mean(0)
                 p.grad *= -1 if mistake == "uphill" else 1
             step_outer.step()
-            common.seen.copy_(torch.stack([m.seen for m in models]).mean(0))
+            known = models[:1] if mistake == "statistics-of-first" else models
+            common.seen.copy_(torch.stack([m.seen for m in known]).mean(0))
             common.steps.copy_(models[0].steps)
             if mistake == "inner-state-averaged":
                 _average_momentum(inner, trained)
@@ -137,6 +138,7 @@ def _average_momentum(
 
 
 MISTAKES = {
+    "statistics-of-first": "floating-point buffers are those of rank 0: their mean is asked for",
     "classic-momentum": "the outer step is v alone: Nesterov's is Δ + μ·v",
     "outer-momentum-lost": "the outer velocity does not last from round to round",
     "round-too-long": "a round has one step too many",

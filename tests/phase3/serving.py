@@ -19,10 +19,12 @@ PULL, PUSH, LEAVE = range(3)
 SIZES = {"a": (7, 3), "b": (5,), "c": (11,), "d": (2, 2), "e": (1,)}
 
 
-def parameters(seed: int) -> dict[str, Tensor]:
-    """Five keys of 42 elements together."""
+def parameters(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Five keys of 42 elements together; the matrices are transposed in memory."""
     generator = torch.Generator().manual_seed(seed)
-    return {k: torch.randn(shape, generator=generator) for k, shape in SIZES.items()}
+    shapes = {k: shape[::-1] for k, shape in SIZES.items()}
+    drawn = {k: torch.randn(s, generator=generator, dtype=dtype) for k, s in shapes.items()}
+    return {k: t.t() if t.dim() == 2 else t for k, t in drawn.items()}
 
 
 def zeros() -> dict[str, Tensor]:
@@ -48,10 +50,13 @@ def batches(seed: int, worker: int, count: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def in_rounds(seed: int, counts: list[int]) -> tuple[dict[str, Tensor], list[float]]:
+def in_rounds(
+    seed: int, counts: list[int], *, over_workers: bool = False
+) -> tuple[dict[str, Tensor], list[float]]:
     """One process: in each round a step on the batches of all workers that have one left.
 
-    Returns the values at the end and each worker's last loss, 0 without a batch.
+    Returns the values at the end and each worker's last loss, 0 without a batch. ``over_workers``:
+    a known mistake, the mean over workers and not over their samples.
     """
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -64,7 +69,9 @@ def in_rounds(seed: int, counts: list[int]) -> tuple[dict[str, Tensor], list[flo
         parts = [batch for batch in given if batch is not None]
         optimizer.zero_grad()
         inputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
-        loss = F.cross_entropy(model(inputs), targets)
+        losses = [F.cross_entropy(model(x), y) for x, y in parts]
+        mean = F.cross_entropy(model(inputs), targets)
+        loss = sum(losses) / len(losses) if over_workers else mean
         loss.backward()
         optimizer.step()
     return {name: p.detach() for name, p in model.named_parameters()}, last
@@ -80,12 +87,15 @@ def served(
     lr: float = LR,
     group: dist.ProcessGroup | None = None,
 ) -> Any:
-    """One rank's body: a server returns [values, version, lost]; a worker what ``worker`` does."""
+    """One rank's body: a server returns [values, version, lost, the parameters that it was given,
+    as they are at the end]; a worker what ``worker`` does.
+    """
     rank = dist.get_rank(group)
     if rank < servers:
         server = impl.Server(values, servers=servers, lr=lr, group=group)
         serve(server)
-        return [dict(server.values), int(server.version), sorted(server.lost)]
+        given = {k: v.detach().clone() for k, v in values.items()}
+        return [dict(server.values), int(server.version), sorted(server.lost), given]
     client = impl.module("parameter_client").Client
     return worker(client(values, servers=servers, group=group), rank - servers)
 
@@ -122,13 +132,14 @@ def answered(
             mine = [key for key in chosen if place[key] == me]
             gradients: list[float] = []
             if kind == PULL:
-                version = torch.tensor([len(heard)])
+                version = torch.tensor([len(heard) + 10 * me])  # another one on each server
                 dist.send(version, group=group, group_dst=worker)
                 if mine:
                     vector = torch.cat([values[key].detach().flatten() for key in mine])
                     dist.send(vector, group=group, group_dst=worker)
             elif kind == PUSH and mine:
-                vector = torch.empty(sum(values[key].numel() for key in mine))
+                like = values[mine[0]]
+                vector = torch.empty(sum(values[key].numel() for key in mine), dtype=like.dtype)
                 dist.recv(vector, group=group, group_src=worker)
                 gradients = vector.tolist()
             elif kind == LEAVE:

@@ -6,7 +6,16 @@ import torch
 import torch.distributed as dist
 
 from distlab.grading import exercise, expect_equal, fail, trace
-from tests.phase3.reductions import check_all_reduce, check_refusals, distinct, warm_and_drawn
+from tests.phase3.reductions import (
+    bad_arguments,
+    check_all_reduce,
+    check_layouts,
+    check_refusals,
+    check_subgroup,
+    distinct,
+    warm_and_drawn,
+    whole,
+)
 
 PATTERNS = ("tree", "halving_doubling", "ring")
 WORLDS = (1, 2, 3, 4, 6, 8, 256)
@@ -33,7 +42,7 @@ def seconds(pattern: str, w: int, n: int, alpha: float, beta: float) -> float:
     return messages * alpha + nbytes * beta
 
 
-@exercise("3.29")
+@exercise("3.29", asserts="path alone-path path-refused predicted refusals")
 def test_critical_path_and_prediction(impl, run):
     """messages·α + bytes·β for each pattern, W and size; unknown patterns are refused."""
 
@@ -73,7 +82,7 @@ def timed(noise: float) -> list[tuple[str, int, int, float]]:
     ]
 
 
-@exercise("3.29")
+@exercise("3.29", asserts="fitted relative not-negative one-rank fit-refused refusals")
 def test_fit_finds_alpha_and_beta(impl, run):
     """Exact times give the exact line for each pattern; noise on large tensors moves β, not α."""
     falling = [("tree", 2, n, 1e-3 / (1 + n)) for n in (1, 10)]
@@ -126,11 +135,12 @@ def test_fit_finds_alpha_and_beta(impl, run):
     expect_equal(refused, True, what="ValueError for one size only", cause="accepted")
 
 
-@exercise("3.29")
+@exercise("3.29", asserts="chosen tie")
 def test_choice_is_the_smallest_prediction(impl, run):
     """The pattern that is predicted to be fastest, among those of links."""
     sizes = [4 * 10**k for k in range(9)]
     given = [(patterns, w) for patterns in (PATTERNS, PATTERNS[:0:-1]) for w in (3, 4)]
+    equal = dict.fromkeys(reversed(PATTERNS), (0.0, 0.0))
 
     def body(ctx):
         links = [{p: impl.Link(*LINKS[p]) for p in patterns} for patterns, _ in given]
@@ -138,19 +148,21 @@ def test_choice_is_the_smallest_prediction(impl, run):
             [impl.choose(w, n, few) for n in sizes]
             for few, (_, w) in zip(links, given, strict=True)
         ]
-        return found, impl.choose(1, 8, links[0])
+        same = {p: impl.Link(*link) for p, link in equal.items()}
+        return found, [impl.choose(1, 8, links[0]), impl.choose(4, 8, same)]
 
-    found, alone = run(body, 1, process_group=False)[0]
+    found, ties = run(body, 1, process_group=False)[0]
     for (patterns, w), chosen in zip(given, found, strict=True):
         for n, got in zip(sizes, chosen, strict=True):
             times = {p: seconds(p, w, n, *LINKS[p]) for p in patterns}
             want = min(times, key=times.get)
             text = f"the choice for {n:,} bytes on {w} ranks among {', '.join(patterns)}"
             expect_equal(got, want, what=text, cause="choice")
-    expect_equal(alone, "tree", what="the choice where all predictions are 0", cause="tie")
+    what = "the choice where all predictions are 0, links in the order of PATTERNS and against it"
+    expect_equal(ties, ["tree", "tree"], what=what, cause="tie")
 
 
-@exercise("3.29", "virtual gloo cuda")
+@exercise("3.29", "virtual gloo cuda", asserts="pattern links cost")
 def test_auto_sends_what_the_best_pattern_sends(impl, run):
     """all_reduce runs the pattern that is named, or with "auto" the one that links make fastest."""
     fast, slow = (1e-9, 1e-12), (1.0, 1e-3)
@@ -171,16 +183,85 @@ def test_auto_sends_what_the_best_pattern_sends(impl, run):
             expect_equal(sent, want[best], what=text, cause="not-chosen")
 
 
-@exercise("3.29", "virtual gloo cuda")
+@exercise("3.29", "virtual gloo cuda", asserts="reduction refused refusals dtype any-tensor alone")
 def test_all_reduce_with_any_pattern(impl, run, seed, cases):
     """auto with its own links and check=True, on any length and W; unknown patterns are refused."""
     call = lambda tensor, op: impl.all_reduce(tensor, op, check=True)
     check_all_reduce(run, seed, cases(3, 1, 2, 4), call)
     unknown = lambda: impl.all_reduce(torch.ones(3), pattern="star")
-    check_refusals(run, {"the pattern star": unknown})
+    check_refusals(run, {"the pattern star": unknown} | bad_arguments(impl_call(impl)))
 
 
-@exercise("3.29", "virtual")
+def impl_call(impl):
+    return lambda tensor, op="sum", group=None: impl.all_reduce(tensor, op, group, pattern="ring")
+
+
+@exercise("3.29", "virtual", asserts="group any-tensor layout life alone")
+def test_all_reduce_in_groups_and_on_views(impl, run, seed):
+    """The world size of the choice, and the ranks, are the group's; any strides are reduced."""
+    check_subgroup(run, seed, lambda t, op, g: impl.all_reduce(t, op, g, check=True), whole)
+    check_layouts(run, seed, lambda t, op, g: impl.all_reduce(t, op, g), whole)
+    link = {"tree": (1.0, 0.0), "ring": (0.9, 0.0)}  # 2 messages each on 2 ranks, more on 4
+
+    def body(ctx):
+        groups = [dist.new_group([0, 2]), dist.new_group([3, 1])]
+        links = {p: impl.Link(*one) for p, one in link.items()}
+        with ctx.region("two"):
+            impl.all_reduce(distinct(ctx), "sum", groups[ctx.rank % 2], links=links)
+        with ctx.region("four"):
+            impl.all_reduce(distinct(ctx), links=links)
+
+    results = run(body, 4)
+    two = sum(log.select(region="two").messages for log in results.logs)
+    expect_equal(two, 2 * 4, what="messages of two rings of 2 ranks each", cause="not-chosen")
+    four = sum(log.select(region="four").messages for log in results.logs)
+    expect_equal(four, 6, what="messages of a tree of 4 ranks", cause="not-chosen")
+
+
+@exercise("3.29", "virtual", asserts="bytes-choose dtype")
+def test_choice_goes_by_bytes(impl, run):
+    """8 bytes per element can make another choice than 2; a choice counts bytes, not elements."""
+    link = {"tree": (1e-9, 1e-9), "ring": (1.5e-6, 1e-12)}  # equal at about 1,000 bytes
+
+    def body(ctx):
+        links = {p: impl.Link(*one) for p, one in link.items()}
+        for dtype in (torch.bfloat16, torch.float64):
+            with ctx.region(str(dtype)):
+                impl.all_reduce(torch.ones(9_000, dtype=dtype)[:500], links=links)
+
+    results = run(body, 4)
+    for dtype, size in ((torch.bfloat16, 2), (torch.float64, 8)):
+        best = min(link, key=lambda p: seconds(p, 4, 500 * size, *link[p]))
+        sent = sum(log.select(region=str(dtype)).messages for log in results.logs)
+        want = {"tree": 6, "ring": 24}[best]
+        what = f"messages of 500 elements of {dtype} ({best} is faster)"
+        expect_equal(sent, want, what=what, cause="not-chosen")
+
+
+@exercise("3.29", asserts="least-squares not-negative")
+def test_least_squares(impl, run):
+    """The smallest sum of squares with α, β >= 0, in three cases: both, α alone, β alone."""
+    given = [
+        [(2.0, 10.0, 3.0), (2.0, 1000.0, 30.0), (6.0, 500.0, 20.0)],
+        [(2.0, 10.0, 3.0), (2.0, 1000.0, 1.0), (6.0, 500.0, 8.0)],
+        [(2.0, 10.0, 0.01), (2.0, 1000.0, 9.0), (6.0, 500.0, 2.0)],
+    ]
+
+    def body(ctx):
+        return [list(map(float, impl.least_squares(rows))) for rows in given]
+
+    for rows, got in zip(given, run(body, 1, process_group=False)[0], strict=True):
+        m, b, t = torch.tensor(rows, dtype=torch.float64).unbind(1)
+        both = torch.linalg.lstsq(torch.stack([m, b], 1), t[:, None]).solution.flatten().tolist()
+        options = [both, [float(m @ t / (m @ m)), 0.0], [0.0, float(b @ t / (b @ b))]]
+        allowed = [one for one in options if min(one) >= 0]
+        want = min(allowed, key=lambda one: float(((m * one[0] + b * one[1] - t) ** 2).sum()))
+        for name, x, y in zip("αβ", got, want, strict=True):
+            if abs(x - y) > 1e-9 * max(want):
+                fail(f"{rows}: {name} is {y:.9g}, got {x:.9g}", cause="fit")
+
+
+@exercise("3.29", "virtual", asserts="check alone")
 def test_all_reduce_checks_first(impl, run):
     """With check=True ranks with different lengths raise, whatever each would have chosen."""
 
@@ -188,17 +269,15 @@ def test_all_reduce_checks_first(impl, run):
         try:
             impl.all_reduce(torch.ones(1 if ctx.rank else 10_000_000), check=True)
             return ""
-        except ValueError as error:
-            return str(error)
+        except ValueError:
+            return "refused"
 
-    said = run(body, 3)
-    for rank, text in enumerate(said):
+    for rank, text in enumerate(run(body, 3)):
         if not text:
             fail("no ValueError for 10,000,000 and 1 elements", cause="accepted", rank=rank)
-        expect_equal(text, said[0], what="the message", rank=rank, cause="messages")
 
 
-@exercise("3.29", "gloo")
+@exercise("3.29", "gloo", asserts="same-everywhere")
 def test_measured_times_make_a_choice(impl, run):
     """measure, fit and choose fit together on this machine, alike on all ranks."""
 

@@ -20,6 +20,7 @@ from distlab.grading import (
     refusal,
     trace,
 )
+from distlab.observe.memory import PeakMemory
 from distlab.reference.workloads import digits
 from tests.phase3.bad_input import check_non_members
 
@@ -97,6 +98,14 @@ def check_means(
             )
 
 
+def complete(handle: object) -> None:
+    """Wait for what a hook has returned; None: it is complete already."""
+    if handle is not None and not callable(getattr(handle, "wait", None)):
+        raise TypeError(f"a hook returns a handle with wait(), or None; got {handle!r}")
+    if handle is not None:
+        handle.wait()
+
+
 def ring(tensor: Tensor) -> None:
     """Whole tensors round the ring, W-1 times: simple, and right."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -114,8 +123,8 @@ def ring(tensor: Tensor) -> None:
     tensor.copy_(total)
 
 
-def tree(tensor: Tensor) -> None:
-    """Up a binary tree to rank 0 and down again."""
+def tree(tensor: Tensor) -> Tensor:
+    """Up a binary tree to rank 0 and down again. What it returns is no handle."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     children = [c for c in (2 * rank + 1, 2 * rank + 2) if c < world_size]
     for child in children:
@@ -127,26 +136,46 @@ def tree(tensor: Tensor) -> None:
         dist.recv(tensor, (rank - 1) // 2)
     for child in children:
         dist.send(tensor, child)
+    return tensor
 
 
-@exercise("3.12", "virtual")
+class Trap:
+    """What a reduction returns counts for nothing, and is not waited for."""
+
+    def wait(self) -> None:
+        raise AssertionError("blocking() has waited for what reduce returned")
+
+
+@exercise("3.12", "virtual", asserts="blocking in-place layout")
 def test_blocking_reductions_are_hooks(impl, run, seed, cases):
     """A ring and a tree, written from messages, reduce the buckets; no all-reduce is used."""
     for name, reduce, world_size in cases(("ring", ring, 3), ("tree", tree, 5)):
 
         def body(ctx):
-            hook = impl.blocking(reduce)
+            hook, given = impl.blocking(reduce), []
+            bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(4, 2))])
+            complete(impl.blocking(lambda tensor: given.append(tensor) or Trap())(bucket))
+            itself = [tensor is bucket.buffer for tensor in given]
             with ctx.region("training"):
-                return reduced(ctx, impl, hook, seed)
+                return reduced(ctx, impl, hook, seed), itself
 
         results = run(body, world_size)
-        check_means(results, f"{name} on {world_size} ranks", seed, rtol=1e-10, atol=1e-12)
+        for rank, (_, itself) in enumerate(results):
+            what = "whether reduce got bucket.buffer itself, in each of its calls for one bucket"
+            expect_equal(itself, [True], what=what, rank=rank, cause="copies")
+        check_means(
+            [means for means, _ in results],
+            f"{name} on {world_size} ranks",
+            seed,
+            rtol=1e-10,
+            atol=1e-12,
+        )
         for log in results.logs:
             log.select(region="training").forbid("all_reduce", why=f"the {name} was given")
             log.all_waited()
 
 
-@exercise("3.12", "virtual gloo cuda")
+@exercise("3.12", "virtual gloo cuda", asserts="bf16 sum same-bits in-place one-message cost")
 def test_bf16_sends_half_and_keeps_the_range(impl, run, seed, cases):
     """Values to 8 bits, float32's range, half of the bytes, the same bits on all ranks."""
     for world_size in cases(3, 2, 1):
@@ -159,7 +188,7 @@ def test_bf16_sends_half_and_keeps_the_range(impl, run, seed, cases):
                 0, [nn.Parameter(torch.zeros(8, device=ctx.device))]
             )
             bucket.buffer.copy_(2.0 ** torch.tensor([-120, -60, -20, 0, 1, 20, 60, 120]))
-            hook(bucket).wait()
+            complete(hook(bucket))
             return means, bucket.buffer, str(bucket.buffer.dtype)
 
         results = run(body, world_size)
@@ -181,58 +210,92 @@ def test_bf16_sends_half_and_keeps_the_range(impl, run, seed, cases):
             share = 2 * (world_size - 1) / world_size * 2 * numel * 3
             log.sent_at_most(share + 64, "2(W-1)/W of 2 bytes per gradient, three steps")
             log.sent_at_least(share - 64, "2(W-1)/W of 2 bytes per gradient, three steps")
+            sent = results.logs[rank].select(region="training")
+            kinds = {(event.op, event.dtype) for event in sent.events}
+            if not kinds <= {("all_reduce", "bfloat16"), ("broadcast", "int64")}:
+                fail(
+                    f"rank {rank} issued {kinds}: one all-reduce in bfloat16 is enough",
+                    cause="one-message",
+                    rank=rank,
+                )
 
 
 def fractions(seed: int) -> Tensor:
     return torch.rand(100, generator=torch.Generator().manual_seed(seed))
 
 
-@exercise("3.12", "virtual")
+@exercise("3.12", "virtual", asserts="bf16 sum refused dtype refusals")
 def test_bf16_loses_precision_and_not_more(impl, run, seed):
-    """The result is that of bfloat16, not of float32: the bytes were really saved."""
+    """The result is that of bfloat16, not of float32, and stays in the bucket's own dtype."""
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
     def body(ctx):
-        bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(100))])
-        bucket.buffer.copy_(fractions(seed))
-        impl.bf16_compress(bucket).wait()
-        imaginary = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-        bad = impl.module("buckets").Bucket(0, [imaginary])
-        said = refusal(lambda: impl.bf16_compress(bad).wait())
-        return bucket.buffer, said
+        got, sent = [], []
+        for dtype in dtypes:
+            bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(100, dtype=dtype))])
+            bucket.buffer.copy_(fractions(seed))
+            before = bucket.buffer.data_ptr()
+            with ctx.region("sums"):
+                complete(impl.bf16_compress(bucket))
+            sent.append(bucket.buffer.data_ptr() == before)
+            got.append(bucket.buffer)
+        said = []
+        with ctx.region("refused"):
+            for dtype in (torch.complex64, torch.complex128):
+                imaginary = nn.Parameter(torch.zeros(2, dtype=dtype))
+                bad = impl.module("buckets").Bucket(0, [imaginary])
+                hooks = impl.bf16_compress, impl.fp16_compress
+                said += [refusal(lambda hook, b=bad: complete(hook(b)), hook) for hook in hooks]
+        return got, sent, said
 
-    exact = fractions(seed) * 2
-    for rank, (got, said) in enumerate(run(body, 2)):
-        error = float(((got - exact) / exact).abs().max())
-        if error == 0:
-            fail(
-                "the sum is exact to float32: nothing was rounded to bfloat16",
-                cause="not-compressed",
-                rank=rank,
-            )
-        if error > 2**-7:
-            fail(
-                f"a relative error of {error:.2g}, bfloat16 allows 2^-8 per rounding",
-                cause="too-lossy",
-                rank=rank,
-            )
-        expect_refusals([said], [("complex numbers", ())], rank=rank)
+    results = run(body, 2)
+    for rank, (sums, same, said) in enumerate(results):
+        expect_refusals(said, ["complex numbers, bf16", "complex numbers, fp16"] * 2, rank=rank)
+        kinds = {event.dtype for event in results.logs[rank].select(region="sums").events}
+        what = "dtypes that bf16_compress sends, of buckets of several"
+        expect_equal(kinds, {"bfloat16"}, what=what, rank=rank, cause="not-compressed")
+        if results.logs[rank].select(region="refused").events:
+            fail(f"rank {rank} sends before it refuses", cause="late-check", rank=rank)
+        expect_equal(same, [True] * 4, what="the buffer's memory kept", rank=rank, cause="moved")
+        for got, dtype in zip(sums, dtypes, strict=True):
+            exact = fractions(seed).to(dtype).double() * 2
+            if got.dtype != dtype:
+                said = f"a bucket of {dtype} is one of {got.dtype} afterwards"
+                fail(said, cause="wrong-dtype", rank=rank)
+            error = float(((got.double() - exact) / exact).abs().max())
+            if error == 0 and dtype != torch.bfloat16:
+                fail(
+                    f"the sum is exact to {dtype}: nothing was rounded to bfloat16",
+                    cause="not-compressed",
+                    rank=rank,
+                )
+            if error > 2**-7:
+                fail(
+                    f"a relative error of {error:.2g}, bfloat16 allows 2^-8 per rounding",
+                    cause="too-lossy",
+                    rank=rank,
+                )
 
 
-@exercise("3.12", "virtual")
+@exercise("3.12", "virtual", asserts="refused refusals")
 def test_who_is_no_member_is_refused(impl, run):
     """A hook whose group this rank is not in raises ValueError; torch would do nothing."""
 
-    def call(group):
-        bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(4))])
-        impl.bf16_compress(bucket, group=group)
+    def with_hook(name):
+        def call(group):
+            bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(4))])
+            getattr(impl, name)(bucket, group=group)
 
-    check_non_members(run, {"bf16_compress": call})
+        return call
+
+    calls = {name: with_hook(name) for name in ("bf16_compress", "fp16_compress")}
+    check_non_members(run, calls | {"two_level": lambda node: impl.two_level(node, node)})
 
 
 NODES = {3: [[0, 1], [2]], 5: [[0, 2, 4], [1, 3]], 2: [[0], [1]]}
 
 
-@exercise("3.12", "virtual gloo")
+@exercise("3.12", "virtual gloo", asserts="two-level in-place same-bits cost alone")
 def test_two_levels_send_little_between_nodes(impl, run, seed, cases):
     """Sums in the nodes, then between their first ranks only, then hands the sum out."""
     for world_size in cases(3, 5, 2):
@@ -247,7 +310,7 @@ def test_two_levels_send_little_between_nodes(impl, run, seed, cases):
             bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(600))])
             bucket.buffer.fill_(ctx.rank + 1.0)
             with ctx.region("one bucket"):
-                hook(bucket).wait()
+                complete(hook(bucket))
             return means, bucket.buffer[::599].tolist()
 
         results = run(body, world_size)
@@ -271,30 +334,45 @@ def test_two_levels_send_little_between_nodes(impl, run, seed, cases):
                 )
 
 
-@exercise("3.12", "virtual")
+@exercise("3.12", "virtual", asserts="begins several resources cost life")
 def test_hooks_begin_and_dont_wait(impl, run):
-    """A hook returns while its bucket is on the way; only wait() takes the time of the wire."""
+    """A hook returns while its bucket is on the way; two buckets travel; a copy is freed again."""
+    size = 100_000
 
     def body(ctx):
         took = []
         group = dist.new_group([0, 1])
         hooks = (impl.bf16_compress, impl.two_level(group, dist.new_group([0])))
+        make = impl.module("buckets").Bucket
         for hook in hooks:
-            bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.ones(100_000))])
-            bucket.buffer.fill_(1.0)
+            buckets = [make(k, [nn.Parameter(torch.ones(size - k))]) for k in range(2)]
+            for k, bucket in enumerate(buckets):
+                bucket.buffer.fill_(1.0 + 2 * k)
             dist.barrier()
-            begun = time.perf_counter()
-            handle = hook(bucket)
-            returned = time.perf_counter()
-            handle.wait()
-            took.append([returned - begun, time.perf_counter() - begun, float(bucket.buffer.sum())])
+            with PeakMemory() as memory:
+                begun = time.perf_counter()
+                with ctx.region(f"begun {len(took)}"):
+                    handles = [hook(bucket) for bucket in buckets]
+                returned = time.perf_counter()
+                for handle in handles:
+                    complete(handle)
+                waited = time.perf_counter()
+                del handles, handle
+                held = memory.current, memory.peak
+            ends = [bucket.buffer[::99_997].tolist() for bucket in buckets]
+            took.append([returned - begun, waited - begun, ends, *held])
         return took
 
-    for rank, took in enumerate(run(body, 2)):
-        for name, (returned, waited, total) in zip(
-            ("bf16_compress", "two_level"), took, strict=True
-        ):
-            expect_equal(total, 200_000.0, what=f"{name}: the sum", rank=rank)
+    results = run(body, 2)
+    for rank, took in enumerate(results):
+        for k, (returned, waited, ends, left, peak) in enumerate(took):
+            name = ("bf16_compress", "two_level")[k]
+            if results.logs[rank].select(region=f"begun {k}").messages < 2:
+                said = f"{name} of two buckets returns before it has begun two messages: the first "
+                fail(f"{said}step begins in the call, not in wait()", cause="late", rank=rank)
+            want = [[2.0, 2.0], [6.0, 6.0]]
+            what = f"{name}: the sums of two buckets on their way at the same time"
+            expect_equal(ends, want, what=what, rank=rank)
             if returned > 0.1 * waited:
                 fail(
                     f"{name} returns after {returned * 1e3:.2f} of {waited * 1e3:.2f} ms: it "
@@ -302,27 +380,48 @@ def test_hooks_begin_and_dont_wait(impl, run):
                     cause="hook-waits",
                     rank=rank,
                 )
+            if left > 1000 or peak > 2 * 2 * size + 1000:
+                fail(
+                    f"{name} holds {left:,} B after wait(), and {peak:,} B at most for two buckets "
+                    f"of {4 * size:,} B: a copy in 16 bits, until it has arrived",
+                    cause="copies",
+                    rank=rank,
+                )
 
 
-@exercise("3.12", "virtual")
+@exercise("3.12", "virtual", asserts="sum two-level group alone")
 def test_hooks_work_in_a_group(impl, run, seed):
-    """bf16_compress in a group that is not the whole world."""
+    """Two groups of four ranks sum at the same time; one rank's infinity is everybody's."""
+    groups = [1, 3], [0, 2]
 
     def body(ctx):
-        group = dist.new_group([1, 2])
-        if ctx.rank == 0:
-            return None
-        bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(4))])
-        bucket.buffer.fill_(float(ctx.rank))
-        functools.partial(impl.bf16_compress, group=group)(bucket).wait()
-        return bucket.buffer.tolist()
+        made = [dist.new_group(members) for members in groups]
+        k = int(ctx.rank % 2 == 0)
+        alone = [dist.new_group([rank]) for rank in range(4)][ctx.rank]
+        whole = impl.bf16_compress, impl.fp16_compress
+        hooks = [functools.partial(hook, group=made[k]) for hook in whole]
+        hooks += [impl.two_level(made[k], alone if ctx.rank < 2 else -100)]
+        hooks += [impl.two_level(alone, made[k])]
+        got = []
+        for hook in hooks:
+            bucket = impl.module("buckets").Bucket(0, [nn.Parameter(torch.zeros(3))])
+            bucket.buffer.fill_(ctx.rank + 1.0)
+            bucket.buffer[1] = float("inf") if ctx.rank == 3 else 1.0
+            complete(hook(bucket))
+            got.append(bucket.buffer.tolist())
+        return got
 
-    for rank, got in enumerate(run(body, 3)):
-        if rank:
-            expect_equal(got, [3.0] * 4, what="the sum over ranks 1 and 2", rank=rank)
+    names = "bf16_compress", "fp16_compress", "two_level in one node", "two_level, a node per rank"
+    for rank, got in enumerate(run(body, 4)):
+        members = groups[rank % 2 == 0]
+        total = float(sum(members) + 2)
+        want = [total, float("inf") if 3 in members else 2.0, total]
+        for name, values in zip(names, got, strict=True):
+            what = f"{name}: the sum over ranks {members} of 4"
+            expect_equal(values, want, what=what, rank=rank, cause="group")
 
 
-@exercise("3.12", "virtual gloo cuda")
+@exercise("3.12", "virtual gloo cuda", asserts="fp16 sum dtype")
 def test_fp16_has_more_digits_and_less_range(impl, run, cases):
     """float16: a sum to 2^-10, half of the bytes; small numbers become 0, large sums infinite."""
     numbers = [1 / 3, -2 / 3, 1.001, 3e-5, 1e-9, 5e4]
@@ -332,7 +431,7 @@ def test_fp16_has_more_digits_and_less_range(impl, run, cases):
         bucket = impl.module("buckets").Bucket(0, [parameter])
         bucket.buffer.copy_(torch.tensor(numbers))
         with ctx.region("bucket"):
-            impl.fp16_compress(bucket).wait()
+            complete(impl.fp16_compress(bucket))
         return bucket.buffer.cpu()
 
     for world_size in cases(2):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
@@ -12,68 +16,97 @@ from torch.utils.checkpoint import checkpoint
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
 from distlab.reference.workloads import digits
 
-
 # -- buffers --------------------------------------------------------------------------------------
+LARGE = 2**53 + 1  # no float64 holds it
+NAMES = [*(name for k in range(6) for name in (f"calls{k}", f"mean{k}"))]
+NAMES += ["rough", "phase", "flag"]
+LISTS = 3 + 3 + 1 + 1 + 1  # 144 B of int64, 144 B of float32, and one of three, 48 B at a time
+
+
 class Counting(nn.Module):
-    """Counts its calls in buffers of two dtypes, by rank; ``seen`` notes what it found."""
+    """Counts its calls in buffers of five dtypes, by rank; ``seen`` notes what it found."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 1)
         for k in range(6):
-            self.register_buffer(f"calls{k}", torch.zeros(3, dtype=torch.int64))
-            self.register_buffer(f"mean{k}", torch.zeros(2), persistent=k % 2 == 0)
-        self.seen: list[list[float]] = []
+            self.register_buffer(f"calls{k}", torch.full((3,), LARGE))
+            self.register_buffer(f"mean{k}", torch.zeros(2, 3).t(), persistent=k % 2 == 0)
+        self.register_buffer("rough", torch.zeros(1, dtype=torch.bfloat16))
+        self.register_buffer("phase", torch.zeros(1, dtype=torch.complex64))
+        self.quiet = nn.Module().eval()  # as a frozen norm; the first ranks' stay as they are
+        self.quiet.register_buffer("flag", torch.tensor(False))
+        self.seen: list[list[list[float]]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rank = dist.get_rank()
-        self.seen.append([float(b.sum()) for b in self.buffers()])
-        for b in self.buffers():
+        self.seen.append([b.flatten().tolist() for b in self.buffers()])
+        self.rough = self.rough + (rank + 1)  # another tensor, as some modules do
+        for b in [*self.buffers()][:-3]:
             b += rank + 1
+        self.quiet.flag |= rank > 1
+        self.phase += 1j * (rank > 1)
         return self.layer(x)
 
 
-@exercise("3.11", "virtual")
+def counted(calls: int, members: Sequence[int]) -> list[list[float]]:
+    """What the first rank has counted."""
+    more = calls * (members[0] + 1)
+    return [[LARGE + more] * 3, [more] * 6] * 6 + [[more], [0j], [False]]
+
+
+@exercise("3.11", "virtual", asserts="buffers buffers-cost training-mode dtype layout group")
 def test_training_forward_reads_the_first_ranks_buffers(impl, run):
-    """Before each forward, in two messages for two dtypes; not in evaluation, nor in no_sync."""
+    """Before each forward, few messages for each dtype; not in evaluation, nor in no_sync."""
+    groups = [1, 3], [0, 2]
 
     def body(ctx):
+        group = [dist.new_group(members) for members in groups][ctx.rank % 2 == 0]
         model = Counting()
-        wrapped = impl.DDP(model)
-        for _ in range(3):
+        wrapped = impl.DDP(model, group=group, bucket_bytes=48, first_bucket_bytes=16)
+        for step in range(3):
+            wrapped.training = step > 0  # the wrapper's own mode does not count
             with ctx.region("training"):
                 loss = wrapped(torch.ones(2, 2)).sum()
             loss.backward()
         trained = model.seen[:]
-        wrapped.eval()
+        model.eval()
         with ctx.region("alone"), torch.no_grad():
-            for _ in range(1 + ctx.rank):  # ranks have different numbers of batches
-                wrapped(torch.ones(2, 2))
-        wrapped.train()
+            wrapped(torch.ones(2, 2))
+        model.train()
         with ctx.region("alone"), wrapped.no_sync():
             wrapped(torch.ones(2, 2)).sum().backward()
         wrapped(torch.ones(2, 2)).sum().backward()
+        plain = impl.DDP(nn.Linear(2, 1), group=group)
+        with ctx.region("alone"):
+            plain(torch.ones(2, 2))
         return trained, model.seen[-1]
 
-    results = run(body, 3)
-    alone = [[3.0 * calls, 2.0 * calls] * 6 for calls in (0, 1, 2, 5)]  # what rank 0 has counted
+    results = run(body, 4)
     for rank, (trained, last) in enumerate(results):
-        what = "buffers that forward finds"
-        expect_equal(trained, results[0][0], what=what, rank=rank, cause="buffers-differ")
-        expect_equal(last, results[0][1], what=what, rank=rank, cause="buffers-differ")
-        what = "buffers that forward finds: the first rank's own, not a mean over the ranks"
-        expect_equal([*trained, last], alone, what=what, rank=rank, cause="buffers-mixed")
+        members = groups[rank % 2 == 0]
+        first = results[members[0]]
+        found, firsts = [*trained, last], [*first[0], first[1]]
+        alone = [counted(k, members) for k in (0, 1, 2, 5)]
+        for call, one, its, right in zip((1, 2, 3, 6), found, firsts, alone, strict=True):
+            for name, *values in zip(NAMES, one, its, right, strict=True):
+                what = f"{name} that forward {call} finds: "
+                said = f"{what}that of the group's first rank"
+                expect_equal(values[0], values[1], what=said, rank=rank, cause="buffers-differ")
+                said = f"{what}what the first rank had counted"
+                expect_equal(values[0], values[2], what=said, rank=rank, cause="buffers-mixed")
         log = results.logs[rank]
         if log.select(region="alone").events:
             fail(
-                f"rank {rank} communicates in evaluation or inside no_sync",
+                f"rank {rank} communicates in evaluation, inside no_sync or without buffers",
                 rank=rank,
                 cause="sends-alone",
             )
-        if log.select(region="training").messages > 3 * 2:
+        sent = log.select(region="training").messages
+        if sent > 3 * LISTS:
             fail(
-                f"rank {rank} issued {log.select(region='training').messages} messages before 3 "
-                "forwards for buffers of two dtypes: join them",
+                f"rank {rank} issued {sent} messages before 3 forwards, expected {3 * LISTS}: one "
+                "for each bucket_bytes of a dtype",
                 rank=rank,
                 cause="too-many-messages",
             )
@@ -93,10 +126,11 @@ class Checkpointed(nn.Module):
         self.order = (self.one, self.two, self.one if shared else self.three)
         self.double()
 
-    def forward(self, x: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+    def forward(self, x: torch.Tensor) -> Mapping[str, tuple[list[torch.Tensor]]]:
         for layer in self.order:
             x = torch.tanh(checkpoint(layer, x, use_reentrant=True))
-        return {"outputs": [x]}
+        outputs = {"first": x + 1, "outputs": ([x],), "last": 2 * x}
+        return MappingProxyType(outputs)  # a mapping that is no dictionary
 
 
 def checkpointed(shared: bool) -> Checkpointed:
@@ -110,7 +144,7 @@ def samples(seed: int, rank: int) -> torch.Tensor:
     return torch.randn(5, 4, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-@exercise("3.11", "virtual")
+@exercise("3.11", "virtual", asserts="outermost cost")
 def test_checkpoints_reduce_once(impl, run, seed):
     """Reentrant checkpoints run backward inside backward: the end of the first is not the end."""
 
@@ -119,7 +153,8 @@ def test_checkpoints_reduce_once(impl, run, seed):
         wrapped = impl.DDP(model, bucket_bytes=100, first_bucket_bytes=100)
         for step in range(2):
             wrapped.zero_grad()
-            outputs = wrapped(x)["outputs"][0]
+            with wrapped.no_sync() if step else contextlib.nullcontext():  # for forward alone
+                outputs = wrapped(x)["outputs"][0][0]
             with ctx.region(f"step {step}"):
                 outputs.square().sum().backward()
         return gradients(model)
@@ -127,7 +162,7 @@ def test_checkpoints_reduce_once(impl, run, seed):
     parts = []
     for rank in range(2):
         alone = checkpointed(shared=False)
-        alone(samples(seed, rank))["outputs"][0].square().sum().backward()
+        alone(samples(seed, rank))["outputs"][0][0].square().sum().backward()
         parts.append(gradients(alone))
     results = run(body, 2)
     for rank, got in enumerate(results):
@@ -147,34 +182,41 @@ def test_checkpoints_reduce_once(impl, run, seed):
             )
 
 
-@exercise("3.11", "virtual")
-def test_a_gradient_that_is_complete_twice_is_an_error(impl, run, seed):
-    """A layer in two reentrant checkpoints: RuntimeError on every rank, and abort() cleans up."""
+@exercise("3.11", "virtual", asserts="twice refusals alone told")
+def test_a_gradient_that_is_complete_twice_is_an_error(impl, run, cases):
+    """A layer in two reentrant checkpoints, on all ranks or on one: RuntimeError there."""
+    for sharing in cases([0, 1], [1]):
 
-    def body(ctx):
-        wrapped = impl.DDP(checkpointed(shared=True), bucket_bytes=100, first_bucket_bytes=100)
-        said = []
-        for _ in range(2):
-            try:
-                wrapped(torch.ones(2, 4).double().requires_grad_())["outputs"][0].sum().backward()
-                said.append("nothing")
-            except RuntimeError as error:
-                said.append(str(error))
-            wrapped.abort()
-        return said
+        def body(ctx):
+            sizes = {"bucket_bytes": 100, "first_bucket_bytes": 100}
+            model = checkpointed(shared=True)
+            wrapped = impl.DDP(model, agree=True, **sizes)
+            if ctx.rank not in sharing:
+                model.order = (model.one, model.two, model.three)
+            said = []
+            for _ in range(2):
+                outputs = wrapped(torch.ones(2, 4).double().requires_grad_())["outputs"][0][0]
+                try:
+                    outputs.sum().backward()
+                    said.append("nothing")
+                except impl.StepAborted:
+                    said.append("StepAborted")
+                except RuntimeError:
+                    said.append("RuntimeError")
+                if ctx.rank in sharing:
+                    wrapped.abort()
+            return said
 
-    for rank, said in enumerate(run(body, 2)):
-        for sentence in said:
-            if sentence == "nothing":
+        for rank, said in enumerate(run(body, 2)):
+            want = "RuntimeError" if rank in sharing else "StepAborted"
+            for each in said:
+                if each == want:
+                    continue
                 fail(
-                    "a parameter's gradient was complete twice in one backward, after its bucket "
-                    "may have left: expected RuntimeError",
-                    cause="twice-accepted",
+                    f"rank {rank} raised {each}, expected {want}: on rank {sharing[-1]} a "
+                    "gradient was complete twice in one backward, after its bucket may have left",
+                    cause="twice-accepted" if rank in sharing else "failure-not-told",
                     rank=rank,
-                )
-            if "shape" not in sentence and "parameter" not in sentence:
-                fail(
-                    f"the error does not name the parameter: {sentence}", cause="unclear", rank=rank
                 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import torch
@@ -24,22 +23,24 @@ class Breaks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        raise KeyError("the second layer broke, as asked for")
+        raise KeyError("a layer broke, as asked for")
 
 
 class Fragile(nn.Module):
-    """Four layers with a counter; the backward of the second can break."""
+    """Four layers with a counter; backward can break behind a layer, or behind the input."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
         self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
 
-    def forward(self, x: torch.Tensor, breaks: bool = False) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, breaks: int | None = None) -> torch.Tensor:
         self.calls += 1
+        if breaks == -1:  # every gradient of a parameter comes before
+            x = Breaks.apply(x.requires_grad_())
         for k, layer in enumerate(self.layers):
             x = torch.tanh(layer(x))
-            if breaks and k == 1:
+            if breaks == k:
                 x = Breaks.apply(x)
         return x
 
@@ -72,13 +73,11 @@ def trained_alone(seed: int, ranks: Sequence[int], left_out: set[int]) -> list[t
     return [p.detach() for p in model.parameters()]
 
 
-def train(
-    ctx, impl, seed: int, failing: dict[int, set[int]], *, agree: bool, call_abort=False, group=None
-):
-    """Train; ``failing``: ranks that fail by step.
+def train(ctx, impl, seed: int, failing: dict[int, set[int]], *, agree: bool, breaks=1, group=None):
+    """Train; ``failing``: ranks that fail by step. ``breaks``: behind which layer, None: abort().
 
-    Returns for each step what happened and the text of StepAborted, then the weights and the number
-    of operations in flight at the end.
+    Returns for each step what happened and the rank that StepAborted names, then the weights and
+    the number of operations in flight at the end.
     """
     size = WIDTH * WIDTH * 8
     sizes = {"bucket_bytes": size, "first_bucket_bytes": size}
@@ -88,64 +87,78 @@ def train(
     for step in range(STEPS):
         optimizer.zero_grad()
         fails = ctx.rank in failing.get(step, ())
-        loss = wrapped(inputs(seed, ctx.rank, step), breaks=fails).square().mean()
+        x = inputs(seed, ctx.rank, step)
+        loss = wrapped(x, breaks=breaks if fails else None).square().mean()
         try:
-            if fails and call_abort:
+            if fails and breaks is None:
                 wrapped.abort()
-                said.append(("gave up", ""))
+                said.append(("gave up", None))
                 continue
             loss.backward()
         except KeyError:
-            said.append(("broke", ""))
+            said.append(("broke", None))
             continue
         except impl.StepAborted as error:
             left = any(p.grad is not None for p in wrapped.parameters())
-            said.append(("told, gradients left" if left else "told", str(error)))
+            named = getattr(error, "rank", None)
+            said.append(("told, gradients left" if left else "told", named))
             continue
         if any(p.grad is None for p in wrapped.parameters()):
-            said.append(("None", ""))
+            said.append(("None", None))
             continue
-        if any(bool(p.grad.isnan().any()) for p in wrapped.parameters()):
-            said.append(("NaN", ""))  # what a loss scaler would look for
+        nan = [bool(p.grad.isnan().all()) for p in wrapped.parameters()]
+        if any(nan):
+            said.append((f"NaN {nan.count(True)}", None))  # what a loss scaler would look for
             continue
         optimizer.step()
-        said.append(("done", ""))
+        said.append(("done", None))
     flying = sum(e.end is None for e in ctx.ledger.events)
     return said, [p.detach().clone() for p in wrapped.parameters()], flying
 
 
 MEANS = {
     "done": "backward returned with gradients",
-    "NaN": "backward returned with NaN in the gradients",
+    "NaN 1": "backward returned with NaN in all of the first layer's gradient",
+    "NaN 2": "backward returned with NaN in all of the first two layers' gradients",
+    "NaN 3": "backward returned with NaN in all of the first three layers' gradients",
+    "NaN 4": "backward returned with NaN in all gradients",
     "None": "backward returned, and there are parameters without a gradient",
-    "told nobody": "backward raised StepAborted, which names no rank (of the group) that gave up",
-    "told": "backward raised StepAborted, which names a rank that gave up; no gradients are left",
+    "told nobody": "backward raised StepAborted, whose rank is none (of the group) that gave up",
+    "told": "backward raised StepAborted, whose rank is one that gave up; no gradients are left",
     "told, gradients left": "backward raised StepAborted, gradients are left",
     "broke": "backward raised what the layer raised",
     "gave up": "abort() returned",
 }
 
 
-def happened(seen: tuple[str, str], failed: set[int], members: list[int]) -> str:
-    """A key of MEANS; the text of StepAborted has to name a rank of the group that failed."""
-    what, text = seen
-    numbers = {str(members.index(rank)) for rank in failed}
-    if what == "told" and numbers and not numbers & {*re.findall(r"\d+", text)}:
+def happened(seen: tuple[str, int | None], failed: set[int], members: Sequence[int]) -> str:
+    """A key of MEANS; the rank of StepAborted has to be one of the group that failed."""
+    what, named = seen
+    if what == "told" and failed and named not in {members.index(rank) for rank in failed}:
         return "told nobody"
     return what
 
 
-def check_steps(results, seed: int, failing: dict[int, set[int]], others: str, own: str) -> None:
-    trained = {rank: each for rank, each in enumerate(results) if each is not None}
-    want = trained_alone(seed, list(trained), set(failing))
+def check_steps(
+    results,
+    seed: int,
+    failing: dict[int, set[int]],
+    others: str,
+    own: str,
+    members: Sequence[int] = (0, 1, 2),
+) -> None:
+    trained = {rank: results[rank] for rank in members}
+    want = trained_alone(seed, members, set(failing))
     for rank, (said, got, flying) in trained.items():
         for step in range(STEPS):
             who = failing.get(step, set())
             expected = "done" if not who else own if rank in who else others
-            seen = happened(said[step], who, list(trained))
+            seen = happened(said[step], who, members)
             if seen != expected:
                 ranks = (
-                    f"rank {', '.join(map(str, sorted(who)))} failed" if who else "nobody failed"
+                    f"rank {', '.join(map(str, sorted(who)))} failed"
+                    if who
+                    else "nobody of the group failed"
                 )
                 fail(
                     f"step {step}, {ranks}. Expected on rank {rank}: {MEANS[expected]}. "
@@ -167,72 +180,126 @@ def check_steps(results, seed: int, failing: dict[int, set[int]], others: str, o
             )
 
 
-@exercise("3.11", "virtual gloo cuda")
+@exercise("3.11", "virtual gloo cuda", asserts="told gives-up life alone refusals")
 def test_a_failed_step_is_left_out_on_all_ranks(impl, run, seed, cases):
     """Backward raises on one rank, on two, on all: the others are told; the next step is right."""
-    for failing in cases({0: {1}, 2: {0, 2}, 3: {0, 1, 2}}, {1: {2}, 2: {2}}):
+    for breaks, failing in cases(
+        (1, {0: {1}, 2: {0, 2}, 3: {0, 1, 2}}), (1, {1: {2}, 2: {2}}), (-1, {0: {2}, 3: {0}})
+    ):
 
         def body(ctx):
-            return train(ctx, impl, seed, failing, agree=True)
+            return train(ctx, impl, seed, failing, agree=True, breaks=breaks)
 
         check_steps(run(body, 3), seed, failing, others="told", own="broke")
 
 
-@exercise("3.11", "virtual")
+@exercise("3.11", "virtual", asserts="told gives-up group")
 def test_a_step_fails_in_a_group(impl, run, seed):
-    """Ranks 1 and 2 of three train and agree among themselves; the buffers are rank 1's."""
-    failing = {2: {2}}
+    """Ranks 1 and 3 of four agree among themselves, while 0 and 2 train and fail by themselves."""
+    groups = {(1, 3): {2: {3}}, (0, 2): {0: {0}, 2: {0, 2}}}
 
     def body(ctx):
-        group = dist.new_group([1, 2])
-        return train(ctx, impl, seed, failing, agree=True, group=group) if ctx.rank else None
+        made = [dist.new_group(list(members)) for members in groups]
+        odd = ctx.rank % 2 == 1
+        failing = groups[(1, 3) if odd else (0, 2)]
+        return train(ctx, impl, seed, failing, agree=True, group=made[not odd])
 
-    check_steps(run(body, 3), seed, failing, others="told", own="broke")
+    results = run(body, 4)
+    for members, failing in groups.items():
+        check_steps(results, seed, failing, others="told", own="broke", members=members)
 
 
-@exercise("3.11", "virtual")
+@exercise("3.11", "virtual", asserts="told gives-up")
 def test_a_rank_gives_up_without_backward(impl, run, seed):
     """abort() instead of backward: the others are told, at the first step and later."""
     failing = {0: {1}, 3: {0, 2}}
 
     def body(ctx):
-        return train(ctx, impl, seed, failing, agree=True, call_abort=True)
+        return train(ctx, impl, seed, failing, agree=True, breaks=None)
 
     check_steps(run(body, 3), seed, failing, others="told", own="gave up")
 
 
-@exercise("3.11", "virtual")
+@exercise("3.11", "virtual", asserts="nan-unagreed gives-up alone")
 def test_without_agreement_the_others_find_nan(impl, run, seed):
     """With agree=False nobody hangs: what had not come is NaN, and the next step is right."""
     failing = {1: {1}, 3: {0, 1, 2}}
+    for breaks, others, own in ((1, "NaN 2", "broke"), (None, "NaN 4", "gave up")):
+
+        def body(ctx):
+            return train(ctx, impl, seed, failing, agree=False, breaks=breaks)
+
+        check_steps(run(body, 3), seed, failing, others=others, own=own)
+
+
+@exercise("3.11", "virtual", asserts="nan-unagreed mean")
+def test_a_late_failure_leaves_the_others_the_mean(impl, run, seed):
+    """With agree=False, and all gradients there when backward raises: the others have the mean."""
 
     def body(ctx):
-        return train(ctx, impl, seed, failing, agree=False)
+        wrapped = impl.DDP(fragile())
+        got = []
+        for step in range(2):
+            wrapped.zero_grad()
+            x, breaks = inputs(seed, ctx.rank, step), -1 if ctx.rank == step == 1 else None
+            try:
+                wrapped(x, breaks=breaks).sum().backward()
+            except KeyError:
+                wrapped.abort()
+            got.append([None if p.grad is None else p.grad.clone() for p in wrapped.parameters()])
+        return got
 
-    check_steps(run(body, 3), seed, failing, others="NaN", own="broke")
+    for rank, got in enumerate(run(body, 2)):
+        for step in range(2):
+            if rank == step == 1:
+                continue
+            alone = fragile()
+            for other in range(2):
+                (alone(inputs(seed, other, step)).sum() / 2).backward()
+            for k, (value, p) in enumerate(zip(got[step], alone.parameters(), strict=True)):
+                what = f"layer {k}, step {step}; rank 1 failed in step 1 after its last gradient"
+                expect_close(value, p.grad, what=what, rank=rank, rtol=1e-9, atol=1e-11)
 
 
-@exercise("3.11", "virtual")
-def test_abort_leaves_no_gradient(impl, run, seed):
-    """After abort() this rank has no gradients, and what it had accumulated is gone."""
+@exercise("3.11", "virtual", asserts="gives-up nan-unagreed life")
+def test_abort_leaves_no_gradient(impl, run, seed, cases):
+    """What a rank has accumulated is gone after abort(); the others don't take it for a mean."""
+    size = WIDTH * WIDTH * 8
+    for agree, breaks in cases((False, None), (True, None), (False, 1)):
 
-    def body(ctx):
-        wrapped = impl.DDP(fragile(), agree=True)
-        with wrapped.no_sync():
-            wrapped(inputs(seed, ctx.rank, 0)).sum().backward()
-        wrapped(inputs(seed, ctx.rank, 1))
-        wrapped.abort()
-        left = [p.grad is not None for p in wrapped.parameters()]
-        wrapped(inputs(seed, ctx.rank, 2)).sum().backward()
-        return any(left), [p.grad.clone() for p in wrapped.parameters()]
+        def body(ctx):
+            sizes = {"bucket_bytes": size, "first_bucket_bytes": size}
+            wrapped = impl.DDP(fragile(), agree=agree, **sizes)
+            with wrapped.no_sync():
+                wrapped(inputs(seed, ctx.rank, 0)).sum().backward()
+            loss = wrapped(inputs(seed, ctx.rank, 1), breaks=None if ctx.rank else breaks).sum()
+            try:
+                if ctx.rank or breaks is not None:
+                    loss.backward()
+            except (KeyError, impl.StepAborted):
+                pass
+            if ctx.rank == 0:
+                wrapped.abort()
+            left = [
+                "None" if p.grad is None else "NaN" if bool(p.grad.isnan().all()) else "numbers"
+                for p in wrapped.parameters()
+            ]
+            wrapped.zero_grad()
+            wrapped(inputs(seed, ctx.rank, 2)).sum().backward()
+            return left, [p.grad.clone() for p in wrapped.parameters()]
 
-    results = run(body, 2)
-    alone = fragile()
-    for rank in range(2):
-        (alone(inputs(seed, rank, 2)).sum() / 2).backward()
-    for rank, (left, got) in enumerate(results):
-        expect_equal(left, False, what="gradients after abort()", rank=rank, cause="gradient-left")
-        for value, p in zip(got, alone.parameters(), strict=True):
-            expect_close(
-                value, p.grad, what="the step after abort()", rank=rank, rtol=1e-9, atol=1e-11
-            )
+        results = run(body, 2)
+        alone = fragile()
+        for rank in range(2):
+            (alone(inputs(seed, rank, 2)).sum() / 2).backward()
+        had = 0 if breaks is None else LAYERS - 1 - breaks  # gradients that came before the end
+        told = ["None"] * LAYERS if agree else ["NaN"] * (LAYERS - had) + ["numbers"] * had
+        for rank, (left, got) in enumerate(results):
+            want = told if rank else ["None"] * LAYERS
+            what = f"agree={agree}: gradients of {LAYERS} layers after rank 0, which had "
+            what += "accumulated some, has called abort()"
+            cause = "failure-not-told" if rank else "gradient-left"
+            expect_equal(left, want, what=what, rank=rank, cause=cause)
+            for value, p in zip(got, alone.parameters(), strict=True):
+                what = "the step after abort()"
+                expect_close(value, p.grad, what=what, rank=rank, rtol=1e-9, atol=1e-11)

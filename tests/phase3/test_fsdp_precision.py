@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
+import torch.distributed as dist
 from torch import nn
 
 from distlab.grading import (
@@ -33,6 +34,7 @@ from tests.phase3.fsdp_models import (
     use_of_freed_is_told,
     values_of,
 )
+from tests.phase3.raised import reworded
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -45,8 +47,14 @@ def wrapped(impl, seed: int, device, reduce_dtype=FP32, prefetch: bool = False):
     return wrapper(inner, inner.units(), flat_type=flat_type), inner
 
 
-@exercise("3.17", "virtual gloo cuda")
+@exercise("3.17", "virtual gloo cuda", asserts="compute-dtype shard-dtype dtype")
 @use_of_freed_is_told()
+@reworded(
+    "same dtype",
+    "a module computes with parameters and inputs of two dtypes: every floating-point parameter "
+    "is gathered in compute_dtype, frozen ones too",
+    "dtype",
+)
 def test_every_tensor_has_its_dtype(impl, run, seed):
     """Parameters in use bfloat16; shards, gradients and the optimizer's state float32."""
 
@@ -69,37 +77,179 @@ def test_every_tensor_has_its_dtype(impl, run, seed):
             expect_equal(dtypes, want, what=f"dtype of {what}", rank=rank, cause="dtype")
 
 
+GROUPS = ((1, 3), (0, 2, 4))  # the second does other things meanwhile
+# of the parameters, of what computes, of the sum
+DTYPES = (
+    ("float32", "bfloat16", "float32"),
+    ("float32", "bfloat16", "bfloat16"),
+    ("float64", "float16", "float32"),
+    ("bfloat16", "float32", "bfloat16"),
+    ("float64", "float32", "float64"),
+    ("float32", "float32", "float64"),
+    ("float64", "float64", "bfloat16"),
+    ("float32", "bfloat16", "float16"),
+)
+EPSILON = {"float64": 1e-15, "float32": 1e-7, "bfloat16": 2.0**-8}
+
+
+def gradient_of(seed: int, rank: int, which: int) -> torch.Tensor:
+    """Whole numbers, so that sums are exact; the first of the one group needs more than 8 bits."""
+    generator = torch.Generator().manual_seed(seed * 10 + rank)
+    gradient = torch.randint(-60, 60, (2, 4), generator=generator).double()
+    if which == 0:
+        gradient[0, 0] = 256.0 if rank == 1 else 1.0
+    return gradient
+
+
+def values_in(seed: int, which: int, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A transposed matrix and a vector; its first number shows it if it is rounded twice."""
+    generator = torch.Generator().manual_seed(seed + which)
+    matrix = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    vector = torch.randn(3 + which, generator=generator, dtype=torch.float64)
+    vector[0] = 1 + 2.0**-8 + 2.0**-20  # by way of float16 to bfloat16: 1
+    return matrix.to(getattr(torch, dtype)).t(), vector.to(getattr(torch, dtype))
+
+
+@exercise(
+    "3.17",
+    "virtual gloo",
+    asserts="shard-dtype compute-dtype summed converted-then-divided rounded-before "
+    "frozen-too message-dtype group dtype layout parameters alone life",
+)
+def test_vectors_of_every_dtype(impl, run, seed):
+    """Own, computing and reducing dtypes: what is gathered, what travels, and the mean; twice."""
+
+    def one(ctx, group, which, own, compute, reduce):
+        module = nn.Module()
+        matrix, vector = map(nn.Parameter, values_in(seed, which, own))
+        places = {matrix: [(module, "matrix", "matrix")], vector: [(module, "vector", "vector")]}
+        dtypes = {"compute_dtype": getattr(torch, compute), "reduce_dtype": getattr(torch, reduce)}
+        still = nn.Parameter(values_in(seed, which, own)[1], requires_grad=False)
+        frozen = impl.MixedPrecisionFlat(
+            {still: [(module, "still", "still")]}, group, ctx.device, **dtypes
+        )
+        flat = impl.MixedPrecisionFlat(places, group, ctx.device, **dtypes)
+        with ctx.region(f"{own} {compute} {reduce}"):
+            for each in (frozen, flat):
+                each.start_gather()
+                each.finish_gather()
+            seen = [getattr(module, n).detach().clone() for n in ("matrix", "vector", "still")]
+            grads = []
+            for _ in range(2):
+                gradient = gradient_of(seed, ctx.rank, which).to(flat.leaves[0].dtype)
+                flat.leaves[0].grad = None if ctx.rank == 3 else gradient
+                flat.leaves[1].grad = torch.ones_like(flat.leaves[1])
+                flat.start_reduce()
+                flat.finish_reduce()
+                grads.append(None if flat.shard.grad is None else flat.shard.grad.clone())
+        return flat.shard.detach().clone(), seen, grads
+
+    def body(ctx):
+        groups = [dist.new_group(list(ranks)) for ranks in GROUPS]
+        which = int(ctx.rank in GROUPS[1])
+        return [one(ctx, groups[which], which, *names) for names in DTYPES]
+
+    results = run(body, 5)
+    for rank, every in enumerate(results):
+        for names, got in zip(DTYPES, every, strict=True):
+            log = results.logs[rank].select(region=" ".join(names))
+            judge_vector(got, seed, names, rank)
+            messages = [(e.op, e.dtype) for e in log.events]
+            want = [("all_gather", names[1])] * 2 + [("reduce_scatter", names[2])] * 2
+            what = f"messages of {names[0]} parameters, {names[1]} computing, {names[2]} reduced"
+            expect_equal(messages, want, what=what, rank=rank, cause="message-dtype")
+
+
+def judge_vector(got, seed: int, names: tuple[str, str, str], rank: int) -> None:
+    own, compute, reduce = names
+    which = int(rank in GROUPS[1])
+    ranks = GROUPS[which]
+    shard, seen, grads = got
+    where = f"{own} parameters, {compute} computing, reduced in {reduce}, ranks {ranks}"
+    matrix, vector = values_in(seed, which, own)
+    flat = torch.cat([matrix.flatten(), vector])
+    chunk = -(-len(flat) // len(ranks))
+    mine = slice(ranks.index(rank) * chunk, (ranks.index(rank) + 1) * chunk)
+    exact = {"rank": rank, "rtol": 0.0, "atol": 0.0}
+    expect_equal(str(shard.dtype), f"torch.{own}", what=f"{where}: shard", rank=rank, cause="dtype")
+    expect_close(shard, flat[mine], what=f"{where}: shard", **exact)
+    for value, want in zip(seen, (matrix, vector, vector), strict=True):
+        kind, right = str(value.dtype), f"torch.{compute}"
+        expect_equal(kind, right, what=f"{where}: gathered", rank=rank, cause="dtype")
+        expect_close(value, want.to(value.dtype), what=f"{where}: gathered", **exact)
+    parts = [gradient_of(seed, each, which) * (each != 3) for each in ranks]
+    parts = [torch.cat([p.flatten(), torch.ones(len(vector)).double()])[mine] for p in parts]
+    for times, gradient in enumerate(grads, 1):
+        what = f"{where}: gradient after {times} reductions"
+        if gradient is None:
+            fail(f"{what}: there is none", cause="missing", rank=rank)
+        kind = str(gradient.dtype)
+        expect_equal(kind, f"torch.{own}", what=f"{what}: dtype", rank=rank, cause="dtype")
+        near = EPSILON[own] * 2 * times
+        known = {"contributions": parts} if times == 1 else {}
+        mean = torch.stack(parts).mean(0) * times
+        expect_divided_last(gradient.double(), parts, times, names, what, rank)
+        if reduce == "bfloat16" and which == 0 and mine.start == 0:  # 257 has no 16-bit sum
+            mean, gradient, known = mean[1:], gradient[1:], {}
+        expect_close(gradient.double(), mean, what=what, rank=rank, rtol=near, atol=0, **known)
+
+
+def expect_divided_last(
+    got: torch.Tensor, parts, times: int, names: tuple[str, str, str], what: str, rank: int
+) -> None:
+    """The mean was not made in another dtype, and converted to the shard's then."""
+    own, _, reduce = (getattr(torch, name) for name in names)
+    total = torch.stack(parts).sum(0)
+    right = (total.to(own) / len(parts)).double() * times
+    for kind in {reduce, torch.float32} - {own}:
+        wrong = (total.to(kind) / len(parts)).to(own).double() * times
+        if torch.equal(got, wrong) and not torch.allclose(got, right, rtol=EPSILON[names[0]]):
+            name, shards = str(kind).removeprefix("torch."), names[0]
+            text = f"{what}: the mean is made in {name} and converted then, which rounds it: "
+            text += f"convert the sum to {shards}, the shard's dtype, first, then divide"
+            fail(text, cause="divided-too-early", rank=rank)
+
+
 class Indexed(nn.Module):
-    """A frozen parameter of integers, which no 16-bit number can hold."""
+    """A frozen parameter of integers, which no 16-bit number can hold, and a complex one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 2)
         self.table = nn.Parameter(torch.tensor([257, -100_003, 2**40 + 1]), requires_grad=False)
+        self.turn = nn.Parameter(torch.tensor([1 + 257j, -4097j]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen = [str(self.table.dtype), *self.table.tolist()]
-        return self.linear(x)
+        self.seen += [str(self.turn.dtype), *self.turn.tolist()]
+        y = self.linear(x)
+        return y + (self.turn * (1 + 3j)).imag.sum() if self.turn.dtype == torch.complex64 else y
 
 
-@exercise("3.17", "virtual")
+@exercise("3.17", "virtual", asserts="integers-stay dtype parameters")
 @use_of_freed_is_told()
 def test_integers_stay(impl, run):
-    """Parameters that are not floating point keep dtype and values in forward."""
+    """Parameters that are not floating point keep dtype and values, complex gradients too."""
 
     def body(ctx):
         inner = Indexed()
         flat_type = partial(impl.MixedPrecisionFlat, compute_dtype=BF16)
         model = impl.module("fsdp").FSDP(inner, flat_type=flat_type)
         model(torch.ones(1, 3, dtype=BF16)).sum().backward()
-        return inner.seen
+        (turn,) = (s for s in model.parameters() if s.is_complex())
+        gradient = None if turn.grad is None else (str(turn.grad.dtype), turn.grad.tolist())
+        return inner.seen, gradient
 
-    for rank, seen in enumerate(run(body, 2)):
-        want = ["torch.int64", 257, -100_003, 2**40 + 1]
-        expect_equal(seen, want, what="the integers in forward", rank=rank, cause="dtype")
+    for rank, (seen, gradient) in enumerate(run(body, 2)):
+        want = ["torch.int64", 257, -100_003, 2**40 + 1, "torch.complex64", 1 + 257j, -4097j]
+        what = "integers and complex numbers in forward"
+        expect_equal(seen, want, what=what, rank=rank, cause="dtype")
+        want = ("torch.complex64", [6 + 2j])  # two elements of the loss, and one of two ranks'
+        what = "the mean gradient of the complex parameter"
+        expect_equal(gradient, want, what=what, rank=rank, cause="complex-gradient")
 
 
-@exercise("3.17", "virtual gloo")
+@exercise("3.17", "virtual gloo", asserts="compute-dtype rounded-before")
 def test_full_parameters_are_rounded_master_weights(impl, run, seed):
     """What a forward sees is the float32 parameter, rounded once."""
 
@@ -114,7 +264,7 @@ def test_full_parameters_are_rounded_master_weights(impl, run, seed):
             expect_close(value, want, what=f"{name} in forward", rank=rank, rtol=0, atol=0)
 
 
-@exercise("3.17", "virtual gloo cuda")
+@exercise("3.17", "virtual gloo cuda", asserts="summed converted-then-divided parameters")
 @use_of_freed_is_told()
 def test_gradients_are_summed_in_float32(impl, run, seed, cases):
     """The mean of the ranks' bfloat16 gradients, exact to float32: no sum is rounded to 16 bits."""
@@ -150,7 +300,7 @@ def test_gradients_are_summed_in_float32(impl, run, seed, cases):
             )
 
 
-@exercise("3.17", "virtual")
+@exercise("3.17", "virtual", asserts="shard-dtype life")
 def test_small_updates_are_not_lost(impl, run, seed):
     """Twenty updates of a thousandth add up in the master weights, and reach the forward."""
 
@@ -187,7 +337,7 @@ def test_small_updates_are_not_lost(impl, run, seed):
             )
 
 
-@exercise("3.17", "virtual")
+@exercise("3.17", "virtual", asserts="message-dtype rounded-before cost")
 @use_of_freed_is_told()
 def test_bytes_of_a_step(impl, run, seed):
     """Gathered at 2 bytes per element; reduced at 4, or at 2 if asked for."""
@@ -214,7 +364,7 @@ def test_bytes_of_a_step(impl, run, seed):
             log.sent_at_most(parts * share + 12 * (DEPTH + 1) * world_size, formula)
 
 
-@exercise("3.17", "virtual")
+@exercise("3.17", "virtual", asserts="resources compute-dtype")
 @use_of_freed_is_told()
 def test_full_parameters_take_half(impl, run, seed):
     """Live bytes in forward: the float32 shards, root and unit at 2 bytes per element."""
@@ -245,20 +395,24 @@ def test_full_parameters_take_half(impl, run, seed):
             )
 
 
-@exercise("3.17", "virtual")
+NOT_REAL = ("int8", "bool", "complex64")
+
+
+@exercise("3.17", "virtual", asserts="refused refusals")
 def test_other_dtypes_are_refused(impl, run, seed):
-    """Integers can't be computed or reduced in: ValueError."""
+    """Integers, booleans and complex numbers can't be computed or reduced in: ValueError."""
 
     def body(ctx):
         flat = lambda **wrong: partial(impl.MixedPrecisionFlat, **wrong)
         wrapper = impl.module("fsdp").FSDP
         return [
-            refusal(wrapper, net(seed), flat_type=flat(compute_dtype=torch.int8)),
-            refusal(wrapper, net(seed), flat_type=flat(reduce_dtype=torch.int32)),
+            refusal(wrapper, net(seed), flat_type=flat(**{kind: getattr(torch, name)}))
+            for kind in ("compute_dtype", "reduce_dtype")
+            for name in NOT_REAL
         ]
 
-    calls = [("computing in int8", ()), ("reducing in int32", ())]
-    expect_refused(run(body, 2), calls)
+    calls = [f"computing in {name}" for name in NOT_REAL]
+    expect_refused(run(body, 2), [*calls, *(f"reducing in {name}" for name in NOT_REAL)])
 
 
 @trace("3.17")

@@ -27,14 +27,16 @@ def check_rounds(run, impl, seed, world_size, count, every, outer, mistakes) -> 
         flags, found = [], []
         for x, y in batches(seed, ctx.rank, count):
             gradient_step(model, optimizer, (x.to(ctx.device), y.to(ctx.device)))
-            flags.append(bool(rounds.step()))
+            flags.append(rounds.step())
             if flags[-1]:
                 found.append(tensors(model))
-        flags.append(bool(rounds.finish()))
+        flags.append(rounds.finish())
         if flags[-1]:
             found.append(tensors(model))
         same = all(a is b for a, b in zip(held, model.parameters(), strict=True))
         state = [t.cpu() for t in (*rounds.common, *rounds.velocity)] if outer else []
+        if any(t.requires_grad for t in state):
+            same = "common and velocity have an autograd history"
         return flags, found, same, state
 
     results = run(body, world_size)
@@ -44,25 +46,47 @@ def check_rounds(run, impl, seed, world_size, count, every, outer, mistakes) -> 
     what = f"{kind}, {world_size} ranks, {count} steps in rounds of {every}"
     flags = [(n + 1) % every == 0 for n in range(count)] + [count % every > 0]
     first = results[0][3]
+    own = sum(p.nbytes for p in Net(seed).parameters() if p.requires_grad)
+    held = sum(t.nbytes for t in first)
+    expect_equal(held, 2 * own * bool(outer), what=f"{what}: bytes of outer state", cause="state")
     for rank, (_, _, _, state) in enumerate(results):
         if any(not torch.equal(a, b) for a, b in zip(state, first, strict=True)):
             problem = f"{what}: common and velocity differ between rank 0 and rank {rank}"
             fail(problem, cause="outer-state", rank=rank)
+    for rank, (_, got, _, _) in enumerate(results):
+        for name in got[-1] if got else ():
+            if not torch.equal(got[-1][name], results[0][1][-1][name]):
+                problem = f"{what}: {name} differs in the last bits between ranks 0 and {rank}"
+                near = torch.allclose(got[-1][name].double(), results[0][1][-1][name].double())
+                if near:
+                    fail(problem, cause="ranks-differ", rank=rank)
+    for rank, (_, got, _, _) in enumerate(results):
+        if got and not torch.equal(got[0]["frozen.weight"], Net(seed).frozen.weight):
+            said = f"{what}: a frozen parameter on rank {rank} is not rank 0's: all start from it"
+            fail(said, cause="not-shared", rank=rank)
     for rank, (got_flags, got, same, _) in enumerate(results):
         compare(got, wanted, what=what, rank=rank, mistakes=known, before=tensors(Net(seed)))
         expect_equal(got_flags, flags, what=f"{what}: what step() and finish() return", rank=rank)
         expect_equal(same, True, what=f"{what}: parameters are the same objects", rank=rank)
 
 
-@exercise("3.25", "virtual gloo cuda")
+@exercise(
+    "3.25",
+    "virtual gloo cuda",
+    asserts="rounds in-place start parameters dtype layout life mean",
+)
 def test_rounds_of_local_sgd(impl, run, seed, cases):
     """Rounds of local SGD equal their definition, the last short one too; momentum stays local."""
-    mistakes = ("round-too-long", "inner-state-averaged", "inner-state-reset")
+    mistakes = "round-too-long", "inner-state-averaged", "inner-state-reset", "statistics-of-first"
     for world_size, count, every in cases((3, 7, 3), (2, 4, 2), (4, 3, 8), (1, 3, 2), (2, 0, 3)):
         check_rounds(run, impl, seed, world_size, count, every, None, mistakes)
 
 
-@exercise("3.25", "virtual gloo cuda")
+@exercise(
+    "3.25",
+    "virtual gloo cuda",
+    asserts="outer outer-state rounds in-place same-bits resources",
+)
 def test_rounds_of_diloco(impl, run, seed, cases):
     """The outer optimizer is torch's SGD with Nesterov momentum on the mean difference."""
     mistakes = ("classic-momentum", "outer-momentum-lost", "uphill", "round-too-long")
@@ -70,7 +94,7 @@ def test_rounds_of_diloco(impl, run, seed, cases):
         check_rounds(run, impl, seed, world_size, count, every, OUTER, mistakes)
 
 
-@exercise("3.25", "virtual")
+@exercise("3.25", "virtual", asserts="rounds mean")
 def test_one_step_per_round_is_data_parallelism(impl, run, seed):
     """With H=1 and plain SGD the ranks train like one process on all their samples."""
 
@@ -93,7 +117,7 @@ def test_one_step_per_round_is_data_parallelism(impl, run, seed):
             compare([got], [wanted], what=f"H=1 on {world_size} ranks, 4 steps", rank=rank)
 
 
-@exercise("3.25", "virtual gloo")
+@exercise("3.25", "virtual gloo", asserts="round-cost cost")
 def test_bytes_of_a_round(impl, run, seed):
     """One all-reduce per round of what is trained: a factor H less than in every step."""
     steps, every = 6, 3

@@ -18,7 +18,7 @@ from distlab.observe.memory import PeakMemory
 from distlab.reference.workloads import digits
 
 
-@exercise("3.10", "virtual gloo")
+@exercise("3.10", "virtual gloo", asserts="bytes limits order-once arrived tied frozen cost")
 def test_every_byte_once_in_few_messages(impl, run):
     """2(W-1)/W of the trainable bytes per step, a message per bucket, all waited for."""
 
@@ -92,9 +92,12 @@ class Slowly(torch.autograd.Function):
 
 
 class Layers(nn.Module):
-    """Equal layers, each with a backward of ``seconds``, used in another order than registered."""
+    """Equal layers, used in another order than registered.
 
-    def __init__(self, seconds: float, registered: list[int]) -> None:
+    The k-th gradient comes ``seconds[k]`` after the one before.
+    """
+
+    def __init__(self, seconds: list[float], registered: list[int]) -> None:
         super().__init__()
         layers = {k: nn.Linear(WIDTH, WIDTH, bias=False) for k in registered}
         self.layers = nn.ModuleDict({f"layer{k}": layer for k, layer in layers.items()})
@@ -102,21 +105,21 @@ class Layers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for k in range(LAYERS):
-            x = Slowly.apply(self.layers[f"layer{k}"](x), self.seconds)
+            x = Slowly.apply(self.layers[f"layer{k}"](x), self.seconds[LAYERS - 1 - k])
         return x
 
 
 LAYER_BYTES = WIDTH * WIDTH * 4
 
 
-@exercise("3.10", "virtual gloo")
+@exercise("3.10", "virtual gloo", asserts="leaves-early first-guess first-ranks-order cost")
 def test_buckets_leave_before_the_last_gradient_exists(impl, run, cases):
     """With a bucket per layer, all but one are on their way when the first layer is reached."""
     for registered in cases([0, 1, 2, 3, 4, 5], [3, 0, 5, 1, 4, 2], [5, 4, 3, 2, 1, 0]):
 
         def body(ctx):
             moments, early = [], []
-            model = Layers(0.0, registered)
+            model = Layers([0.0] * LAYERS, registered)
             first = model.layers["layer0"].weight
             first.register_post_accumulate_grad_hook(lambda _: moments.append(time.monotonic()))
             wrapped = impl.BucketedDDP(
@@ -144,12 +147,17 @@ def test_buckets_leave_before_the_last_gradient_exists(impl, run, cases):
                 )
 
 
-@exercise("3.10", "virtual")
+@exercise("3.10", "virtual", asserts="beside leaves-early cost")
 def test_step_takes_what_the_overlap_leaves(impl, run):
     """Virtual time of backward: f_k = max(t_k, f_{k-1}) + c_k, not T + Σ c_k."""
     world = tuple(range(4))
     wire = collective_time("all_reduce", LAYER_BYTES, world, load_cluster("laptop"))
-    for registered, seconds in (([3, 0, 5, 1, 4, 2], wire), ([0, 1, 2, 3, 4, 5], wire / 3)):
+    last = [0.0] * (LAYERS - 1) + [4 * wire]  # nothing is to be waited for before it
+    for registered, seconds in (
+        ([3, 0, 5, 1, 4, 2], [wire] * LAYERS),
+        ([0, 1, 2, 3, 4, 5], [wire / 3] * LAYERS),
+        ([0, 1, 2, 3, 4, 5], last),
+    ):
 
         def body(ctx):
             model = Layers(seconds, registered)
@@ -166,12 +174,12 @@ def test_step_takes_what_the_overlap_leaves(impl, run):
 
         arrived = 0.0
         for k in range(1, LAYERS + 1):
-            arrived = max(k * seconds, arrived) + wire
-        apart = LAYERS * (seconds + wire)
+            arrived = max(sum(seconds[:k]), arrived) + wire
+        apart = sum(seconds) + LAYERS * wire
         for rank, took in enumerate(run(body, 4)):
             if took > 1.02 * arrived + 1e-5:
                 fail(
-                    f"backward takes {LAYERS * seconds * 1e3:.2f} ms and {LAYERS} buckets "
+                    f"backward takes {sum(seconds) * 1e3:.2f} ms and {LAYERS} buckets "
                     f"{wire * 1e3:.2f} ms each. Overlapped that is {arrived * 1e3:.2f} ms, one "
                     f"after the other {apart * 1e3:.2f} ms; the step took {took * 1e3:.2f} ms",
                     cause="no-overlap" if took > 0.98 * apart else "late-buckets",
@@ -190,7 +198,7 @@ class Recorded:
         self.work.wait()
 
 
-@exercise("3.10", "virtual")
+@exercise("3.10", "virtual", asserts="order-of-buckets hook")
 def test_hook_reduces_every_bucket_in_order(impl, run):
     """The registered hook gets each bucket once, in order; its handles are waited for in order."""
 
@@ -200,16 +208,12 @@ def test_hook_reduces_every_bucket_in_order(impl, run):
         wrapped(torch.ones(2, 8)).sum().backward()
         begun, waited, marks = [], [], []
 
-        def hook(bucket):  # marks the buffer on its way back: is that what p.grad holds?
+        def hook(bucket):
             begun.append(int(bucket.index))
             work = dist.all_reduce(bucket.buffer, async_op=True)
+            return Recorded(work, lambda: waited.append(int(bucket.index)))
 
-            def arrived():
-                waited.append(begun[len(waited)])
-
-            return Recorded(work, arrived)
-
-        def silent(bucket):  # complete when it returns
+        def silent(bucket):  # complete when it returns; marks what p.grad should hold
             bucket.buffer.fill_(bucket.index + 1.0)
 
         wrapped.register_comm_hook(hook)
@@ -253,7 +257,7 @@ def test_hook_reduces_every_bucket_in_order(impl, run):
         )
 
 
-@exercise("3.10", "gloo")
+@exercise("3.10", "gloo", asserts="one-copy resources")
 def test_gradients_and_buckets_are_one_copy(impl, run):
     """After a step N bytes are alive for N bytes of gradients, buckets and all."""
     need = 6 * 256 * 256 * 4

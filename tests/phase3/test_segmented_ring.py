@@ -7,8 +7,7 @@ import math
 
 import torch
 
-from distlab.grading import exercise, fail, trace
-from distlab.observe.memory import PeakMemory
+from distlab.grading import exercise, expect_equal, fail, trace
 from tests.phase3.reductions import (
     ALPHA,
     BETA,
@@ -17,13 +16,15 @@ from tests.phase3.reductions import (
     bad_arguments,
     check_all_reduce,
     check_bytes,
+    check_layouts,
+    check_memory,
     check_neighbours,
+    check_not_finite,
     check_refusals,
-    check_strided,
     check_subgroup,
     check_time,
     chunk_sizes,
-    distinct,
+    on_the_wire,
     warm_and_drawn,
     whole,
 )
@@ -31,7 +32,7 @@ from tests.phase3.reductions import (
 LONG = round(4 * ALPHA / BETA / 4)  # elements of 4 bytes that take four times the latency
 
 
-@exercise("3.4", "virtual gloo cuda")
+@exercise("3.4", "virtual gloo cuda", asserts="reduction any-tensor dtype alone")
 def test_segments_give_the_same_result(impl, run, seed, cases):
     """All operators, any length and W, with segments of 1 to all elements of a chunk."""
     for segment_bytes in (8, 1 << 20):
@@ -39,23 +40,18 @@ def test_segments_give_the_same_result(impl, run, seed, cases):
         check_all_reduce(run, seed, cases(3, 1, 2, 4, 5), call)
 
 
-@exercise("3.4", "virtual gloo cuda")
+@exercise("3.4", "virtual gloo cuda", asserts="messages bytes neighbours cost dtype")
 def test_segments_are_small_and_nothing_is_sent_twice(impl, run, cases):
     """No message is longer than segment_bytes; the bytes are the ring's, exactly."""
-
-    def body(ctx, limit):
-        impl.segmented_ring_all_reduce(distinct(ctx), segment_bytes=limit)
-
-    for limit in (1 << 20, 256):
-        worlds = cases(4, 2, 3, 5)
-        for w, results in zip(worlds, run.worlds(body, worlds, limit, delays=True), strict=True):
+    for limit in (1 << 20, 257):
+        call = lambda ctx, tensor: impl.segmented_ring_all_reduce(tensor, segment_bytes=limit)
+        for w, size, log in on_the_wire(run, cases(4, 2, 3, 5), call):
             sizes = chunk_sizes(N, w)
-            hops = 2 * (w - 1) * math.ceil(4 * sizes[0] / limit)
-            for log in results.logs:
-                elements = 2 * N - sizes[log.rank] - sizes[(log.rank + 1) % w]
-                check_neighbours(log)
-                check_bytes(log, elements, hops, "2N without two chunks, 2(W-1)/W·N")
-                check_longest(log, limit)
+            hops = 2 * (w - 1) * math.ceil(sizes[0] / (limit // size))
+            elements = 2 * N - sizes[log.rank] - sizes[(log.rank + 1) % w]
+            check_neighbours(log)
+            check_bytes(log, elements, hops, "2N without two chunks, 2(W-1)/W·N", size)
+            check_longest(log, limit)
 
 
 def check_longest(log, limit: int) -> None:
@@ -70,9 +66,10 @@ def check_longest(log, limit: int) -> None:
         )
 
 
-@exercise("3.4", "virtual")
+@exercise("3.4", "virtual", asserts="time cost")
 def test_latency_is_paid_once(impl, run):
     """While a segment travels the next is on its way: 2(W-1)/W·N·β + α of virtual time."""
+
     def body(ctx):
         tensor = torch.ones(3 * LONG * ctx.world_size)
         impl.segmented_ring_all_reduce(tensor, segment_bytes=4 * LONG)
@@ -82,7 +79,7 @@ def test_latency_is_paid_once(impl, run):
         check_time(run, body, w, seconds, "2(W-1)/W·N·β + α")
 
 
-@exercise("3.4", "virtual")
+@exercise("3.4", "virtual", asserts="hidden cost")
 def test_additions_are_hidden(impl, run):
     """Adding takes half as long as sending, and yet hardly any time of its own."""
     count, w = 6, 3
@@ -104,35 +101,65 @@ def test_additions_are_hidden(impl, run):
         )
 
 
-@exercise("3.4", "virtual")
+@exercise("3.4", "virtual", asserts="memory resources")
 def test_a_few_segments_of_memory(impl, run):
     """A few buffers of a segment's size, however long the tensor is."""
+    call = lambda tensor: impl.segmented_ring_all_reduce(tensor, segment_bytes=4_000)
+    check_memory(run, 4, 64_000, call, 5 * 4_000, "one buffer for each segment on its way")
+
+
+@exercise("3.4", "virtual", asserts="any-tensor layout leaf nan")
+def test_segments_of_views(impl, run, seed):
+    """Any strides, an element at a time: reduced in place, and nothing beside the tensor."""
+    segmented = lambda t, *more: impl.segmented_ring_all_reduce(t, *more, segment_bytes=1)
+    check_layouts(run, seed, segmented, whole)
+    check_not_finite(run, segmented, whole)
+
+
+@exercise("3.4", "virtual", asserts="group refused refusals life")
+def test_segments_in_groups(impl, run, seed):
+    """Ranks and neighbours are the group's; bad arguments are refused before anything is sent."""
+    segmented = lambda t, *more: impl.segmented_ring_all_reduce(t, *more, segment_bytes=4)
+    for log in check_subgroup(run, seed, segmented, whole).logs:
+        check_neighbours(log.select(region="group"))
+        check_longest(log.select(region="group"), 4)
+    wrong = bad_arguments(segmented)
+    for limit in (0, -8):
+        none = lambda limit=limit: impl.segmented_ring_all_reduce(
+            torch.ones(3), segment_bytes=limit
+        )
+        wrong[f"segments of {limit} bytes"] = none
+    check_refusals(run, wrong)
+
+
+@exercise("3.4", "virtual", asserts="hops")
+def test_hops_in_their_order(impl, run):
+    """2(W-1)·S hops; each sends what the hop S before it brought; what combines and completes."""
+    cases = [(w, s) for w in (1, 2, 4) for s in (1, 3)]
 
     def body(ctx):
-        tensor = torch.ones(64_000)
-        with PeakMemory() as memory:
-            impl.segmented_ring_all_reduce(tensor, segment_bytes=4_000)
-        return memory.peak
+        found = []
+        for w, s in cases:
+            for rank in range(w):
+                segments = [[torch.tensor([10.0 * c + k]) for k in range(s)] for c in range(w)]
+                found.append(
+                    [
+                        (hop.outgoing.item(), hop.target.item(), hop.combines, hop.completes)
+                        for hop in impl.ring_hops(rank, segments)
+                    ]
+                )
+        return found
 
-    for rank, peak in enumerate(run(body, 4)):
-        if peak > 5 * 4_000:
-            fail(
-                f"rank {rank} allocated {peak:,} bytes for segments of 4,000: one buffer for each "
-                "of the few that are on their way is enough",
-                cause="too-much-memory",
-                rank=rank,
-            )
-
-
-@exercise("3.4", "virtual")
-def test_segments_of_views_and_in_groups(impl, run, seed):
-    """Strided views and sub-groups, an element at a time; bad arguments are refused at once."""
-    segmented = lambda t, **more: impl.segmented_ring_all_reduce(t, segment_bytes=1, **more)
-    check_strided(run, seed, segmented, whole)
-    check_subgroup(run, seed, lambda t, g: segmented(t, group=g), whole)
-    wrong = bad_arguments(lambda t, op: segmented(t, op=op))
-    none = lambda: impl.segmented_ring_all_reduce(torch.ones(3), segment_bytes=0)
-    check_refusals(run, {**wrong, "segments of 0 bytes": none})
+    found = iter(run(body, 1, process_group=False)[0])
+    for w, s in cases:
+        for rank in range(w):
+            want = []
+            for step in range(2 * (w - 1)):
+                send, receive = (rank - step - 1) % w, (rank - step - 2) % w
+                first, last = step < w - 1, step == w - 2
+                want += [(10.0 * send + k, 10.0 * receive + k, first, last) for k in range(s)]
+            what = f"(chunk and segment sent, received, combines, completes), rank {rank} of {w}"
+            expect_equal(next(found), want, what=what, cause="wrong-hops")
 
 
 @trace("3.4")

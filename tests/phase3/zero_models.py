@@ -10,14 +10,32 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.grading import expect_close, expect_equal, fail, refusal
+from distlab.observe.log import Log
 from distlab.ranks import RankContext
 
 LIMIT = 0.05  # of the gradient's norm, where it is clipped
 BUCKET = 300  # bytes: several buckets, whose borders are inside of parameters
 
 
+class Undefined(torch.autograd.Function):
+    """Uses a parameter, and leaves its gradient undefined."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parameter: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+STILL = ("unused", "undefined", "frozen.weight")  # parameters of Awkward that never move
+
+
 class Awkward(nn.Module):
-    """Odd sizes, a single element, a tied, a frozen and an unused weight, one of one rank only."""
+    """Odd sizes, a single element, a transposed and a tied weight, one of one rank only; and
+    weights that never move: one unused, one with an undefined gradient, a frozen one with a stale.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,12 +45,16 @@ class Awkward(nn.Module):
         self.first, self.second = nn.Linear(7, 7), nn.Linear(7, 7)
         self.second.weight = self.first.weight
         self.unused = nn.Parameter(torch.ones(5))
+        self.undefined = nn.Parameter(torch.ones(3))
         self.sometimes = nn.Parameter(torch.ones(2))
+        self.zeros = nn.Parameter(torch.ones(4))  # its gradient is zero, and not None
+        self.turned = nn.Parameter(torch.randn(2, 7).t())
         self.head = nn.Linear(7, 2)
 
     def forward(self, x: Tensor, sometimes: bool = True) -> Tensor:
         h = self.frozen(self.inside(x))
-        y = self.head(self.scale * self.second(torch.tanh(self.first(h))))
+        y = self.head(self.scale * self.second(torch.tanh(self.first(h)))) + h @ self.turned
+        y = Undefined.apply(y, self.undefined) + 0.0 * self.zeros.sum()
         return y * self.sometimes if sometimes else y
 
 
@@ -40,7 +62,9 @@ def awkward(seed: int, device: torch.device | str = "cpu") -> Awkward:
     """The same on every rank; drawn on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Awkward().to(device, torch.float64)
+        model = Awkward().to(device, torch.float64)
+    model.frozen.weight.grad = torch.ones_like(model.frozen.weight)
+    return model
 
 
 def groups_of(model: Awkward) -> list[dict[str, Any]]:
@@ -53,10 +77,10 @@ def groups_of(model: Awkward) -> list[dict[str, Any]]:
 def loss_of(
     model: nn.Module, seed: int, rank: int, step: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Mean squared error of a rank's two samples; rank 0 alone uses ``sometimes``."""
+    """Mean squared error of two samples; rank 0 alone uses ``sometimes``, not in each step."""
     generator = torch.Generator().manual_seed(seed * 1000 + rank * 100 + step)
     x, y = torch.randn(2, 5, generator=generator, dtype=torch.float64).to(device).split([3, 2], 1)
-    return ((model(x, rank == 0) - y) ** 2).mean()
+    return ((model(x, rank == 0 and step % 10 == 0) - y) ** 2).mean()
 
 
 def mean_gradients(
@@ -94,6 +118,24 @@ class Equal(nn.Module):
         return x
 
 
+def clip(model: nn.Module, max_norm: float) -> float:
+    """One process: clip the gradients of what is trained, and return their norm."""
+    gradients = [p.grad for p in model.parameters() if p.requires_grad and p.grad is not None]
+    norm = float(torch.cat([g.flatten() for g in gradients]).norm())
+    for gradient in gradients:
+        gradient.mul_(min(1.0, max_norm / norm))
+    return norm
+
+
+def loaded(log: Log, region: str) -> list[int]:
+    """For each message of the region: how many earlier ones were still on their way."""
+    events = log.select(region=region).events
+    return [
+        sum(e.end is None or e.end > event.start for e in events[:k])
+        for k, event in enumerate(events)
+    ]
+
+
 MATRIX = 4 * 32 * 32
 WHOLE = 12 * MATRIX  # bytes of Equal's parameters
 
@@ -129,22 +171,36 @@ def judge_bystanders(results: Sequence[list[Any]]) -> None:
 
 
 def refused_at_the_start(make: Callable[..., torch.optim.Optimizer]) -> list[str]:
-    """Refusals of a group of another rank, and of ``bucket_bytes=0``; on two ranks."""
+    """What ``AT_THE_START`` names, on two ranks."""
     groups = [dist.new_group([rank]) for rank in range(2)]
     foreign = groups[1 - dist.get_rank()]
     weights, sgd = [nn.Parameter(torch.ones(3))], torch.optim.SGD
-    return [refusal(make, weights, sgd, group=foreign), refusal(make, weights, sgd, bucket_bytes=0)]
+    twice = [{"params": weights}, {"params": weights}]
+    return [
+        refusal(make, weights, sgd, group=foreign),
+        refusal(make, weights, sgd, bucket_bytes=0),
+        refusal(make, weights, sgd, bucket_bytes=-4),
+        refusal(make, twice, sgd),
+        refusal(make, weights * 2, sgd),
+    ]
 
 
-AT_THE_START = [("a group of other ranks", []), ("bucket_bytes=0", [0])]
-Stepped = tuple[list[Tensor], list[list[str]]]  # values; dtypes of a step
+AT_THE_START = [
+    "a group of other ranks",
+    "bucket_bytes=0",
+    "bucket_bytes=-4",
+    "a parameter in two groups",
+    "a parameter twice in one group",
+]
+Stepped = tuple[list[Tensor], list[list[str]], list[str]]  # values; dtypes of a step, and saved
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.bfloat16, torch.float32)
 
 
 def steps_in_three_dtypes(make: Callable[..., torch.optim.Optimizer], share: int) -> Stepped:
     """What two steps on the gradients ``share`` + 0, 1, 2, 0, 1 … make of small integers.
 
-    Returns the values, and the dtypes [of what is stepped, its gradient, its momentum].
+    Returns the values, the dtypes [of what is stepped, its gradient, its momentum], and those that
+    the momenta have in ``state_dict``; each step goes on with what has been saved and loaded.
     """
     seen: set[tuple[str, ...]] = set()
 
@@ -166,13 +222,16 @@ def steps_in_three_dtypes(make: Callable[..., torch.optim.Optimizer], share: int
         terms = [((torch.arange(len(p)) % 3 + share) * p.double()).sum() for p in weights]
         sum(terms).backward()
         optimizer.step()
-    return [p.detach() for p in weights], sorted(map(list, seen))
+        saved = optimizer.state_dict()
+        optimizer.load_state_dict(saved)
+    kept = [str(saved["state"][k]["momentum_buffer"].dtype)[6:] for k in range(len(DTYPES))]
+    return [p.detach() for p in weights], sorted(map(list, seen)), kept
 
 
 def judge_dtypes(results: Sequence[Stepped], share: int) -> None:
     """Exact values in each parameter's own dtype; all of its piece in this dtype too."""
-    want, _ = steps_in_three_dtypes(plain, share)
-    for rank, (got, seen) in enumerate(results):
+    want, _, saved = steps_in_three_dtypes(plain, share)
+    for rank, (got, seen, kept) in enumerate(results):
         for k, value in enumerate(want):
             if got[k].dtype != value.dtype:
                 fail(
@@ -182,6 +241,8 @@ def judge_dtypes(results: Sequence[Stepped], share: int) -> None:
                     rank=rank,
                 )
             expect_close(got[k], value, what=f"{value.dtype} parameter", rank=rank, rtol=0, atol=0)
+        what = f"dtypes of the momenta in state_dict() of parameters of {saved}"
+        expect_equal(kept, saved, what=what, rank=rank, cause="wrong-dtype")
         for stepped, gradient, momentum in seen:
             if not stepped == gradient == momentum:
                 fail(
@@ -190,7 +251,7 @@ def judge_dtypes(results: Sequence[Stepped], share: int) -> None:
                     cause="wrong-dtype",
                     rank=rank,
                 )
-    stepped = sorted({dtypes[0] for _, seen in results for dtypes in seen})
+    stepped = sorted({dtypes[0] for _, seen, _ in results for dtypes in seen})
     expect_equal(
         stepped, ["bfloat16", "float32", "float64"], what="dtypes stepped", cause="wrong-dtype"
     )

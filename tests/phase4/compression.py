@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -58,11 +59,27 @@ def gradient(bucket: Bucket, seed: int, rank: int, step: int) -> Tensor:
 
 def reduced(hook: Any, bucket: Bucket, values: Tensor) -> Tensor:
     """What the hook makes of ``values`` in the bucket, a copy."""
-    bucket.buffer.copy_(values)
-    handle = hook(bucket)
-    if handle is not None:
-        handle.wait()
-    return bucket.buffer.detach().clone()
+    return at_once(hook, [bucket], [values])[0]
+
+
+def at_once(hook: Any, buckets: Sequence[Bucket], values: Sequence[Tensor]) -> list[Tensor]:
+    """Begin to reduce all buckets, then wait for them; what their first buffers hold, copies."""
+    buffers = [bucket.buffer for bucket in buckets]
+    for buffer, own in zip(buffers, values, strict=True):
+        buffer.copy_(own)
+    handles = []
+    for bucket in buckets:
+        handles.append(hook(bucket))
+        if not hasattr(handles[-1], "wait") and handles[-1] is not None:
+            kind = type(handles[-1]).__name__
+            raise TypeError(f"the hook returned a {kind}: neither None nor something to wait for")
+    for handle in handles:
+        if handle is not None:
+            handle.wait()
+    for bucket, buffer in zip(buckets, buffers, strict=True):
+        if bucket.buffer is not buffer:
+            raise TypeError("the bucket has a new buffer: gradients are views of its first one")
+    return [buffer.detach().clone() for buffer in buffers]
 
 
 def several_steps(make: Make, bucket: Bucket, own: Sequence[Tensor]) -> list[Tensor]:
@@ -138,6 +155,15 @@ def expect_bytes(
     log.all_waited()
 
 
+def same_tree(a: Any, b: Any) -> bool:
+    """Whether two states hold the same, to the bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_tree(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same_tree, a, b))
+    return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
+
+
 def is_tree(state: object) -> bool:
     """Whether a checkpoint without pickle can hold it: dicts and lists of tensors, numbers."""
     if isinstance(state, dict):
@@ -148,7 +174,7 @@ def is_tree(state: object) -> bool:
 
 
 SHAPES = ((5, 4), (4,), (5, 4), (4,), (5, 4))  # of five parameters
-LAYOUTS = (((4, 3), (2, 1, 0)), ((2, 3, 0), (1, 4)))  # which are in which bucket, first and later
+LAYOUTS = (((4, 3), (2, 1, 0)), ((2, 3, 0), (1,), (4,)))  # which are in which bucket, then later
 STEPS, SAVES = 6, (1, 3)  # all steps, and how many were done when the state was saved
 SAVED_WAYS = (
     "a new hook",
@@ -174,6 +200,20 @@ def check_resumed(run: Run, make: Make, seed: int) -> None:
             rank=rank,
             cause="not-a-tree",
         )
+        if not found["kept as it was"]:
+            fail(
+                f"rank {rank}: what state_dict() gave changes when the hook loads another state: "
+                "the tensors in it must be copies",
+                cause="state-not-copied",
+                rank=rank,
+            )
+        if not found["states as they were"]:
+            fail(
+                f"rank {rank}: a state that was loaded changes when the hook makes steps: the next "
+                "one that loads it goes on from elsewhere. load_state_dict must copy the tensors",
+                cause="state-changed",
+                rank=rank,
+            )
         for saved in SAVES:
             for name in SAVED_WAYS:
                 _expect_resumed(found[f"{name} {saved}"], found["right"], name, saved, rank)
@@ -193,17 +233,23 @@ def _resumed(make: Make, seed: int, rank: int) -> dict[str, Any]:
     def steps(hook: Any, layouts: list[list[Bucket]], first: int) -> Iterator[Tensor]:
         for step in range(first, STEPS):
             buckets = layouts[min(step, 1)]
-            parts = [reduced(hook, b, gradient(b, seed + b.index, rank, step)) for b in buckets]
-            yield torch.cat(parts)
+            values = [gradient(b, seed + b.index, rank, step) for b in buckets]
+            yield torch.cat(at_once(hook, buckets, values))
 
     hook, layouts = new()
-    states, right = {}, []
+    states, saves, right = {}, {}, []
     for done, values in enumerate(steps(hook, layouts, 0), 1):
         right.append(values)
         if done in SAVES:
             states[done] = hook.state_dict()
+            saves[done] = copy.deepcopy(states[done])
     found: dict[str, Any] = {"tree": all(map(is_tree, states.values())), "right": right}
     if found["tree"]:
+        before = hook.state_dict()
+        copied = copy.deepcopy(before)
+        hook.load_state_dict(states[SAVES[0]])
+        found["kept as it was"] = same_tree(before, copied)
+        copies = same_tree(before, copied) and same_tree([*states.values()], [*saves.values()])
         for saved, state in states.items():
             (fresh, its_own), (twice, anothers) = new(), new()
             fresh.load_state_dict(state)
@@ -212,6 +258,8 @@ def _resumed(make: Make, seed: int, rank: int) -> dict[str, Any]:
             ways = (fresh, its_own), (twice, anothers), (hook, layouts)
             for name, way in zip(SAVED_WAYS, ways, strict=True):
                 found[f"{name} {saved}"] = [*steps(*way, saved)]
+        same = same_tree([*states.values()], [*saves.values()])
+        found["states as they were"] = same or not copies  # not the loading's mistake, then
     return found
 
 
@@ -238,19 +286,24 @@ def check_refused_state(run: Run, cases: Sequence[tuple[str, int, Make, Make]]) 
     has 3); the hook that saves and the one that loads.
     """
 
-    def body(ctx: RankContext) -> list[tuple[str, Tensor]]:
+    def body(ctx: RankContext) -> list[tuple[str, Tensor, bool]]:
         found = []
         for _, numel, saves, loads in cases:
             mine, others = bucket_of((6, 5), (3,)), bucket_of((6, 5), (numel,))
             hook, other = loads(mine.parameters), saves(others.parameters)
             reduced(other, others, gradient(others, 1, ctx.rank, 0))
             said = refusal(hook.load_state_dict, other.state_dict())
-            found.append((said, reduced(hook, mine, torch.zeros_like(mine.buffer))))
+            zeros, values = torch.zeros_like(mine.buffer), gradient(mine, 2, ctx.rank, 0)
+            control = loads(mine.parameters)  # a hook that was never asked to load anything
+            first, then = (reduced(hook, mine, v) for v in (zeros, values))
+            right = [reduced(control, mine, v) for v in (zeros, values)][1]
+            found.append((said, first, torch.equal(then, right)))
         return found
 
     for rank, found in enumerate(run(body, 2)):
-        expect_refusals([said for said, _ in found], [(what, ()) for what, *_ in cases], rank=rank)
-        for (what, *_), (_, got) in zip(cases, found, strict=True):
+        said = [refused for refused, *_ in found]
+        expect_refusals(said, [what for what, *_ in cases], rank=rank)
+        for (what, *_), (_, got, alike) in zip(cases, found, strict=True):
             if got.any():
                 fail(
                     f"{what}: load_state_dict raised ValueError, and the hook then made "
@@ -259,10 +312,21 @@ def check_refused_state(run: Run, cases: Sequence[tuple[str, int, Make, Make]]) 
                     cause="half-loaded",
                     rank=rank,
                 )
+            if not alike:
+                fail(
+                    f"{what}: load_state_dict raised ValueError, and the hook then sent something "
+                    "else than one that loaded nothing: a part of the state (its random numbers?) "
+                    "was loaded before all of it was compared",
+                    cause="half-loaded",
+                    rank=rank,
+                )
 
 
-def check_begins(run: Run, make: Make) -> None:
-    """The hook returns while its message is on the way, in virtual time."""
+def check_begins(run: Run, make: Make, halves: bool = False) -> None:
+    """The hook returns while its message is on the way, in virtual time.
+
+    Unless there are two ``halves``, ``wait`` sends nothing.
+    """
 
     def body(ctx: RankContext) -> list[float]:
         bucket = bucket_of((100_000,), dtype=torch.float32)
@@ -272,10 +336,23 @@ def check_begins(run: Run, make: Make) -> None:
         begun = time.perf_counter()
         handle = hook(bucket)
         returned = time.perf_counter()
-        handle.wait()
+        if handle is None:
+            return [returned - begun, returned - begun]
+        with ctx.region("wait"):
+            handle.wait()
         return [returned - begun, time.perf_counter() - begun]
 
-    for rank, (returned, waited) in enumerate(run(body, 2)):
+    results = run(body, 2)
+    for rank, (returned, waited) in enumerate(results):
+        late = results.logs[rank].select(region="wait").events
+        if late and not halves:
+            fail(
+                f"rank {rank} begins its {late[0]} in wait() only: the hook must begin all that it "
+                "sends, so that it travels while backward goes on",
+                cause="sent-in-wait",
+                rank=rank,
+                line=late[0].line,
+            )
         if returned > 0.1 * waited:
             fail(
                 f"the hook returns after {returned * 1e6:.1f} of {waited * 1e6:.1f} µs: it waits, "
@@ -285,25 +362,11 @@ def check_begins(run: Run, make: Make) -> None:
             )
 
 
-def check_in_a_group(run: Run, make: Callable[[Sequence[nn.Parameter], Any], Any]) -> None:
-    """Ranks 1 and 2 of three compress a bucket with one entry among themselves."""
-
-    def body(ctx: RankContext) -> Tensor | None:
-        group = dist.new_group([1, 2])
-        if ctx.rank == 0:
-            return None
-        bucket = bucket_of((1,))
-        own = torch.full((1,), float(ctx.rank)).double()
-        return reduced(make(bucket.parameters, group), bucket, own)
-
-    for rank, got in enumerate(run(body, 3)):
-        if rank:
-            want = torch.tensor([3.0], dtype=torch.float64)
-            expect_close(got, want, what="the sum over ranks 1 and 2", rank=rank, rtol=1e-2)
-
-
 def check_edges(run: Run, make: Make, seed: int) -> None:
-    """Buckets of no, one and two entries, and of zeros, twice each: nothing is nan or lost."""
+    """Buckets of no, one and two entries, and of zeros, twice each: nothing is nan or lost.
+
+    An empty one sends nothing.
+    """
 
     def body(ctx: RankContext) -> list[list[Tensor]]:
         buckets = [bucket_of((numel,)) for numel in (0, 1, 2, 9)]
@@ -312,11 +375,20 @@ def check_edges(run: Run, make: Make, seed: int) -> None:
         for bucket in buckets:
             numel = bucket.buffer.numel()
             values = gradient(bucket, seed, ctx.rank, numel) * (numel < 9)
-            found.append([reduced(hook, bucket, values) for _ in range(2)])
+            with ctx.region("" if numel else "empty"):
+                found.append([reduced(hook, bucket, values) for _ in range(2)])
         return found
 
     results = run(body, 2)
     for rank, (empty, one, two, zeros) in enumerate(results):
+        sent = results.logs[rank].select(region="empty").events
+        if sent:
+            fail(
+                f"rank {rank} sends {sent[0]} for an empty bucket: there is nothing to wait for",
+                cause="empty-sent",
+                rank=rank,
+                line=sent[0].line,
+            )
         expect_equal(len(empty[0]), 0, what="entries of an empty bucket", rank=rank)
         for steps in (one, two, zeros):
             for values in steps:

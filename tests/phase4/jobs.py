@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -31,6 +32,8 @@ SIZE, BATCH, EPOCHS, SAVE_EVERY = 22, 4, 2, 4
 STEPS = EPOCHS * 6  # the last batch of an epoch has 2 samples
 FOREVER, PATIENCE, SLOW = 600.0, 4.0, 1.5  # seconds: a hang, watchdogs' timeout, a slow step
 STILL = 3 * PATIENCE  # seconds: a job that does nothing for that long hangs, its watchdogs as well
+KEPT = 2.0  # seconds: for less than that no busy machine makes a watchdog too late
+SLOW_PACE = 5  # times as long
 SEED = 5
 
 
@@ -99,7 +102,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "sleeps": oversleep,
     "told": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "raises": lambda: 1 // 0,
-    "slow": lambda: time.sleep(SLOW),
+    "slow": lambda: time.sleep(SLOW),  # for each PATIENCE of the time-out
 }
 
 
@@ -143,7 +146,8 @@ def worker(impl: Any, folder: Path, faults: dict[tuple[int, int], str], timeout:
                 kill_in_save(int(fault.rpartition(" ")[2]), tell)
             else:
                 tell()
-                FAULTS[fault]()
+                for _ in range(round(timeout / PATIENCE) if fault == "slow" else 1):
+                    FAULTS[fault]()
         beats.beat(number, "communicate")
         passed[0] = beats.latest.count
         toy.step(batch)
@@ -249,34 +253,44 @@ def job(
     timeout: float = FOREVER,
     restarts: int = 2,
     limit: float = 50.0,
+    pace: int = 1,
 ) -> dict[str, Any]:
     """What a job did, and left: plain data. ``ended``: well, badly, or not: it was still for
-    STILL seconds, or went on for ``limit`` seconds of its own time."""
+    STILL seconds, or went on for ``limit`` seconds of its own time. ``pace``: all of these, the
+    time-out and a slow step take so many times as long. ``kept``: for how many seconds at most
+    other programs had the processors that it was ready for."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pid = os.fork()
         if not pid:
             os.setsid()
-            agent(impl, folder, ranks, faults, timeout, restarts)
-        clock, stillness = ProgramClock([pid]), Stillness(pid, folder)
+            os.dup2(os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+            agent(impl, folder, ranks, faults, timeout * pace, restarts)
+        began, clock, stillness = time.monotonic(), ProgramClock([pid]), Stillness(pid, folder)
         ended = "not"
-        while clock.read() < limit and stillness.look() < STILL:
+        while clock.read() < limit * pace and stillness.look() < STILL * pace:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 ended = "badly" if status else "well"
                 break
             time.sleep(0.05)
+        kept = time.monotonic() - began - clock.read()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if ended == "not":
             os.waitpid(pid, 0)
         steps = notes(folder, "step")
         attempts = dict.fromkeys(entry["attempt"] for entry in notes(folder, "begin"))
+        told = (folder / "stderr").read_text(errors="replace")
+        sys.stderr.write(told)  # where it would have gone
         reports = sorted((folder / "beats").glob("report*.txt"))
         return {
             "ended": ended,
+            "kept": kept,
             "ends": notes(folder, "end"),
             "faults": notes(folder, "fault"),
             "attempts": [[e for e in steps if e["attempt"] == a] for a in attempts],
+            "stderr": told,
             "reports": [path.read_text() for path in reports],
         }

@@ -83,12 +83,15 @@ class Told:
 def killed_at_every_operation(
     impl: Any, folder: Path, power: str
 ) -> list[tuple[int, bool, Found, list[str]]]:
-    """Kill save after save at its 1st, 2nd, 3rd … operation on the disk, in one folder; with
-    ``power`` (see ``Disk``) "torn" until one has returned, for it adds little to "off".
+    """Kill save after save at its 1st, 2nd, 3rd … operation on the disk, in one store, whose folder
+    the first one has to make; with ``power`` (see ``Disk``) "torn" until one has returned, for it
+    adds little to "off".
 
     Of each save: the operation, whether it returned before, what was found, which names are left.
     """
-    store = impl.module("fault_tolerance").CheckpointStore(folder, keep=1, keep_best=0)
+    folder.mkdir()
+    path = folder / "runs" / "store"
+    store = impl.module("fault_tolerance").CheckpointStore(path, keep=1, keep_best=0)
     at, told, notes = 1, Told(), []
     for number in range(1, KILLS + 1):
 
@@ -99,7 +102,7 @@ def killed_at_every_operation(
 
         in_child(work)
         returned = told.ended == number
-        notes.append((at, returned, found(store), names_in(folder)))
+        notes.append((at, returned, found(store), names_in(path)))
         if isinstance(notes[-1][2], str) or (returned and power == "torn"):
             break  # nothing can be loaded any more, or enough was seen
         at = 1 if returned else at + 1

@@ -50,6 +50,8 @@ class Event:
         self.timing, self.at = enable_timing, float("nan")
 
     def record(self, stream: Stream | None = None) -> None:
+        if stream is None:
+            self.gpu.asked(None)
         self.at = (stream or self.gpu.current).reaches()
 
     def query(self) -> bool:
@@ -96,6 +98,15 @@ class Gpu:
         self.streams: list[Stream] = []
         self.current, self.network = Stream(self), Stream(self)
         self.synchronisations = 0
+        self.devices: set[str] = set()  # whose stream was asked for, or who was waited for
+
+    def asked(self, device: Any) -> None:
+        """Note which device is meant; None: whichever is the program's current one."""
+        self.devices.add(str(device))
+
+    def stream_of(self, device: Any = None) -> Stream:
+        self.asked(device)
+        return self.current
 
     def launch(self, seconds: float) -> None:
         """A kernel: the host goes on at once."""
@@ -107,6 +118,7 @@ class Gpu:
         time.sleep(max(0.0, moment - time.perf_counter()))
 
     def synchronize(self, device: Any = None) -> None:
+        self.asked(device)
         self.host_waits_until(max(s.done_at for s in self.streams))
 
     @contextlib.contextmanager
@@ -126,7 +138,7 @@ class Gpu:
             "Event": event,
             "Stream": lambda *_, **__: Stream(self),
             "stream": self.stream,
-            "current_stream": lambda *_: self.current,
+            "current_stream": self.stream_of,
             "synchronize": self.synchronize,
             "is_available": lambda: True,
             "max_memory_allocated": lambda *_: 3 * 2**30,

@@ -164,6 +164,17 @@ def next_draws(device: torch.device) -> dict[str, list[float]]:
     return draws
 
 
+def raw_bits() -> dict[str, list[int]]:
+    """Four words of 31 bits of each library, as its generator gives them; they are moved by it."""
+    mask = 0x7FFFFFFF  # torch gives as many of 32
+    words = np.random.randint(0, 1 << 32, 4, dtype=np.uint32)
+    return {
+        "torch": torch.empty(4, dtype=torch.int32).random_().tolist(),
+        "numpy": [int(word) & mask for word in words],
+        "random": [random.getrandbits(32) & mask for _ in range(4)],
+    }
+
+
 def first_draws(seed: int) -> dict[str, list[float]]:
     """What the CPU's streams give first after ``seed_streams``; this process's own stay."""
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()

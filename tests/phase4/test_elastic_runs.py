@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distlab.grading import exercise, expect_close, expect_equal, fail, trace
+from tests.phase4.checkpoints import difference
 from tests.phase4.memory_checkpoints import fake_saved
+from tests.phase4.small_training import raw_bits
 
 SIZE, BATCH, WIDTH, EPOCHS = 22, 6, 7, 2
 STEPS = EPOCHS * 4  # the last batch of an epoch has 4 samples
@@ -115,7 +118,7 @@ def alone(seed: int) -> tuple[Tensor, Tensor]:
     return torch.stack(losses), weight
 
 
-@exercise("4.4", "virtual gloo")
+@exercise("4.4", "virtual gloo", asserts="restored")
 def test_loss_curve_is_the_uninterrupted_one(impl, run, seed, cases):
     """4 ranks, then 2, 3, 1 or 5, and 4 again: losses and weights of a run that never stopped."""
     want_losses, want_weight = alone(seed)
@@ -152,14 +155,14 @@ def seed_all(seed: int) -> None:
 
 
 def next_numbers() -> list[float]:
-    return [torch.rand(()).item(), float(np.random.rand()), random.random()]
+    return [torch.rand(3).tolist(), float(np.random.rand()), random.random()]
 
 
 def first_numbers(seed: int) -> list[float]:
     """What ``next_numbers`` gives after ``seed_all``, from generators of their own."""
     generator = torch.Generator().manual_seed(seed)
     numbers = np.random.RandomState(seed).rand(), random.Random(seed).random()
-    return [torch.rand((), generator=generator).item(), *map(float, numbers)]
+    return [torch.rand(3, generator=generator).tolist(), *map(float, numbers)]
 
 
 def draws(seeds, tree) -> list[float]:
@@ -168,9 +171,11 @@ def draws(seeds, tree) -> list[float]:
     seeds.set_random_state(tree["random"])
     numbers = next_numbers()
     seeds.set_random_state(before)
-    generator = torch.Generator()
-    generator.set_state(tree["parts"]["noise"])
-    return [*numbers, torch.rand((), generator=generator).item()]
+    for name in ("noise", "mixup"):
+        generator = torch.Generator()
+        generator.set_state(tree["parts"][name])
+        numbers.append(torch.rand(3, generator=generator).tolist())
+    return [str(number) for number in numbers]
 
 
 def saved_by(seeds, ranks: int, step: int, seed: int):
@@ -179,14 +184,27 @@ def saved_by(seeds, ranks: int, step: int, seed: int):
     trees = []
     for rank in range(ranks):
         seed_all(seed + 31 * rank)
-        noise = torch.Generator().manual_seed(seed + 17 * rank).get_state()
-        tree = {"random": seeds.random_state(), "parts": {"noise": noise}, "sampler": {}}
+        shard = {"numel": 2 * ranks, "chunk": torch.tensor([1.0, 2]) + 2 * rank}
+        noise, mixup = (
+            torch.Generator().manual_seed(seed + 17 * rank + salt).get_state()
+            for salt in (1 << 20, 1 << 21)
+        )
+        parts = {"noise": noise, "optimizer": {"m": shard}, "mixup": mixup}
+        tree = {"random": seeds.random_state(), "parts": parts, "sampler": {"consumed": 3}}
         trees.append(tree)
     seeds.set_random_state(before)
     return fake_saved(trees, step)[0]
 
 
-@exercise("4.4", "virtual")
+KINDS = ("torch", "numpy", "random", "a generator", "a second generator")
+# step, what is added to the seed, rank: keys that meet under sums, products or digits
+KEYS = [(11, 0, 12), (12, 0, 11), (1, 0, 20), (2, 0, 10), (12, 0, 3), (1, 0, 23), (13, 0, 2)]
+KEYS += [(11, 1, 11), (10, 1, 12), (21, 0, 22), (0, 0, 32), (1009, 0, 2), (0, 1, 2), (0, 0, 2)]
+
+
+@exercise(
+    "4.4", "virtual", asserts="own-streams new-streams itself stays randomness life resources as-if"
+)
 def test_random_streams(impl, run, seed):
     """Ranks that existed go on with their numbers; new ones have some that nobody has had."""
 
@@ -201,33 +219,52 @@ def test_random_streams(impl, run, seed):
             impl.adapt(later, 5, seed),
             impl.adapt(saved, 5, seed + 1),
         )
+        before = copy.deepcopy([saved.own(r) for r in range(2)])
         trees = [[c.own(r) for r in range(5)] for c in checkpoints]
         seed_all(3)
         checkpoints[0].own(4)
         untouched = next_numbers()
         grown = [[draws(seeds, tree) for tree in ranks] for ranks in trees]
         shrunk = draws(seeds, impl.adapt(saved, 1, seed).own(0))
-        return old, grown, shrunk, untouched, impl.adapt(saved, 2, seed) is saved
+        changed = difference([saved.own(r) for r in range(2)], before)
+        cut = [tree["parts"]["optimizer"]["m"]["chunk"].tolist() for tree in trees[0]]
+        rest = [tree["sampler"] for tree in trees[0]]
+        adapted = checkpoints[0]
+        facts = [adapted.step, adapted.world_size, adapted.metadata, changed, cut, rest]
+        many = {}
+        for key in KEYS:
+            step, salt, rank = key
+            tree = impl.adapt(saved_by(seeds, 2, step, seed), 99, seed + salt).own(rank)
+            many[key] = draws(seeds, tree)
+        seeds.set_random_state(trees[0][4]["random"])
+        same = impl.adapt(saved, 2, seed) is saved
+        return raw_bits(), old, grown, shrunk, untouched, same, facts, many
 
-    old, (grown, again, later, seeded), shrunk, untouched, same = run(body, 1)[0]
+    bits, old, (grown, again, later, seeded), shrunk, untouched, same, facts, many = run(body, 1)[0]
+    for one, other in (("torch", "numpy"), ("torch", "random"), ("numpy", "random")):
+        if bits[one] == bits[other]:
+            message = f"{one} and {other} draw the same bits on rank 4 of 5: they have the same"
+            fail(f"{message} generator, and were given the same seed", cause="same-stream", rank=4)
+    want = [7, 5, {}, "", [[1.0], [2.0], [3.0], [4.0], []], [{"consumed": 3}] * 5]
+    what = "for 5 ranks: step, world size, metadata, changes of what was saved, shards, samplers"
+    expect_equal(facts, want, what=what, cause="as-if")
     expect_equal(same, True, what="adapt for as many ranks gives saved itself", cause="not-itself")
     expect_equal(grown[:2], old, what="streams of ranks 0 and 1 of 5", cause="stream-lost")
     expect_equal(shrunk, old[0], what="streams of rank 0, alone now", cause="stream-lost")
     expect_equal(again, grown, what="streams when resumed once more", cause="not-repeatable")
-    kinds = ("torch", "numpy", "random", "a generator")
-    every = {"of 5 ranks": grown, "saved at another step": later[2:], "of another seed": seeded[2:]}
-    seen: dict[tuple[int, float], str] = {}
-    for what, ranks in every.items():
-        for rank, numbers in enumerate(ranks):
-            for kind, number in enumerate(numbers):
-                if (kind, number) in seen:
-                    fail(
-                        f"{kinds[kind]} draws the same on {seen[kind, number]} and on rank {rank} "
-                        f"({what}): equal streams give equal dropout",
-                        cause="same-stream",
-                        rank=rank,
-                    )
-                seen[kind, number] = f"rank {rank}"
+    every = {(f"rank {rank} of 5", rank): numbers for rank, numbers in enumerate(grown)}
+    every |= {(f"rank {r} of 5, saved at step 8", r): later[r] for r in range(2, 5)}
+    every |= {(f"rank {r} of 5, of seed + 1", r): seeded[r] for r in range(2, 5)}
+    for (step, salt, rank), numbers in many.items():
+        every[f"rank {rank} of 99, saved at step {step}, of seed + {salt}", rank] = numbers
+    seen: dict[str, str] = {}
+    for (what, rank), numbers in every.items():
+        for kind, number in zip(KINDS, numbers, strict=True):
+            if number in seen:
+                message = f"{kind} on {what} draws the same as {seen[number]}"
+                message += ": equal streams give equal dropout"
+                fail(message, cause="same-stream", rank=rank)
+            seen[number] = f"{kind} on {what}"
     stay = untouched == first_numbers(3)
     expect_equal(stay, True, what="the streams of this process stay", cause="moved-stream")
 

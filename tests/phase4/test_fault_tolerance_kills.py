@@ -6,7 +6,7 @@ from distlab.grading import exercise
 from tests.phase4.kills import expect_kept_by_both, one_rank_killed
 
 
-@exercise("4.15", "gloo")
+@exercise("4.15", "gloo", asserts="saved")
 def test_one_of_two_ranks_is_killed(impl, run, seed, folder):
     """SIGKILL to one of two ranks in the middle of a save: the state is whole on both of them."""
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from distlab.explain.case import Diagnosis
 from distlab.grading import exercise, expect_close, expect_refused, fail, refusal, trace
+from tests.phase4.compressed_training import Sums, check_memory, check_training
 from tests.phase4.compression import (
     Bucket,
     Variants,
     all_gradients,
+    also,
     beside_all_reduce,
     bucket_of,
     check_begins,
     check_edges,
-    check_in_a_group,
     check_refused_state,
     check_resumed,
     check_time_gained,
@@ -26,6 +29,11 @@ from tests.phase4.compression import (
 )
 
 STEPS = 4
+MOVED = Diagnosis(
+    "not-moved",
+    "a part is lost, or was sent twice: what is remembered of a parameter must go with it into "
+    "each new bucket, and back when an earlier bucket comes again",
+)
 SHAPES = ((7, 5), (5,), (1,))  # 41 entries
 
 
@@ -121,26 +129,42 @@ def check_topk(impl, run, seed, sizes, ratio: float, momentum: float) -> None:
         )
 
 
-@exercise("4.6", "virtual gloo cuda")
+@exercise("4.6", "virtual gloo cuda", asserts="largest count residual same-bits")
 def test_sends_the_largest_and_owes_the_rest(impl, run, seed, cases):
     """Each rank's k largest of gradient plus residual are summed; the rest is sent later."""
     sizes = (3, torch.float64), (2, torch.float32), (1, torch.float64), (4, torch.float64)
     check_topk(impl, run, seed, cases(*sizes), 0.2, 0.0)
     # nearly all are chosen by all three: another order of the sums would show in their bits
     check_topk(impl, run, seed, ((3, torch.float32),), 0.9, 0.0)
+    _expect_chosen_by_all_digits(impl, run, seed)
 
 
-@exercise("4.6", "virtual")
+def _expect_chosen_by_all_digits(impl, run, seed) -> None:
+    """Entries of float64 that float32 takes to be equal: still the largest ones are sent."""
+
+    def near_one(rank: int) -> Tensor:
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(seed + rank))
+        return (1 + order.double() * 1e-12) * (-1) ** order
+
+    def body(ctx):
+        return several_steps(lambda ps: impl.TopK(ps, 0.25), bucket_of((12,)), [near_one(ctx.rank)])
+
+    own = [[near_one(rank)] for rank in range(2)]
+    expect_steps(run(body, 2), simulate(own, 3), "3 of 12 entries between 1 and 1 + 1e-11")
+
+
+@exercise("4.6", "virtual", asserts="momentum masking")
 def test_momentum_comes_before_the_choice(impl, run, seed):
     """Velocity and residual follow the gradients; both are cleared where something was sent."""
     check_topk(impl, run, seed, ((2, torch.float64), (1, torch.float32)), 0.2, 0.7)
 
 
-@exercise("4.6", "virtual")
+@exercise("4.6", "virtual", asserts="belongs-to-parameters zeros-at-first")
 def test_nothing_is_lost_when_buckets_are_made_anew(impl, run, seed):
     """What is owed moves with its parameters: after some empty steps everything has arrived."""
     sizes, full = {"p": 8, "q": 5}, 3  # entries of each parameter; steps that are not empty
-    layouts = ["pq"], ["pq"], ["q", "p"], *[["qp"]] * 5  # of each step: which are in which bucket
+    # of each step: which are in which bucket; the first one comes again
+    layouts = ["pq"], ["q", "p"], ["pq"], *[["qp"]] * 5
 
     def body(ctx):
         parameters = {x: nn.Parameter(torch.zeros(n).double()) for x, n in sizes.items()}
@@ -177,11 +201,12 @@ def test_nothing_is_lost_when_buckets_are_made_anew(impl, run, seed):
             what="all that has arrived, of parameters that changed their buckets",
             rank=rank,
             contributions=put,
+            rules=[lambda _: MOVED],
             rtol=1e-9,
         )
 
 
-@exercise("4.6", "virtual gloo")
+@exercise("4.6", "virtual gloo", asserts="bytes messages count cost")
 def test_bytes_are_those_of_k_values_and_indices(impl, run, seed, cases):
     """(W-1)·k·(itemsize + 4) bytes per bucket, in few messages; k is at least 1."""
     for world_size, ratio, dtype in cases(
@@ -214,7 +239,7 @@ def test_bytes_are_those_of_k_values_and_indices(impl, run, seed, cases):
             expect_bytes(mine, want, f"2 steps × (W-1)·{k}·({dtype.itemsize} + 4)", messages=4)
 
 
-@exercise("4.6", "virtual")
+@exercise("4.6", "virtual", asserts="count same-bits")
 def test_ratio_one_is_an_exact_sum(impl, run, seed):
     """With ratio 1 everything is sent, and nothing is owed."""
 
@@ -228,61 +253,121 @@ def test_ratio_one_is_an_exact_sum(impl, run, seed):
     expect_steps(run(body, 3), want, "ratio 1", rtol=1e-12)
 
 
-@exercise("4.6", "virtual")
+@exercise("4.6", "virtual", asserts="state copy numbered life")
 def test_state_goes_on_to_the_bit(impl, run, seed):
     """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
     check_resumed(run, lambda ps: impl.TopK(ps, 0.2, 0.5), seed)
 
 
-@exercise("4.6", "virtual gloo")
+@exercise("4.6", "virtual gloo", asserts="empty")
 def test_empty_and_tiny_buckets(impl, run, seed):
     """Buckets of no, one and two entries, and of zeros only."""
     check_edges(run, lambda ps: impl.TopK(ps, 0.01, 0.5), seed)
 
 
-@exercise("4.6", "virtual")
-def test_works_in_a_group(impl, run):
-    """Ranks 1 and 2 of three compress among themselves."""
-    check_in_a_group(run, lambda ps, group: impl.TopK(ps, 0.5, group=group))
+@exercise(
+    "4.6",
+    "virtual",
+    asserts="group-only like-the-buffer frozen several-under-way untouched not-kept-alive "
+    "group dtype layout parameters life alone",
+)
+def test_two_models_in_two_groups(impl, run, seed):
+    """Ranks 4, 1, 3 and ranks 2, 0 (with momentum) compress among themselves, in three dtypes."""
+
+    def expect(sums: Sums) -> None:
+        k = round(0.3 * len(sums.own[0][0]))
+        momentum = 0.5 if sums.ranks == [0, 2] else 0.0
+        want = simulate(sums.own, k, momentum)
+        for rank, steps in zip(sums.ranks, sums.got, strict=True):
+            for step, got in enumerate(steps):
+                expect_close(
+                    got,
+                    want[step],
+                    what=f"{sums.what}, step {step}",
+                    rank=rank,
+                    rules=also(step, variants(sums.own, k, momentum)),
+                    rtol=2e-3 if sums.dtype == torch.float16 else 1e-5,
+                    atol=1e-6,
+                )
+
+    def make(parameters, group):
+        return impl.TopK(parameters, 0.3, 0.5 if dist.get_world_size(group) == 2 else 0.0, group)
+
+    check_training(run, make, seed, expect)
 
 
-@exercise("4.6", "virtual")
+@exercise("4.6", "virtual", asserts="memory one-tensor resources")
+def test_memory_is_a_copy_of_the_gradients(impl, run):
+    """A copy of the gradients, two with momentum, also after buckets are made anew."""
+    check_memory(run, lambda ps, _: impl.TopK(ps, 0.01), 1)
+    check_memory(run, lambda ps, _: impl.TopK(ps, 0.01, 0.5), 2)
+
+
+@exercise("4.6", "virtual", asserts="begins cost")
 def test_hook_begins_and_does_not_wait(impl, run):
     """The hook returns while values and indices are on the way."""
     check_begins(run, lambda ps: impl.TopK(ps, 0.9))
 
 
-@exercise("4.6", "virtual")
+@exercise("4.6", "virtual", asserts="refused unknown other-state refusals")
 def test_bad_input_is_refused(impl, run):
     """Ratios outside (0, 1], momentum outside [0, 1), other parameters' state, their bucket."""
+    nan = float("nan")
+    settings = [(0.0,), (-0.1,), (1.5,), (nan,), (0.1, 1.0), (0.1, -0.5), (0.1, nan)]
     calls = [
-        ("ratio 0", ["0"]),
-        ("ratio 1.5", ["1.5"]),
-        ("momentum 1", ["1"]),
-        ("momentum -0.5", ["-0.5"]),
-        ("a state of other parameters", ["8", "41"]),
-        ("a state of fewer parameters", []),
-        ("a bucket of other parameters", ["8"]),
+        *(f"(ratio, momentum) = {values}" for values in settings),
+        "a state of other parameters",
+        "a state of fewer parameters",
+        "a state of more parameters",
+        "a bucket of other parameters",
+        "a bucket whose last parameter is another's",
+        "a bucket whose first parameter is another's",
+        "a bucket whose parameter in the middle is another's",
+        "a state of the same parameters in another order",
     ]
 
     def body(ctx):
         bucket, other = bucket_of((41,), (3,)), bucket_of((8,), (3,))
-        hook = impl.TopK(bucket.parameters, 0.5)
-        fewer = impl.TopK(bucket.parameters[:1], 0.5)
+        (first, second), (another, _) = bucket.parameters, other.parameters
+        hook = impl.TopK([first, second], 0.5)
+        fewer = impl.TopK([first], 0.5)
+        more = impl.TopK([first, second, another], 0.5)
+        lists = [first, another], [another, second], [first, another, second]
+        turned = impl.TopK([second, first], 0.5)
+        mixed = [Bucket(1, pair) for pair in lists]
         return [
-            refusal(impl.TopK, bucket.parameters, 0.0),
-            refusal(impl.TopK, bucket.parameters, 1.5),
-            refusal(impl.TopK, bucket.parameters, 0.1, 1.0),
-            refusal(impl.TopK, bucket.parameters, 0.1, -0.5),
+            *(refusal(impl.TopK, bucket.parameters, *values) for values in settings),
             refusal(hook.load_state_dict, impl.TopK(other.parameters, 0.5).state_dict()),
             refusal(hook.load_state_dict, fewer.state_dict()),
-            refusal(hook, other),
+            refusal(hook.load_state_dict, more.state_dict()),
+            *(refusal(hook, wrong) for wrong in (other, *mixed)),
+            refusal(hook.load_state_dict, turned.state_dict()),
         ]
 
     expect_refused(run(body, 2), calls)
 
 
-@exercise("4.6", "virtual")
+@exercise("4.6", "virtual", asserts="unknown residual life")
+def test_a_refused_bucket_changes_nothing(impl, run, seed):
+    """A bucket with an unknown parameter is refused between two steps, which go on as before."""
+
+    def body(ctx):
+        bucket, other = bucket_of(*SHAPES), bucket_of((2,))
+        hook = impl.TopK(bucket.parameters, 0.2, 0.5)
+        found = []
+        for step in range(3):
+            found.append(reduced(hook, bucket, gradient(bucket, seed, ctx.rank, step)))
+            strange = Bucket(1, [*bucket.parameters, *other.parameters])
+            strange.buffer.fill_(7.0)
+            refusal(hook, strange)
+        return found
+
+    own = all_gradients(bucket_of(*SHAPES), seed, 2, 3)
+    want = simulate(own, 8, 0.5)
+    expect_steps(run(body, 2), want, "with refused buckets between", rtol=1e-5, atol=1e-6)
+
+
+@exercise("4.6", "virtual", asserts="nothing-half-loaded refusals")
 def test_a_refused_state_changes_nothing(impl, run):
     """A state of which a part fits is refused as a whole: other sizes, momentum there or here."""
     with_it, without = lambda ps: impl.TopK(ps, 0.1, 0.5), lambda ps: impl.TopK(ps, 0.1)
@@ -295,7 +380,7 @@ def test_a_refused_state_changes_nothing(impl, run):
     check_refused_state(run, calls)
 
 
-@exercise("4.6", "gloo")
+@exercise("4.6", "gloo", asserts="bytes cost")
 def test_time_is_gained_between_nodes(impl, run, nodes):
     """Two nodes with a link of 8 Mbit/s: 1 MB takes a second, and compressed far less."""
     check_time_gained(run, nodes, lambda ps: impl.TopK(ps, 0.01), 30)

@@ -112,9 +112,18 @@ def test_a_run_is_killed_refused_told_to_leave_and_comes_to_its_end(
         wait_for(lambda: log.read_text().count("resumed after step") == 1)
         wait_for(recorded(config, 10))
         ranks, second = ranks_of(process.pid, log), tmp_path / "second"
-        for rank in ranks:
-            os.kill(rank, signal.SIGSTOP)  # what the lock tells of the holder comes from it alone
-        assert len(processes_of(log)) > len([process.pid, *ranks]), "no loader's process is known"
+
+        def stopped_beside_a_loader() -> bool:
+            """All ranks are stopped, and not between two epochs: a loader's process is alive."""
+            for rank in ranks:
+                os.kill(rank, signal.SIGSTOP)
+            if len(processes_of(log)) > len([process.pid, *ranks]):
+                return True
+            for rank in ranks:
+                os.kill(rank, signal.SIGCONT)
+            return False
+
+        wait_for(stopped_beside_a_loader)  # what the lock tells of the holder comes from it alone
         with launched(config, second, agents, 1, NPROC_PER_NODE="1") as other:
             assert other.wait(150) == REFUSED, second.read_text()
         line = rf"imagenet_trainer: \S+/checkpoints is in use by process {ranks[0]} on .*"

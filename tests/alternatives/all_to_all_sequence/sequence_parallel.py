@@ -9,7 +9,13 @@ import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
 
 from .parallel_transformer import ParallelBlock
-from .tensor_parallel import ColumnParallelLinear, RowParallelLinear, block_of, check_width
+from .tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    block_of,
+    check_width,
+    place_in,
+)
 
 
 def all_positions(part, group):
@@ -49,7 +55,22 @@ class _Scatter(torch.autograd.Function):
         return all_positions(grad, ctx.group), None
 
 
+def start_gather(part, group):
+    part, count = part.contiguous(), dist.get_world_size(group)
+    blocks = [torch.empty_like(part) for _ in range(count)]
+    work = dist.all_gather(blocks, part, group=group, async_op=True)
+    return lambda: work.wait() and torch.cat(blocks, 1)
+
+
+def start_scatter(x, group):
+    terms = torch.stack(x.chunk(dist.get_world_size(group), 1))
+    received = torch.empty_like(terms)
+    work = dist.all_to_all_single(received, terms, group=group, async_op=True)
+    return lambda: work.wait() and received.sum(0)
+
+
 def gather_sequence(x, group=None):
+    place_in(group)
     return _Gather.apply(x, group)
 
 
@@ -66,8 +87,6 @@ class _Column(ColumnParallelLinear):
     def forward(self, part):
         check_width(part, self.weight.shape[1], self)
         whole = gather_sequence(part, self.group)
-        if torch.is_autocast_enabled("cpu"):
-            whole = whole.to(torch.get_autocast_dtype("cpu"))
         kept = whole.untyped_storage().data_ptr()
 
         def pack(tensor):
@@ -109,16 +128,15 @@ class SequenceParallelBlock(ParallelBlock):
 
 
 def sum_replicated_gradients(parameters, group=None):
-    """Two dtypes at most: what is float64, and the rest."""
+    """Sorted by the name of the dtype."""
     unique = {id(p): p for p in parameters if p.requires_grad}.values()
     for p in unique:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
-    for wide in (False, True):
-        grads = [p.grad for p in unique if (p.dtype == torch.float64) == wide]
-        if grads:
-            flat = torch.cat([g.reshape(-1) for g in grads])
-            dist.all_reduce(flat, group=group)
-            for g in grads:
-                g.copy_(flat[: g.numel()].view_as(g))
-                flat = flat[g.numel() :]
+    for dtype in sorted({p.dtype for p in unique}, key=str):
+        grads = [p.grad for p in unique if p.dtype == dtype]
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        dist.all_reduce(flat, group=group)
+        for g in grads:
+            g.copy_(flat[: g.numel()].view_as(g))
+            flat = flat[g.numel() :]

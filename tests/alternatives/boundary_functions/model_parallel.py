@@ -33,7 +33,7 @@ class Last(nn.Module):
 def layers_of(model):
     if hasattr(model, "blocks"):
         return [First(model), *model.blocks, Last(model)]
-    return [layer for _, layer in model.named_children()]
+    return [model[number] for number in range(len(model))]
 
 
 class ToNext(torch.autograd.Function):
@@ -74,7 +74,8 @@ class Stage(nn.Module):
         super().__init__()
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         inner = sorted(set(bounds[1:-1]))
-        if [0, *inner, len(layers)] != list(bounds) or len(inner) != self.size - 1:
+        inside = all(0 < bound < len(layers) for bound in inner)
+        if not inside or [0, *inner, len(layers)] != list(bounds) or len(inner) != self.size - 1:
             raise ValueError(f"{bounds} is no cut of {len(layers)} layers into {self.size} stages")
         begin, end = bounds[self.rank], bounds[self.rank + 1]
         self.own = nn.ModuleList(layers[begin:end])
@@ -86,11 +87,13 @@ class Stage(nn.Module):
                 where.setdefault(p, set()).add(stage)
         self.shared = []
         for p, stages in where.items():
-            if len(stages) > 1 and self.rank in stages:
-                ranks = [dist.get_process_group_ranks(group)[s] for s in sorted(stages)]
+            if len(stages) > 1 and p.requires_grad:
+                together = stages if self.rank in stages else {self.rank}
+                ranks = [dist.get_process_group_ranks(group)[s] for s in sorted(together)]
                 own_group = dist.new_group(ranks, use_local_synchronization=True)
-                dist.broadcast(p.data, src=ranks[0], group=own_group)
-                self.shared.append((p, own_group))
+                if self.rank in stages:
+                    dist.broadcast(p.data, src=ranks[0], group=own_group)
+                    self.shared.append((p, own_group))
 
     def forward(self, inputs):
         x = inputs

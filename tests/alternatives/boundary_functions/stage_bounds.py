@@ -19,33 +19,52 @@ def parameter_costs(layers):
 
 
 def measured_costs(layers, example, *, repeats=5, group=None):
+    if repeats <= 0:
+        raise ValueError(f"{repeats} runs have no median")
     found = [None]
     if not dist.get_rank(group):
-        state, x, found = torch.get_rng_state(), example, [[]]
-        for layer in layers:
-            twin, times = copy.deepcopy(layer), []
-            for _ in range(repeats + 1):
-                source = x.clone()
-                if x.is_floating_point():
-                    source.requires_grad_()
-                start = time.perf_counter()
-                y = twin(source)
-                wanted = [t for t in (source, *twin.parameters()) if t.requires_grad]
-                if wanted:
-                    torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
-                times.append(time.perf_counter() - start)
-            found[0].append(sorted(times[1:])[repeats // 2])
-            x = y.detach()
+        state = torch.get_rng_state()
+        try:
+            found = [medians(layers, example, repeats)]
+        except Exception as error:
+            found = [error]
         torch.set_rng_state(state)
+    mine = found[0]
+    if isinstance(mine, Exception):
+        found = [None]
     dist.broadcast_object_list(found, group_src=0, group=group)
+    if isinstance(mine, Exception):
+        raise mine
+    if found[0] is None:
+        raise RuntimeError("no costs: the first rank has failed")
     return found[0]
+
+
+def medians(layers, x, repeats):
+    found = []
+    for layer in layers:
+        twin, times = copy.deepcopy(layer), []
+        for _ in range(repeats + 1):
+            source = x.clone()
+            if x.is_floating_point():
+                source.requires_grad_()
+            given = source.clone()
+            start = time.perf_counter()
+            y = twin(given)
+            wanted = [t for t in (source, *twin.parameters()) if t.requires_grad]
+            if wanted:
+                torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
+            times.append(time.perf_counter() - start)
+        found.append(sorted(times[1:])[repeats // 2])
+        x = y.detach()
+    return found
 
 
 def partition(costs, stages):
     count = len(costs)
     if stages < 1 or stages > count:
         raise ValueError(f"cannot make {stages} stages of {count} layers")
-    if not all(cost >= 0 for cost in costs):
+    if not all(0 <= cost < float("inf") for cost in costs):
         raise ValueError(f"not costs: {costs}")
 
     def fill(limit):

@@ -42,7 +42,10 @@ class LossScaler:
         if self.found is not None:
             raise ValueError("these gradients are unscaled already")
         found = {id(p): p for p in parameters}.values()
-        bad = torch.zeros(1, dtype=torch.int32, device=next(iter(found)).device)
+        bad = torch.zeros(1, dtype=torch.int32)
+        for p in found:
+            bad = bad.to(p.device)
+            break
         for p in found:
             if p.grad is not None:
                 bad += (~torch.isfinite(p.grad)).any()
@@ -58,7 +61,7 @@ class LossScaler:
         self.run = min(self.run, 0) - 1 if overflow else max(self.run, 0) + 1
         if overflow and -self.run >= self.patience:
             self.scale = max(self.minimum, self.scale * self.backoff)
-        if self.run == self.interval:
+        if self.run >= self.interval:
             self.run, grown = 0, self.scale * self.growth
             self.scale = grown if grown < 2.0**128 else self.scale
 
@@ -70,7 +73,7 @@ class LossScaler:
 
 
 def scaled_step(model, optimizer, scaler, window, *, max_norm=None, group=None):
-    if max_norm is not None and max_norm <= 0:
+    if max_norm is not None and not max_norm > 0:
         raise ValueError(f"can't clip to {max_norm}")
     loss, total, trainable = reduced(model, window, scaler.scale, group)
     if not total:

@@ -16,7 +16,10 @@ WIDE = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.Softmax, 
 def check_precision(model, dtype):
     if dtype not in {torch.bfloat16, torch.float16}:
         raise ValueError(f"{dtype} is not a 16-bit floating type: float16 or bfloat16")
-    rounded = {n: p.dtype for n, p in model.named_parameters() if p.dtype != torch.float32}
+    if hasattr(model, "wrapped_in") or isinstance(model, MixedPrecision):
+        raise ValueError("this model is wrapped already")
+    rounded = {n: p.dtype for n, p in model.named_parameters()}
+    rounded = {n: d for n, d in rounded.items() if d.is_floating_point and d != torch.float32}
     if rounded:
         raise ValueError(f"these are not float32: {rounded}")
     device = next(model.parameters()).device
@@ -33,6 +36,7 @@ class MixedPrecision(nn.Module):
         super().__init__()
         check_precision(model, dtype)
         self.model, self.dtype = model, dtype
+        model.wrapped_in = dtype
         wide = [m for m in model.modules() if isinstance(m, WIDE)]
         kept = {id(t) for m in wide for t in (*m.parameters(), *m.buffers())}
         self.low = [

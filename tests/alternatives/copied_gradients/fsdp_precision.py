@@ -22,7 +22,7 @@ class MixedPrecisionFlat(FlatParameter):
         if not (compute_dtype.is_floating_point and reduce_dtype.is_floating_point):
             raise ValueError("only floating-point dtypes")
         super().__init__(parameters, group, device)
-        self.reduce_dtype = reduce_dtype
+        self.reduce_dtype = reduce_dtype if self.shard.is_floating_point() else self.shard.dtype
         if self.shard.is_floating_point():
             self.make_full(compute_dtype, device)
 

@@ -4,6 +4,7 @@ sweep over all ends turns into times, data waits measured beside the phases."""
 
 from __future__ import annotations
 
+import itertools
 import time
 import types
 
@@ -16,15 +17,34 @@ class Times:
     """Moments of a device."""
 
     def __init__(self, device):
-        self.cuda = device.type == "cuda"
+        self.cuda, self.device = device.type == "cuda", device
 
     def now(self):
         if not self.cuda:
             return time.perf_counter()
-        return torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+        event = torch.cuda.Event(enable_timing=True)
+        return torch.cuda.current_stream(self.device).record_event(event)
 
     def between(self, a, b):
         return a.elapsed_time(b) / 1000 if self.cuda else b - a
+
+    def wait(self, end):
+        end.synchronize()
+
+
+class StreamClock(Times):
+    mark = Times.now
+    seconds = Times.between
+
+    def settle(self):
+        torch.cuda.synchronize(self.device)
+
+
+def covered(intervals):
+    intervals = [*intervals]
+    moments = sorted({moment for interval in intervals for moment in interval})
+    inside = lambda a, b: any(x <= a and b <= y for x, y in intervals)
+    return sum((b - a for a, b in itertools.pairwise(moments) if inside(a, b)), 0.0)
 
 
 class Span:
@@ -50,8 +70,10 @@ class Waiting:
     def wait(self):
         with Span(self.monitor, "!waiting"):
             result = self.handle.wait()
-        end = self.ends[0] if self.ends else self.monitor.notes[-1][2]
-        self.monitor.notes.append(("!flying", self.began, end))
+        self.ends.append(self.monitor.notes[-1][2])
+        if self.began is not None:
+            self.monitor.notes.append(("!flying", self.began, self.ends[0]))
+        self.began = None
         return result
 
 
@@ -121,7 +143,7 @@ class StepMonitor:
     def step(self, *, samples, loss, tokens=0):
         end = self.times.now()
         if self.times.cuda:
-            end.synchronize()
+            self.times.wait(end)
             for _, _, last in self.notes:
                 assert last.query()
         ends = []

@@ -24,7 +24,7 @@ class Snapshot:
             if not isinstance(leaf, torch.Tensor):
                 out.append(leaf)
                 continue
-            same = (leaf.untyped_storage()._cdata, leaf.storage_offset(), leaf.shape, leaf.stride())
+            same = (leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride())
             if same not in of_original:
                 key = (number, leaf.shape, leaf.dtype)
                 buffer = self.buffers.get(key)
@@ -55,7 +55,10 @@ class AsyncCheckpointer:
     def save(self, step, shared, own=None, *, score=None, metadata=None) -> float:
         start = time.perf_counter()
         self.wait()
-        mine = self.snapshot.take([shared if self.store.rank == 0 else {}, own or {}])
+        try:
+            mine = self.snapshot.take([shared if self.store.rank == 0 else {}, own or {}])
+        except (RuntimeError, NotImplementedError):
+            mine = [{}, {"failed": self}]
         self.pending = self.pool.submit(
             self.store.save, step, *mine, score=score, metadata=copy.deepcopy(metadata)
         )

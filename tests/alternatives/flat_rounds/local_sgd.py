@@ -23,9 +23,9 @@ def by_dtype(tensors):
 def mean_over_ranks(tensors, group=None):
     if dist.get_rank(group) == -1:
         raise ValueError("this rank is not in the group")
-    if not all(t.dtype.is_floating_point for t in tensors):
+    if not all(t.dtype.is_floating_point or t.dtype.is_complex for t in tensors):
         raise ValueError("integers have no mean")
-    vectors = [parameters_to_vector(kind) for kind in by_dtype(tensors)]
+    vectors = [torch.cat([t.detach().reshape(-1) for t in kind]) for kind in by_dtype(tensors)]
     for vector in vectors:
         average(vector, group)
     means = [torch.empty_like(t) for t in tensors]
@@ -49,8 +49,9 @@ class LocalSGD:
         if not every > 0:
             raise ValueError(f"H must be positive, not {every}")
         self.model, self.group, self.done, self.every = model, group, 0, every
-        expect_alike([*model.state_dict().values()], group)
-        for tensor in model.state_dict().values():
+        everything = [*model.parameters(), *model.buffers()]
+        expect_alike(everything, group)
+        for tensor in everything:
             self.from_first(tensor)
         self.kinds = by_dtype([p for p in model.parameters() if p.requires_grad])
         self.prepare()
@@ -78,12 +79,14 @@ class LocalSGD:
             with torch.no_grad():
                 for p, part in zip(kind, vector.split([p.numel() for p in kind]), strict=True):
                     p.copy_(part.view_as(p))
-        for buffer in self.model.buffers():
-            if buffer.is_floating_point():
-                total = buffer.clone(memory_format=torch.contiguous_format)
-                dist.all_reduce(total, group=self.group)
-                buffer.copy_(total / dist.get_world_size(self.group))
-            else:
+        buffers = list(self.model.buffers())
+        for kind in by_dtype([b for b in buffers if b.is_floating_point()]):
+            vector = torch.cat([b.reshape(-1) for b in kind])
+            average(vector, self.group)
+            for b, part in zip(kind, vector.split([b.numel() for b in kind]), strict=True):
+                b.copy_(part.view(b.shape))
+        for buffer in buffers:
+            if not buffer.is_floating_point():
                 self.from_first(buffer)
         return True
 
@@ -95,7 +98,7 @@ class DiLoCo(LocalSGD):
     """The velocity is kept times the learning rate, as Sutskever et al. write it."""
 
     def __init__(self, model, *, every, lr=0.7, momentum=0.9, group=None):
-        if not (lr > 0 and math.isfinite(lr)) or momentum < 0 or momentum >= 1:
+        if not (lr > 0 and math.isfinite(lr)) or not 0 <= momentum < 1:
             raise ValueError(f"outer lr {lr}, momentum {momentum}")
         self.lr, self.mu = lr, momentum
         super().__init__(model, every=every, group=group)

@@ -39,6 +39,8 @@ def bf16_compress(bucket, group=None):
 
 
 def fp16_compress(bucket, group=None):
+    if bucket.buffer.dtype.is_complex or dist.get_rank(group) == -1:
+        raise ValueError("real gradients of members only")
     small = bucket.buffer.half()
     future = dist.all_reduce(small, group=group, async_op=True).get_future()
     return future.then(lambda _: bucket.buffer.copy_(small))
@@ -46,6 +48,8 @@ def fp16_compress(bucket, group=None):
 
 class two_level:
     def __init__(self, node, leaders):
+        if dist.get_rank(node) == -1:
+            raise ValueError("this rank is not in the node")
         self.node, self.leaders = node, leaders
 
     def __call__(self, bucket):

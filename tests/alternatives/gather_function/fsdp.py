@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from solutions.phase3_multi_node.fsdp import FlatParameter as FlatParameter  # for later exercises
+
 
 class _Gather(torch.autograd.Function):
     @staticmethod
@@ -37,7 +39,7 @@ class Vector:
         self.ends = list(accumulate(p.numel() for p in parameters))
         self.length = math.ceil(self.ends[-1] / self.size)
         low = self.rank * self.length
-        flat = nn.utils.parameters_to_vector(p.detach() for p in parameters)
+        flat = torch.cat([p.detach().reshape(-1) for p in parameters])
         mine = flat[low : low + self.length].clone()
         self.shard = nn.Parameter(mine, requires_grad=parameters[0].requires_grad)
         self.again = None  # gathered for backward
@@ -77,9 +79,7 @@ class FSDP(nn.Module):
             if any(parts & other for other in held[:k]):
                 raise ValueError(f"unit {k} overlaps with another")
         held.append(set(module.modules()) - set().union(*held))
-        homes = [
-            {p for part in parts for p in part.parameters(recurse=False)} for parts in held
-        ]
+        homes = [{p for part in parts for p in part.parameters(recurse=False)} for parts in held]
         everything = list(module.parameters())
         if sum(map(len, homes)) != len(everything):
             raise ValueError("a parameter is tied across units")
@@ -102,7 +102,12 @@ class FSDP(nn.Module):
             owner.forward = self._around(owner.forward, mine)
         self.shards = nn.ParameterList(v.shard for v in self.vectors)
 
+        self.kinds = [(p.dtype, p.requires_grad) for p in self.parameters()]
+
     def forward(self, *args, **kwargs):
+        if self.kinds != [(p.dtype, p.requires_grad) for p in self.parameters()]:
+            raise ValueError("the parameters are not what they were")
+        self._forget()
         return self.module(*args, **kwargs)
 
     def _around(self, forward, mine):
@@ -147,10 +152,11 @@ class FSDP(nn.Module):
 
 
 def clip_by_global_norm(model, max_norm):
-    if max_norm <= 0:
+    if not max_norm > 0:
         raise ValueError(f"the limit must be positive, not {max_norm}")
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    total = torch.tensor([sum(float((g.double() ** 2).sum()) for g in grads)]).double()
+    squares = sum(float((g.double() ** 2).sum()) for g in grads)
+    total = torch.tensor([squares], dtype=torch.float64)
     dist.all_reduce(total, group=model.group)
     norm = math.sqrt(float(total))
     if math.isfinite(norm):

@@ -63,7 +63,7 @@ def sum_over_ranks(x, group=None):
     """x plus a constant: the other ranks' terms."""
     place_in(group)
     total = reduced(x, group)
-    return x + (total - x).detach() if x.requires_grad else total
+    return (x + (total - x).detach()).contiguous() if x.requires_grad else total
 
 
 class _Joined(torch.autograd.Function):

@@ -47,7 +47,8 @@ def train(
     found = store.load()
     at = Position()
     if found:
-        at = state.restore(adapt(found, dist.get_world_size(group), seed))
+        size = dist.get_world_size(group) if dist.is_initialized() else 1
+        at = state.restore(adapt(found, size, seed))
     saved = at.step
     while at.epoch < epochs:
         loader.batch_sampler.set_epoch(at.epoch)
@@ -64,5 +65,6 @@ def train(
                 return False
         at.epoch, at.batch = at.epoch + 1, 0
     if saved != at.step:
+        heartbeat.beat(at.step, "saving")
         store.save(at.step, *state.capture(at))
     return True

@@ -21,6 +21,7 @@ ROW = 16384  # bytes of a rank in the table
 @dataclasses.dataclass
 class Beat:
     attempt: str
+    host: str
     pid: int
     count: int
     step: int
@@ -38,16 +39,15 @@ class Heartbeat:
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.folder.mkdir(parents=True, exist_ok=True)
         self.table = os.open(self.folder / "table", os.O_RDWR | os.O_CREAT, 0o600)
-        self.latest = Beat(attempt, os.getpid(), 0, -1, "beginning", "running", "")
+        host = os.uname().nodename
+        self.latest = Beat(attempt, host, os.getpid(), 0, -1, "beginning", "running", "")
 
     def beat(self, step, place):
-        old = self.latest
-        self.latest = Beat(old.attempt, old.pid, old.count + 1, step, place, "running", "")
+        count = self.latest.count + 1
+        self.latest = dataclasses.replace(self.latest, count=count, step=step, place=place)
 
     def end(self, status, note=""):
-        old = self.latest
-        note = note[-4000:]
-        self.latest = Beat(old.attempt, old.pid, old.count, old.step, old.place, status, note)
+        self.latest = dataclasses.replace(self.latest, status=status, note=note[-4000:])
         self.publish()
 
     def publish(self):
@@ -150,7 +150,9 @@ class Watchdog:
             lines.append(f"stack of {rank}:\n{found}")
         (self.heartbeat.folder / "unfinished").write_text("\n".join(lines))
         os.replace(self.heartbeat.folder / "unfinished", self.path())
+        print("\n".join(lines), file=sys.stderr, flush=True)
         for rank in blamed:
-            if beats[rank] and beats[rank].pid != os.getpid():
+            here = beats[rank] and beats[rank].host == self.heartbeat.latest.host
+            if here and beats[rank].pid != os.getpid():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(beats[rank].pid, signal.SIGKILL)

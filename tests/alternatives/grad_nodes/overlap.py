@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from given.agreement import expect_alike
+from given.hooks import claim
 
 from .buckets import Bucket, broadcast_tensors, order_of_first_rank, partition
 
 MIB = 1 << 20
+
+
+def call(known, k, *_):
+    if known() is not None:
+        known().arrived(k)
 
 
 class BucketedDDP(nn.Module):
@@ -25,6 +34,7 @@ class BucketedDDP(nn.Module):
             raise ValueError("DDP needs trainable parameters, on one device")
         if any(getattr(m, "sparse", False) for m in module.modules()):
             raise ValueError("sparse gradients can't be bucketed")
+        claim(self.params, self)
         self.sizes = (bucket_bytes, first_bucket_bytes)
         self.arrange(self.params[::-1])
         everything = list(module.parameters()) + list(module.buffers())
@@ -35,7 +45,7 @@ class BucketedDDP(nn.Module):
         self.nodes = []  # kept alive: a node that is collected loses its hook
         for k, p in enumerate(self.params):
             node = p.expand_as(p).grad_fn.next_functions[0][0]
-            node.register_hook(lambda *_, k=k: self.arrived(k))
+            node.register_hook(functools.partial(call, weakref.ref(self), k))
             self.nodes.append(node)
 
     def arrange(self, params):

@@ -20,6 +20,16 @@ def _table(flat):
         begin += shape.numel()
 
 
+def parts_of(flat):
+    inside = list(range(flat.start, flat.start + len(flat.shard)))
+    for names, shape, begin in _table(flat):
+        mine = [number for number in inside if begin <= number < begin + shape.numel()]
+        if mine or shape.numel() == 0:
+            low = mine[0] if mine else flat.start
+            where = slice(low - flat.start, low - flat.start + len(mine))
+            yield names, shape, low - begin if mine else 0, where
+
+
 def full_state_dict(model):
     first = dist.get_rank(model.group) == 0
     out = {}

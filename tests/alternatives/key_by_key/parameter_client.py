@@ -1,5 +1,5 @@
 # for: 3.26
-"""Written differently: blocking messages, one server after the other; keys placed with a heap."""
+"""Written differently: blocking messages, answers one by one; keys placed with a heap."""
 
 from __future__ import annotations
 
@@ -55,18 +55,23 @@ class Client:
         return [k for k in self.shapes if k in names and self.place[k] == server]
 
     def pull(self, keys):
-        keys, found = list(keys), {}
-        for server in range(self.servers):
+        keys, found, coming = list(keys), {}, []
+        for server in range(self.servers):  # a server that answers must not wait for another one
             names = self.on(server, keys)
-            self.ask(server, WANT, keys)
-            version = torch.empty(1, dtype=torch.int64)
-            dist.recv(version, group=self.group, group_src=server)
-            self.versions[server] = version.item()
-            if not names:
-                continue
             sizes = [self.shapes[name][0].numel() for name in names]
-            row = torch.empty(sum(sizes), dtype=self.shapes[names[0]][1])
-            dist.recv(row, group=self.group, group_src=server)
+            version = torch.empty(1, dtype=torch.int64)
+            works = [dist.irecv(version, group=self.group, group_src=server)]
+            row = None
+            if names:
+                row = torch.empty(sum(sizes), dtype=self.shapes[names[0]][1])
+                works.append(dist.irecv(row, group=self.group, group_src=server))
+            coming.append((names, sizes, version, row, works))
+        for server in range(self.servers):
+            self.ask(server, WANT, keys)
+        for server, (names, sizes, version, row, works) in enumerate(coming):
+            for work in works:
+                work.wait()
+            self.versions[server] = version.item()
             for size, name in zip(sizes, names, strict=True):
                 found[name], row = row[:size].reshape(self.shapes[name][0]), row[size:]
         return found

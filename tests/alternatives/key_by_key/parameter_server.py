@@ -72,7 +72,7 @@ class Server:
         for name, value in self.values.items():
             sums, count = torch.zeros_like(value), 0
             for samples, gradients in pushes:
-                if name in gradients:
+                if name in gradients and samples:
                     sums += samples * gradients[name]
                     count += samples
             if count:

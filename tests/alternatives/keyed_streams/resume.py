@@ -4,13 +4,13 @@ loop iterates by hand."""
 
 from __future__ import annotations
 
+import io
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from .sample_seeds import random_state, set_random_state
-
-KINDS = ("module.", "_orig_mod.")
 
 
 class Position:
@@ -23,15 +23,21 @@ def batches(loader, position, epochs):
         position.epoch = epoch
         for each in (loader.batch_sampler, loader.dataset):
             getattr(each, "set_epoch", lambda _: None)(epoch)
-        iterator = iter(loader)
+        generator = loader.generator or torch.default_generator
+        before, iterator = generator.get_state(), iter(loader)
+        if position.batch:
+            generator.set_state(before)
         while (batch := next(iterator, None)) is not None:
             position.step, position.batch = position.step + 1, position.batch + 1
             yield batch
         position.epoch, position.batch = epoch + 1, 0
 
 
-def plain(name: str) -> str:
-    return plain(name[name.index(".") + 1 :]) if name.startswith(KINDS) else name
+def plain(names: list[str]) -> list[str]:
+    heads = {name.partition(".")[0] for name in names}
+    if heads in ({"module"}, {"_orig_mod"}):
+        return plain([name.partition(".")[2] for name in names])
+    return names
 
 
 class ModelPart:
@@ -40,7 +46,8 @@ class ModelPart:
 
     @property
     def names(self) -> dict[str, str]:
-        return {plain(name): name for name in self.model.state_dict()}
+        full = list(self.model.state_dict())
+        return dict(zip(plain(full), full, strict=True))
 
     def state(self):
         full = self.model.state_dict()
@@ -63,6 +70,10 @@ class ModelPart:
         self.model.load_state_dict({self.names[short]: value for short, value in state.items()})
 
 
+def check_model_state(model, state):
+    ModelPart(model).check(state)
+
+
 class GeneratorPart:
     def __init__(self, generator: torch.Generator) -> None:
         self.state, self.load = generator.get_state, generator.set_state
@@ -70,7 +81,13 @@ class GeneratorPart:
 
 class OtherPart:
     def __init__(self, part) -> None:
-        self.state, self.load = part.state_dict, part.load_state_dict
+        self.state, self.take = part.state_dict, part.load_state_dict
+
+    def load(self, state) -> None:
+        stream = io.BytesIO()
+        torch.save(state, stream)
+        stream.seek(0)
+        self.take(torch.load(stream, weights_only=False))
 
 
 def adapter(part):

@@ -4,6 +4,9 @@ all segments of a step on their way up to a limit of three, receives posted far 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+
 import torch
 import torch.distributed as dist
 
@@ -14,7 +17,10 @@ def _check(tensor, op, group):
     if op not in OPS:
         raise ValueError(f"there is no operator {op}")
     if op == "mean" and tensor.dtype not in (
-        torch.float16, torch.bfloat16, torch.float32, torch.float64
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
     ):
         raise ValueError(f"integers ({tensor.dtype}) have no mean here")
     if dist.get_rank(group) == -1:
@@ -24,7 +30,7 @@ def _check(tensor, op, group):
 
 def _add(into, other, op):
     if op == "max":
-        into.copy_(torch.where(other > into, other, into))
+        into.copy_(torch.where((other > into) | other.isnan(), other, into))
     else:
         into += other
 
@@ -35,10 +41,45 @@ def _bounds(n, w):
     return [c * base + min(c, more) for c in range(w)] + [n]
 
 
+def reduce_scatter_steps(rank, world_size):
+    chunks = [*range(rank - 1, -1, -1), *range(world_size - 1, rank - 1, -1)]
+    return [*itertools.pairwise(chunks)]
+
+
+def all_gather_steps(rank, world_size):
+    chunks = [*range(rank, -1, -1), *range(world_size - 1, rank, -1)]
+    return [*itertools.pairwise(chunks)]
+
+
+def exchange(outgoing, to, incoming, source, group):
+    """Global ranks; the send is started first."""
+    members = dist.get_process_group_ranks(group)
+    handles = []
+    if outgoing.numel() > 0:
+        handles = [dist.isend(outgoing, members[to], group)]
+    if incoming.numel() > 0:
+        handles = [dist.irecv(incoming, members[source], group), *handles]
+    return handles
+
+
+def wait(handles):
+    for handle in handles:
+        handle.wait()
+
+
+@contextlib.contextmanager
+def flattened(tensor):
+    whole = tensor.detach()
+    rows = whole.view(-1) if whole.is_contiguous() else whole.clone().flatten().contiguous()
+    yield rows
+    with torch.no_grad():
+        tensor.copy_(rows.view_as(tensor))
+
+
 def ring_reduce_scatter(tensor, op="sum", group=None):
     """A chunk's sum travels in the chunk; the last rank on its way is its owner."""
     rank, w = _check(tensor, op, group)
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().contiguous().view(-1)
     at = _bounds(flat.numel(), w)
     inbox = flat.new_empty(at[1])  # the first chunk is a longest one
     for step in range(w - 1, 0, -1):
@@ -60,7 +101,7 @@ def ring_reduce_scatter(tensor, op="sum", group=None):
 def ring_all_gather(tensor, group=None):
     """All receives are posted at once; each send waits for what it passes on."""
     rank, w = _check(tensor, "sum", group)
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().contiguous().view(-1)
     at = _bounds(flat.numel(), w)
     arriving = {}
     for step in range(1, w):
@@ -83,6 +124,8 @@ def ring_all_gather(tensor, group=None):
 
 def agree(tensor, op, group=None):
     """Least and most of two numbers: the length, and a hash of dtype and operator."""
+    if dist.get_rank(group) == -1:
+        raise ValueError("not in the group")
     rank, w = dist.get_rank(group), dist.get_world_size(group)
     kind = sum(k * ord(c) for k, c in enumerate(f"{tensor.dtype} {op}", 1))
     low = torch.tensor([tensor.numel(), kind], device=tensor.device)

@@ -9,12 +9,27 @@ import torch.distributed as dist
 from .ring_allreduce import _add, _bounds, _check
 
 
+class Hop:
+    def __init__(self, *facts):
+        self.outgoing, self.target, self.combines, self.completes = facts
+
+
+def ring_hops(rank, segments):
+    w = len(segments)
+    hops = []
+    for step in range(2 * w - 2):
+        for k, outgoing in enumerate(segments[rank - step % w - 1]):
+            target = segments[(rank - step - 2) % w][k]
+            hops.append(Hop(outgoing, target, step + 1 < w, step + 2 == w))
+    return iter(hops)
+
+
 def segmented_ring_all_reduce(tensor, op="sum", group=None, *, segment_bytes=1 << 18):
     """Handles by number of the hop; a hop waits for what it sends and for its buffer."""
     rank, w = _check(tensor, op, group)
     if segment_bytes <= 0:
         raise ValueError("a segment of no bytes")
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().contiguous().view(-1)
     at = _bounds(flat.numel(), w)
     size = max(1, segment_bytes // tensor.element_size())
     segments = max(1, -(-at[1] // size))

@@ -55,7 +55,7 @@ def _named(key: Any, value: Any, tensors: list) -> list:
     try:
         return _plain(value, tensors)
     except TypeError as error:
-        raise TypeError(f"{key}: {error}") from None
+        raise TypeError(f"{key[-200:]}: {error}") from None
 
 
 def _back(data: list, tensors: list) -> Any:
@@ -126,7 +126,7 @@ class CheckpointStore:
             try:
                 out = ("", action())
             except Exception as error:
-                out = (f"rank {self._rank()} failed: {error!r}", None)
+                out = (f"rank {self._rank()} failed: {repr(error)[:300]}", None)
         every = self._everyone(out)
         if any(problem for problem, _ in every):
             raise CheckpointError(", ".join(problem for problem, _ in every if problem))
@@ -159,7 +159,7 @@ class CheckpointStore:
         return str(folder)
 
     def save(self, step, shared, own=None, *, score=None, metadata=None) -> Path:
-        if step < 0:
+        if step < 0 or len(str(step)) > 8:
             raise ValueError(f"step {step}")
         folder = Path(self._attempt(lambda: self._start(step), only_first=True)[0])
         rank = self._rank()

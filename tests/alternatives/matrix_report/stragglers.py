@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
+from given.step_metrics import RankMetrics
+
 PHASES = ("data", "forward", "backward", "optimizer")
 COLUMNS = ("samples", "tokens", "flops", "seconds", "weighted", "own", "exposed", "hidden", "share")
 
@@ -60,6 +62,32 @@ class Report:
         return found
 
 
+def summarise(window):
+    size = torch.tensor([float(m.samples) for m in window], dtype=torch.float64)
+    losses = torch.tensor([float(m.loss) for m in window], dtype=torch.float64)[size > 0]
+    phases = [[m.phases.get(name, 0.0) for name in PHASES] for m in window]
+    mean = lambda values: torch.tensor(values, dtype=torch.float64).mean(0).tolist()
+    return RankMetrics(
+        samples=size.sum().item(),
+        tokens=float(sum(m.tokens for m in window)),
+        flops=float(sum(m.flops for m in window)),
+        seconds=float(sum(m.seconds for m in window)),
+        loss=((losses * size[size > 0]).sum() / size.sum()).item(),
+        own=torch.tensor([m.own_seconds for m in window], dtype=torch.float64).quantile(0.5).item(),
+        exposed=mean([m.exposed for m in window]),
+        hidden=mean([m.hidden for m in window]),
+        memory_share=max(m.memory / m.memory_capacity for m in window),
+        phases=tuple(mean(phases)),
+    )
+
+
+def metrics_of_all(mine, group=None, device="cpu"):
+    matrix = torch.zeros(dist.get_world_size(group), 13, dtype=torch.float64, device=device)
+    matrix[dist.get_rank(group)] = torch.tensor(mine.numbers(), dtype=torch.float64, device=device)
+    dist.all_reduce(matrix, group=group)
+    return [RankMetrics.of(numbers) for numbers in matrix.tolist()]
+
+
 def aggregate(window, group=None, device="cpu"):
     if len(window) == 0:
         raise ValueError("0 steps are too few for a report")
@@ -68,7 +96,7 @@ def aggregate(window, group=None, device="cpu"):
             [
                 *(m.samples, m.tokens, m.flops, m.seconds, m.loss * m.samples if m.samples else 0),
                 *(m.own_seconds, m.exposed, m.hidden, m.memory / m.memory_capacity),
-                *(m.phases[name] for name in PHASES),
+                *(m.phases.get(name, 0.0) for name in PHASES),
             ]
             for m in window
         ],

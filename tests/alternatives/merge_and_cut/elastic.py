@@ -19,7 +19,7 @@ def chunk_of(numel, world_size, rank):
 
 def cut(own, numel, world_size, rank):
     kept = torch.empty(len(chunk_of(numel, world_size, rank)), dtype=own.dtype, device=own.device)
-    kept.copy_(own[: len(kept)])
+    kept.copy_(own[: len(kept)].detach())
     return {"numel": numel, "chunk": kept}
 
 
@@ -90,11 +90,10 @@ class View:
         return tree
 
     def fresh(self, like, rank):
-        key = (self.seed * 1009 + self.saved.step) * 1009 + rank
-        key = (key * 2654435761) % 2**31
+        key = random.Random(f"{self.seed}/{self.saved.step}/{rank}").getrandbits(31)
         before = random_state()
         torch.default_generator.manual_seed(key)
-        np.random.seed(key)
+        np.random.seed(key ^ 0x2A5C)
         random.seed(key)
         made = {"random": random_state(), "parts": {}}
         set_random_state(before)

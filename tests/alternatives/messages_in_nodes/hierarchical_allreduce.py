@@ -47,8 +47,21 @@ def all_reduce_hierarchical(tensor, groups, op="sum", *, check=False):
         dist.all_gather(every, own)
         if any(not torch.equal(own, other) for other in every):
             raise ValueError(f"length and number of dtype by rank: {every}")
-    buffer = tensor.detach().contiguous().clone().view(-1)
-    if groups.topology.even:
+    way = reduce_by_shards if groups.topology.even else reduce_through_leaders
+    flat = tensor.detach().contiguous().view(-1)
+    tensor.detach().copy_(way(flat, groups, op).view(tensor.shape))
+
+
+def reduce_by_shards(flat, groups, op):
+    return _reduce(flat.clone(), groups, op, True)
+
+
+def reduce_through_leaders(flat, groups, op):
+    return _reduce(flat.clone(), groups, op, False)
+
+
+def _reduce(buffer, groups, op, by_shards):
+    if by_shards:
         for own in all_reduce_by_messages(buffer, op, groups.node):
             for _ in all_reduce_by_messages(own, op, groups.across):
                 pass
@@ -67,7 +80,7 @@ def all_reduce_hierarchical(tensor, groups, op="sum", *, check=False):
         dist.broadcast(buffer, group=groups.node, group_src=0)
     if op == "mean":
         buffer /= groups.topology.world_size
-    tensor.detach().copy_(buffer.view(tensor.shape))
+    return buffer
 
 
 def bytes_leaving_a_node(topology, nbytes, algorithm):

@@ -31,6 +31,8 @@ class Topology:
 
     def locate(self, rank):
         table = {r: (n, k) for n, ranks in enumerate(self.nodes) for k, r in enumerate(ranks)}
+        if rank not in table:
+            raise ValueError(f"who is rank {rank}?")
         return table[rank]
 
 

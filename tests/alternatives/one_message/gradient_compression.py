@@ -69,9 +69,9 @@ def number(ratio, numel):
 
 class TopK:
     def __init__(self, parameters, ratio=0.01, momentum=0.0, group=None):
-        if ratio <= 0 or ratio > 1:
+        if not 0 < ratio <= 1:
             raise ValueError(f"ratio {ratio}")
-        if momentum < 0 or momentum >= 1:
+        if not 0 <= momentum < 1:
             raise ValueError(f"momentum {momentum}")
         self.ratio, self.momentum, self.group = ratio, momentum, group
         self.memory = Memory(parameters, "v", "u", momentum=momentum)
@@ -80,13 +80,16 @@ class TopK:
         n = bucket.buffer.numel()
         if n == 0:
             return None
-        u = self.memory.read(bucket, "u") * self.momentum + bucket.buffer
+        u = bucket.buffer
+        if self.momentum:
+            u = self.memory.read(bucket, "u") * self.momentum + u
         v = self.memory.read(bucket, "v") + u
         order = v.abs().argsort(descending=True)[: number(self.ratio, n)].sort().values
         message = torch.cat([v[order].view(torch.uint8), order.int().view(torch.uint8)])
         sent = torch.zeros(n, dtype=torch.bool, device=v.device)
         sent[order] = True
-        self.memory.write(bucket, "u", u.masked_fill(sent, 0))
+        if self.momentum:
+            self.memory.write(bucket, "u", u.masked_fill(sent, 0))
         self.memory.write(bucket, "v", v.masked_fill(sent, 0))
         everyone = [torch.empty_like(message) for _ in range(dist.get_world_size(self.group))]
         work = dist.all_gather(everyone, message, group=self.group, async_op=True)
@@ -112,7 +115,7 @@ class TopK:
 
 class RandomK:
     def __init__(self, parameters, ratio=0.01, seed=0, group=None):
-        if ratio <= 0 or ratio > 1:
+        if not 0 < ratio <= 1:
             raise ValueError(f"ratio {ratio}")
         self.ratio, self.seed, self.group, self.calls = ratio, seed, group, 0
         self.memory = Memory(parameters, "v")
@@ -136,5 +139,5 @@ class RandomK:
         return {**self.memory.state_dict(), "calls": self.calls}
 
     def load_state_dict(self, state):
-        self.calls = state["calls"]
         self.memory.load_state_dict(state)
+        self.calls = state["calls"]

@@ -31,12 +31,15 @@ class PowerSGD:
                 q = torch.rand(n, min(self.rank, *as_matrix(p)), generator=generator) - 0.5
                 self.q[p] = q.to(p.dtype).to(p.device)
 
-    def compressed(self, p):
+    def width(self, p):
         shape = as_matrix(p)
         if shape is None:
-            return False
+            return 0
         r = min(self.rank, *shape)
-        return r * sum(shape) < shape[0] * shape[1]
+        return r * (r * sum(shape) < shape[0] * shape[1])
+
+    def compressed(self, p):
+        return self.width(p) > 0
 
     def __call__(self, bucket):
         if bucket.buffer.numel() == 0:
@@ -59,9 +62,7 @@ class PowerSGD:
                 if p not in thin:
                     cut[p].copy_(piece)
                     continue
-                wide = piece.view(len(thin[p]), -1)
-                wide = wide.float() if wide.element_size() < 4 else wide
-                ps[p] = torch.linalg.svd(wide, full_matrices=False).U.to(p.dtype)
+                ps[p] = orthonormal(piece.view(len(thin[p]), -1))
                 own[p] = thin[p].T @ ps[p]
                 self.owed[p] = (thin[p] - ps[p] @ own[p].T).flatten()
             if not own:
@@ -88,6 +89,11 @@ class PowerSGD:
                 raise ValueError(f"saved was a Q of {q.shape}")
         for p, owed, q in zip([*self.owed], state["owed"], state["q"], strict=True):
             self.owed[p], self.q[p] = owed.clone(), q.clone()
+
+
+def orthonormal(p):
+    wide = p.float() if p.element_size() < 4 else p
+    return torch.linalg.svd(wide, full_matrices=False).U.to(p.dtype)
 
 
 class Last:

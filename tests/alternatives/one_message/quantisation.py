@@ -27,7 +27,15 @@ def number_of(row):
 
 
 def restore(row, dtype):
-    return row[:-4].clone().view(torch.int8).to(dtype) * number_of(row[-4:]).to(dtype)
+    return (row[:-4].clone().view(torch.int8).float() * number_of(row[-4:])).to(dtype)
+
+
+def pack_int8(x, generator):
+    return torch.stack([quantise(row, generator) for row in x]).view(torch.int8)
+
+
+def unpack_int8(packed, dtype):
+    return torch.stack([restore(row, dtype) for row in packed.view(torch.uint8)])
 
 
 class Wait:
@@ -55,7 +63,7 @@ class Int8:
         work = dist.all_to_all_single(mine, rows, group=self.group, async_op=True)
 
         def then():
-            total = torch.stack([restore(row, whole.dtype) for row in mine]).sum(0)
+            total = torch.stack([restore(row, torch.float32) for row in mine]).sum(0)
             packed = quantise(total, self.generator)
             parts = [torch.empty_like(packed) for _ in range(world_size)]
             dist.all_gather(parts, packed, group=self.group)
@@ -85,7 +93,7 @@ class OneBit:
             return None
         places = [self.place(p) for p in bucket.parameters]
         v = torch.cat([self.owed[k].flatten() for k in places]) + bucket.buffer
-        size, bits = v.abs().mean().view(1).float(), pack_signs(v)
+        size, bits = v.abs().float().mean().view(1), pack_signs(v)
         left = v - unpack_signs(bits, n, v.dtype) * size.to(v.dtype)
         for k, part in zip(places, left.split([p.numel() for p in bucket.parameters]), strict=True):
             self.owed[k] = part.clone().view(self.owed[k].shape)
@@ -104,6 +112,11 @@ class OneBit:
         return {str(place): owed.tolist() for place, owed in enumerate(self.owed)}
 
     def load_state_dict(self, state):
+        if sorted(map(str, range(len(self.owed)))) != sorted(state):
+            raise ValueError(f"saved for {len(state)} parameters")
+        for place, owed in enumerate(self.owed):
+            if torch.tensor(state[str(place)]).numel() != owed.numel():
+                raise ValueError(f"parameter {place} had another size")
         self.owed = [owed.new_tensor(state[str(place)]) for place, owed in enumerate(self.owed)]
 
 

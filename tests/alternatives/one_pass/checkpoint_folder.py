@@ -69,6 +69,12 @@ class CheckpointFolder:
             raise ValueError("the manifest is not the one that was completed")
         return json.loads(content)
 
+    def score(self, name):
+        try:
+            return self.manifest(name).get("score")
+        except (OSError, ValueError):
+            return None
+
     def problem(self, name, share=None, shares=1):
         try:
             files = self.manifest(name)["files"]
@@ -83,8 +89,14 @@ class CheckpointFolder:
             return f"{type(error).__name__}: {error}"
 
     def begin(self, step):
+        new = self.path
+        while not new.exists():
+            new = new.parent
         os.makedirs(self.path, exist_ok=True)
-        sync(self.path.parent)
+        made = self.path
+        while made != new:
+            made = made.parent
+            sync(made)
         last = 0
         for number, name, whole in self.look():
             if whole:
@@ -109,10 +121,10 @@ class CheckpointFolder:
 
     def prune(self, keep, keep_best):
         names = self.names()
-        left = {name: self.manifest(name).get("score") for name in names}
+        left = {name: self.score(name) for name in names}
         stay = set(names[-keep:])
         left = {name: score for name, score in left.items() if score is not None}
-        left = {name: score for name, score in left.items() if score == score}
+        left = {name: score for name, score in left.items() if score > -1e999}
         for _ in range(min(keep_best, len(left))):
             best = max(left, key=lambda name: (left[name], name))
             stay.add(best)

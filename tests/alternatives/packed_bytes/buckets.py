@@ -87,6 +87,7 @@ def order_of_first_rank(arrived, device, group=None):
 
 def broadcast_tensors(tensors, limit, group=None):
     refuse_strangers(group)
+    partition([], limit, limit)
     raw = [t.detach().contiguous().flatten().view(torch.uint8) for t in tensors]
     message, size = [], 0
     for k, part in enumerate(raw):

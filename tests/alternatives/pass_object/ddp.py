@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,9 @@ from .buckets import broadcast_tensors, make_buckets, order_of_first_rank
 
 
 class StepAborted(RuntimeError):
-    pass
+    def __init__(self, rank):
+        super().__init__("a rank gave up")
+        self.rank = rank
 
 
 class Pass:
@@ -63,7 +66,7 @@ class Pass:
             if not wanted or table[:, 0].any():
                 p.grad = None
         if table[:, 0].any():
-            raise StepAborted(f"given up by ranks {table[:, 0].nonzero().flatten().tolist()}")
+            raise StepAborted(table[:, 0].nonzero()[-1].item())
 
 
 class DDP(nn.Module):
@@ -82,6 +85,8 @@ class DDP(nn.Module):
             p.register_post_accumulate_grad_hook(lambda p, k=k: self.come(k, p))
 
     def come(self, k, p):
+        if p.grad is None:
+            return
         if self.quiet:
             for bucket in self.buckets:
                 for place, q in enumerate(bucket.parameters):
@@ -100,11 +105,18 @@ class DDP(nn.Module):
         if self.open is not None:
             self.abort()
         if self.module.training and not self.quiet:
-            broadcast_tensors([*self.module.buffers()], self.sizes[0], self.group)
+            hidden = [b.data for b in self.module.buffers()]
+            broadcast_tensors(hidden, self.sizes[0], self.group)
         out = self.module(*args, **kwargs)
-        torch.utils._pytree.tree_map_only(
-            torch.Tensor, lambda t: t.register_hook(self.start) if t.requires_grad else None, out
-        )
+        waiting = [out]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, torch.Tensor):
+                item.requires_grad and item.register_hook(self.start)
+            elif isinstance(item, Mapping):
+                waiting += item.values()
+            elif isinstance(item, (list, tuple)):
+                waiting += item
         return out
 
     @contextlib.contextmanager

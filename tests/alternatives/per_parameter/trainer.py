@@ -38,8 +38,11 @@ def average_gradients(parameters, num_samples, group=None):
             mine.append(p)
     if not mine:
         return
-    flags = torch.tensor([num_samples, *(p.grad is not None for p in mine)], dtype=torch.float32,
-                         device=mine[0].device)
+    flags = torch.tensor(
+        [num_samples, *(p.grad is not None for p in mine)],
+        dtype=torch.float64,
+        device=mine[0].device,
+    )
     dist.all_reduce(flags, group=group)
     total = max(flags[0].item(), 1.0)
     pending = []
@@ -49,11 +52,11 @@ def average_gradients(parameters, num_samples, group=None):
         if p.grad is None or num_samples == 0:
             p.grad = torch.zeros_like(p)
         else:
-            p.grad = p.grad * num_samples
+            weighted = p.grad.detach() * (num_samples / total)
+            p.grad = weighted.contiguous()
         pending.append((p, dist.all_reduce(p.grad, group=group, async_op=True)))
-    for p, handle in pending:
+    for _, handle in pending:
         handle.wait()
-        p.grad /= total
 
 
 def train_step(model, optimizer, inputs, targets, group=None):
@@ -68,17 +71,17 @@ def train_step(model, optimizer, inputs, targets, group=None):
     dist.all_reduce(facts, group=group)
     average_gradients(model.parameters(), targets.numel(), group)
     optimizer.step()
-    return float(facts[0] / facts[1])
+    return float(facts[0] / facts[1]) if facts[1] else 0.0
 
 
 def train(model, loader, optimizer, *, epochs, group=None, device="cpu", on_step=None):
-    first = min(dist.get_process_group_ranks(group or dist.group.WORLD))
+    first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
     broadcast_model_state(model, first, group)
-    model.train()
     history = []
     for epoch in range(epochs):
         loader.batch_sampler.set_epoch(epoch)
         for x, y in loader:
+            model.train()
             loss = train_step(model, optimizer, x.to(device), y.to(device), group)
             history.append(loss)
             if on_step is not None:
@@ -91,5 +94,6 @@ def weight_hash(model):
 
     buffer = io.BytesIO()
     for t in [*model.parameters(), *model.buffers()]:
-        buffer.write(t.detach().cpu().contiguous().numpy().tobytes())
+        data = t.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        buffer.write(bytes(data.tolist()))
     return hashlib.sha256(buffer.getvalue()).hexdigest()

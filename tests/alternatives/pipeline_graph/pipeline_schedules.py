@@ -45,6 +45,8 @@ def dependencies(order):
     last = max(rank_of_stages(order), default=0)
     before = graph_of(order, {})
     for step in list(before):
+        if not before.keys() >= {*needs(step, last)}:
+            raise ValueError(f"{step} needs what is nowhere")
         before[step].update(needs(step, last))
     return before
 
@@ -128,9 +130,7 @@ class Replay:
 
     @property
     def bubble(self):
-        idle = [
-            self.seconds - sum(end - start for _, start, end in each) for each in self.spans
-        ]
+        idle = [self.seconds - sum(end - start for _, start, end in each) for each in self.spans]
         return sum(idle) / len(idle) / self.seconds
 
 

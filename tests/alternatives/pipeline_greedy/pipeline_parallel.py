@@ -126,7 +126,7 @@ class Pipeline:
 
     def step(self, inputs, targets):
         n = self.count
-        if len(inputs) < n or len(inputs) % n or len(targets) % n:
+        if min(len(inputs), len(targets)) < n or len(inputs) % n or len(targets) % n:
             raise ValueError(f"{len(inputs)} inputs, {len(targets)} targets: {n} micro-batches")
         self.xs = inputs.split(len(inputs) // n)
         self.ys = targets.split(len(targets) // n)
@@ -156,9 +156,9 @@ class Pipeline:
         else:
             tensor = self.box.pop((kind[-1], other, i)).contiguous()
             op = dist.isend
-            before = (kind, stage, i - 2)
-            if before in self.works:
-                self.works.pop(before)[0].wait()
+            before = [key for key in self.works if key[:2] == (kind, stage)]
+            if len(before) > 1:
+                self.works.pop(before[0])[0].wait()
         (work,) = dist.batch_isend_irecv([dist.P2POp(op, tensor, peer, self.group)])
         self.works[kind, stage, i] = work, tensor
 
@@ -190,11 +190,13 @@ class Pipeline:
         wanted = [p for p in self.modules[stage].parameters() if p.requires_grad]
         if stage:
             wanted.append(x)
+        if stage and not out.requires_grad:
+            self.box["B", stage - 1, i] = torch.zeros_like(x)
         if wanted and out.requires_grad:
             found = torch.autograd.grad(out, wanted, start, allow_unused=True)
             for p, g in zip(wanted, found, strict=True):
                 if p is x:
-                    self.box["B", stage - 1, i] = g
+                    self.box["B", stage - 1, i] = torch.zeros_like(x) if g is None else g
                 elif g is not None:
                     p.grad = g if p.grad is None else p.grad + g
         sent = ("send F", stage, i)

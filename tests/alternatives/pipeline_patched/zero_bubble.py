@@ -46,7 +46,9 @@ class Halves(torch.autograd.Function):
         record["later"].append(record)
         wanted = [x for x in record["data"] if x.requires_grad]
         found = iter(
-            torch.autograd.grad(record["output"], wanted, gradient, retain_graph=True)
+            torch.autograd.grad(
+                record["output"], wanted, gradient, retain_graph=True, allow_unused=True
+            )
             if wanted
             else ()
         )
@@ -61,7 +63,10 @@ def split_forward(module, x):
         if not weights or len(list(layer.modules())) > 1:
             continue
 
-        def forward(x, original=layer.forward, weights=weights):
+        def forward(*args, original=layer.forward, weights=weights, **kwargs):
+            if kwargs or len(args) > 1 or not isinstance(args[0], torch.Tensor):
+                return original(*args, **kwargs)
+            (x,) = args
             inner = x.detach().requires_grad_(x.requires_grad)
             record = {"later": later, "data": [inner], "weights": weights}
             record["output"] = original(inner)
@@ -69,16 +74,23 @@ def split_forward(module, x):
 
         layer.forward = forward
         changed.append(layer)
-    output = module(x)
-    for layer in changed:
-        del layer.forward
-    return output, later
+    try:
+        return module(x), later
+    finally:
+        for layer in changed:
+            del layer.forward
 
 
 def weight_gradients(later):
     for record in later:
-        found = torch.autograd.grad(record["output"], record["weights"], record["gradient"])
+        if not record["output"].requires_grad:
+            continue
+        found = torch.autograd.grad(
+            record["output"], record["weights"], record["gradient"], allow_unused=True
+        )
         for weight, gradient in zip(record["weights"], found, strict=True):
+            if gradient is None:
+                continue
             weight.grad = gradient if weight.grad is None else weight.grad + gradient
     later.clear()
 
@@ -88,9 +100,12 @@ class ZeroBubblePipeline(Pipeline):
 
     def step(self, inputs, targets):
         self.left = {}
+        self.split = any(step.kind == "W" for step in self.steps)
         return super().step(inputs, targets)
 
     def call(self, stage, i, x):
+        if not self.split:
+            return self.chunks[stage](x)
         output, self.left[stage, i] = split_forward(self.chunks[stage], x)
         return output
 

@@ -40,7 +40,8 @@ class JsonLines:
         with open(self.path, "rb") as file:
             for line in file:
                 record = parsed(line)
-                if not line.endswith(b"\n") or record is None or record["step"] >= first_step:
+                torn = not line.endswith(b"\n") or record is None
+                if torn or record.get("step", -1) >= first_step:
                     break
                 good += len(line)
         os.ftruncate(self.fd, good)
@@ -142,7 +143,7 @@ def open_sinks(
         for make in makers[: 4 if port is not None else 3]:
             try:
                 sinks.append(make())
-            except (OSError, ValueError):
+            except Exception:
                 failed = 1
                 sinks.close()
                 break

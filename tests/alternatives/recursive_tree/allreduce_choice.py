@@ -32,9 +32,10 @@ def critical_path(pattern, world_size, nbytes):
 
 
 def predict(pattern, world_size, nbytes, links):
-    return sum(a * b for a, b in zip(
-        critical_path(pattern, world_size, nbytes), links[pattern], strict=True
-    ))
+    return sum(
+        a * b
+        for a, b in zip(critical_path(pattern, world_size, nbytes), links[pattern], strict=True)
+    )
 
 
 def fit(timings):

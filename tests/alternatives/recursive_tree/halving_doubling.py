@@ -14,7 +14,7 @@ from .tree_allreduce import _combined
 
 def halving_doubling_all_reduce(tensor, op="sum", group=None):
     rank, w = check_arguments(tensor, op, group)
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().contiguous().view(-1)
     core = 2 ** int(math.log2(w))
     if flat.numel() and rank >= core:
         dist.isend(flat, group=group, group_dst=rank % core).wait()

@@ -39,23 +39,21 @@ def replay_sharded(p, ranks, strategy):
 
     for phase in p.phases:
         unit = phase.unit
+        for other in range(1, last + 1):
+            account.drop("full", other)
         if not phase.backward:
-            for other in range(1, last):
-                account.drop("full", other)
-            if unit or phase is p.phases[0]:
-                gather(unit)
-                gather(unit + 1)
+            gather(unit)
+            gather(unit + 1)
         else:
             account.hold(phase.of_root, "root's gradients")
+            gather(unit or last)
             if unit:
                 after = unit + 1
-                account.drop("full", after)
                 arrived(unit + 2)
                 if account.drop("gradients", after) and strategy != "hybrid":
                     account.hold(p.gradients[after], "joined", after)
                 if after <= last:
                     account.hold(p.gradients[after] // ranks, "chunk", after)
-                gather(unit)
                 gather(unit - 1)
                 others = p.gradients[unit] - p.largest[unit]
                 account.hold(others or 1e-9, "gradients", unit)

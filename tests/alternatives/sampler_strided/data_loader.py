@@ -9,7 +9,7 @@ import random
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, default_collate
 
 from solutions.phase1_data_parallel.data_loader import *
 from solutions.phase1_data_parallel.data_loader import ShardedSampler as Base
@@ -43,11 +43,9 @@ class ShardedSampler(Base):
         return len(self._order()[self.rank :: self.world_size])
 
     def __iter__(self):
-        skip = self.skip
+        mine = itertools.islice(self._order()[self.rank :: self.world_size], self.skip, None)
         self.skip = 0
-        for place, index in enumerate(self._order()[self.rank :: self.world_size]):
-            if place >= skip:
-                yield index
+        yield from mine
 
     def set_epoch(self, epoch):
         if epoch == self.epoch:
@@ -55,15 +53,15 @@ class ShardedSampler(Base):
         self.epoch, self.skip = epoch, 0
 
     def state_dict(self, consumed):
-        return {"where": consumed, "epoch": self.epoch}
+        return {"where": consumed, "epoch": self.epoch, "from": self.seed}
 
     def load_state_dict(self, state):
-        self.skip, self.epoch = state["where"], state["epoch"]
+        self.skip, self.epoch, self.seed = state["where"], state["epoch"], state["from"]
 
 
 def split_batch(global_batch_size, world_size):
-    each, rest = divmod(global_batch_size, world_size)
-    if rest or not each:
+    each, rest = divmod(global_batch_size, max(world_size, 1))
+    if rest or each < 1 or world_size < 1:
         raise ValueError(f"can't split {global_batch_size} into {world_size} equal parts")
     return each
 
@@ -76,8 +74,10 @@ class Batches(BatchSampler):
 
     def __len__(self):
         s = self.sampler
-        entries = [len(Base(s.dataset_size, rank=r, world_size=s.world_size, remainder=s.remainder))
-                   for r in range(s.world_size)]
+        entries = [
+            len(Base(s.dataset_size, rank=r, world_size=s.world_size, remainder=s.remainder))
+            for r in range(s.world_size)
+        ]
         return math.ceil(max(entries) / self.batch_size)
 
     def __iter__(self):
@@ -98,21 +98,37 @@ def seed_everything(seed, rank, worker=0):
     random.seed(number)
 
 
-def build_loader(dataset, *, rank, world_size, global_batch_size, shuffle=True, seed=0,
-                 remainder="pad", num_workers=0, prefetch=2, device="cpu"):
+def build_loader(
+    dataset,
+    *,
+    rank,
+    world_size,
+    global_batch_size,
+    shuffle=True,
+    seed=0,
+    remainder="pad",
+    num_workers=0,
+    prefetch=2,
+    device="cpu",
+):
     def collate(samples):
         if not samples:
-            x, y = dataset[0]
-            return torch.as_tensor(x)[None][:0], torch.as_tensor(y)[None][:0]
-        xs, ys = zip(*samples, strict=True)
-        return torch.stack(xs), torch.as_tensor(ys)
+            return [field[:0] for field in collate([dataset[0]])]
+        fields = zip(*samples, strict=True)
+        return [default_collate(list(field)) for field in fields]
 
     def start(worker):
         info = torch.utils.data.get_worker_info()
         seed_everything(info.seed - worker, rank, worker)
 
-    sampler = ShardedSampler(len(dataset), rank=rank, world_size=world_size, shuffle=shuffle,
-                             seed=seed, remainder=remainder)
+    sampler = ShardedSampler(
+        len(dataset),
+        rank=rank,
+        world_size=world_size,
+        shuffle=shuffle,
+        seed=seed,
+        remainder=remainder,
+    )
     options = {"prefetch_factor": prefetch} if num_workers else {}
     return DataLoader(
         dataset,

@@ -14,8 +14,8 @@ def average_gradients(parameters, num_samples, group=None):
     unique = list({id(p): p for p in parameters if p.requires_grad}.values())
     if not unique:
         return
-    have = torch.tensor([float(p.grad is not None) for p in unique] + [float(num_samples)])
-    have = have.to(unique[0].device, torch.float64)
+    facts = [float(p.grad is not None) for p in unique] + [float(num_samples)]
+    have = torch.tensor(facts, dtype=torch.float64, device=unique[0].device)
     dist.all_reduce(have, group=group)
     total = max(have[-1].item(), 1.0)
     for dtype in sorted({p.dtype for p in unique}, key=str):
@@ -28,7 +28,8 @@ def average_gradients(parameters, num_samples, group=None):
         place = 0
         for p in chosen:
             if p.grad is not None and num_samples:
-                flat[place : place + p.numel()] = p.grad.reshape(-1) * (num_samples / total)
+                weighted = p.grad.detach() * (num_samples / total)
+                flat[place : place + p.numel()] = weighted.reshape(-1)
             place += p.numel()
         shard = flat.new_empty(padded // world_size)
         dist.reduce_scatter_tensor(shard, flat, group=group)

@@ -71,10 +71,19 @@ def largest_micro_batch(trial, upper, *, budget_bytes=math.inf, device="cpu", gr
             raise
 
     def all_fit(size):
-        mine = torch.tensor([not attempt(size)], dtype=torch.uint8, device=device)
+        mistake = None
+        try:
+            flag = not attempt(size)
+        except Exception as error:
+            flag, mistake = 2, error
+        mine = torch.tensor([flag], dtype=torch.uint8, device=device)
         gc.collect()
         theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(theirs, mine, group=group)
+        if mistake is not None:
+            raise mistake
+        if 2 in torch.cat(theirs):
+            raise RuntimeError(f"size {size}: another rank has made a mistake")
         return not torch.cat(theirs).any()
 
     bit = 1

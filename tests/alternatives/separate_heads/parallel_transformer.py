@@ -24,6 +24,12 @@ def part_of(linear, rows=None, columns=None):
     return part
 
 
+def rows_by_rank(qkv, world_size):
+    """Rank by rank the numbers of its rows of q, k and v."""
+    numbers = torch.arange(qkv.out_features).view(3, world_size, -1)
+    return part_of(qkv, rows=torch.cat([numbers[:, rank].flatten() for rank in range(world_size)]))
+
+
 def copy_of(norm):
     new = nn.LayerNorm(norm.normalized_shape, norm.eps)
     for name, p in norm.named_parameters():
@@ -63,6 +69,11 @@ class ParallelBlock(nn.Module):
         n = self.heads
         heads = [self.head(pieces[h], pieces[n + h], pieces[2 * n + h]) for h in range(n)]
         term = torch.cat(heads, -1) @ self.out.weight.t()
-        x = x + sum_over_ranks(term, self.group) + self.out.bias
+        x = x + self.plus_bias(sum_over_ranks(term, self.group), self.out)
         inner = F.gelu(self.up(copy_to_ranks(self.norm_mlp(x), self.group)))
-        return x + sum_over_ranks(inner @ self.down.weight.t(), self.group) + self.down.bias
+        total = sum_over_ranks(inner @ self.down.weight.t(), self.group)
+        return x + self.plus_bias(total, self.down)
+
+    @staticmethod
+    def plus_bias(y, layer):
+        return y if layer.bias is None else y + layer.bias

@@ -16,8 +16,9 @@ class OffloadFlat(FlatParameter):
         host = torch.zeros(len(self.shard), dtype=self.shard.dtype)
         if torch.device(device).type == "cuda":
             host = host.pin_memory()
-        if not self.shard.is_meta:
-            host.copy_(self.shard.detach())
+        values = [p.detach().cpu().reshape(-1) for p in parameters if not p.is_meta]
+        if values:
+            host.copy_(torch.cat(values)[self.start : self.start + len(host)])
         trainable = self.shard.requires_grad
         self.shard = nn.Parameter(host, requires_grad=trainable)
 

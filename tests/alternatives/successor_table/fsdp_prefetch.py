@@ -17,6 +17,7 @@ class PrefetchFSDP(FSDP):
         self.root, self.previous, self.backwards = root, root, {}
         self.follower = dict(zip(self.units, [*self.units[1:], None], strict=True))
         self.guess = self.units[-1]  # that runs last
+        self.ahead, self.begun = None, set()
         self.pending = deque()
 
     def before_forward(self, unit):
@@ -29,9 +30,7 @@ class PrefetchFSDP(FSDP):
         self.previous = unit
         self.seen.setdefault(unit, None)
         unit.gather()
-        ahead = self.follower.get(unit)
-        if ahead is not None:
-            ahead.start_gather()
+        self._issue(unit, self.follower.get(unit))
 
     def after_forward(self, unit):
         stays = torch.is_grad_enabled() and unit in (self.root, self.guess)
@@ -39,15 +38,25 @@ class PrefetchFSDP(FSDP):
             unit.free()
         if unit is self.root:
             for other in self.units:
-                if not (torch.is_grad_enabled() and other in (self.root, self.previous)):
+                kept = (self.root, self.previous) if self.previous is self.guess else (self.root,)
+                if not (torch.is_grad_enabled() and other in kept):
                     other.free()
+            self.ahead = None
             self.follower, self.guess = self.seen, self.previous
 
     def before_backward(self, unit):
         unit.gather()
-        ahead = self.backwards.get(unit)
-        if ahead is not None:
-            ahead.start_gather()
+        self.begun.add(unit)
+        following = self.backwards.get(unit)
+        if following not in self.begun:
+            self._issue(unit, following)
+
+    def _issue(self, unit, following):
+        if self.ahead not in (None, unit, following, self.root):
+            self.ahead.free()  # it did not come
+        self.ahead = following
+        if following is not None:
+            following.start_gather()
 
     def after_backward(self, unit):
         unit.free()
@@ -65,5 +74,7 @@ class PrefetchFSDP(FSDP):
             self.pending.popleft().finish_reduce()
 
     def _clear(self):
+        self.pending.clear()
+        self.ahead, self.begun = None, set()
         for unit in self.units:
-            unit.free()
+            unit.reset()

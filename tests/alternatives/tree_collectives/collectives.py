@@ -49,8 +49,13 @@ def compare_strategies(sizes, *, warmup=2, repeats=5, device="cpu", group=None):
         for name in ("root", "direct", "chain", "backend"):
             x = torch.zeros(nbytes // 4, device=device)
             reduce = STRATEGIES.get(name, dist.all_reduce)
-            t = time_collective(lambda r=reduce, x=x: r(x, group=group), warmup=warmup,
-                                repeats=repeats, device=device, group=group)
+            t = time_collective(
+                lambda r=reduce, x=x: r(x, group=group),
+                warmup=warmup,
+                repeats=repeats,
+                device=device,
+                group=group,
+            )
             rows.append(Row(name, nbytes, t, *bandwidth(nbytes, t, w)))
     return rows
 
@@ -63,7 +68,11 @@ def plot_costs(rows, path):
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name in sorted({r.strategy for r in rows}):
-        axes.plot(*zip(*[(r.nbytes, r.seconds) for r in rows if r.strategy == name], strict=True))
+        points = [(r.nbytes, r.seconds) for r in rows if r.strategy == name]
+        axes.plot(*zip(*points, strict=True), label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_xlabel("bytes")
+    axes.set_ylabel("seconds")
+    figure.legend()
     figure.savefig(path)

@@ -10,24 +10,26 @@ from solutions.phase1_data_parallel.simple_allreduce import Cost, check_op
 
 
 def _reduce(stacked, op):
-    if op == "mean":
-        return stacked.sum(0) / len(stacked)
-    if op == "product":
-        return stacked.prod(0)
-    return {"sum": torch.sum, "max": torch.amax, "min": torch.amin}[op](stacked, dim=0)
+    if op in ("max", "min"):
+        return {"max": torch.amax, "min": torch.amin}[op](stacked, dim=0)
+    result = stacked[0].clone()
+    for row in stacked[1:]:
+        result = result.mul_(row) if op == "product" else result.add_(row)
+    return result / len(stacked) if op == "mean" else result
 
 
 def _global(group, rank):
     return dist.get_global_rank(group or dist.group.WORLD, rank)
 
 
+@torch.no_grad()
 def all_reduce_root(tensor, op="sum", root=0, group=None):
     """The root posts all receives at once."""
     check_op(tensor, op)
     w, me = dist.get_world_size(group), dist.get_rank(group)
     if root not in range(w):
         raise ValueError(f"no rank {root} in this group")
-    data = tensor.contiguous().clone()
+    data = tensor.clone(memory_format=torch.contiguous_format)
     if me == root:
         inbox = data.new_empty((w, *data.shape))
         inbox[me] = data
@@ -46,6 +48,7 @@ def all_reduce_root(tensor, op="sum", root=0, group=None):
     tensor.copy_(data)
 
 
+@torch.no_grad()
 def all_reduce_direct(tensor, op="sum", group=None):
     """batch_isend_irecv; each row of the inbox is one rank's value."""
     check_op(tensor, op)
@@ -72,11 +75,12 @@ def all_reduce_direct(tensor, op="sum", group=None):
     tensor.copy_(result / w if op == "mean" else result)
 
 
+@torch.no_grad()
 def all_reduce_chain(tensor, op="sum", group=None):
     """Link by link: in round k only ranks k and k+1 are busy, forth and then back."""
     check_op(tensor, op)
     w, me = dist.get_world_size(group), dist.get_rank(group)
-    value = tensor.contiguous().clone()
+    value = tensor.clone(memory_format=torch.contiguous_format)
     for link in range(w - 1):
         if me == link:
             dist.send(value, _global(group, link + 1), group=group)
@@ -102,8 +106,9 @@ def communication_cost(strategy, world_size, nbytes):
     if strategy == "direct":
         return Cost(links * world_size, links * world_size * nbytes, links * nbytes, links)
     if strategy == "ring":
-        return Cost(2 * links * world_size, 2 * links * nbytes, 2 * nbytes * links / world_size,
-                    2 * links)
+        return Cost(
+            2 * links * world_size, 2 * links * nbytes, 2 * nbytes * links / world_size, 2 * links
+        )
     if strategy not in ("root", "chain"):
         raise ValueError(f"unknown: {strategy}")
     busiest = links if strategy == "root" else (0, 1, 2)[min(links, 2)]

@@ -34,16 +34,24 @@ class HybridFlat(FlatParameter):
         self.replicas = replicas
         super().__init__(parameters, group, device)
 
-    def finish_reduce(self):
+    def start_reduce(self):
+        super().start_reduce()
         if self.reducing is None:
             return
         work, chunk, _ = self.reducing
         work.wait()
-        self.reducing = None
         count = dist.get_world_size(self.replicas)
         even = F.pad(chunk, (0, -len(chunk) % count)) / (count * dist.get_world_size(self.group))
         slice_ = even.new_empty(len(even) // count)
-        dist.reduce_scatter_tensor(slice_, even, group=self.replicas)
+        work = dist.reduce_scatter_tensor(slice_, even, group=self.replicas, async_op=True)
+        self.reducing = work, slice_, even
+
+    def finish_reduce(self):
+        if self.reducing is None:
+            return
+        work, slice_, even = self.reducing
+        work.wait()
+        self.reducing = None
         dist.all_gather_into_tensor(even, slice_, group=self.replicas)
         mean = even[: len(self.shard)]
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean

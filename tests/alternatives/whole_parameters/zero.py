@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 
 import torch
@@ -25,29 +26,39 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
         users = self.param_groups[-1]
+        if len(users["params"]) != len({id(p) for p in users["params"]}):
+            raise ValueError("twice the same parameter")
         for p in sorted(users["params"], key=torch.numel, reverse=True):
             lightest = self.load.index(min(self.load))
             self.load[lightest] += p.numel() * p.requires_grad
             self.owner[p] = lightest
-        mine = [p for p in users["params"] if self.owner[p] == dist.get_rank(self.group)]
-        self.inner.add_param_group(users | {"params": mine})
+        rank = dist.get_rank(self.group)
+        mine = [p for p in users["params"] if self.owner[p] == rank and p.requires_grad]
+        self.inner.add_param_group(said(users) | {"params": mine})
+        users.update(said(self.inner.param_groups[-1]))
 
     def before_step(self):
         """Gradients are there."""
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None, **more):
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self.before_step()
         for mine, users in zip(self.inner.param_groups, self.param_groups, strict=True):
-            mine.update({k: v for k, v in users.items() if k != "params"})
-        self.inner.step()
-        for p, owner in self.owner.items():
-            if p.requires_grad:
-                dist.broadcast(p, group=self.group, group_src=owner)
+            mine.update(said(users))
+        self.inner.step(**more)
+        for mine, users in zip(self.inner.param_groups, self.param_groups, strict=True):
+            users.update(said(mine))
+        works = [
+            dist.broadcast(p, group=self.group, group_src=owner, async_op=True)
+            for p, owner in self.owner.items()
+            if p.requires_grad and p.numel()
+        ]
+        for work in works:
+            work.wait()
         return loss
 
     def state_dict(self, to=None):
@@ -78,7 +89,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         groups = [
             users | {"params": [index[p] for p in users["params"]]} for users in self.param_groups
         ]
-        return {"state": merged, "param_groups": groups}
+        return {"state": merged, "param_groups": copy.deepcopy(groups)}
 
     def load_state_dict(self, state_dict):
         got = [len(g["params"]) for g in state_dict["param_groups"]]
@@ -96,4 +107,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
                         else value
                         for name, value in values.items()
                     }
-            users.update({k: v for k, v in saved.items() if k != "params"})
+            users.update(copy.deepcopy(said(saved)))
+
+
+def said(group):
+    return {k: v for k, v in group.items() if k not in ("params", "param_names")}

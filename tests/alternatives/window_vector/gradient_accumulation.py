@@ -51,23 +51,26 @@ def accumulate_and_reduce(model, window, *, loss_scale=1.0, group=None):
     dist.all_reduce(facts, group=group)
     total = int(facts)
     losses = accumulate(model, window, (total or 1) / loss_scale)
-    grads = []
+    per_dtype = {}
     for p in model.parameters():
         if p.requires_grad:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            grads.append(p.grad)
-    flat = parameters_to_vector(grads)
-    work = dist.all_reduce(flat, group=group, async_op=True)
+            per_dtype.setdefault(p.dtype, []).append(p.grad)
+    works = []
+    for grads in per_dtype.values():
+        flat = parameters_to_vector([g.contiguous() for g in grads])
+        works.append((dist.all_reduce(flat, group=group, async_op=True), flat, grads))
     mine = torch.tensor([losses], dtype=torch.float64)
     dist.all_reduce(mine, group=group)
-    work.wait()
-    vector_to_parameters(flat, grads)
+    for work, flat, grads in works:
+        work.wait()
+        vector_to_parameters(flat, grads)
     return float(mine) / (total or 1), total
 
 
 def clip_by_global_norm(parameters, max_norm):
-    if max_norm <= 0:
+    if not max_norm > 0:
         raise ValueError(f"the limit must be positive, not {max_norm}")
     unique = {id(p): p for p in parameters}.values()
     norm = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in unique if p.grad is not None))
@@ -86,6 +89,6 @@ def train_window(model, optimizer, window, *, max_norm=None, loss_scale=1.0, gro
         if p.requires_grad:
             p.grad /= loss_scale
     trainable = [p for p in model.parameters() if p.requires_grad]
-    norm = clip_by_global_norm(trainable, max_norm or math.inf)
+    norm = clip_by_global_norm(trainable, math.inf if max_norm is None else max_norm)
     optimizer.step()
     return loss, norm
