@@ -41,10 +41,16 @@ WAITS = (
 # to find a rank hung, or not to
 WAITING = (
     "gossip-4.5",
+    "joining-answers-too-much",
+    "joining-old-answers",
     "joining-old-call",
+    "watchdog-all-blamed",
     "watchdog-disk-ends-the-watch",
     "watchdog-failure-not-told",
+    "watchdog-no-stack",
     "watchdog-raises-in-the-thread",
+    "watchdog-silent-report",
+    "watchdog-slow-is-hung",
     "watchdog-stopped-left-alone",
     "watchdog-thread-beats",
 )

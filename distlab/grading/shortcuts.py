@@ -136,8 +136,10 @@ def _guarded_import(
 ) -> ModuleType:
     if level == 0 and name.partition(".")[0] == "solutions":
         _refuse_import(name, sys._getframe(1))
+    before = len(sys.modules)
     found = _import(name, globals, locals, fromlist, level)
-    _wrap_features()
+    if len(sys.modules) != before:  # PyTorch imports inside of functions, at every call
+        _wrap_features()
     return found
 
 
@@ -198,7 +200,8 @@ def _wrap_features() -> None:
     for feature in _guard.features:
         for call in feature.calls:
             holder, _, attribute = call.rpartition(".")
-            if call not in _wrapped and (found := _loaded(holder)) is not None:
+            found = None if call in _wrapped else _loaded(holder)
+            if hasattr(found, attribute):  # else it is still being imported, or is elsewhere
                 _wrapped.add(call)
                 _wrap(found, attribute, feature.name)
 
@@ -212,9 +215,7 @@ def _loaded(name: str) -> Any:
 
 
 def _wrap(holder: Any, attribute: str, name: str) -> None:
-    original = getattr(holder, attribute, None)
-    if original is None:
-        return  # this version of PyTorch has it elsewhere
+    original = getattr(holder, attribute)
     if isinstance(original, type):
         holder, attribute, original = original, "__init__", original.__init__  # type: ignore[misc]
 

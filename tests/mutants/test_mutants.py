@@ -11,7 +11,7 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course.catalogue import load_course
 from distlab.grading.warm import WarmGrader
-from distlab.grading.wrong import Mutant, all_mutants, patched, run_mutant
+from distlab.grading.wrong import Mutant, all_mutants, run_mutant
 
 MUTANTS = all_mutants()
 
@@ -60,10 +60,8 @@ def test_virtual_ranks_kill_it_and_name_rank_and_line(
     assert "no result after" not in result.message  # no time-out was waited for
 
 
-def test_ids_are_unique_and_patches_apply() -> None:
+def test_ids_are_unique() -> None:
     assert not [i for i, count in Counter(m.id for m in MUTANTS).items() if count > 1]
-    for mutant in MUTANTS:
-        compile(patched(mutant), mutant.id, "exec")
 
 
 def test_enough_of_them() -> None:

@@ -11,7 +11,7 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course.catalogue import Exercise, load_course
 from distlab.grading.warm import WarmGrader
-from scripts.mutate.changes import Change, changes, fingerprint, solution_text
+from scripts.mutate.changes import changes, fingerprint, solution_text
 from scripts.mutate.grading import graded
 from scripts.mutate.table import read
 
@@ -34,23 +34,21 @@ def grader() -> Iterator[WarmGrader]:
         yield warm
 
 
-@pytest.fixture(scope="module")
-def sample() -> list[tuple[Exercise, Change]]:
-    """Changes that the table calls killed, phase by phase."""
-    chance = random.Random(SAMPLE)
-    drawn = sorted(chance.choices(EXERCISES, k=SAMPLE), key=lambda e: (e.phase.number, e.file))
-    found = []
-    for exercise in drawn:
-        known = read(exercise)[exercise.id].survivors
-        every = [c for c in changes(exercise, solution_text(exercise)) if c.name not in known]
-        found.append((exercise, chance.choice(every)))
-    return found
+def drawn() -> list[Exercise]:
+    """The exercises of the sample, phase by phase: the warm grader collects each phase once."""
+    exercises = random.Random(SAMPLE).choices(EXERCISES, k=SAMPLE)
+    return sorted(exercises, key=lambda e: (e.phase.number, e.file))
 
 
-@pytest.mark.parametrize("number", range(SAMPLE))
+@pytest.mark.parametrize(
+    ("number", "exercise"), enumerate(drawn()), ids=lambda v: getattr(v, "id", v)
+)
 def test_sample_is_killed(
-    number: int, sample: list[tuple[Exercise, Change]], tmp_path: Path, grader: WarmGrader
+    number: int, exercise: Exercise, tmp_path: Path, grader: WarmGrader
 ) -> None:
-    exercise, change = sample[number]
+    """A change that the table calls killed."""
+    known = read(exercise)[exercise.id].survivors
+    every = changes(exercise, solution_text(exercise))
+    change = random.Random(number).choice([c for c in every if c.name not in known])
     outcome = graded(grader, exercise, change, tmp_path)
     assert not outcome.survived, f"{exercise.id} {change.name}"

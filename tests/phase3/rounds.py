@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -160,7 +160,8 @@ def compare(
     *,
     what: str,
     rank: int,
-    mistakes: Sequence[tuple[str, list[Values]]] = (),
+    mistakes: Sequence[str] = (),
+    predict: Callable[[str], list[Values]] = lambda _: [],
     before: Values | None = None,
 ) -> None:
     """Every tensor after every round; a difference is explained by the mistake that predicts it."""
@@ -169,7 +170,8 @@ def compare(
         for name, value in want.items():
 
             def predicted(case: Case, n: int = number, key: str = name) -> Diagnosis | None:
-                for cause, rounds in mistakes:
+                for cause in mistakes:
+                    rounds = predict(cause)
                     if n < len(rounds) and case.fits(rounds[n][key]) and explains(got, rounds):
                         return Diagnosis(cause, MISTAKES[cause])
                 return None
