@@ -187,10 +187,10 @@ def train_window(
     if not total:
         return 0.0, 0.0
     for p in model.parameters():
-        if p.requires_grad:
-            p.grad.div_(loss_scale)
-        else:
+        if not p.requires_grad:
             p.grad = None  # an old one: the optimizer would step it
+        elif loss_scale != 1.0:
+            p.grad.div_(loss_scale)
     norm = clip_by_global_norm(model.parameters(), float("inf") if max_norm is None else max_norm)
     optimizer.step()
     return loss, norm
