@@ -115,7 +115,8 @@ def train_step(
     # Step 1: forget the last step's gradients (to None, so that unused ones are seen)
     # Step 2: forward and backward on the own samples, if there are any
     # Step 3: the global loss needs the sums over the ranks, not rank 0's own mean; start that
-    #         all-reduce now and wait for it last, so that it costs no time of its own
+    #         all-reduce now and wait for it last, so that it costs no time of its own. Sums stay
+    #         on the device: a number that the host reads makes it wait for all that is queued
     # Step 4: average the gradients, weighted by samples, then step on every rank
     raise NotImplementedError("exercise 1.5")
 

@@ -22,6 +22,7 @@ posted together, because a send may return only when it has been received.
 NCCL adds a rule: it runs the messages of a group one after another, in the order in which they were
 started, and a message ends only together with its other end. Two ranks that both start a receive,
 then a send, wait for each other for ever. Messages of one *batch* have no order among them.
+NCCL passes neither int16 nor complex numbers from rank to rank.
 
 Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
 MPICH"; Patarasuk & Yuan 2009 for the lower bound 2(W-1)/W·N.

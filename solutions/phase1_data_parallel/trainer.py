@@ -140,15 +140,16 @@ def train_step(
     # Step 1: forget the last step's gradients (to None, so that unused ones are seen)
     # Step 2: forward and backward on the own samples, if there are any
     # Step 3: the global loss needs the sums over the ranks, not rank 0's own mean; start that
-    #         all-reduce now and wait for it last, so that it costs no time of its own
+    #         all-reduce now and wait for it last, so that it costs no time of its own. Sums stay
+    #         on the device: a number that the host reads makes it wait for all that is queued
     # Step 4: average the gradients, weighted by samples, then step on every rank
     model.zero_grad(set_to_none=True)
-    loss_sum = 0.0
+    sums = torch.zeros(2, dtype=torch.float64, device=inputs.device)  # of losses; of samples
     if len(targets):
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
-        loss_sum = loss.item() * len(targets)
-    sums = torch.tensor([loss_sum, len(targets)], dtype=torch.float64, device=inputs.device)
+        sums[0].add_(loss.detach(), alpha=len(targets))
+        sums[1] = len(targets)
     pending = dist.all_reduce(sums, group=group, async_op=True)  # travels beside the gradients
     average_gradients(model.parameters(), len(targets), group)
     optimizer.step()
