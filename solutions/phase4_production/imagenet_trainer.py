@@ -71,8 +71,10 @@ def device_type(config: Config) -> str:
 
 def run(config: Config) -> int:
     """The whole training under torchrun, or until it is told to leave; the exit status."""
+    messages = config.pattern not in ("auto", "hierarchical")  # the others are made of collectives
+    how = launched(NAME, config.device, point_to_point=messages, meet=join, statuses=STATUSES)
     try:
-        with launched(NAME, config.device, meet=join, statuses=STATUSES) as at:
+        with how as at:
             return train(config, at.device, at.attempt)
     finally:
         end_decoders()
