@@ -93,11 +93,15 @@ def test_impossible_roles_are_refused(impl, run):
 @exercise("3.26", "gloo", asserts="refused refusals")
 def test_a_backend_that_takes_no_cpu_tensors_is_refused(impl, run):
     """Where the group's backend is NCCL alone: ValueError everywhere, nothing sent."""
-    nccl = {"get_backend": lambda *_: "nccl", "get_backend_config": lambda *_: "cuda:nccl"}
 
     def body(ctx):
+        group = dist.new_group([0, 1])
+        nccl = {
+            "get_backend": lambda asked=None: "nccl" if asked is group else "gloo",
+            "get_backend_config": lambda asked=None: "cuda:nccl" if asked is group else "cpu:gloo",
+        }
         with mock.patch.multiple(dist, **nccl):
-            return [refusal(impl.Client, zeros(), servers=1)]
+            return [refusal(impl.Client, zeros(), servers=1, group=group)]
 
     expect_refused(run(body, 2), ["a group of NCCL alone"])
 
