@@ -81,7 +81,7 @@ class LossScaler:
         """
         # Step 3: refuse to divide twice
         # Step 4: least and largest element (aminmax) show any that is infinite or NaN; divide
-        # Step 5: what happens next is decided by all ranks together, also by those without gradient.
+        # Step 5: what happens next is decided by all ranks, also by those without gradient.
         #         NCCL reduces on the GPU alone, also of a rank that has nothing there (`device_in`)
         raise NotImplementedError("exercise 2.6")
 
