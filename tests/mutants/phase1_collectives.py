@@ -331,6 +331,15 @@ MUTANTS = [
         told_as="hang",
     ),
     Mutant(
+        id="direct-empty-batch",
+        exercise="1.8",
+        mistake="one rank alone starts an empty batch, which is an error",
+        text="    handles = dist.batch_isend_irecv(batch) if batch else []\n",
+        becomes="    handles = dist.batch_isend_irecv(batch)\n",
+        caught_by="test_direct_and_chain_combine",
+        told_as="exception",
+    ),
+    Mutant(
         id="direct-power-of-two",
         exercise="1.8",
         mistake="partners by XOR work for powers of two only",
