@@ -109,6 +109,8 @@ class Child:
         threading.current_thread().virtual_rank = own  # type: ignore[attr-defined]
         torch.autograd.set_multithreading_enabled(False).__enter__()
         torch.set_num_threads(1)  # OpenMP counts per thread: this one would start more
+        if world.rules.nccl and self.options.process_group:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if self.options.process_group:
             internals.join_world(rank.index, world_size, world.store)
         ctx = RankContext(rank.index, world_size, torch.device("cpu"), self.options.base_seed)
@@ -228,6 +230,8 @@ def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> di
         parts = world.mismatch.first, world.mismatch.second
         issued = [[p.rank.index, p.event.index if p.event else 0] for p in parts]
         summary |= {"verdict": "mismatch", "message": world.mismatch.message, "parts": issued}
+    elif verdict == "deadlock":
+        summary["forgiven"] = world.forgiven()
     return summary
 
 
@@ -251,6 +255,8 @@ def _rank_data(world: World, state: RankState, frame: FrameType | None) -> RankD
     elif rank.waiting is not None and not rank.finished:
         data.line = learner_line(frame, world.learner_files)
         event = _awaited(rank.waiting, data.line)
+        if not any(event is known for known in ledger.events):
+            event.index = len(data.events)
         data.waiting = event.index
         if event.index == len(data.events):
             data.events = [*data.events, vars(event)]

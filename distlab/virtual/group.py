@@ -83,9 +83,12 @@ class VirtualGroup(dist.ProcessGroup):
         return self._issue(Part(self.member, op, self.ranks, **fields), outputs)
 
     def _issue(self, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
+        return self._issue_on(self.channel, part, outputs)
+
+    def _issue_on(self, channel: Any, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
         if threading.get_ident() != self.thread:
             self.world.scheduler.me  # noqa: B018 (raises with an explanation)
-        self.world.post(part, self.channel)
+        self.world.post(part, channel)
         work = VirtualWork(self.world, part, outputs)
         self.world.states[part.rank.index].works[id(work)] = work
         return work

@@ -5,11 +5,14 @@ Tested on the oldest and the newest version of torch that the course supports. W
 - ``torch._C._distributed_c10d._set_thread_isolation_mode``: groups are looked up per thread;
 - ``distributed_c10d._world``: the module's table of groups, swapped when the baton changes hands;
 - ``torch._C._DisableTorchDispatch``: the transport's own copies are no work of the rank;
-- the prefix of the keys by which ``new_group`` counts the ranks that have come.
+- the prefix of the keys by which ``new_group`` counts the ranks that have come;
+- ``distributed_c10d._new_process_group_helper``: called on every rank that makes a group or is told
+  that it is not in it, but not on a rank outside with ``use_local_synchronization``.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,13 +27,28 @@ NAME = "virtual"
 def register(create: Callable[[Any, Any], dist.ProcessGroup]) -> None:
     """Make ``init_process_group("virtual")`` call ``create(options, _)`` in this process."""
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "meta"])
+    devices = ["cpu", "meta", "cuda"]  # groups are split for a device that the backend knows
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=devices)
+
+
+def before_groups(call: Callable[[], None]) -> None:
+    """Call this wherever torch would split the world's communicator for a new group."""
+    helper = c10d._new_process_group_helper
+
+    @functools.wraps(helper)
+    def splitting(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any) -> Any:
+        if ranks and str(backend) == NAME:
+            call()
+        return helper(size, rank, ranks, backend, *args, **more)
+
+    c10d._new_process_group_helper = splitting
 
 
 class GroupTable:
     """A rank's own ``distributed_c10d._world``: the same names, each with a fresh value."""
 
     pg_map: dict[Any, Any]
+    default_pg: dist.ProcessGroup | None
 
     def __init__(self) -> None:
         for name, value in vars(c10d._World).items():

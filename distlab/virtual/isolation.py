@@ -34,6 +34,7 @@ def enter(world: World) -> None:
     global _world
     if _world is None:
         internals.register(lambda options, _: entered().create_group(options))
+        internals.before_groups(lambda: entered().split())
         _own_clock()
         _own_random()
         _no_cuda()

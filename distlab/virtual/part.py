@@ -35,6 +35,7 @@ class Part:
     event: Event | None = None
     sending: Sending | None = None
     broken: bool = False  # the other end of the message is lost
+    entry: Any = None  # of the rank's queue, where operations run in the order of issue
 
     def done_by(self, clock: float) -> bool:
         """Whether it is complete at this virtual time."""

@@ -170,4 +170,5 @@ def _raise_if_failed(
         for member in members:
             member.loop = loops.get(member.rank, "")
             member.idle = member.rank not in stacks
-        raise rank_report.hang(members, stacks, options, proven=verdict == "deadlock")
+        proven, why = verdict == "deadlock", summary.get("forgiven", "")
+        raise rank_report.hang(members, stacks, options, proven, why)

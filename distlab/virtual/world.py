@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,15 @@ import torch
 from ..observe.failure import CheckFailed
 from ..observe.lines import learner_line, source_line
 from . import internals
+from .communicators import Communicator
 from .group import VirtualGroup
 from .internals import cpu_time
+from .nccl_group import NcclGroup
 from .network import Network
 from .options import VirtualOptions
+from .order import IssueOrder
 from .part import Part
+from .rules import rules_named
 from .scheduler import Scheduler, VirtualRank
 from .state import RankState
 from .store import VirtualStore
@@ -45,6 +49,7 @@ class Channel:
     """What the members of a group have in common; compared by identity, which is fast."""
 
     name: str
+    shared: dict[Any, Any] = field(default_factory=dict)
 
 
 class World:
@@ -64,8 +69,11 @@ class World:
         self.network = Network(options.machine(), options.algorithm, options.slow_links)
         self.record, self.measured = options.ledger, options.compute == "measured"
         self.modelled = options.compute == "roofline"
-        self.scheduler = Scheduler(world_size, seed, self.install, self.remove, runs)
-        self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs)
+        self.rules = rules_named(options.rules)
+        order = IssueOrder() if self.rules.nccl else None
+        install, remove = self.install, self.remove
+        self.scheduler = Scheduler(world_size, seed, install, remove, runs, order is not None)
+        self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs, order)
         self.channels: dict[Any, Channel] = {}
         self.named: dict[tuple[int, str], tuple[int, ...]] = {}  # ranks of the groups made so far
         self.store = VirtualStore(self.scheduler)
@@ -119,7 +127,15 @@ class World:
             )
         key = options.group_id, ranks
         channel = self.channels.setdefault(key, Channel(options.group_id))
-        return VirtualGroup(self, ranks, channel, options.group_rank)
+        if not self.rules.nccl:
+            return VirtualGroup(self, ranks, channel, options.group_rank)
+        return NcclGroup(self, ranks, channel, options.group_rank, self.rules)
+
+    def split(self) -> None:
+        """The calling rank is about to make a group, or to learn that it is not in it."""
+        parent = self.mine.groups.default_pg
+        if isinstance(parent, NcclGroup) and self.rules.bound:
+            parent.split()
 
     @property
     def mine(self) -> RankState:
@@ -254,3 +270,10 @@ class World:
                 rank=state.rank.index,
                 line=source_line(event.line),
             )
+
+    def forgiven(self) -> str:
+        """Why gloo would go on where nobody can; empty if it would not."""
+        for rank in self.scheduler.ranks:
+            if isinstance(rank.waiting, Communicator):
+                return rank.waiting.told()
+        return "" if self.transfers.order is None else self.transfers.order.told()
