@@ -29,6 +29,7 @@ from ..ranks.process import Pipe, content_of
 from ..ranks.results import PIPE_LOST
 from . import internals
 from .compute import ComputeModel
+from .devices import DeviceModel
 from .isolation import enter, entered
 from .options import VirtualOptions
 from .scheduler import VirtualRank
@@ -113,11 +114,15 @@ class Child:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if self.options.process_group:
             internals.join_world(rank.index, world_size, world.store)
-        ctx = RankContext(rank.index, world_size, torch.device("cpu"), self.options.base_seed)
+        device, model = torch.device("cpu"), None
+        if world.rules.nccl:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            model = DeviceModel(world.flight(state), partial(world.read, state))
+        ctx = RankContext(rank.index, world_size, device, self.options.base_seed)
         ctx.ledger = state.ledger  # type: ignore[assignment]
         if world.modelled:
             state.model = ComputeModel(world, state)
-        with state.model or contextlib.nullcontext():
+        with state.model or model or contextlib.nullcontext():
             value = self.fn(ctx, *self.args)
         world.finish(state)
         return content_of(value)
@@ -161,6 +166,7 @@ class RankData:
     picture_from: float = 0.0
     output: str = ""
     notices: dict[str, Any] | None = None
+    reads: list[Any] | tuple[()] = ()
 
 
 def _report(world: World, pipe: Pipe, seed: int | None) -> None:
@@ -248,6 +254,7 @@ def _rank_data(world: World, state: RankState, frame: FrameType | None) -> RankD
         picture_from=ledger.picture_from,
         output="".join(state.output),
         notices=state.notices,
+        reads=state.reads,
     )
     if world.mismatch is not None and not world.record:
         parts = world.mismatch.first, world.mismatch.second

@@ -61,6 +61,8 @@ class Communicator:
     def told(self) -> str:
         """Why a rank waits for others here, and not under gloo."""
         absent = [rank for rank in self.ranks if rank not in self.devices]
+        if not absent:
+            return ""  # the last one was refused
         return (
             f"{names(absent)} never came to it. gloo forgives this, for it connects the ranks of a "
             "group without them. NCCL makes a communicator when all its ranks have come: at its "

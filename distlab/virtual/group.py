@@ -77,10 +77,14 @@ class VirtualGroup(dist.ProcessGroup):
     # -- posting --------------------------------------------------------------------------------
     def _post(self, op: str, outputs: Sequence[Tensor], **fields: Any) -> VirtualWork:
         for tensor in (*fields.get("gives", ()), *fields.get("gets", ())):
-            if tensor.is_cuda or tensor.is_sparse:
-                kind = "CUDA" if tensor.is_cuda else "sparse"
+            if tensor.is_sparse or self._elsewhere(tensor):
+                kind = "sparse" if tensor.is_sparse else "CUDA"
                 raise ValueError(f"virtual ranks can't communicate a {kind} tensor")
         return self._issue(Part(self.member, op, self.ranks, **fields), outputs)
+
+    def _elsewhere(self, tensor: Tensor) -> bool:
+        """Whether a tensor is not where these ranks communicate from."""
+        return tensor.is_cuda
 
     def _issue(self, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
         return self._issue_on(self.channel, part, outputs)
@@ -133,7 +137,7 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _buffer(self, tensors: Any) -> Sequence[Tensor]:
         mine = [tensors] if isinstance(tensors, Tensor) else tensors
-        if len(mine) != 1 or mine[0].is_cuda:
+        if len(mine) != 1 or self._elsewhere(mine[0]):
             raise ValueError("a message on virtual ranks is one tensor in the memory of the CPU")
         if not mine[0].is_contiguous():
             shape, strides = tuple(mine[0].shape), mine[0].stride()

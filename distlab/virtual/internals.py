@@ -31,17 +31,31 @@ def register(create: Callable[[Any, Any], dist.ProcessGroup]) -> None:
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=devices)
 
 
-def before_groups(call: Callable[[], None]) -> None:
-    """Call this wherever torch would split the world's communicator for a new group."""
-    helper = c10d._new_process_group_helper
+def stand_in(making: Callable[[str, bool], str], name: Callable[[Any], str | None]) -> None:
+    """Stand in for other backends.
+
+    ``making(backend, is_part)`` is called wherever torch would split the world's communicator for a
+    new group and returns the backend to use; ``name(group)`` is what a group's backend is called.
+    """
+    helper, named = c10d._new_process_group_helper, c10d.get_backend
+    of_objects = c10d._get_object_coll_device
 
     @functools.wraps(helper)
-    def splitting(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any) -> Any:
-        if ranks and str(backend) == NAME:
-            call()
-        return helper(size, rank, ranks, backend, *args, **more)
+    def create(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any) -> Any:
+        chosen = making(str(backend), bool(ranks))
+        return helper(size, rank, ranks, dist.Backend(chosen), *args, **more)
 
-    c10d._new_process_group_helper = splitting
+    @functools.wraps(named)
+    def get_backend(group: dist.ProcessGroup | None = None) -> str:
+        known = named(group)
+        return name(group or dist.group.WORLD) or known
+
+    def device_of_objects(group: dist.ProcessGroup | None = None) -> str:
+        return "cuda" if get_backend(group) == "nccl" else of_objects(group)
+
+    c10d._get_object_coll_device = device_of_objects
+    c10d._new_process_group_helper = create
+    c10d.get_backend = dist.get_backend = get_backend
 
 
 class GroupTable:

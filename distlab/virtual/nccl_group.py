@@ -27,6 +27,8 @@ from torch.distributed import ReduceOp
 from ..observe.lines import names
 from ..observe.log import P2P
 from .communicators import Communicator, Splits
+from .devices import gpu_of
+from .flight import poison
 from .group import VirtualGroup
 from .machine import Machine
 from .order import Entry
@@ -115,14 +117,15 @@ class NcclGroup(VirtualGroup):
 
     def _communicator(self, part: Part | None, batched: bool = False) -> Communicator:
         """The communicator that the part uses; this rank comes to it."""
-        ranks = self.ranks
+        key = ranks = self.ranks
         if part is not None and part.op in P2P and self.rules.pairs and not batched:
             assert part.peer is not None
             ranks = tuple(sorted({self.member.index, part.peer}))
-        found = self.channel.shared.get(ranks)
+            key = *ranks, -1  # beside the group's, which may have two ranks as well
+        found = self.channel.shared.get(key)
         if found is None:
             what = f"the first use of the communicator of {names(ranks)}: each of them must come"
-            found = self.channel.shared[ranks] = Communicator(ranks, what)
+            found = self.channel.shared[key] = Communicator(ranks, what)
         found.come(self.world.scheduler, self.device)
         return found
 
@@ -132,7 +135,10 @@ class NcclGroup(VirtualGroup):
         if self.batch is not None:
             self.batch.append((part, outputs))
             return BatchWork()
-        return self._issue_on(self._communicator(part), part, outputs)
+        communicator = self._communicator(part)
+        part.entry = Entry()
+        poison(part)
+        return self._issue_on(communicator, part, outputs)
 
     @property
     def supports_coalescing(self) -> bool:
@@ -150,10 +156,14 @@ class NcclGroup(VirtualGroup):
         entry = Entry(len(batch))
         for part, outputs in batch:
             part.entry = entry
+            poison(part)
             works.append(self._issue_on(self._communicator(part, True), part, outputs))
         return BatchWork(works)
 
     # -- what is refused ------------------------------------------------------------------------
+    def _elsewhere(self, tensor: Tensor) -> bool:
+        return False  # ``_refuse_place`` says what PyTorch says
+
     def _refuse(self, part: Part) -> None:
         if part.tag:
             raise ValueError(
@@ -161,6 +171,12 @@ class NcclGroup(VirtualGroup):
                 "ranks meet in the order of issue"
             )
         for tensor in (*part.gives, *part.gets):
+            self._refuse_place(tensor, part.op)
+            if not tensor.is_contiguous():
+                raise ValueError(
+                    f"Tensors must be contiguous: {part.op} was given one of shape "
+                    f"{tuple(tensor.shape)} with strides {tensor.stride()}"
+                )
             dtype = tensor.dtype
             if dtype.is_complex and part.op not in P2P:
                 continue  # a pair of real numbers
@@ -170,6 +186,19 @@ class NcclGroup(VirtualGroup):
                     f"Input tensor data type is not supported for NCCL process group: {name} "
                     f"({part.op})"
                 )
+
+    def _refuse_place(self, tensor: Tensor, op: str) -> None:
+        gpu = gpu_of(tensor)
+        if gpu is None:
+            raise RuntimeError(
+                f"No backend type associated with device type cpu: {op} was given a tensor of the "
+                "host, and NCCL moves what is on GPUs only"
+            )
+        if gpu != self.device:
+            raise dist.DistBackendError(
+                f"{op} was given a tensor on {gpu}, and this rank's GPU is {self.device}: Attempt "
+                "to perform collective on tensor not on device passed to init_process_group"
+            )
 
     def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> Any:
         op = getattr(opts, "reduceOp", opts)

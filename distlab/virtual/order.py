@@ -32,8 +32,6 @@ class IssueOrder:
 
     def enter(self, part: Part, communicator: Any) -> None:
         """The rank issues ``part``, alone or with the others of its batch."""
-        if part.entry is None:
-            part.entry = Entry()
         entry = part.entry
         if not entry.parts:
             entry.queue = self.queues[communicator, part.rank.index]
@@ -43,6 +41,8 @@ class IssueOrder:
     def leave(self, part: Part) -> list[Part]:
         """``part`` is complete; returns the parts that are first now and were not before."""
         entry = part.entry
+        if entry is None:
+            return []
         entry.left -= 1
         queue = entry.queue
         if entry.left or queue[0] is not entry:
@@ -72,7 +72,7 @@ class IssueOrder:
 
 def is_first(part: Part) -> bool:
     """Whether nothing that the rank issued before is still under way on the communicator."""
-    return part.entry.queue[0] is part.entry
+    return part.entry is None or part.entry.queue[0] is part.entry
 
 
 def _is_held(part: Part) -> bool:

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import select
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,12 +24,22 @@ from .options import VirtualOptions
 GRACE = 5.0  # seconds on its clock that the child may take to report after its time is up
 
 
+class HostRead(NamedTuple):
+    """A rank's host looked at values of its GPU, and so waited for it: by which operator, at which
+    line, in which region of ``RankContext``."""
+
+    what: str
+    line: str
+    region: str
+
+
 class VirtualResults(RankResults):
     """The W return values with ``logs`` and ``output``, and what the clocks and links say.
 
     ``clocks``: virtual seconds at which each rank was done. ``traffic``: bytes by kind of link.
     ``unmodelled``: operators without a rule of their own in the compute model, and how often.
-    ``peaks``: most bytes of tensors alive on each rank (with a compute model).
+    ``peaks``: most bytes of tensors alive on each rank (with a compute model). ``host_reads``: for
+    each rank the times that its host looked at values of its GPU (under NCCL's rules).
     """
 
     def __init__(
@@ -41,6 +51,7 @@ class VirtualResults(RankResults):
         self.unmodelled: dict[str, int] = more["unmodelled"]
         self.peaks: list[int] = more["peaks"]
         self.flops: list[float] = more["flops"]
+        self.host_reads: list[list[HostRead]] = more["host_reads"]
 
     @property
     def clock(self) -> float:
@@ -116,6 +127,7 @@ def results_of(
     """The results of one world; raises RankFailure if a rank failed there."""
     values: list[Any] = [None] * len(members)
     summary: dict[str, Any] = {}
+    reads: list[list[HostRead]] = [[] for _ in members]
     for kind, content in frames:
         if kind == b"F":
             summary = json.loads(content)
@@ -124,7 +136,9 @@ def results_of(
             members[rank].result = content
             values[rank] = torch.load(io.BytesIO(content[4:]), weights_only=True)
         else:
-            _load(members, json.loads(content))
+            data = json.loads(content)
+            _load(members, data)
+            reads[data["rank"]] = [HostRead(*each) for each in data["reads"]]
     members[0].head += printed.encode()
     try:
         with notices_named(members, options):
@@ -135,7 +149,8 @@ def results_of(
         if None not in (failure.interleaving, first) and failure.interleaving != first:
             failure.message += "\n(not in every order of the ranks: other interleavings went well)"
         raise
-    return VirtualResults(values, [m.log() for m in members], [m.output for m in members], summary)
+    output, more = [m.output for m in members], summary | {"host_reads": reads}
+    return VirtualResults(values, [m.log() for m in members], output, more)
 
 
 def _load(members: list[Member], data: dict[str, Any]) -> None:

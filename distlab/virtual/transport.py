@@ -17,6 +17,7 @@ from torch import Tensor
 from ..observe.failure import CheckFailed
 from ..observe.log import P2P, signature
 from ..observe.operators import Sending
+from .flight import hold
 from .internals import Unseen
 from .moves import MOVE, copy, own_parts
 from .network import Network
@@ -71,7 +72,7 @@ class Transfer:
         parts = self.parts
         if parts[0].op in P2P:
             send, receive = parts if parts[0].op == "send" else parts[::-1]
-            if self.transfers.modelled:
+            if self.transfers.modelled or parts[0].entry is not None:
                 with Unseen():
                     copy(receive.gets[0], send.gives[0])
             else:
@@ -81,6 +82,8 @@ class Transfer:
                 MOVE[parts[0].op](_of_all(parts))
         for part in parts:
             part.done, part.transfer = True, None  # no cycle is left behind
+            if part.entry is not None and part.rank.waiting is not part:
+                hold(part)
         self.parts = []  # the scheduler may still list this transfer: it keeps no buffer alive
         self.transfers.scheduler.wake(self)
         self.transfers.leave(parts)
@@ -106,14 +109,9 @@ class Transfers:
     """All open transfers of one run."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        network: Network,
-        modelled: bool,
-        runs: tuple[int, ...],
-        order: IssueOrder | None = None,
+        self, scheduler: Scheduler, network: Network, modelled: bool, runs: tuple[int, ...]
     ) -> None:
-        self.scheduler, self.network, self.order = scheduler, network, order
+        self.scheduler, self.network, self.order = scheduler, network, IssueOrder()
         self.modelled, self.runs = modelled, frozenset(runs)
         self.all_run = len(runs) == len(scheduler.ranks)
         self.sends: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, from, to, tag)
@@ -131,7 +129,7 @@ class Transfers:
                 cause="absent-rank",
                 rank=part.rank.index,
             )
-        if self.order is not None:
+        if part.entry is not None:
             self.order.enter(part, channel)
         if part.op in P2P and part.peer in self.lost:
             self._break(part)
@@ -145,14 +143,12 @@ class Transfers:
 
     def complete(self, transfer: Transfer) -> None:
         """All ranks have issued it: it can be delivered as soon as its parts are first."""
-        if self.order is None or all(map(is_first, transfer.parts)):
+        if all(map(is_first, transfer.parts)):
             transfer.matched = True
             self.scheduler.add(transfer)
 
     def leave(self, parts: list[Part]) -> None:
         """Parts are complete: what was issued after them may come now."""
-        if self.order is None:
-            return
         for part in parts:
             for following in self.order.leave(part):
                 transfer = following.transfer

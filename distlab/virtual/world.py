@@ -21,12 +21,12 @@ from ..observe.failure import CheckFailed
 from ..observe.lines import learner_line, source_line
 from . import internals
 from .communicators import Communicator
+from .flight import Flight
 from .group import VirtualGroup
 from .internals import cpu_time
 from .nccl_group import NcclGroup
 from .network import Network
 from .options import VirtualOptions
-from .order import IssueOrder
 from .part import Part
 from .rules import rules_named
 from .scheduler import Scheduler, VirtualRank
@@ -70,10 +70,9 @@ class World:
         self.record, self.measured = options.ledger, options.compute == "measured"
         self.modelled = options.compute == "roofline"
         self.rules = rules_named(options.rules)
-        order = IssueOrder() if self.rules.nccl else None
-        install, remove = self.install, self.remove
-        self.scheduler = Scheduler(world_size, seed, install, remove, runs, order is not None)
-        self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs, order)
+        install, remove, ordered = self.install, self.remove, self.rules.nccl
+        self.scheduler = Scheduler(world_size, seed, install, remove, runs, ordered)
+        self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs)
         self.channels: dict[Any, Channel] = {}
         self.named: dict[tuple[int, str], tuple[int, ...]] = {}  # ranks of the groups made so far
         self.store = VirtualStore(self.scheduler)
@@ -127,15 +126,32 @@ class World:
             )
         key = options.group_id, ranks
         channel = self.channels.setdefault(key, Channel(options.group_id))
-        if not self.rules.nccl:
+        if not self.rules.nccl or state.backend == "gloo":
             return VirtualGroup(self, ranks, channel, options.group_rank)
         return NcclGroup(self, ranks, channel, options.group_rank, self.rules)
 
-    def split(self) -> None:
-        """The calling rank is about to make a group, or to learn that it is not in it."""
-        parent = self.mine.groups.default_pg
-        if isinstance(parent, NcclGroup) and self.rules.bound:
+    def making(self, backend: str, is_part: bool) -> str:
+        """The calling rank is about to make a group, or to learn that it is not in it.
+
+        ``is_part``: of the default group's ranks. Returns the name of the backend that makes it.
+        """
+        if not self.rules.nccl:
+            return backend
+        state = self.mine
+        state.backend = backend
+        parent = state.groups.default_pg
+        if is_part and backend != "gloo" and self.rules.bound and isinstance(parent, NcclGroup):
             parent.split()
+        return internals.NAME if backend in ("nccl", "gloo") else backend
+
+    def flight(self, state: RankState) -> Flight:
+        """What is under way on the rank."""
+        return Flight(state.rank.index, state.works, self.learner_files)
+
+    def read(self, state: RankState, what: str) -> None:
+        """The rank's host looks at values of its GPU."""
+        line = source_line(learner_line(sys._getframe(1), self.learner_files))
+        state.reads.append((what, line, state.ledger.region))
 
     @property
     def mine(self) -> RankState:
@@ -276,4 +292,4 @@ class World:
         for rank in self.scheduler.ranks:
             if isinstance(rank.waiting, Communicator):
                 return rank.waiting.told()
-        return "" if self.transfers.order is None else self.transfers.order.told()
+        return self.transfers.order.told()

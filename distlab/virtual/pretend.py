@@ -1,0 +1,131 @@
+"""What Python says of devices on virtual ranks with GPUs that are none (``devices.py``).
+
+Replaced once in the child process: the properties and methods of ``Tensor`` that speak of a device,
+and the makers of tensors that ask C++ for a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .devices import CPU, GENERATORS, device_of, gpu_of, indexed
+
+
+class Pretended:
+    """Tensors, makers and storages; ``read``: told of what the host reads, ``resize``: of a storage
+    that is about to be resized. Both are the calling rank's."""
+
+    def __init__(self, read: Callable[[str], None], resize: Callable[[Any], None]) -> None:
+        self.read, self.resize = read, resize
+        self._tensors()
+        _makers()
+        _generators()
+        self._storages()
+
+    def _tensors(self) -> None:
+        real_to, real_numpy, real_list = Tensor.to, Tensor.numpy, Tensor.tolist
+        read = self.read
+
+        def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if args and isinstance(args[0], Tensor):
+                args, kwargs = (device_of(args[0]), args[0].dtype, *args[1:]), kwargs
+            device, dtype, non_blocking, layout = torch._C._nn._parse_to(
+                *args, **{k: v for k, v in kwargs.items() if k != "copy"}
+            )
+            more = {"memory_format": layout} if layout is not None else {}
+            more |= {"copy": True} if kwargs.get("copy") else {}
+            dtype = self.dtype if dtype is None else dtype
+            if device is None or indexed(device) == device_of(self):
+                return real_to(self, dtype, non_blocking, **more)
+            return real_to(self, indexed(device), dtype, non_blocking, **more | {"copy": True})
+
+        def numpy(self: Tensor, *, force: bool = False) -> Any:
+            if gpu_of(self) is not None:
+                if not force:
+                    raise TypeError(
+                        f"can't convert {device_of(self)} device type tensor to numpy. Use "
+                        "Tensor.cpu() to copy the tensor to host memory first."
+                    )
+                read("numpy")
+            return real_numpy(self, force=force)
+
+        def tolist(self: Tensor) -> Any:
+            if gpu_of(self) is not None:
+                read("tolist")
+            return real_list(self)
+
+        def get_device(self: Tensor) -> int:
+            gpu = gpu_of(self)
+            return -1 if gpu is None else gpu.index
+
+        for name, value in {
+            "device": property(device_of),
+            "is_cuda": property(lambda tensor: gpu_of(tensor) is not None),
+            "is_cpu": property(lambda tensor: device_of(tensor).type == "cpu"),
+            "to": to,
+            "cpu": lambda tensor, memory_format=None: tensor.to(CPU),
+            "cuda": lambda tensor, device="cuda", non_blocking=False: tensor.to(indexed(device)),
+            "numpy": numpy,
+            "tolist": tolist,
+            "get_device": get_device,
+            "pin_memory": lambda tensor, device=None: tensor,
+            "is_pinned": lambda tensor, device=None: False,
+            "record_stream": lambda tensor, stream: None,
+        }.items():
+            setattr(Tensor, name, value)
+
+    def _storages(self) -> None:
+        real, look = torch.UntypedStorage.resize_, self.resize
+
+        def resize_(storage: Any, size: int) -> Any:
+            look(storage)
+            return real(storage, size)
+
+        torch.UntypedStorage.resize_ = resize_
+
+
+def _makers() -> None:
+    """What asks C++ for a GPU below the operators."""
+
+    def placing(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(make)
+        def made(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+            device = kwargs.pop("device", None)
+            needs = kwargs.pop("requires_grad", False)
+            out = make(data, *args, **kwargs)
+            out = out if device is None else out.to(device)
+            return out.requires_grad_() if needs else out
+
+        return made
+
+    torch.tensor, torch.as_tensor = placing(torch.tensor), placing(torch.as_tensor)
+    torch.asarray = placing(torch.asarray)
+
+
+def _generators() -> None:
+    """Generators of a GPU draw as the CPU's."""
+    real: Any = torch.Generator
+
+    class Generator(real):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            made = super().__new__(cls)
+            made.where = indexed(device)
+            GENERATORS[made._cdata] = made.where.type
+            return made
+
+        def __init__(self, device: Any = "cpu") -> None:
+            super().__init__()
+
+        def __del__(self) -> None:
+            GENERATORS.pop(self._cdata, None)
+
+        @property
+        def device(self) -> torch.device:
+            return self.where
+
+    torch.Generator = Generator
