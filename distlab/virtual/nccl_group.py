@@ -90,16 +90,26 @@ class BatchWork(dist.Work):
 
 
 class NcclGroup(VirtualGroup):
-    """One rank's membership; ``channel.shared`` holds the communicators, the same for all."""
+    """One rank's membership; ``channel.shared`` holds the communicators, the same for all.
+
+    ``made``: the group's own communicator is there already, from a split.
+    """
 
     def __init__(
-        self, world: Machine, ranks: tuple[int, ...], channel: Any, rank: int, rules: Rules
+        self,
+        world: Machine,
+        ranks: tuple[int, ...],
+        channel: Any,
+        rank: int,
+        rules: Rules,
+        made: bool,
     ) -> None:
         super().__init__(world, ranks, channel, rank)
         self.rules = rules
         self.batch: list[tuple[Part, Sequence[Tensor]]] | None = None
         if rules.bound:
             self.bound_device_id = self.device
+        self.made = made
         if rules.eager:
             self._communicator(None)
 
@@ -126,7 +136,8 @@ class NcclGroup(VirtualGroup):
         if found is None:
             what = f"the first use of the communicator of {names(ranks)}: each of them must come"
             found = self.channel.shared[key] = Communicator(ranks, what)
-        found.come(self.world.scheduler, self.device)
+        if not self.made or key != self.ranks:
+            found.come(self.world.scheduler, self.device)
         return found
 
     # -- issuing --------------------------------------------------------------------------------

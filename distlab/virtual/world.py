@@ -128,7 +128,8 @@ class World:
         channel = self.channels.setdefault(key, Channel(options.group_id))
         if not self.rules.nccl or state.backend == "gloo":
             return VirtualGroup(self, ranks, channel, options.group_rank)
-        return NcclGroup(self, ranks, channel, options.group_rank, self.rules)
+        split = self.rules.bound and state.groups.default_pg is not None
+        return NcclGroup(self, ranks, channel, options.group_rank, self.rules, split)
 
     def making(self, backend: str, is_part: bool) -> str:
         """The calling rank is about to make a group, or to learn that it is not in it.
