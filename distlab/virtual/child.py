@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ from .compute import ComputeModel
 from .devices import DeviceModel
 from .isolation import enter, entered
 from .options import VirtualOptions
+from .rules import rules_named
 from .scheduler import VirtualRank
 from .state import RankState
 from .world import RankLost, World
@@ -86,16 +88,17 @@ class Child:
         absent = {options.lose[0]} if options.lose and options.survivable else set()
         if options.only:
             absent |= set(range(world_size)) - set(options.only)
-        for number in range(options.seeds):
+        every = [*itertools.product(rules_named(options.rules), range(options.seeds))]
+        for rules, number in every:
             seed = None if options.seed is None else options.seed + number
-            world = World(world_size, options, seed, self._note)
+            world = World(world_size, options, seed, self._note, rules)
             enter(world)
             world.scheduler.run(partial(self._body, world), STACK)
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
             ended = [v for r, v in enumerate(values) if r not in absent]
             failed = None in ended or any(state.notices for state in world.states)
-            if failed or values != first or number == options.seeds - 1:
+            if failed or values != first or (rules, number) == every[-1]:
                 _report(world, self.pipe, seed)
                 break
         return not failed
@@ -225,6 +228,7 @@ def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> di
     summary: dict[str, Any] = {
         "verdict": verdict,
         "seed": seed,
+        "rules": world.rules.name,
         "stacks": stacks,
         "clocks": [rank.clock for rank in ranks],
         "traffic": world.network.traffic(),

@@ -28,7 +28,8 @@ class VirtualOptions(RunOptions):
     ``patience``: the virtual time beyond which a rank's sleep ends the run as a hang.
     ``only``: run these ranks; every other one is taken to do what one of them does, so that its
     part of a collective comes with theirs, and its result is None. They must not send messages.
-    ``rules``: of issue, ``"gloo"`` or the name of one of ``rules.NCCL``.
+    ``rules``: of issue, ``"gloo"``, the name of one of ``rules.NCCL``, or ``"nccl"`` for each of
+    them in turn, as interleavings are.
     """
 
     cluster: Cluster | str | Path = "laptop"
@@ -48,7 +49,8 @@ class VirtualOptions(RunOptions):
     def __post_init__(self) -> None:
         if self.seeds < 1 or (self.seeds > 1 and self.seed is None):
             raise ValueError("seeds counts the interleavings from a seed on: give a seed as well")
-        if rules_named(self.rules).nccl and (self.only or self.lose or self.compute == "roofline"):
+        special = self.only or self.lose or self.compute == "roofline"
+        if rules_named(self.rules)[0].nccl and special:
             raise ValueError("NCCL's rules are for runs of all ranks, of which none is lost")
 
     def machine(self) -> Cluster:

@@ -20,6 +20,7 @@ from ..ranks.noticed import notices_named
 from ..ranks.results import RankFailure, RankResults
 from .child import TIME_IS_UP
 from .options import VirtualOptions
+from .rules import rules_named
 
 GRACE = 5.0  # seconds on its clock that the child may take to report after its time is up
 
@@ -148,6 +149,8 @@ def results_of(
         first = options.seed
         if None not in (failure.interleaving, first) and failure.interleaving != first:
             failure.message += "\n(not in every order of the ranks: other interleavings went well)"
+        if rules_named(options.rules)[0].nccl:
+            failure.message += f"\n(simulated by NCCL's rules, {summary.get('rules')})"
         raise
     output, more = [m.output for m in members], summary | {"host_reads": reads}
     return VirtualResults(values, [m.log() for m in members], output, more)

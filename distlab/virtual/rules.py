@@ -58,9 +58,9 @@ NCCL = (
 )
 
 
-def rules_named(name: str) -> Rules:
-    """The rules of this name. Raises ValueError for any other."""
-    found = {rules.name: rules for rules in (GLOO, *NCCL)}
+def rules_named(name: str) -> tuple[Rules, ...]:
+    """The rules of this name; ``"nccl"`` is all of NCCL's. Raises ValueError for any other."""
+    found = {rules.name: (rules,) for rules in (GLOO, *NCCL)} | {"nccl": NCCL}
     if name not in found:
         raise ValueError(f"no rules {name!r}: choose from {', '.join(found)}")
     return found[name]

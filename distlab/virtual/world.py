@@ -28,7 +28,7 @@ from .nccl_group import NcclGroup
 from .network import Network
 from .options import VirtualOptions
 from .part import Part
-from .rules import rules_named
+from .rules import GLOO, Rules
 from .scheduler import Scheduler, VirtualRank
 from .state import RankState
 from .store import VirtualStore
@@ -64,12 +64,13 @@ class World:
         options: VirtualOptions,
         seed: int | None = None,
         note: Callable[[int], None] = lambda rank: None,
+        rules: Rules = GLOO,
     ) -> None:
         runs = tuple(sorted(options.only)) or tuple(range(world_size))
         self.network = Network(options.machine(), options.algorithm, options.slow_links)
         self.record, self.measured = options.ledger, options.compute == "measured"
         self.modelled = options.compute == "roofline"
-        self.rules = rules_named(options.rules)
+        self.rules = rules
         install, remove, ordered = self.install, self.remove, self.rules.nccl
         self.scheduler = Scheduler(world_size, seed, install, remove, runs, ordered)
         self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs)
