@@ -32,8 +32,9 @@ from .flight import Flight
 CPU = torch.device("cpu")
 # operators that take a tensor of the CPU beside those of a GPU
 MIXES = {"copy_", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"}
+MIXES |= {"index_fill_"}  # C++ takes it on the CPU for x[index] = number
 READS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero", "_unique2"}
-MOVES = {"_to_copy", "copy_"}  # a read by the host, if from a GPU to the CPU
+MOVES = {"copy_"}  # a read by the host, if from a GPU to the CPU
 KEPT = {"lift_fresh", "alias", "detach", "_unsafe_view"}
 GENERATORS: dict[int, str] = {}  # address of a generator: "cuda" if it is one of a GPU
 MADE = object()  # the mark of what C++ made for some other tensor: it goes where that is
@@ -48,6 +49,11 @@ def gpu_of(tensor: Tensor) -> torch.device | None:
     """The GPU that a tensor is on; None if it is in the host's memory."""
     mark = mark_of(tensor)
     return None if mark is MADE else mark
+
+
+def put(tensor: Tensor, gpu: torch.device | None) -> None:
+    """Say where a tensor's storage is."""
+    tensor.untyped_storage().gpu = gpu
 
 
 def device_of(tensor: Tensor) -> torch.device:
@@ -133,7 +139,7 @@ class DeviceModel(TorchDispatchMode):
             self._look(kind, args, kwargs)
         mark = target = _common(kind, given)
         if kwargs.get("device") is not None:
-            kwargs, target = _on_the_host(kwargs, bool(given))
+            kwargs, target = _on_the_host(kwargs, mark if given else MADE)
         elif kind.changes and isinstance(args[0], Tensor):
             target = mark_of(args[0])
             _refuse_generator(kwargs, device_of(args[0]))
@@ -142,7 +148,7 @@ class DeviceModel(TorchDispatchMode):
         out = func(*args, **kwargs)
         if target is not None and not kind.changes:
             for tensor in tensors_of((out,)):
-                tensor.untyped_storage().gpu = target
+                put(tensor, target)
         return out
 
     def _look(self, kind: Kind, args: Any, kwargs: Any) -> None:
@@ -176,19 +182,20 @@ def _common(kind: Kind, given: list[Tensor]) -> Any:
     return found
 
 
-def _on_the_host(kwargs: dict[str, Any], of_others: bool) -> tuple[dict[str, Any], Any]:
+def _on_the_host(kwargs: dict[str, Any], mark: Any) -> tuple[dict[str, Any], Any]:
     """The arguments for the CPU, and the mark that is asked for.
 
-    What Python makes is asked for with ``pin_memory``; what C++ makes of nothing is not.
+    What Python makes is asked for with ``pin_memory``. What C++ makes is on the CPU by the options
+    of another tensor, and gets its ``mark``.
     """
     asked = indexed(kwargs["device"])
     _refuse_generator(kwargs, asked)
-    by_hand = of_others or "pin_memory" in kwargs
+    by_hand = "pin_memory" in kwargs
     if kwargs.get("pin_memory"):
         kwargs = kwargs | {"pin_memory": False}
     if asked.type == "cuda":
         return kwargs | {"device": CPU}, asked
-    return kwargs, None if by_hand else MADE
+    return kwargs, None if by_hand else mark
 
 
 def _two_devices(one: torch.device, other: torch.device) -> RuntimeError:

@@ -171,7 +171,9 @@ def _no_cuda() -> None:
     torch.cuda._lazy_init = refuse
     torch.cuda.current_device = lambda: getattr(device, "index", 0)
     torch.cuda.set_device = lambda index: setattr(
-        device, "index", torch.device("cuda", index).index
+        device,
+        "index",
+        torch.device("cuda", index).index if isinstance(index, int) else index.index,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .devices import CPU, GENERATORS, device_of, gpu_of, indexed
+from .devices import CPU, GENERATORS, device_of, gpu_of, indexed, put
 
 
 class Pretended:
@@ -25,6 +25,7 @@ class Pretended:
         self._tensors()
         _makers()
         _generators()
+        _autocast()
         self._storages()
 
     def _tensors(self) -> None:
@@ -42,7 +43,23 @@ class Pretended:
             dtype = self.dtype if dtype is None else dtype
             if device is None or indexed(device) == device_of(self):
                 return real_to(self, dtype, non_blocking, **more)
-            return real_to(self, indexed(device), dtype, non_blocking, **more | {"copy": True})
+            return Move.apply(self, indexed(device), dtype, more)
+
+        class Move(torch.autograd.Function):
+            """To another device, and the gradient back."""
+
+            @staticmethod
+            def forward(ctx: Any, x: Tensor, device: torch.device, dtype: Any, more: Any) -> Tensor:
+                ctx.of = device_of(x), x.dtype
+                if ctx.of[0] != CPU:
+                    read("to")
+                out = real_to(x, dtype, **more | {"copy": True})
+                put(out, None if device == CPU else device)
+                return out
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Tensor) -> Any:
+                return grads[0].to(*ctx.of), None, None, None
 
         def numpy(self: Tensor, *, force: bool = False) -> Any:
             if gpu_of(self) is not None:
@@ -129,3 +146,27 @@ def _generators() -> None:
             return self.where
 
     torch.Generator = Generator
+
+
+def _autocast() -> None:
+    """Casts of CUDA are made where the data is: by the CPU's list of operators."""
+    begin = torch.autocast.__init__
+
+    @functools.wraps(begin)
+    def init(self: Any, device_type: str, dtype: Any = None, *more: Any, **named: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        begin(self, device_type, dtype, *more, **named)
+
+    torch.autocast.__init__ = init
+
+    def there(ask: Callable[..., Any], *missing: str) -> Callable[..., Any]:
+        @functools.wraps(ask)
+        def asked(*given: Any) -> Any:
+            return ask(*("cpu" if each == "cuda" else each for each in given or missing))
+
+        return asked
+
+    torch.is_autocast_enabled = there(torch.is_autocast_enabled, "cpu")
+    for name in ("get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
+        setattr(torch, name, there(getattr(torch, name)))
