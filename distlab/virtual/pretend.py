@@ -22,32 +22,18 @@ class Pretended:
 
     def __init__(self, read: Callable[[str], None], resize: Callable[[Any], None]) -> None:
         self.read, self.resize = read, resize
-        self._tensors()
+        self._moves()
+        self._looks()
         _makers()
         _generators()
         _autocast()
         self._storages()
 
-    def _tensors(self) -> None:
-        real_to, real_numpy, real_list = Tensor.to, Tensor.numpy, Tensor.tolist
-        read = self.read
-
-        def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if args and isinstance(args[0], Tensor):
-                args, kwargs = (device_of(args[0]), args[0].dtype, *args[1:]), kwargs
-            device, dtype, non_blocking, layout = torch._C._nn._parse_to(
-                *args, **{k: v for k, v in kwargs.items() if k != "copy"}
-            )
-            more = {"memory_format": layout} if layout is not None else {}
-            more |= {"copy": True} if kwargs.get("copy") else {}
-            dtype = self.dtype if dtype is None else dtype
-            if device is None or indexed(device) == device_of(self):
-                return real_to(self, dtype, non_blocking, **more)
-            return Move.apply(self, indexed(device), dtype, more)
+    def _moves(self) -> None:
+        """Tensors go from one device to another, and gradients back."""
+        real_to, read = Tensor.to, self.read
 
         class Move(torch.autograd.Function):
-            """To another device, and the gradient back."""
-
             @staticmethod
             def forward(ctx: Any, x: Tensor, device: torch.device, dtype: Any, more: Any) -> Tensor:
                 ctx.of = device_of(x), x.dtype
@@ -60,6 +46,27 @@ class Pretended:
             @staticmethod
             def backward(ctx: Any, *grads: Tensor) -> Any:
                 return grads[0].to(*ctx.of), None, None, None
+
+        def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if args and isinstance(args[0], Tensor):
+                args = (device_of(args[0]), args[0].dtype, *args[1:])
+            given = {name: value for name, value in kwargs.items() if name != "copy"}
+            device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **given)
+            more = {"memory_format": layout} if layout is not None else {}
+            more |= {"copy": True} if kwargs.get("copy") else {}
+            dtype = self.dtype if dtype is None else dtype
+            if device is None or indexed(device) == device_of(self):
+                return real_to(self, dtype, non_blocking, **more)
+            return Move.apply(self, indexed(device), dtype, more)
+
+        def cuda(self: Tensor, device: Any = "cuda", non_blocking: bool = False) -> Tensor:
+            return self.to(indexed("cuda" if device is None else device))
+
+        _replace(to=to, cuda=cuda, cpu=lambda tensor, memory_format=None: tensor.to(CPU))
+
+    def _looks(self) -> None:
+        """What tells of the device, and what needs the host's memory."""
+        real_numpy, real_list, read = Tensor.numpy, Tensor.tolist, self.read
 
         def numpy(self: Tensor, *, force: bool = False) -> Any:
             if gpu_of(self) is not None:
@@ -80,21 +87,17 @@ class Pretended:
             gpu = gpu_of(self)
             return -1 if gpu is None else gpu.index
 
-        for name, value in {
-            "device": property(device_of),
-            "is_cuda": property(lambda tensor: gpu_of(tensor) is not None),
-            "is_cpu": property(lambda tensor: device_of(tensor).type == "cpu"),
-            "to": to,
-            "cpu": lambda tensor, memory_format=None: tensor.to(CPU),
-            "cuda": lambda tensor, device="cuda", non_blocking=False: tensor.to(indexed(device)),
-            "numpy": numpy,
-            "tolist": tolist,
-            "get_device": get_device,
-            "pin_memory": lambda tensor, device=None: tensor,
-            "is_pinned": lambda tensor, device=None: False,
-            "record_stream": lambda tensor, stream: None,
-        }.items():
-            setattr(Tensor, name, value)
+        _replace(
+            device=property(device_of),
+            is_cuda=property(lambda tensor: gpu_of(tensor) is not None),
+            is_cpu=property(lambda tensor: device_of(tensor).type == "cpu"),
+            get_device=get_device,
+            numpy=numpy,
+            tolist=tolist,
+            pin_memory=lambda tensor, device=None: tensor,
+            is_pinned=lambda tensor, device=None: False,
+            record_stream=lambda tensor, stream: None,
+        )
 
     def _storages(self) -> None:
         real, look = torch.UntypedStorage.resize_, self.resize
@@ -104,6 +107,11 @@ class Pretended:
             return real(storage, size)
 
         torch.UntypedStorage.resize_ = resize_
+
+
+def _replace(**members: Any) -> None:
+    for name, member in members.items():
+        setattr(Tensor, name, member)
 
 
 def _makers() -> None:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -53,34 +53,42 @@ class Stream:
         return event
 
 
+class Event:
+    """A moment of the rank's clock; ``now`` and ``finish`` are set by ``install``."""
+
+    now: ClassVar[Callable[[], float]]
+    finish: ClassVar[Callable[[], None]]
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """It is now."""
+        self.at = type(self).now()
+
+    def elapsed_time(self, other: Event) -> float:
+        """Milliseconds until the other one."""
+        return (other.at - self.at) * 1e3
+
+    def query(self) -> bool:
+        """It has come."""
+        return True
+
+    def synchronize(self) -> None:
+        """The rank waits for all that it has issued."""
+        type(self).finish()
+
+    def wait(self, stream: Any = None) -> None:
+        """It has come."""
+
+
 def install(count: Callable[[], int], finish: Callable[[], None], now: Callable[[], float]) -> None:
     """Replace the functions of ``torch.cuda`` and ``torch.accelerator``.
 
     ``count``: GPUs of the rank's node; ``finish``: the rank waits for all that it has issued;
     ``now``: its clock.
     """
-
-    class Event:
-        """A moment of the rank's clock."""
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self.at = 0.0
-
-        def record(self, stream: Any = None) -> None:
-            self.at = now()
-
-        def elapsed_time(self, other: Event) -> float:
-            return (other.at - self.at) * 1e3
-
-        def query(self) -> bool:
-            return True
-
-        def synchronize(self) -> None:
-            finish()
-
-        def wait(self, stream: Any = None) -> None:
-            pass
-
+    Event.now, Event.finish = staticmethod(now), staticmethod(finish)
     properties = SimpleNamespace(total_memory=MEMORY, name="a GPU that is none", major=9, minor=0)
     both: dict[str, Any] = {
         "is_available": answers(True),
