@@ -112,6 +112,7 @@ def install(count: Callable[[], int], finish: Callable[[], None], now: Callable[
         "stream": lambda stream: contextlib.nullcontext(),
         "Event": Event,
         "is_current_stream_capturing": answers(False),
+        "_sleep": answers(None),
         "get_device_properties": lambda device=None: properties,
         "get_device_name": lambda device=None: properties.name,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
