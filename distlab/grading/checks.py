@@ -25,8 +25,8 @@ def exercise(
 
     ``virtual``: virtual ranks, several interleavings, every case of ``cases``; ``gloo``: forked
     processes; ``cuda``: GPUs, where there are any. What communicates belongs on virtual first. What
-    runs on GPUs can also run by NCCL's rules on virtual ranks, the tier ``nccl``: with ``nccl`` in
-    every run, else where ``--tier nccl`` asks for it.
+    runs on virtual ranks and on GPUs also runs by NCCL's rules on virtual ranks, the tier ``nccl``:
+    with ``nccl`` in every run, else where ``--tier nccl`` asks for it.
     """
     named = tuple(tiers.split())
     return pytest.mark.exercise(exercise_id, tiers=named, asserts=asserts.split(), nccl=nccl)

@@ -78,7 +78,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = metafunc.config.stash[SESSION].tiers
     declared = marker.kwargs["tiers"]
     tiers = [tier for tier in declared if tier in wanted]
-    if "cuda" in declared and "nccl" in wanted and (marker.kwargs["nccl"] or len(wanted) == 1):
+    asked = marker.kwargs["nccl"] or len(wanted) == 1
+    if "nccl" in wanted and asked and {"virtual", "cuda"} <= {*declared}:
         tiers.append("nccl")
     metafunc.parametrize("tier", tiers or ["none"])
 
