@@ -85,11 +85,12 @@ def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What there is to know of an operator: ``view``: it touches no data; ``changes``: the
-    positions and names of arguments that it writes to; ``name``."""
+    """What there is to know of an operator: ``view``: it touches no data; ``shaped``: it takes no
+    more than shapes; ``changes``: the positions and names of arguments that it writes to."""
 
     name: str
     view: bool
+    shaped: bool
     changes: frozenset[int | str]
     mixes: bool
     reads: bool
@@ -104,6 +105,7 @@ class Kind:
         return cls(
             name,
             func.is_view or name in KEPT,
+            name.startswith("new_") or name.endswith("_like"),
             frozenset(key for pair in written for key in pair),
             name in MIXES,
             name in READS,
@@ -135,7 +137,7 @@ class DeviceModel(TorchDispatchMode):
         if kind.view:
             return func(*args, **kwargs)
         given = [*tensors_of(args), *tensors_of(kwargs.values())]
-        if self.flight.works:
+        if self.flight.works and not kind.shaped:
             self._look(kind, args, kwargs)
         mark = target = _common(kind, given)
         if kwargs.get("device") is not None:

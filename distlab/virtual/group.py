@@ -148,10 +148,14 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _not_in_use(self, buffer: Tensor, source: str) -> None:
         """Two messages that arrive in one memory: which of them is read is a matter of luck."""
-        for work in self.world.states[self.member.index].works.values():
-            if work.part.op == "recv" and share_memory(work.part.gets[0], buffer):
+        for part in self._issued():
+            if part.op == "recv" and share_memory(part.gets[0], buffer):
                 line = source_line(learner_line(sys._getframe(1), self.world.learner_files))
-                raise two_in_one_buffer(work.part.describe(), source, self.member.index, line)
+                raise two_in_one_buffer(part.describe(), source, self.member.index, line)
+
+    def _issued(self) -> list[Part]:
+        """What the rank has issued and not waited for."""
+        return [work.part for work in self.world.states[self.member.index].works.values()]
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < len(self.ranks):

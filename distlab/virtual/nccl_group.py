@@ -151,6 +151,9 @@ class NcclGroup(VirtualGroup):
         poison(part)
         return self._issue_on(communicator, part, outputs)
 
+    def _issued(self) -> list[Part]:
+        return super()._issued() + [part for part, _ in self.batch or ()]
+
     @property
     def supports_coalescing(self) -> bool:
         """Batches are issued at once."""
