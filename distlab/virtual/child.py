@@ -29,6 +29,7 @@ from ..ranks.context import RankContext
 from ..ranks.process import Pipe, content_of
 from ..ranks.results import PIPE_LOST
 from . import internals
+from .communicators import forgiven
 from .compute import ComputeModel
 from .devices import DeviceModel
 from .isolation import enter, entered
@@ -241,7 +242,7 @@ def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> di
         issued = [[p.rank.index, p.event.index if p.event else 0] for p in parts]
         summary |= {"verdict": "mismatch", "message": world.mismatch.message, "parts": issued}
     elif verdict == "deadlock":
-        summary["forgiven"] = world.forgiven()
+        summary["forgiven"] = forgiven(world.scheduler, world.transfers.order)
     return summary
 
 

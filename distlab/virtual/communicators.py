@@ -12,6 +12,7 @@ import torch
 
 from ..observe.lines import names
 from ..observe.log import CREATION, Event
+from .order import IssueOrder
 from .scheduler import Scheduler, VirtualRank
 
 
@@ -90,3 +91,11 @@ class Splits:
             what = "new_group, which splits the world's communicator: every rank must call it"
             self.made.append(Communicator(self.ranks, what))
         self.made[number].come(scheduler, device)
+
+
+def forgiven(scheduler: Scheduler, order: IssueOrder) -> str:
+    """Why gloo would go on where nobody can; empty if it would not."""
+    for rank in scheduler.ranks:
+        if isinstance(rank.waiting, Communicator):
+            return rank.waiting.told()
+    return order.told()

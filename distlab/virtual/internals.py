@@ -31,18 +31,19 @@ def register(create: Callable[[Any, Any], dist.ProcessGroup]) -> None:
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=devices)
 
 
-def stand_in(making: Callable[[str, bool], str], name: Callable[[Any], str | None]) -> None:
+def stand_in(making: Callable[[str, bool, Any], str], name: Callable[[Any], str | None]) -> None:
     """Stand in for other backends.
 
-    ``making(backend, is_part)`` is called wherever torch would split the world's communicator for a
-    new group and returns the backend to use; ``name(group)`` is what a group's backend is called.
+    ``making(backend, is_part, device)`` is called wherever torch would split the world's
+    communicator for a new group, and returns the backend to use; ``name(group)`` is what a group's
+    backend is called.
     """
     helper, named = c10d._new_process_group_helper, c10d.get_backend
     of_objects = c10d._get_object_coll_device
 
     @functools.wraps(helper)
     def create(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any) -> Any:
-        chosen = making(str(backend), bool(ranks))
+        chosen = making(str(backend), bool(ranks), more.get("device_id"))
         return helper(size, rank, ranks, dist.Backend(chosen), *args, **more)
 
     @functools.wraps(named)

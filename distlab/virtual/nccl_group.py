@@ -92,7 +92,8 @@ class BatchWork(dist.Work):
 class NcclGroup(VirtualGroup):
     """One rank's membership; ``channel.shared`` holds the communicators, the same for all.
 
-    ``made``: the group's own communicator is there already, from a split.
+    ``made``: the group's own communicator is there already, from a split. ``device``: the one that
+    ``init_process_group`` was given; where one is bound without it, the current one.
     """
 
     def __init__(
@@ -103,27 +104,31 @@ class NcclGroup(VirtualGroup):
         rank: int,
         rules: Rules,
         made: bool,
+        device: torch.device | None,
     ) -> None:
         super().__init__(world, ranks, channel, rank)
         self.rules = rules
         self.batch: list[tuple[Part, Sequence[Tensor]]] | None = None
+        self.made, self.bound = made, device
         if rules.bound:
-            self.bound_device_id = self.device
-        self.made = made
+            self.bound = device or torch.device("cuda", torch.cuda.current_device())
+            self.bound_device_id = self.bound
         if rules.eager:
             self._communicator(None)
 
-    @property
-    def device(self) -> torch.device:
-        """The rank's GPU."""
-        return torch.device("cuda", torch.cuda.current_device())
+    def _device(self, part: Part | None) -> torch.device:
+        """The GPU of this rank that a communicator is made for."""
+        tensors = () if part is None else (*part.gives, *part.gets)
+        found = self.bound or next(filter(None, map(gpu_of, tensors)), None)
+        return found or torch.device("cuda", torch.cuda.current_device())
 
     # -- communicators --------------------------------------------------------------------------
     def split(self) -> None:
         """Take part in making a group, as a member or not (``perform_nocolor_split``)."""
         self._communicator(None)
         shared = self.channel.shared
-        shared.setdefault("splits", Splits(self.ranks)).come(self.world.scheduler, self.device)
+        splits = shared.setdefault("splits", Splits(self.ranks))
+        splits.come(self.world.scheduler, self._device(None))
 
     def _communicator(self, part: Part | None, batched: bool = False) -> Communicator:
         """The communicator that the part uses; this rank comes to it."""
@@ -137,7 +142,7 @@ class NcclGroup(VirtualGroup):
             what = f"the first use of the communicator of {names(ranks)}: each of them must come"
             found = self.channel.shared[key] = Communicator(ranks, what)
         if not self.made or key != self.ranks:
-            found.come(self.world.scheduler, self.device)
+            found.come(self.world.scheduler, self._device(part))
         return found
 
     # -- issuing --------------------------------------------------------------------------------
@@ -208,9 +213,9 @@ class NcclGroup(VirtualGroup):
                 f"No backend type associated with device type cpu: {op} was given a tensor of the "
                 "host, and NCCL moves what is on GPUs only"
             )
-        if gpu != self.device:
+        if self.bound is not None and gpu != self.bound:
             raise dist.DistBackendError(
-                f"{op} was given a tensor on {gpu}, and this rank's GPU is {self.device}: Attempt "
+                f"{op} was given a tensor on {gpu}, and this rank's GPU is {self.bound}: Attempt "
                 "to perform collective on tensor not on device passed to init_process_group"
             )
 

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ import torch
 from ..observe.failure import CheckFailed
 from ..observe.lines import learner_line, source_line
 from . import internals
-from .communicators import Communicator
 from .flight import Flight
 from .group import VirtualGroup
 from .internals import cpu_time
@@ -129,20 +128,26 @@ class World:
         channel = self.channels.setdefault(key, Channel(options.group_id))
         if not self.rules.nccl or state.backend == "gloo":
             return VirtualGroup(self, ranks, channel, options.group_rank)
-        split = self.rules.bound and state.groups.default_pg is not None
-        return NcclGroup(self, ranks, channel, options.group_rank, self.rules, split)
+        rules, device = self.rules, state.device
+        if device is not None:
+            rules = replace(rules, bound=True, eager=True, pairs=False)
+        made = rules.bound and state.groups.default_pg is not None
+        return NcclGroup(self, ranks, channel, options.group_rank, rules, made, device)
 
-    def making(self, backend: str, is_part: bool) -> str:
+    def making(self, backend: str, is_part: bool, device: torch.device | None) -> str:
         """The calling rank is about to make a group, or to learn that it is not in it.
 
-        ``is_part``: of the default group's ranks. Returns the name of the backend that makes it.
+        ``is_part``: of the default group's ranks. ``device``: the one that torch is told to bind.
+        Returns the name of the backend that makes it.
         """
         if not self.rules.nccl:
             return backend
         state = self.mine
         state.backend = backend
         parent = state.groups.default_pg
-        if is_part and backend != "gloo" and self.rules.bound and isinstance(parent, NcclGroup):
+        if not is_part:
+            state.device = device
+        elif backend != "gloo" and isinstance(parent, NcclGroup) and parent.rules.bound:
             parent.split()
         return internals.NAME if backend in ("nccl", "gloo") else backend
 
@@ -288,10 +293,3 @@ class World:
                 rank=state.rank.index,
                 line=source_line(event.line),
             )
-
-    def forgiven(self) -> str:
-        """Why gloo would go on where nobody can; empty if it would not."""
-        for rank in self.scheduler.ranks:
-            if isinstance(rank.waiting, Communicator):
-                return rank.waiting.told()
-        return self.transfers.order.told()

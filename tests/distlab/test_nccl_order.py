@@ -293,6 +293,38 @@ def test_two_ranks_on_one_gpu(rules: str) -> None:
         run_virtual(body, 2, rules=rules, process_group=False, learner_files=HERE)
 
 
+@pytest.mark.parametrize("rules", MODES)
+def test_a_program_that_joins_by_itself(rules: str) -> None:
+    """With a device bound the world's communicator is made when the group is."""
+
+    def body(ctx: RankContext, bind: bool) -> float:
+        device = torch.device("cuda", ctx.rank)
+        more = {"device_id": device} if bind else {}
+        torch.cuda.set_device(device)
+        store = dist.distributed_c10d.PrefixStore("own", dist.HashStore())
+        dist.init_process_group("nccl", rank=ctx.rank, world_size=3, store=store, **more)
+        if ctx.rank < 2:
+            batch(ctx, 1 - ctx.rank, 1 - ctx.rank)
+        dist.destroy_process_group()
+        return 1.0
+
+    alone = {"rules": rules, "learner_files": HERE, "process_group": False}
+    assert [*run_virtual(body, 3, True, **alone)] == [1.0] * 3
+    if rules != "legacy eager":
+        with pytest.raises(RankFailure, match="rank 2 never came to it"):
+            run_virtual(body, 3, False, **alone)
+
+
+def test_legacy_lazy_takes_the_tensors_gpu() -> None:
+    def body(ctx: RankContext) -> float:
+        torch.cuda.set_device(0)
+        x = numbers(ctx, 1)
+        dist.all_reduce(x)
+        return x.sum().item()
+
+    assert run(body, 2, "legacy lazy") == [8.0, 8.0]
+
+
 def test_a_group_of_gloo_beside_nccl() -> None:
     def body(ctx: RankContext) -> torch.Tensor:
         beside, x = dist.new_group(backend="gloo"), torch.full((4,), float(ctx.rank))
