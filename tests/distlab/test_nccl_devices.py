@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -295,3 +296,16 @@ def test_a_gradient_goes_back_to_where_its_tensor_is() -> None:
         assert host.grad.tolist() == [2.0] * 3
 
     run(body)
+
+
+def test_a_thread_beside_the_rank_moves_tensors() -> None:
+    def body(ctx: RankContext) -> list[float]:
+        x, found = torch.ones(2, device=ctx.device), []
+        thread = threading.Thread(target=lambda: found.extend(x.cpu().tolist()))
+        thread.start()
+        thread.join()
+        return found
+
+    results = run(body)
+    assert [*results] == [[1.0, 1.0]] * 2
+    assert results.host_reads == [[], []]
