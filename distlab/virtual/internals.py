@@ -31,15 +31,20 @@ def register(create: Callable[[Any, Any], dist.ProcessGroup]) -> None:
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=devices)
 
 
-def stand_in(making: Callable[[str, bool, Any], str], name: Callable[[Any], str | None]) -> None:
+def stand_in(
+    making: Callable[[str, bool, Any], str],
+    name: Callable[[Any], str | None],
+    environment: Callable[[], dict[str, Any]],
+) -> None:
     """Stand in for other backends.
 
     ``making(backend, is_part, device)`` is called wherever torch would split the world's
     communicator for a new group, and returns the backend to use; ``name(group)`` is what a group's
-    backend is called.
+    backend is called. ``environment()`` is what a launcher's environment says of the store, the
+    rank and their number.
     """
     helper, named = c10d._new_process_group_helper, c10d.get_backend
-    of_objects = c10d._get_object_coll_device
+    of_objects, join = c10d._get_object_coll_device, c10d.init_process_group
 
     @functools.wraps(helper)
     def create(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any) -> Any:
@@ -54,6 +59,11 @@ def stand_in(making: Callable[[str, bool, Any], str], name: Callable[[Any], str 
     def device_of_objects(group: dist.ProcessGroup | None = None) -> str:
         return "cuda" if get_backend(group) == "nccl" else of_objects(group)
 
+    @functools.wraps(join)
+    def init_process_group(*args: Any, **more: Any) -> None:
+        join(*args, **more if "store" in more else more | environment())
+
+    c10d.init_process_group = dist.init_process_group = init_process_group
     c10d._get_object_coll_device = device_of_objects
     c10d._new_process_group_helper = create
     c10d.get_backend = dist.get_backend = get_backend

@@ -41,7 +41,7 @@ def enter(world: World) -> None:
         _own_random()
         _no_cuda()
         if world.rules.nccl:
-            internals.stand_in(lambda *new: entered().making(*new), _backend_name)
+            internals.stand_in(lambda *new: entered().making(*new), _backend_name, _environment)
             _pretend_cuda()
         listen(_noticed)
         notice_changes(lambda: entered().learner_files)
@@ -179,6 +179,12 @@ def _no_cuda() -> None:
 
 def _backend_name(group: Any) -> str | None:
     return {NcclGroup: "nccl", VirtualGroup: "gloo"}.get(type(group))
+
+
+def _environment() -> dict[str, Any]:
+    world = entered()
+    rank, size = world.scheduler.me.index, len(world.states)
+    return {"store": world.store, "rank": rank, "world_size": size}
 
 
 def _pretend_cuda() -> None:

@@ -124,7 +124,7 @@ class World:
                 cause="mismatch",
                 rank=state.rank.index,
             )
-        key = options.group_id, ranks
+        key = options.group_id, ranks, state.inits if self.rules.nccl else 0
         channel = self.channels.setdefault(key, Channel(options.group_id))
         if not self.rules.nccl or state.backend == "gloo":
             return VirtualGroup(self, ranks, channel, options.group_rank)
