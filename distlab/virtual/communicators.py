@@ -15,20 +15,22 @@ from ..observe.log import CREATION, Event
 from .order import IssueOrder
 from .scheduler import Scheduler, VirtualRank
 
+Place = tuple[int, torch.device]
+
 
 @dataclass(eq=False)
 class Communicator:
     """What the members of a communicator share; compared by identity.
 
-    ``devices``: the GPU of each member that has come.
+    ``devices``: the node and the GPU of each member that has come.
     """
 
     ranks: tuple[int, ...]
     what: str = ""
-    devices: dict[int, torch.device] = field(default_factory=dict)
+    devices: dict[int, Place] = field(default_factory=dict)
     waiting: list[VirtualRank] = field(default_factory=list)
 
-    def come(self, scheduler: Scheduler, device: torch.device) -> None:
+    def come(self, scheduler: Scheduler, place: Place) -> None:
         """The calling rank uses it: returns when it is made.
 
         Raises DistBackendError if two members have one GPU.
@@ -36,7 +38,7 @@ class Communicator:
         rank = scheduler.me
         if rank.index in self.devices:
             return  # a rank that goes on has seen it made
-        self.devices[rank.index] = device
+        self.devices[rank.index] = place
         if len(self.devices) < len(self.ranks):
             self.waiting.append(rank)
             scheduler.sleep(rank, self)
@@ -49,10 +51,10 @@ class Communicator:
             scheduler.make_ready(other)
 
     def _refuse_shared(self) -> None:
-        users: dict[torch.device, list[int]] = {}
+        users: dict[Place, list[int]] = {}
         for rank in sorted(self.devices):
             users.setdefault(self.devices[rank], []).append(rank)
-        for device, ranks in users.items():
+        for (_, device), ranks in users.items():
             if len(ranks) > 1:
                 raise torch.distributed.DistBackendError(
                     f"Duplicate GPU detected: {names(ranks)} are on {device}; each rank needs a "
@@ -83,14 +85,14 @@ class Splits:
         self.count: dict[int, int] = {}
         self.made: list[Communicator] = []
 
-    def come(self, scheduler: Scheduler, device: torch.device) -> None:
+    def come(self, scheduler: Scheduler, place: Place) -> None:
         """The calling rank makes a group, or says that it is not in one."""
         number = self.count.get(scheduler.me.index, 0)
         self.count[scheduler.me.index] = number + 1
         if number == len(self.made):
             what = "new_group, which splits the world's communicator: every rank must call it"
             self.made.append(Communicator(self.ranks, what))
-        self.made[number].come(scheduler, device)
+        self.made[number].come(scheduler, place)
 
 
 def forgiven(scheduler: Scheduler, order: IssueOrder) -> str:

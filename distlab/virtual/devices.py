@@ -13,7 +13,7 @@ gradients are plain tensors; meta tensors with shadows have no data where storag
 
 Limits: kernels are the CPU's, so rounding and what is fused are the CPU's. Random numbers of a GPU
 are drawn from the rank's CPU generator. Code in C++ that makes tensors (DistributedDataParallel's
-buckets) gets unmarked ones, which take the device of what they meet first. ``torch.autocast`` of
+buckets, functional collectives) gets unmarked ones, which are refused where they are sent. ``torch.autocast`` of
 CUDA casts as the CPU's does. Streams are one; pinned memory, graphs and NVML are not there.
 """
 

@@ -26,6 +26,9 @@ def written(part: Part) -> Sequence[Tensor]:
     is_root = part.peer == part.rank.index
     if (part.op == "broadcast" and is_root) or (part.op == "reduce" and not is_root):
         return ()
+    if part.op == "all_gather":  # in place, the own part is there already
+        given = {tensor.data_ptr() for tensor in part.gives}
+        return [tensor for tensor in part.gets if tensor.data_ptr() not in given]
     return part.gets
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .network import Network
 from .part import Part
 from .rules import Rules
 from .scheduler import Scheduler
@@ -17,6 +18,7 @@ class Machine(Protocol):
 
     scheduler: Scheduler
     measured: bool
+    network: Network
     rules: Rules
 
     @property

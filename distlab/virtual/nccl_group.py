@@ -26,7 +26,7 @@ from torch.distributed import ReduceOp
 
 from ..observe.lines import names
 from ..observe.log import P2P
-from .communicators import Communicator, Splits
+from .communicators import Communicator, Place, Splits
 from .devices import gpu_of
 from .flight import poison
 from .group import VirtualGroup
@@ -116,11 +116,12 @@ class NcclGroup(VirtualGroup):
         if rules.eager:
             self._communicator(None)
 
-    def _device(self, part: Part | None) -> torch.device:
-        """The GPU of this rank that a communicator is made for."""
+    def _place(self, part: Part | None) -> Place:
+        """The node and the GPU of this rank that a communicator is made for."""
         tensors = () if part is None else (*part.gives, *part.gets)
         found = self.bound or next(filter(None, map(gpu_of, tensors)), None)
-        return found or torch.device("cuda", torch.cuda.current_device())
+        node = self.world.network.cluster.node(self.member.index)
+        return node, found or torch.device("cuda", torch.cuda.current_device())
 
     # -- communicators --------------------------------------------------------------------------
     def split(self) -> None:
@@ -128,7 +129,7 @@ class NcclGroup(VirtualGroup):
         self._communicator(None)
         shared = self.channel.shared
         splits = shared.setdefault("splits", Splits(self.ranks))
-        splits.come(self.world.scheduler, self._device(None))
+        splits.come(self.world.scheduler, self._place(None))
 
     def _communicator(self, part: Part | None, batched: bool = False) -> Communicator:
         """The communicator that the part uses; this rank comes to it."""
@@ -142,7 +143,7 @@ class NcclGroup(VirtualGroup):
             what = f"the first use of the communicator of {names(ranks)}: each of them must come"
             found = self.channel.shared[key] = Communicator(ranks, what)
         if not self.made or key != self.ranks:
-            found.come(self.world.scheduler, self._device(part))
+            found.come(self.world.scheduler, self._place(part))
         return found
 
     # -- issuing --------------------------------------------------------------------------------

@@ -117,6 +117,18 @@ def test_collectives_are_in_flight_as_well(op: str) -> None:
     assert op != "broadcast" or failure.rank == 1  # the root's is only read
 
 
+def test_the_own_part_of_a_gather_in_place_may_be_read() -> None:
+    def body(ctx: RankContext) -> list[float]:
+        whole = torch.full((4,), float(ctx.rank), device=ctx.device)
+        mine = whole[2 * ctx.rank : 2 * ctx.rank + 2]
+        handle = dist.all_gather_into_tensor(whole, mine, async_op=True)
+        doubled(mine)
+        handle.wait()
+        return whole.tolist()
+
+    assert [*run(body)] == [[0.0, 0.0, 1.0, 1.0]] * 2
+
+
 def test_what_arrives_is_poisoned_until_the_wait() -> None:
     """Read past torch, which would refuse it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from distlab.ranks import RankContext, RankFailure
-from distlab.virtual import run_virtual
+from distlab.virtual import load_cluster, run_virtual
 
 HERE = (__file__,)
 MODES = ("nccl2", "legacy lazy", "legacy eager")
@@ -313,6 +314,17 @@ def test_a_program_that_joins_by_itself(rules: str) -> None:
     if rules != "legacy eager":
         with pytest.raises(RankFailure, match="rank 2 never came to it"):
             run_virtual(body, 3, False, **alone)
+
+
+@pytest.mark.parametrize("rules", MODES)
+def test_each_node_counts_its_own_gpus(rules: str) -> None:
+    def body(ctx: RankContext) -> float:
+        x = numbers(ctx, 1)
+        dist.all_reduce(x)
+        return x[0].item()
+
+    cluster = dataclasses.replace(load_cluster("laptop"), gpus_per_node=2)
+    assert run(body, 4, rules, cluster=cluster) == [4.0] * 4
 
 
 def test_legacy_lazy_takes_the_tensors_gpu() -> None:
