@@ -12,9 +12,10 @@ first product where there is no driver; a subclass of a CPU tensor is lost in ba
 gradients are plain tensors; meta tensors with shadows have no data where storage is resized.
 
 Limits: kernels are the CPU's, so rounding and what is fused are the CPU's. Random numbers of a GPU
-are drawn from the rank's CPU generator. Code in C++ that makes tensors (DistributedDataParallel's
-buckets, functional collectives) gets unmarked ones, which are refused where they are sent. ``torch.autocast`` of
-CUDA casts as the CPU's does. Streams are one; pinned memory, graphs and NVML are not there.
+are drawn from the rank's CPU generator. Code in C++ that makes tensors and sends them
+(DistributedDataParallel's buckets, functional collectives) gets unmarked ones, which are refused.
+``torch.autocast`` of CUDA casts as the CPU's does. Streams are one; pinned memory, graphs and NVML
+are not there.
 """
 
 from __future__ import annotations
