@@ -64,16 +64,6 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
-        id="header-in-16-bits",
-        exercise="2.8",
-        mistake="the header is int16, a dtype that NCCL has not",
-        text="        message = torch.tensor(header, device=y.device)\n",
-        becomes="        message = torch.tensor(header, dtype=torch.int16, device=y.device)\n",
-        caught_by="test_gradients_of_every_stage",
-        told_as="exception",
-        tier="nccl",
-    ),
-    Mutant(
         id="pipeline-buffer-on-the-host",
         exercise="2.10",
         mistake="the buffer for a message is made on the CPU, and NCCL moves GPU memory only",

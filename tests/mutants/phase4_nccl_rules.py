@@ -33,14 +33,4 @@ MUTANTS = [
         told_as="exception",
         tier="nccl",
     ),
-    Mutant(
-        id="flag-in-16-bits",
-        exercise="4.14",
-        mistake="the flag is int16, a dtype that NCCL has not",
-        text="        flag = torch.tensor(self.requested, dtype=torch.int32, device=self.device)\n",
-        becomes="        flag = torch.tensor(self.requested, dtype=torch.int16, device=self.device)\n",
-        caught_by="test_leaving_is_agreed_on",
-        told_as="exception",
-        tier="nccl",
-    ),
 ]

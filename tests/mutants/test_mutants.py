@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_virtual_ranks_kill_it_and_name_rank_and_line(
     files = {e.file for e in (exercise, *map(course.exercise, exercise.uses))}
     assert result.line.partition(".py:")[0] in files
     assert "no result after" not in result.message  # no time-out was waited for
+
+
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.tier], ids=lambda m: m.id)
+def test_other_virtual_ranks_forgive_it(mutant: Mutant, tmp_path: Path, grader: WarmGrader) -> None:
+    elsewhere = dataclasses.replace(mutant, tier="virtual")
+    result = run_mutant(elsewhere, tmp_path, grade=grader.grade)
+    assert result is not None
+    assert result.verdict == "pass", result.message
 
 
 def test_ids_are_unique_and_patches_apply() -> None:
