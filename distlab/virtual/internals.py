@@ -69,6 +69,29 @@ def stand_in(
     c10d.get_backend = dist.get_backend = get_backend
 
 
+def batch_at_once() -> None:
+    """Let groups that say so issue batches of messages at once, also where torch (2.8) asks for the
+    very class ``ProcessGroup``."""
+    one_by_one = c10d.batch_isend_irecv
+
+    @functools.wraps(one_by_one)
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        group = p2p_op_list[0].group if p2p_op_list else None
+        group = group or dist.group.WORLD
+        if not getattr(group, "supports_coalescing", False):
+            return one_by_one(p2p_op_list)
+        c10d._check_p2p_op_list(p2p_op_list)
+        device = p2p_op_list[0].tensor.device
+        with c10d._coalescing_manager(group, device, async_ops=True) as batch:
+            for each in p2p_op_list:
+                end = "group_dst" if each.op is dist.isend else "group_src"
+                peer = {end: each.group_peer}
+                each.op(each.tensor, group=each.group, tag=each.tag, **peer)
+        return batch.works
+
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
+
+
 class GroupTable:
     """A rank's own ``distributed_c10d._world``: the same names, each with a fresh value."""
 

@@ -42,6 +42,7 @@ def enter(world: World) -> None:
         _no_cuda()
         if world.rules.nccl:
             internals.stand_in(lambda *new: entered().making(*new), _backend_name, _environment)
+            internals.batch_at_once()
             _pretend_cuda()
         listen(_noticed)
         notice_changes(lambda: entered().learner_files)
