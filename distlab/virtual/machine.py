@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
+from .network import Network
 from .part import Part
+from .rules import Rules
 from .scheduler import Scheduler
 
 
@@ -16,6 +18,8 @@ class Machine(Protocol):
 
     scheduler: Scheduler
     measured: bool
+    network: Network
+    rules: Rules
 
     @property
     def learner_files(self) -> Collection[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,19 @@ def test_virtual_ranks_kill_it_and_name_rank_and_line(
     assert "no result after" not in result.message  # no time-out was waited for
 
 
+<<<<<<< HEAD
 def test_ids_are_unique() -> None:
+=======
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.tier], ids=lambda m: m.id)
+def test_other_virtual_ranks_forgive_it(mutant: Mutant, tmp_path: Path, grader: WarmGrader) -> None:
+    elsewhere = dataclasses.replace(mutant, tier="virtual")
+    result = run_mutant(elsewhere, tmp_path, grade=grader.grade)
+    assert result is not None
+    assert result.verdict == "pass", result.message
+
+
+def test_ids_are_unique_and_patches_apply() -> None:
+>>>>>>> nccl
     assert not [i for i, count in Counter(m.id for m in MUTANTS).items() if count > 1]
 
 
