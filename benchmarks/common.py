@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Table:
@@ -24,6 +26,13 @@ class Table:
         lines += ["|" + " --- |" * len(self.header)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
         return "\n".join(lines)
+
+
+def now(device: torch.device) -> float:
+    """The clock in seconds, read when all that this process gave to a GPU is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def seconds(fn: Callable[[], object]) -> float:

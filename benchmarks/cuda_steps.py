@@ -1,0 +1,153 @@
+"""Training steps of the solutions under torch's own watch, as torchrun starts them on GPUs.
+
+    torchrun --nproc-per-node 8 -m benchmarks.cuda_steps
+
+Each strategy takes some steps; then, with ``torch.cuda.set_sync_debug_mode("warn")``, one more, in
+which torch warns wherever the host waits for the GPU. A step that never waits keeps the GPU busy.
+With TORCH_CUDA_SANITIZER=1 in the environment torch looks for data that two streams touch without
+an order between them, and ends the program where it finds any. (The graders can't run under it: it
+starts CUDA at the first operator, and no process can fork ranks after that.) Rank 0 prints one line
+of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from distlab.course.catalogue import root
+from distlab.ranks import RankContext
+from given.process_group import process_group
+from solutions.phase3_multi_node.ddp import DDP
+
+from . import ddp, fsdp, pipeline, tensor_parallel
+from .tensor_parallel import KINDS
+
+WARM = 3
+SYNC = "synchronizing CUDA operation"  # of torch's warning, c10/cuda/CUDAFunctions.cpp
+Step = Callable[[], object]
+
+
+def of_ddp(ctx: RankContext) -> Step:
+    """A step of the tiny GPT under DDP."""
+    model = "GPT, 4 layers"
+    inputs, targets = (t.to(ctx.device) for t in ddp.batch(model, ctx.rank))
+    net = ddp.wrapped(model, DDP, ctx.device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def of_fsdp(ctx: RankContext) -> Step:
+    """A step of the tiny GPT under FSDP; it reads its loss, which is one wait of the host."""
+    return fsdp.ours("tiny GPT", ctx.device)
+
+
+def of_pipeline(ctx: RankContext) -> Step:
+    """A step of the 1F1B schedule; it reads its loss, which is one wait of the host."""
+    generator = torch.Generator().manual_seed(0)
+    shape = pipeline.MICRO_BATCHES * pipeline.SIZE, pipeline.WIDTH
+    inputs, targets = (torch.randn(shape, generator=generator).to(ctx.device) for _ in range(2))
+    mine = [part.to(ctx.device) for part in pipeline.stages(ctx.world_size)[ctx.rank :][:1]]
+    return pipeline.our_step(mine, "1f1b", ctx.world_size, (inputs, targets))
+
+
+def of_tensor_parallel(ctx: RankContext) -> Step:
+    """A step of a transformer block whose heads are divided over the ranks."""
+    x, weight = (t.to(ctx.device) for t in tensor_parallel.data(KINDS[1], ctx.rank, ctx.world_size))
+    side = tensor_parallel.solution(KINDS[1], ctx.device)
+    return lambda: tensor_parallel.step(side, x, weight)
+
+
+STRATEGIES: dict[str, Callable[[RankContext], Step]] = {
+    "ddp": of_ddp,
+    "fsdp": of_fsdp,
+    "pipeline": of_pipeline,
+    "tensor-parallel": of_tensor_parallel,
+}
+
+
+def waits(step: Step, device: torch.device) -> Counter[str]:
+    """Where the host waits for the GPU in one step: how often, by line of the program."""
+    for _ in range(WARM):
+        step()
+    if device.type != "cuda":
+        return Counter()
+    torch.cuda.synchronize(device)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return Counter(_line(w) for w in caught if SYNC in str(w.message))
+
+
+def _line(warning: warnings.WarningMessage) -> str:
+    path = Path(warning.filename)
+    name = path.relative_to(root()) if path.is_relative_to(root()) else path.name
+    return f"{name}:{warning.lineno}"
+
+
+def context(device: str) -> RankContext:
+    """Who this rank is, as torchrun says it."""
+    rank, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
+    where = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
+    return RankContext(rank, int(os.environ["WORLD_SIZE"]), where, seed=0)
+
+
+def steps(ctx: RankContext) -> dict[str, Any]:
+    """What came of every strategy."""
+    rows = []
+    for name, make in STRATEGIES.items():
+        where = waits(make(ctx), ctx.device)
+        told = ", ".join(f"{line} ({count} x)" for line, count in where.most_common())
+        rows.append([name, str(where.total()), told or "none"])
+        dist.barrier()
+    backend = type(dist.distributed_c10d._get_default_group()._get_backend(ctx.device)).__name__
+    sanitizer = "TORCH_CUDA_SANITIZER" in os.environ
+    message = "no data race was found" if sanitizer else f"host waits in a step: {_counts(rows)}"
+    message += f"; {ctx.world_size} ranks on {backend}"
+    header = ["", "host waits in a step of rank 0", "where"]
+    return {"status": "passed", "message": message, "result": {"header": header, "table": rows}}
+
+
+def _counts(rows: list[list[str]]) -> str:
+    return ", ".join(f"{name} {count}" for name, count, _ in rows)
+
+
+def main() -> int:
+    """Take the steps; rank 0 prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    ctx = context(parser.parse_args().device)
+    settings: dict[str, Any] = {}
+    if ctx.device.type == "cuda":
+        torch.cuda.set_device(ctx.device)
+        settings["device_id"] = ctx.device
+    torch.set_num_threads(1)
+    with process_group("nccl" if settings else "gloo", **settings):
+        found = steps(ctx)
+    if not ctx.rank:
+        print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""``distlab doctor --cuda``: the solutions on this machine's GPUs, recorded for others to read.
+
+Every part is a program of its own: torch chooses its backend for NCCL when it is imported, and one
+part that fails, hangs or dies leaves the others as they are. A part ends with one line of JSON:
+its status, a message, and what it found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ..course.catalogue import load_course, root
+from ..grading.lifetime import contained
+from ..host import gpus, nvml
+from ..host.processes import descendants
+from ..host.terminal import say, short
+from ..reference import gpu_record
+from .gpu_page import page
+from .machine_torch import nccl_backends, usable_gpus
+
+COMPARED = ("ddp", "fsdp", "pipeline", "tensor-parallel")
+SANITIZER = {"TORCH_CUDA_SANITIZER": "1"}
+KEPT = 2000  # characters of what a part that failed said
+
+
+@dataclass(frozen=True)
+class Part:
+    """One program of the run; ``limit``: seconds, after which it counts as hung."""
+
+    name: str
+    backend: str
+    command: Sequence[str]
+    limit: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def parts(count: int, backends: Mapping[str, Mapping[str, str]]) -> list[Part]:
+    """What is run on ``count`` GPUs: everything with each backend, then how clean the steps are."""
+    found = []
+    measure = ("-m", "benchmarks.cuda", "--ranks", str(count))
+    for backend, chosen in backends.items():
+        for phase in load_course().phases:
+            command = ("-m", "distlab.commands.gpu_checks", str(phase.number))
+            found.append(Part(f"checks of phase {phase.number}", backend, command, 600, chosen))
+        measured = ("bandwidth", *COMPARED)
+        found += [Part(what, backend, (*measure, what), 180, chosen) for what in measured]
+    usual, chosen = next(iter(backends.items()))
+    steps = (
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)),
+        *("-m", "benchmarks.cuda_steps"),
+    )
+    found.append(Part("waits of the host", usual, steps, 180, chosen))
+    found.append(Part("CUDA sanitizer", usual, steps, 300, {**chosen, **SANITIZER}))
+    return found
+
+
+def run(part: Part) -> dict[str, Any]:
+    """Run a part to its end, or to its limit; what came of it."""
+    own = {**part.environment, "PYTHONPATH": str(root()), "OMP_NUM_THREADS": "1"}
+    begun = time.monotonic()
+    with contained():
+        process = subprocess.Popen(
+            [sys.executable, *part.command],
+            cwd=root(),
+            env=gpus.environment() | own,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the part
+        )
+        try:
+            out, err = process.communicate(timeout=part.limit)
+            ended = ""
+        except subprocess.TimeoutExpired:
+            _end(process)
+            out, err = process.communicate()
+            ended = f"did not end within {part.limit:g} s"
+        except BaseException:
+            _end(process)
+            raise
+    found = _told(out) if not ended and process.returncode == 0 else None
+    if found is None:
+        ended = ended or f"ended with status {process.returncode}"
+        said = err.strip()[-KEPT:]
+        found = {"status": "failed", "message": f"{ended}: {_last(said)}", "result": {"said": said}}
+    seconds = round(time.monotonic() - begun, 1)
+    return {"name": part.name, "backend": part.backend, "seconds": seconds} | found
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill the part and all that it has started; what has left its session, too."""
+    for pid in [*descendants(process.pid), process.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _told(out: str) -> dict[str, Any] | None:
+    """The last line of what the part printed, if it is what a part has to print."""
+    try:
+        found = json.loads(out.strip().splitlines()[-1])
+        return {key: found[key] for key in ("status", "message", "result")}
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def _last(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it said nothing"
+
+
+def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
+    """Run all parts and write record and page; 0 if no part failed, 1 if one did or no GPU is."""
+    names, obstacle = usable_gpus()
+    if not names:
+        print(f"distlab: doctor --cuda needs a GPU, and there is none: {obstacle}", file=sys.stderr)
+        return 1
+    every = parts(len(names), nccl_backends())
+    path = gpu_record.record_path(names, folder)
+    minutes = "about ten minutes"
+    say(out, f"{len(every)} parts on {len(names)} x {names[0]}: {minutes}; Ctrl-C ends them all")
+    done: list[dict[str, Any]] = []
+    for part in every:
+        with out.status(f"{part.name} ({part.backend})"):
+            done.append(run(part))
+        last = done[-1]
+        label = {"passed": "ok", "needs": "--"}.get(last["status"], "NO")
+        text = f"{last['name']} ({last['backend']}, {last['seconds']:.0f} s): {last['message']}"
+        say(out, text, label=f"{label}  ", indent="  ")
+        data = described(names) | {"complete": len(done) == len(every), "parts": done}
+        gpu_record.write(path, data)  # what was found is kept, also if this is interrupted
+        path.with_suffix(".md").write_text(page(data), encoding="utf-8")
+    if as_json:
+        as_json.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    failed = [f"{part['name']} ({part['backend']})" for part in done if part["status"] == "failed"]
+    say(out, f"{short(path)}  (record)")
+    say(out, f"{short(path.with_suffix('.md'))}  (page: send it in, with the record)")
+    if failed:
+        say(out, f"failed: {', '.join(failed)}", "bold red")
+    return 1 if failed else 0
+
+
+def described(names: Sequence[str]) -> dict[str, Any]:
+    """Where and with what the parts are run."""
+    found = nvml.driver()
+    asked = ["git", "-C", str(root()), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        commit = ""
+    return {
+        "gpus": list(names),
+        "memory_bytes": [gpu.memory for gpu in found.gpus],
+        "nvlinks": [gpu.nvlinks for gpu in found.gpus],
+        "driver": found.version,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "python": platform.python_version(),
+        "commit": commit,
+        "date": datetime.date.today().isoformat(),
+    }
