@@ -83,6 +83,7 @@ class Wrapped:
             work = original(group, *args, **kwargs)
             if isinstance(work, dist.Work) and getattr(self.local, "last", None) is not None:
                 _EVENT_OF[id(work)] = (self.local.last, work)
+                self.recording.follow(self.local.last, work)
             return work
 
         return call
@@ -100,6 +101,7 @@ class Wrapped:
             work = original(backend, *args, **kwargs)
             if isinstance(work, dist.Work):
                 _EVENT_OF[id(work)] = (event, work)
+                self.recording.follow(event, work)
             return work
 
         return call
