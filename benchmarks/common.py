@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -33,6 +35,14 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def failed(error: BaseException, where: str = "") -> dict[str, Any]:
+    """What a part of ``distlab doctor --cuda`` prints of an exception, in place of its result."""
+    first, *_ = str(error).strip().splitlines() or [""]
+    message = f"{where}{type(error).__name__}: {first}"
+    said = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"status": "failed", "message": message, "result": {"said": said}}
 
 
 def seconds(fn: Callable[[], object]) -> float:

@@ -13,15 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import allreduce, ddp, fsdp, pipeline, tensor_parallel
-from .common import spread
+from .common import failed, spread
 
 SIZES = {4_000: 20, 400_000: 20, 4_000_000: 10, 40_000_000: 5, 400_000_000: 1}  # bytes: weights
 QUICK = {4_000: 1, 400_000: 1}
 ALONE = ("ddp", "fsdp")  # with one rank they still say what wrapping costs
+# ranks over which eight layers (two stages per rank, interleaved) and eight heads can be divided
+DIVIDED = {"pipeline": (4, 2), "tensor-parallel": (8, 4, 2)}
 Result = dict[str, Any]
 
 
@@ -117,20 +120,31 @@ def _passed(message: str, header: list[str], rows: list[list[str]], note: str = 
     return {"status": "passed", "message": message, "result": result}
 
 
-def main() -> None:
-    """Measure one part."""
+def main() -> int:
+    """Measure one part; the exit status is 1 if it fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    if options.ranks < 2 and options.part not in ALONE:
-        found: Result = {"status": "needs", "message": "needs two GPUs", "result": {}}
-    else:
-        found = PARTS[options.part](options.ranks, options.device, options.repeats)
+    try:
+        found = measured(options.part, options.ranks, options.device, options.repeats)
+    except Exception as error:
+        found = failed(error)
     print(json.dumps(found))
+    return int(found["status"] == "failed")
+
+
+def measured(part: str, most: int, device: str, repeats: int) -> Result:
+    """The part on as many ranks as it can be divided over, ``most`` at most."""
+    if most < 2 and part not in ALONE:
+        return {"status": "needs", "message": "needs two GPUs", "result": {}}
+    ranks = next(count for count in DIVIDED.get(part, (most,)) if count <= most)
+    found = PARTS[part](ranks, device, repeats)
+    found["message"] += f", on {ranks} rank{'s' * (ranks > 1)}"
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

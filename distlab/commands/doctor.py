@@ -9,13 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from ..host.terminal import say
 from . import machine
 from .machine import INSTALL, Finding
-
-LABELS = {"ok": "green", "--": "yellow", "NO": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +44,9 @@ def doctor(options: argparse.Namespace, out: Console) -> int:
         text = f"The course can't be worked through here. {first.name}: {first.text}"
         say(out, text, "bold red")
         return 1
-    out.print(Text("The course can be worked through here.", "bold green"))
+    good = all(finding.ok for finding in found)
+    more = "" if good else " What is marked -- is missing, and not needed for it."
+    say(out, f"The course can be worked through here.{more}", "bold green")
     return 0
 
 
@@ -71,4 +70,5 @@ def show(finding: Finding, out: Console) -> None:
     """One line: the mark, the name, what was found, and how to get what is missing."""
     mark = "ok" if finding.ok else "NO" if finding.needed else "--"
     how = "" if finding.ok or not finding.remedy else f". To get it: {finding.remedy}"
-    say(out, f"{finding.name}: {finding.text}{how}", label=f"{mark}  ", indent="  ")
+    style = "bold red" if mark == "NO" else ""
+    say(out, f"{finding.name}: {finding.text}{how}", style, label=f"{mark}  ", indent="  ")

@@ -34,9 +34,10 @@ def page(data: dict[str, Any]) -> str:
 
 
 def _machine(data: dict[str, Any]) -> Iterator[str]:
-    memory = ", ".join(f"{size / GIB:.1f} GiB" for size in data["memory_bytes"])
-    yield f"- GPUs: {', '.join(data['gpus'])}; memory {memory}; driver {data['driver']}"
-    yield f"- NVLink connections that are up, by GPU: {', '.join(map(str, data['nvlinks']))}"
+    yield f"- driver {data['driver']}, which lists these GPUs:"
+    for gpu in data["machine"]:
+        memory = f"{gpu['memory_bytes'] / GIB:.1f} GiB"
+        yield f"  - {gpu['name']}, {memory}, NVLink connections that are up: {gpu['nvlinks']}"
     versions = (f"{name} {data[name.lower()]}" for name in ("torch", "CUDA", "NCCL", "Python"))
     yield f"- {', '.join(versions)}; {data['cores']} cores"
     yield f"- commit {data['commit'] or 'unknown'}, {data['date']}"

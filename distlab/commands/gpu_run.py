@@ -34,6 +34,7 @@ from .gpu_page import page
 from .machine_torch import nccl_backends, usable_gpus
 
 COMPARED = ("ddp", "fsdp", "pipeline", "tensor-parallel")
+STEPS_RANKS = (8, 4, 2, 1)  # that models of eight layers and eight heads can be divided over
 SANITIZER = {"TORCH_CUDA_SANITIZER": "1"}
 KEPT = 2000  # characters of what a part that failed said
 
@@ -60,12 +61,15 @@ def parts(count: int, backends: Mapping[str, Mapping[str, str]]) -> list[Part]:
         measured = ("bandwidth", *COMPARED)
         found += [Part(what, backend, (*measure, what), 180, chosen) for what in measured]
     usual, chosen = next(iter(backends.items()))
+    most = next(ranks for ranks in STEPS_RANKS if ranks <= count)
     steps = (
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)),
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(most)),
         *("-m", "benchmarks.cuda_steps"),
     )
-    found.append(Part("waits of the host", usual, steps, 180, chosen))
-    found.append(Part("CUDA sanitizer", usual, steps, 300, {**chosen, **SANITIZER}))
+    for what in COMPARED:
+        step = (*steps, what)
+        found.append(Part(f"host waits of {what}", usual, step, 120, chosen))
+        found.append(Part(f"sanitizer of {what}", usual, step, 180, {**chosen, **SANITIZER}))
     return found
 
 
@@ -95,8 +99,8 @@ def run(part: Part) -> dict[str, Any]:
         except BaseException:
             _end(process)
             raise
-    found = _told(out) if not ended and process.returncode == 0 else None
-    if found is None:
+    found = _told(out)
+    if found is None or (found["status"] != "failed" and (ended or process.returncode)):
         ended = ended or f"ended with status {process.returncode}"
         said = err.strip()[-KEPT:]
         found = {"status": "failed", "message": f"{ended}: {_last(said)}", "result": {"said": said}}
@@ -112,12 +116,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _told(out: str) -> dict[str, Any] | None:
-    """The last line of what the part printed, if it is what a part has to print."""
-    try:
-        found = json.loads(out.strip().splitlines()[-1])
-        return {key: found[key] for key in ("status", "message", "result")}
-    except (LookupError, TypeError, ValueError):
-        return None
+    """What the part printed of itself: its first failure, as others follow from it, or the last."""
+    told: list[dict[str, Any]] = []
+    for line in out.splitlines():
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            found = json.loads(line)
+            told.append({key: found[key] for key in ("status", "message", "result")})
+    return next((each for each in told if each["status"] == "failed"), told[-1] if told else None)
 
 
 def _last(said: str) -> str:
@@ -136,6 +141,7 @@ def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
     minutes = "about ten minutes"
     say(out, f"{len(every)} parts on {len(names)} x {names[0]}: {minutes}; Ctrl-C ends them all")
     done: list[dict[str, Any]] = []
+    _keep(path, names, done, complete=False)  # before ten minutes of work: it can be written
     for part in every:
         with out.status(f"{part.name} ({part.backend})"):
             done.append(run(part))
@@ -143,9 +149,7 @@ def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
         label = {"passed": "ok", "needs": "--"}.get(last["status"], "NO")
         text = f"{last['name']} ({last['backend']}, {last['seconds']:.0f} s): {last['message']}"
         say(out, text, label=f"{label}  ", indent="  ")
-        data = described(names) | {"complete": len(done) == len(every), "parts": done}
-        gpu_record.write(path, data)  # what was found is kept, also if this is interrupted
-        path.with_suffix(".md").write_text(page(data), encoding="utf-8")
+        _keep(path, names, done, complete=len(done) == len(every))
     if as_json:
         as_json.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     failed = [f"{part['name']} ({part['backend']})" for part in done if part["status"] == "failed"]
@@ -154,6 +158,13 @@ def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
     if failed:
         say(out, f"failed: {', '.join(failed)}", "bold red")
     return 1 if failed else 0
+
+
+def _keep(path: Path, names: Sequence[str], done: list[dict[str, Any]], complete: bool) -> None:
+    """Write record and page: what was found is kept, also if the run is interrupted."""
+    data = described(names) | {"complete": complete, "parts": done}
+    gpu_record.write(path, data)
+    path.with_suffix(".md").write_text(page(data), encoding="utf-8")
 
 
 def described(names: Sequence[str]) -> dict[str, Any]:
@@ -166,8 +177,10 @@ def described(names: Sequence[str]) -> dict[str, Any]:
         commit = ""
     return {
         "gpus": list(names),
-        "memory_bytes": [gpu.memory for gpu in found.gpus],
-        "nvlinks": [gpu.nvlinks for gpu in found.gpus],
+        "machine": [
+            {"name": gpu.name, "memory_bytes": gpu.memory, "nvlinks": gpu.nvlinks}
+            for gpu in found.gpus
+        ],
         "driver": found.version,
         "cores": os.cpu_count(),
         "torch": torch.__version__,

@@ -54,7 +54,7 @@ def backends() -> Finding:
             "backends", False, "this torch has no torch.distributed", "make env", needed=True
         )
     every = ("gloo", "nccl", "mpi", "ucc", "xccl")
-    there = [name for name in every if getattr(dist, f"is_{name}_available")()]
+    there = [name for name in every if getattr(dist, f"is_{name}_available", bool)()]
     text = f"torch.distributed has {', '.join(there) or 'none'}"
     return Finding("backends", "gloo" in there, text, "a torch with gloo: make env", needed=True)
 
@@ -114,6 +114,8 @@ def nccl_backends() -> dict[str, dict[str, str]]:
 
 def compute(listed: int, found: Trial) -> Finding:
     """Whether CUDA computes on the GPUs that the driver lists."""
+    if not torch.version.cuda:
+        return Finding("CUDA", False, "torch is built for the CPU alone", CUDA_BUILD)
     count = len(found.names)
     hidden = gpus.environment().get(gpus.VISIBLE)
     why = f" ({gpus.VISIBLE}={hidden})" if hidden is not None and count < listed else ""
