@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 8 -m benchmarks.cuda_steps ddp
 
 A strategy takes some steps; then, with ``torch.cuda.set_sync_debug_mode("warn")``, one more, in
-which torch warns wherever the host waits for the GPU. A step that never waits keeps the GPU busy.
+which torch warns wherever the host waits for the GPU (operators of torch.distributed do not warn).
+A step that never waits keeps the GPU busy.
 With TORCH_CUDA_SANITIZER=1 in the environment torch looks for data that two streams touch without
 an order between them, and ends the program where it finds any. (The graders can't run under it: it
 starts CUDA at the first operator, and no process can fork ranks after that.) Rank 0 prints one line

@@ -8,11 +8,13 @@ An *event* in a stream gets its time when the device comes to it. Between two ev
 
 One event at a moment at which nothing runs ties that clock to the host's. Events are read once, at
 the end. NCCL's communication runs in a stream of its own: its end is an event in a stream that
-waits for it, which the callback of the handle's future has. Handles without a future (some of
-single messages) end where the program's stream has waited for them, which may be later.
+waits for it, which the callback of the handle's future has. Messages, and handles without a future,
+end where the program's stream has waited for them, which may be later: in a batch NCCL begins when
+the batch is complete, and futures of its parts know nothing of that.
 
-Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (a handle's future is complete at once,
-its callbacks run in streams behind the communication); docs/source/notes/cuda.rst of PyTorch.
+Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (``collective``: a handle's future is
+complete at once, its callbacks run in streams behind the communication; with ``coalescing_state_``
+the end event comes after the group's end only); docs/source/notes/cuda.rst of PyTorch.
 """
 
 from __future__ import annotations

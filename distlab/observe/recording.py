@@ -101,7 +101,7 @@ class Recording:
 
     def follow(self, event: Event, work: dist.Work) -> None:
         """``work`` is the handle of the communication."""
-        if self.gpu is not None:
+        if self.gpu is not None and event.op not in P2P:
             self.gpu.follow(event.index, work)
 
     def emit(self, kind: str, fields: dict[str, Any]) -> None:
