@@ -36,6 +36,7 @@ from .machine_torch import nccl_backends, usable_gpus
 COMPARED = ("ddp", "fsdp", "pipeline", "tensor-parallel")
 STEPS_RANKS = (8, 4, 2, 1)  # that models of eight layers and eight heads can be divided over
 SANITIZER = {"TORCH_CUDA_SANITIZER": "1"}
+LEAVE = 5.0  # seconds
 KEPT = 2000  # characters of what a part that failed said
 
 
@@ -94,7 +95,7 @@ def run(part: Part) -> dict[str, Any]:
             ended = ""
         except subprocess.TimeoutExpired:
             _end(process)
-            out, err = process.communicate()
+            out, err = _rest(process)
             ended = f"did not end within {part.limit:g} s"
         except BaseException:
             _end(process)
@@ -115,6 +116,14 @@ def _end(process: subprocess.Popen[str]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a killed part had printed; a daemon that it left may still hold its pipes."""
+    try:
+        return process.communicate(timeout=LEAVE)
+    except subprocess.TimeoutExpired:
+        return "", ""
+
+
 def _told(out: str) -> dict[str, Any] | None:
     """What the part printed of itself: its first failure, as others follow from it, or the last."""
     told: list[dict[str, Any]] = []
@@ -126,7 +135,7 @@ def _told(out: str) -> dict[str, Any] | None:
 
 
 def _last(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in said.splitlines() if any(map(str.isalnum, line))]
     return lines[-1].strip() if lines else "it said nothing"
 
 
@@ -138,8 +147,8 @@ def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
         return 1
     every = parts(len(names), nccl_backends())
     path = gpu_record.record_path(names, folder)
-    minutes = "about ten minutes"
-    say(out, f"{len(every)} parts on {len(names)} x {names[0]}: {minutes}; Ctrl-C ends them all")
+    head = f"{len(every)} parts on {len(names)} x {names[0]}"
+    say(out, f"{head}: about ten minutes; Ctrl-C ends them all")
     done: list[dict[str, Any]] = []
     _keep(path, names, done, complete=False)  # before ten minutes of work: it can be written
     for part in every:
@@ -161,10 +170,15 @@ def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
 
 
 def _keep(path: Path, names: Sequence[str], done: list[dict[str, Any]], complete: bool) -> None:
-    """Write record and page: what was found is kept, also if the run is interrupted."""
+    """Write record and page; until the run is complete to files of their own, so that what was
+    found is kept if it is interrupted, and an earlier record stays as it is."""
     data = described(names) | {"complete": complete, "parts": done}
-    gpu_record.write(path, data)
-    path.with_suffix(".md").write_text(page(data), encoding="utf-8")
+    partial = path.with_name(f"{path.stem}-partial.json")
+    for suffix in (".json", ".md") if complete else ():
+        partial.with_suffix(suffix).unlink(missing_ok=True)
+    target = path if complete else partial
+    gpu_record.write(target, data)
+    target.with_suffix(".md").write_text(page(data), encoding="utf-8")
 
 
 def described(names: Sequence[str]) -> dict[str, Any]:

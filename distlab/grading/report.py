@@ -174,7 +174,8 @@ def _print_needs(report: Report, out: Console) -> None:
     for what, count in absent.items():
         text = f"needs {what}: {count} check{'s' if count > 1 else ''} did not run"
         say(out, f"{text} (not counted as passed)", STYLE["needs"])
-    if any(check.tier == "cuda" for exercise in report.exercises for check in exercise.checks):
+    tiers = {check.tier for exercise in report.exercises for check in exercise.checks}
+    if tiers - {"virtual", "gloo"}:
         say(out, f"the project's own solutions: {gpu_record.words()}", "dim")
 
 

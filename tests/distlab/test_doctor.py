@@ -368,7 +368,31 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(
     assert "| 1 | x\\|y |" in shown
     assert "RuntimeError: NCCL error" in shown
     assert "interrupted" not in shown
+    assert {each.name for each in path.parent.iterdir()} == {path.name, f"{path.stem}.md"}
     assert "interrupted: parts are missing" in page(data | {"complete": False})
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_an_interrupted_run_leaves_the_record_that_was_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    good = Part("good", "legacy", ("-c", PROGRAMS["good"]), 60)
+    monkeypatch.setattr(gpu_run, "parts", lambda *_: [good])
+    status, text = text_of(gpu_run.examine, tmp_path, None)
+    assert status == 0
+    assert "failed" not in text
+    path = gpu_record.record_path(GPUS, tmp_path)
+    before = path.read_text()
+
+    def interrupted(part: Part) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_run, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        text_of(gpu_run.examine, tmp_path, None)
+    assert path.read_text() == before
+    assert gpu_record.read(path.with_name(f"{path.stem}-partial.json"))["parts"] == []
+    assert gpu_record.words(tmp_path).endswith("parts 1 passed)")
 
 
 @pytest.mark.usefixtures("two_gpus")
