@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -34,44 +35,59 @@ from .gpu_page import page
 from .machine_torch import nccl_backends, usable_gpus
 
 COMPARED = ("ddp", "fsdp", "pipeline", "tensor-parallel")
-STEPS_RANKS = (8, 4, 2, 1)  # that models of eight layers and eight heads can be divided over
+EVEN_RANKS = (8, 4, 2, 1)  # by which batches, eight layers and eight heads can be divided
 SANITIZER = {"TORCH_CUDA_SANITIZER": "1"}
 LEAVE = 5.0  # seconds
-KEPT = 2000  # characters of what a part that failed said
+KEPT = 3000  # characters of what a part that failed said, from its beginning and from its end
+RAISED = re.compile(
+    r"^(?:\[rank\d+\]:\s?)?((?:\w+\.)*\w*(?:Error|Exception|Failure)s?(?:: .*)?)$", re.M
+)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One program of the run; ``limit``: seconds, after which it counts as hung."""
+    """One program of the run; ``limit``: seconds, after which it counts as hung. ``reports``: it
+    prints what came of it, else it has passed if its exit status is 0."""
 
     name: str
     backend: str
     command: Sequence[str]
     limit: float
     environment: Mapping[str, str] = field(default_factory=dict)
+    reports: bool = True
 
 
 def parts(count: int, backends: Mapping[str, Mapping[str, str]]) -> list[Part]:
     """What is run on ``count`` GPUs: everything with each backend, then how clean the steps are."""
     found = []
     measure = ("-m", "benchmarks.cuda", "--ranks", str(count))
+    most = next(ranks for ranks in EVEN_RANKS if ranks <= count)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(most), "-m")
     for backend, chosen in backends.items():
         for phase in load_course().phases:
             command = ("-m", "distlab.commands.gpu_checks", str(phase.number))
             found.append(Part(f"checks of phase {phase.number}", backend, command, 600, chosen))
         measured = ("bandwidth", *COMPARED)
         found += [Part(what, backend, (*measure, what), 180, chosen) for what in measured]
+        for name, program in programs(most).items():
+            found.append(Part(name, backend, (*launch, *program), 180, chosen, reports=False))
     usual, chosen = next(iter(backends.items()))
-    most = next(ranks for ranks in STEPS_RANKS if ranks <= count)
-    steps = (
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(most)),
-        *("-m", "benchmarks.cuda_steps"),
-    )
     for what in COMPARED:
-        step = (*steps, what)
+        step = (*launch, "benchmarks.cuda_steps", what)
         found.append(Part(f"host waits of {what}", usual, step, 120, chosen))
         found.append(Part(f"sanitizer of {what}", usual, step, 180, {**chosen, **SANITIZER}))
     return found
+
+
+def programs(ranks: int) -> dict[str, tuple[str, ...]]:
+    """Trainings as README starts them, some steps of each."""
+    trainer = ("solutions.phase1_data_parallel.trainer", "--workload", "digits_cnn")
+    gpt = ("solutions.phase2_advanced.train_gpt", "--steps", "50", "--device", "cuda")
+    sizes = ("--tensor", str(min(ranks, 2)), "--pipeline", str(2 if ranks > 2 else 1))
+    return {
+        "program trainer": (*trainer, "--epochs", "2", "--device", "cuda"),
+        "program train_gpt": (*gpt, *sizes),
+    }
 
 
 def run(part: Part) -> dict[str, Any]:
@@ -100,11 +116,13 @@ def run(part: Part) -> dict[str, Any]:
         except BaseException:
             _end(process)
             raise
-    found = _told(out)
+    found = _told(out) if part.reports else _passed(out)
     if found is None or (found["status"] != "failed" and (ended or process.returncode)):
         ended = ended or f"ended with status {process.returncode}"
-        said = err.strip()[-KEPT:]
-        found = {"status": "failed", "message": f"{ended}: {_last(said)}", "result": {"said": said}}
+        raised = RAISED.search(err)  # the first one: others follow from it
+        why = raised.group(1) if raised else _last(err)
+        said = {"said": _shortened(err.strip())}
+        found = {"status": "failed", "message": f"{ended}: {why}", "result": said}
     seconds = round(time.monotonic() - begun, 1)
     return {"name": part.name, "backend": part.backend, "seconds": seconds} | found
 
@@ -132,6 +150,15 @@ def _told(out: str) -> dict[str, Any] | None:
             found = json.loads(line)
             told.append({key: found[key] for key in ("status", "message", "result")})
     return next((each for each in told if each["status"] == "failed"), told[-1] if told else None)
+
+
+def _passed(out: str) -> dict[str, Any]:
+    """Of a program that knows nothing of this: its last line."""
+    return {"status": "passed", "message": _last(out), "result": {}}
+
+
+def _shortened(said: str) -> str:
+    return said if len(said) <= 2 * KEPT else f"{said[:KEPT]}\n[…]\n{said[-KEPT:]}"
 
 
 def _last(said: str) -> str:

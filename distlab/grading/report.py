@@ -177,6 +177,8 @@ def _print_needs(report: Report, out: Console) -> None:
     tiers = {check.tier for exercise in report.exercises for check in exercise.checks}
     if tiers - {"virtual", "gloo"}:
         say(out, f"the project's own solutions: {gpu_record.words()}", "dim")
+    if absent:
+        say(out, "distlab doctor says what this machine lacks, and how to get it", "dim")
 
 
 def _print_next(report: Report, out: Console) -> None:

@@ -282,7 +282,8 @@ def test_parts_of_the_run() -> None:
     both = {"nccl2": {"TORCH_DIST_USE_NCCL2": "1"}, "legacy": {"TORCH_DIST_USE_NCCL2": "0"}}
     every = gpu_run.parts(8, both)
     names = [part.name for part in every]
-    for name in ("checks of phase 1", "checks of phase 4", "bandwidth", *gpu_run.COMPARED):
+    own = ("checks of phase 1", "checks of phase 4", "bandwidth", *gpu_run.programs(8))
+    for name in (*own, *gpu_run.COMPARED):
         assert names.count(name) == 2
     for name in gpu_run.COMPARED:
         (waits,), (races,) = ([p for p in every if p.name == f"{k} of {name}"] for k in WATCHED)
@@ -306,6 +307,8 @@ PROGRAMS = {
     "good": f"print('noise'); print({json.dumps(GOOD)!r})",
     "needs": 'print(\'{"status": "needs", "message": "needs two GPUs", "result": {}}\')',
     "raises": "raise RuntimeError('NCCL error: unhandled system error')",
+    "raises on ranks": "import sys; sys.exit('[rank1]: distlab.ranks.RankFailure: rank 1 hangs\\n"
+    "torch.distributed.elastic.ChildFailedError: \\n=====' + 9000 * '-')",
     "hangs": "import os, time; os.fork() or os.setsid()\n"
     "open(os.environ['PIDS'], 'a').write(f'{os.getpid()} ')\ntime.sleep(600)",
     "dies": "import os; os.kill(os.getpid(), 11)",
@@ -338,9 +341,12 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(
 ) -> None:
     environment = {"CHOSEN": "0 ", "PIDS": str(tmp_path / "pids")}
     every = [
-        Part(name, "legacy", ("-c", code), 1.5 if name == "hangs" else 60, environment)
+        Part(name, "legacy", ("-c", code), 4 if name == "hangs" else 60, environment)
         for name, code in PROGRAMS.items()
     ]
+    for name, status in (("quiet", 0), ("quiet and wrong", 2)):
+        code = f"import sys; print('loss 2.5'); print(); sys.exit({status})"
+        every.append(Part(name, "legacy", ("-c", code), 60, reports=False))
     monkeypatch.setattr(gpu_run, "parts", lambda *_: every)
     status, text = text_of(gpu_run.examine, tmp_path, None)
     path = tmp_path / "cuda" / "nccl-2x-nvidia-h100-80gb-hbm3.json"
@@ -348,11 +354,16 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(
     found = {part["name"]: part for part in data["parts"]}
     assert (status, data["complete"]) == (1, True)
     assert {name: part["status"] for name, part in found.items()} == {
-        **dict.fromkeys(PROGRAMS, "failed"),
-        **{"good": "passed", "sees": "passed", "needs": "needs"},
+        **dict.fromkeys((*PROGRAMS, "quiet and wrong"), "failed"),
+        **{"good": "passed", "sees": "passed", "needs": "needs", "quiet": "passed"},
     }
+    assert found["quiet"]["message"] == "loss 2.5"
+    assert found["quiet and wrong"]["message"].startswith("ended with status 2")
     assert found["raises"]["message"].endswith("RuntimeError: NCCL error: unhandled system error")
-    assert found["hangs"]["message"].startswith("did not end within 1.5 s")
+    message = "ended with status 1: distlab.ranks.RankFailure: rank 1 hangs"
+    assert found["raises on ranks"]["message"] == message
+    assert len(found["raises on ranks"]["result"]["said"]) < 2 * gpu_run.KEPT + 10
+    assert found["hangs"]["message"].startswith("did not end within 4 s")
     pids = (tmp_path / "pids").read_text().split()
     assert len(pids) == 2
     assert not [pid for pid in pids if (system.PROC / pid).exists()], "nothing is left running"
@@ -362,7 +373,7 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(
     assert found["sees"]["message"] == "0 all", "a part sees the GPUs that this process hides"
     assert found["good"]["result"] == GOOD["result"]
     assert "  NO  raises (legacy, " in text
-    assert "failed: raises (legacy), hangs (legacy), dies (legacy), babbles (legacy)" in text
+    assert "failed: raises (legacy), raises on ranks (legacy), hangs (legacy), dies" in text
     shown = path.with_suffix(".md").read_text()
     assert f"# The solutions on 2 x {NAME}" in shown
     assert "| 1 | x\\|y |" in shown
