@@ -53,7 +53,6 @@ def doctor(options: argparse.Namespace, out: Console) -> int:
 def findings() -> Iterator[Finding]:
     """Everything that is known of this machine."""
     yield from machine.findings()
-    yield machine.tells_of_processes()
     try:
         # start-up time: it imports torch; a torch that can't be imported is a finding, too
         from .machine_torch import findings as with_torch

@@ -55,9 +55,10 @@ class Finding:
 
 def findings() -> Iterator[Finding]:
     """All that needs no torch, as it is found out."""
-    for ask in (python, packages, cores, memory, disk, temporary, shared_memory, cluster, latency):
+    for ask in (python, packages, cores, memory, disk, temporary, shared_memory):
         yield ask()
-    yield slurm()
+    for ask in (processes, cluster, latency, slurm):
+        yield ask()
 
 
 def requirements() -> dict[str, str]:
@@ -241,7 +242,7 @@ def graphics(driver: Callable[[], nvml.Driver] = nvml.driver) -> Iterator[Findin
         yield Finding("NVLink", False, text, "a machine whose `nvidia-smi topo -m` shows NV")
 
 
-def tells_of_processes() -> Finding:
+def processes() -> Finding:
     """Whether strays of a learner's program can be found."""
     text = "the system lists threads and children: hangs are named, strays are ended"
     if system.tells_of_processes():

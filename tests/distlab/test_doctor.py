@@ -101,6 +101,72 @@ def test_a_course_in_a_read_only_folder(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert json.loads(file.read_text())["usable"] is False
 
 
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine of 4 cores and 16 GiB, of which a container may have less."""
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    (tmp_path / "meminfo").write_text(f"MemTotal: {16 * 2**20} kB\nMemAvailable: {12 * 2**20} kB")
+    monkeypatch.setattr(system, "PROC", tmp_path)
+    return tmp_path
+
+
+def test_limits_of_a_container(container: Path) -> None:
+    assert (machine.cores().ok, machine.cores().text) == (True, "4 usable cores")
+    assert (machine.memory().ok, machine.memory().text) == (True, "12 GiB free of 16 GiB")
+    (container / "cpu.max").write_text("max 100000")
+    (container / "memory.max").write_text("max")
+    assert (machine.cores().text, machine.memory().text) == (
+        "4 usable cores",
+        "12 GiB free of 16 GiB",
+    )
+    (container / "cpu.max").write_text("50000 100000\n")
+    (container / "memory.max").write_text(f"{3 * GIB}\n")
+    (container / "memory.current").write_text(f"{GIB}\n")
+    found = machine.cores()
+    assert (found.ok, found.needed) == (False, False)
+    assert found.text == "4 usable cores, of which this container has the time of 0.5"
+    found = machine.memory()
+    assert (found.ok, found.needed, found.text) == (False, False, "2 GiB free of 3 GiB")
+    assert "4 GiB are comfortable" in found.remedy
+    assert not machine.processes().ok, "it has no list of threads"
+
+
+def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert machine.slurm().text.startswith("srun, sbatch, sinfo: not installed")
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert machine.slurm().ok
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert machine.slurm().text == "inside job 17 with 4 tasks"
+
+
+def test_builds_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build for the CPU is enough without a GPU, and only then."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    for ask in (machine_torch.build, machine_torch.nccl):
+        assert ask(False).ok
+        found = ask(True)
+        assert (found.ok, found.needed) == (False, False)
+        assert "torch torchvision" in found.remedy
+    assert machine_torch.compute(2, Trial()).text == "torch is built for the CPU alone"
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    assert machine_torch.build(True).text == "torch is built for CUDA 13.2"
+
+
+def test_ranks_that_fail_are_told() -> None:
+    def broken(body: Any, world_size: int, **_: Any) -> list[float]:
+        raise RuntimeError("connectFullMesh failed\nmore")
+
+    found = machine_torch.ranks("gloo ranks", broken)
+    assert (found.ok, found.needed) == (False, True)
+    assert found.text == "two ranks fail: connectFullMesh failed"
+    assert not machine_torch.ranks("gloo ranks", lambda *_, **__: [1.0, 2.0]).ok
+
+
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the grader are needed; those of notebooks are not."""
     every = machine.requirements()
