@@ -27,7 +27,7 @@ from distlab.reference.workloads import (
 )
 
 EVERY = sorted((root() / "references").glob("*/*.json"))
-RECORDS = [path for path in EVERY if not path.stem.startswith("nccl-")]  # those are test_doctor's
+RECORDS = [path for path in EVERY if not path.stem.startswith("nccl-")]  # those are test_doctor_cuda's
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda p: f"{p.parent.name}/{p.stem}")
