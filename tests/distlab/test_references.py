@@ -26,8 +26,9 @@ from distlab.reference.workloads import (
     workload,
 )
 
+# records of GPUs are judged by test_doctor_cuda
 EVERY = sorted((root() / "references").glob("*/*.json"))
-RECORDS = [path for path in EVERY if not path.stem.startswith("nccl-")]  # those are test_doctor_cuda's
+RECORDS = [path for path in EVERY if not path.stem.startswith("nccl-")]
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda p: f"{p.parent.name}/{p.stem}")
