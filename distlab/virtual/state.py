@@ -29,6 +29,7 @@ class VirtualLedger:
         self.depth = 0
         self.phase = ""
         self.named = ""
+        self.gpu = None  # no device whose clock could be asked
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
