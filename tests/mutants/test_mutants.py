@@ -61,9 +61,6 @@ def test_virtual_ranks_kill_it_and_name_rank_and_line(
     assert "no result after" not in result.message  # no time-out was waited for
 
 
-<<<<<<< HEAD
-def test_ids_are_unique() -> None:
-=======
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.tier], ids=lambda m: m.id)
 def test_other_virtual_ranks_forgive_it(mutant: Mutant, tmp_path: Path, grader: WarmGrader) -> None:
     elsewhere = dataclasses.replace(mutant, tier="virtual")
@@ -72,8 +69,7 @@ def test_other_virtual_ranks_forgive_it(mutant: Mutant, tmp_path: Path, grader: 
     assert result.verdict == "pass", result.message
 
 
-def test_ids_are_unique_and_patches_apply() -> None:
->>>>>>> nccl
+def test_ids_are_unique() -> None:
     assert not [i for i, count in Counter(m.id for m in MUTANTS).items() if count > 1]
 
 
