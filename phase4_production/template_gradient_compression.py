@@ -53,6 +53,7 @@ class PerParameter:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parts = {p: p.detach().new_zeros(p.numel()) for p in parameters if p.requires_grad}
+        self.joined: dict[tuple[nn.Parameter, ...], Tensor] = {}  # each parameter once at most
 
     def beside(self, bucket: Bucket) -> Tensor:
         """(n,) like ``bucket.buffer``: what is remembered for its parameters; to be written to.
@@ -60,8 +61,8 @@ class PerParameter:
         Raises ValueError, and nothing has changed, for a parameter that is not one of those given.
         """
         # Step 1: look first whether all parameters are known
-        # Step 2: join what is remembered of each of them; from now on it is remembered there. A
-        #         tensor kept for the bucket would be out of date once another has its parameters
+        # Step 2: join what is remembered of each of them; from now on it is remembered there, until
+        #         another bucket has one of these parameters: its tensor is out of date then
         raise NotImplementedError("exercise 4.6")
 
     def state_dict(self) -> list[Tensor]:

@@ -47,6 +47,7 @@ class PerParameter:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parts = {p: p.detach().new_zeros(p.numel()) for p in parameters if p.requires_grad}
+        self.joined: dict[tuple[nn.Parameter, ...], Tensor] = {}  # each parameter once at most
 
     def beside(self, bucket: Bucket) -> Tensor:
         """(n,) like ``bucket.buffer``: what is remembered for its parameters; to be written to.
@@ -55,14 +56,18 @@ class PerParameter:
         """
         # --- exercise 4.6: start
         # Step 1: look first whether all parameters are known
-        # Step 2: join what is remembered of each of them; from now on it is remembered there. A
-        #         tensor kept for the bucket would be out of date once another has its parameters
-        if any(p not in self.parts for p in bucket.parameters):
+        # Step 2: join what is remembered of each of them; from now on it is remembered there, until
+        #         another bucket has one of these parameters: its tensor is out of date then
+        together = tuple(bucket.parameters)
+        if any(p not in self.parts for p in together):
             raise ValueError("the hook was made without some of the bucket's parameters")
-        flat = torch.cat([self.parts[p] for p in bucket.parameters])
-        parts = flat.split([p.numel() for p in bucket.parameters])
-        self.parts.update(zip(bucket.parameters, parts, strict=True))
-        return flat
+        if together not in self.joined:
+            flat = torch.cat([self.parts[p] for p in together])
+            parts = flat.split([p.numel() for p in together])
+            self.parts.update(zip(together, parts, strict=True))
+            others = {k: v for k, v in self.joined.items() if set(k).isdisjoint(together)}
+            self.joined = {**others, together: flat}
+        return self.joined[together]
         # --- exercise 4.6: end
 
     def state_dict(self) -> list[Tensor]:

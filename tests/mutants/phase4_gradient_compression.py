@@ -258,8 +258,8 @@ MUTANTS = [
         id="topk-residual-by-bucket",
         exercise="4.6",
         mistake="the residual belongs to the bucket: it is lost when buckets are made anew",
-        text="        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n",
-        becomes="        flat = torch.zeros_like(bucket.buffer)\n",
+        text="            flat = torch.cat([self.parts[p] for p in together])\n",
+        becomes="            flat = torch.zeros_like(bucket.buffer)\n",
         caught_by="test_nothing_is_lost_when_buckets_are_made_anew",
         told_as="not-moved",
     ),
@@ -341,8 +341,8 @@ MUTANTS = [
         id="topk-numbered-as-they-come",
         exercise="4.6",
         mistake="the state is in the order of the buckets, which is another one after a resume",
-        text="        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n",
-        becomes="        flat = torch.cat([self.parts.pop(p) for p in bucket.parameters])\n",
+        text="            flat = torch.cat([self.parts[p] for p in together])\n",
+        becomes="            flat = torch.cat([self.parts.pop(p) for p in together])\n",
         caught_by="test_state_goes_on_to_the_bit",
         told_as="resume-differs",
     ),
@@ -430,16 +430,8 @@ MUTANTS = [
         id="topk-remembered-by-bucket",
         exercise="4.6",
         mistake="a bucket that comes again has a residual that is out of date",
-        text="        if any(p not in self.parts for p in bucket.parameters):\n",
-        becomes="        if hasattr(bucket, 'mine'):\n            return bucket.mine\n"
-        "        if any(p not in self.parts for p in bucket.parameters):\n",
-        more=(
-            (
-                "        self.parts.update(zip(bucket.parameters, parts, strict=True))\n",
-                "        self.parts.update(zip(bucket.parameters, parts, strict=True))\n"
-                "        bucket.mine = flat\n",
-            ),
-        ),
+        text="            self.joined = {**others, together: flat}\n",
+        becomes="            self.joined[together] = flat\n",
         caught_by="test_nothing_is_lost_when_buckets_are_made_anew",
         told_as="not-moved",
     ),
@@ -508,10 +500,10 @@ MUTANTS = [
 """,
         more=(
             (
-                "        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n",
-                "        if len(bucket.parameters) == 1:\n"
-                "            return self.parts[bucket.parameters[0]]\n"
-                "        flat = torch.cat([self.parts[p] for p in bucket.parameters])\n",
+                "        if together not in self.joined:\n",
+                "        if len(together) == 1:\n"
+                "            return self.parts[together[0]]\n"
+                "        if together not in self.joined:\n",
             ),
         ),
         caught_by="test_state_goes_on_to_the_bit",
