@@ -25,7 +25,7 @@ from .exit_codes import CRASHED, DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointError
 from .image_batches import end_decoders
 from .image_models import build_model, checkpoint_activations
-from .joining import join
+from .joining import meet
 from .trainer_config import Config, ConfigError, describe_fields, parse
 from .trainer_loop import Trainer
 from .trainer_setup import open_data
@@ -72,7 +72,7 @@ def device_type(config: Config) -> str:
 def run(config: Config) -> int:
     """The whole training under torchrun, or until it is told to leave; the exit status."""
     messages = config.pattern not in ("auto", "hierarchical")  # the others are made of collectives
-    how = launched(NAME, config.device, point_to_point=messages, meet=join, statuses=STATUSES)
+    how = launched(NAME, config.device, point_to_point=messages, meet=meet, statuses=STATUSES)
     try:
         with how as at:
             return train(config, at.device, at.attempt)

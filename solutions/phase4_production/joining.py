@@ -22,6 +22,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from given.launched import Meeting
+from given.process_group import join_group
 
 
 def fresh_store(
@@ -70,8 +71,18 @@ def _written(store: dist.Store, key: str, world_size: int) -> list[str]:
     return [store.get(k).decode() if store.check([k]) else "" for k in keys]
 
 
-def join(timeout: timedelta = timedelta(minutes=10)) -> Meeting:
+def meet(timeout: timedelta = timedelta(minutes=10)) -> Meeting:
     """Where the ranks of torchrun's environment meet, also after a restart; for ``launched``."""
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     fresh, name = fresh_store(store, rank, world_size, timeout.total_seconds())
     return Meeting(fresh, rank, world_size, name)
+
+
+def join(backend: str = "gloo", timeout: timedelta = timedelta(minutes=10)) -> str:
+    """``join_group`` where the ranks ``meet``; returns this attempt's name, the same on all ranks.
+
+    Enter ``leaving_group`` next.
+    """
+    store, rank, world_size, name = meet(timeout)
+    join_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    return name

@@ -37,7 +37,7 @@ from .elastic_sampler import ElasticSampler
 from .exit_codes import DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointStore
 from .folder_lock import locked
-from .joining import join
+from .joining import meet
 from .recovery import PreemptionGuard, train
 from .resume import Position, TrainingState
 from .watchdog import Heartbeat, Watchdog
@@ -108,7 +108,7 @@ def main() -> None:
     """Entry point under torchrun."""
     end_with_parent()
     options = parse()
-    joining = launched("train_elastic", "cpu", meet=join, statuses={ValueError: REFUSED})
+    joining = launched("train_elastic", "cpu", meet=meet, statuses={ValueError: REFUSED})
     with joining as at, locked(options.folder / "checkpoints", "train_elastic"):
         done = run(options, at.attempt)
     if at.rank == 0 and not done:

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from given.launched import Meeting
+from given.process_group import join_group
 
 
 def fresh_store(
@@ -45,7 +45,8 @@ def _written(store: dist.Store, key: str, world_size: int) -> list[str]:
     return [store.get(k).decode() if store.check([k]) else "" for k in keys]
 
 
-def join(timeout: timedelta = timedelta(minutes=10)) -> Meeting:
+def join(backend: str = "gloo", timeout: timedelta = timedelta(minutes=10)) -> str:
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     fresh, name = fresh_store(store, rank, world_size, timeout.total_seconds())
-    return Meeting(fresh, rank, world_size, name)
+    join_group(backend, store=fresh, rank=rank, world_size=world_size, timeout=timeout)
+    return name
