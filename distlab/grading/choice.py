@@ -40,7 +40,10 @@ class Plan:
         return Session(Request(**vars(self.request) | {"exercises": ids}), load_course(), view=view)
 
     def report(self, session: Session, notes: Sequence[str] = (), whole: bool = True) -> Report:
-        """The results of a run; ``whole``: a selected exercise without any is an error."""
+        """The results of a run; ``whole``: a selected exercise without any is an error.
+
+        It is none if one tier was asked for and all checks (``notes``: problems) were loaded.
+        """
         device = "cuda" if self.request.device == "cuda" else "cpu"
         number, impl = self.phase.number, self.request.impl
         report = Report(number, impl, session.seed, device, notes=list(notes))
@@ -50,7 +53,7 @@ class Plan:
             result = session.results.get(exercise.id)
             if result is not None:
                 report.exercises.append(result)
-            elif whole and not self.request.checks and not self.request.tier:
+            elif whole and not self.request.checks and (notes or not self.request.tier):
                 report.exercises.append(_unchecked(exercise))
         return report
 

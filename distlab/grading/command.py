@@ -119,7 +119,8 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
     print_report(report, phase, out)
     out.print(f"graded in {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
     if not report.exercises:
-        raise ValueError(f"no check matches -k {options.keyword!r}")
+        asked = f"-k {options.keyword!r}" if options.keyword else f"--tier {options.tier}"
+        raise ValueError(f"no check matches {asked}")
     return 0 if report.passed else 1
 
 

@@ -15,7 +15,7 @@ from ..observe.log import CREATION, Event
 from .order import IssueOrder
 from .scheduler import Scheduler, VirtualRank
 
-Place = tuple[int, torch.device]
+Gpu = tuple[int, torch.device]
 
 
 @dataclass(eq=False)
@@ -27,10 +27,10 @@ class Communicator:
 
     ranks: tuple[int, ...]
     what: str = ""
-    devices: dict[int, Place] = field(default_factory=dict)
+    devices: dict[int, Gpu] = field(default_factory=dict)
     waiting: list[VirtualRank] = field(default_factory=list)
 
-    def come(self, scheduler: Scheduler, place: Place) -> None:
+    def come(self, scheduler: Scheduler, gpu: Gpu) -> None:
         """The calling rank uses it: returns when it is made.
 
         Raises DistBackendError if two members have one GPU.
@@ -38,7 +38,7 @@ class Communicator:
         rank = scheduler.me
         if rank.index in self.devices:
             return  # a rank that goes on has seen it made
-        self.devices[rank.index] = place
+        self.devices[rank.index] = gpu
         if len(self.devices) < len(self.ranks):
             self.waiting.append(rank)
             scheduler.sleep(rank, self)
@@ -51,7 +51,7 @@ class Communicator:
             scheduler.make_ready(other)
 
     def _refuse_shared(self) -> None:
-        users: dict[Place, list[int]] = {}
+        users: dict[Gpu, list[int]] = {}
         for rank in sorted(self.devices):
             users.setdefault(self.devices[rank], []).append(rank)
         for (_, device), ranks in users.items():
@@ -85,14 +85,14 @@ class Splits:
         self.count: dict[int, int] = {}
         self.made: list[Communicator] = []
 
-    def come(self, scheduler: Scheduler, place: Place) -> None:
+    def come(self, scheduler: Scheduler, gpu: Gpu) -> None:
         """The calling rank makes a group, or says that it is not in one."""
         number = self.count.get(scheduler.me.index, 0)
         self.count[scheduler.me.index] = number + 1
         if number == len(self.made):
             what = "new_group, which splits the world's communicator: every rank must call it"
             self.made.append(Communicator(self.ranks, what))
-        self.made[number].come(scheduler, place)
+        self.made[number].come(scheduler, gpu)
 
 
 def forgiven(scheduler: Scheduler, order: IssueOrder) -> str:

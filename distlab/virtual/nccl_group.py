@@ -26,7 +26,7 @@ from torch.distributed import ReduceOp
 
 from ..observe.lines import names
 from ..observe.log import P2P
-from .communicators import Communicator, Place, Splits
+from .communicators import Communicator, Gpu, Splits
 from .devices import gpu_of
 from .flight import poison
 from .group import VirtualGroup
@@ -116,7 +116,7 @@ class NcclGroup(VirtualGroup):
         if rules.eager:
             self._communicator(None)
 
-    def _place(self, part: Part | None) -> Place:
+    def _gpu(self, part: Part | None) -> Gpu:
         """The node and the GPU of this rank that a communicator is made for."""
         tensors = () if part is None else (*part.gives, *part.gets)
         found = self.bound or next(filter(None, map(gpu_of, tensors)), None)
@@ -129,7 +129,7 @@ class NcclGroup(VirtualGroup):
         self._communicator(None)
         shared = self.channel.shared
         splits = shared.setdefault("splits", Splits(self.ranks))
-        splits.come(self.world.scheduler, self._place(None))
+        splits.come(self.world.scheduler, self._gpu(None))
 
     def _communicator(self, part: Part | None, batched: bool = False) -> Communicator:
         """The communicator that the part uses; this rank comes to it."""
@@ -143,7 +143,7 @@ class NcclGroup(VirtualGroup):
             what = f"the first use of the communicator of {names(ranks)}: each of them must come"
             found = self.channel.shared[key] = Communicator(ranks, what)
         if not self.made or key != self.ranks:
-            found.come(self.world.scheduler, self._place(part))
+            found.come(self.world.scheduler, self._gpu(part))
         return found
 
     # -- issuing --------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class NcclGroup(VirtualGroup):
 
     # -- what is refused ------------------------------------------------------------------------
     def _elsewhere(self, tensor: Tensor) -> bool:
-        return False  # ``_refuse_place`` says what PyTorch says
+        return False  # ``_refuse_device`` says what PyTorch says
 
     def _refuse(self, part: Part) -> None:
         if part.tag:
@@ -191,7 +191,7 @@ class NcclGroup(VirtualGroup):
                 "ranks meet in the order of issue"
             )
         for tensor in (*part.gives, *part.gets):
-            self._refuse_place(tensor, part.op)
+            self._refuse_device(tensor, part.op)
             if not tensor.is_contiguous():
                 raise ValueError(
                     f"Tensors must be contiguous: {part.op} was given one of shape "
@@ -207,7 +207,7 @@ class NcclGroup(VirtualGroup):
                     f"({part.op})"
                 )
 
-    def _refuse_place(self, tensor: Tensor, op: str) -> None:
+    def _refuse_device(self, tensor: Tensor, op: str) -> None:
         gpu = gpu_of(tensor)
         if gpu is None:
             raise RuntimeError(

@@ -104,6 +104,22 @@ def test_a_batch_may_be_complete_in_any_order(rules: str) -> None:
 
 
 @pytest.mark.parametrize("rules", MODES)
+def test_collectives_of_a_batch(rules: str) -> None:
+    def body(ctx: RankContext) -> list[float]:
+        x, y, z = (numbers(ctx, ctx.rank + k) for k in range(3))
+        with dist._coalescing_manager(device=ctx.device, async_ops=True) as manager:
+            dist.broadcast(x, 1)
+            dist.broadcast(y, 0)
+        manager.wait()
+        with dist._coalescing_manager(device=ctx.device):
+            dist.all_reduce(y)
+            dist.all_reduce(z)
+        return [t[0].item() for t in (x, y, z)]
+
+    assert run(body, 2, rules) == [[1.0, 2.0, 5.0]] * 2
+
+
+@pytest.mark.parametrize("rules", MODES)
 def test_a_ring(rules: str) -> None:
     def body(ctx: RankContext) -> torch.Tensor:
         size, total, mine = ctx.world_size, numbers(ctx, 0), numbers(ctx, ctx.rank)
