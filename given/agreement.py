@@ -29,6 +29,19 @@ def rank_in(group: Group) -> int:
     return rank
 
 
+def takes_cpu(group: Group) -> bool:
+    """Whether tensors on the CPU can travel in ``group``: NCCL alone takes none."""
+    return "cpu:" in dist.get_backend_config(group)
+
+
+def device_in(group: Group) -> torch.device:
+    """Where a number of this rank has to be, for ``group`` to add it up: on the CPU, if it can.
+
+    With NCCL it is on the GPU, also if what it counts is on the CPU, or if there is nothing.
+    """
+    return torch.device("cpu" if takes_cpu(group) else f"cuda:{torch.cuda.current_device()}")
+
+
 def expect_alike(tensors: Sequence[Tensor], group: Group = None) -> None:
     """Raise the same ValueError on every rank unless all pass tensors alike, in the same order.
 
@@ -40,8 +53,7 @@ def expect_alike(tensors: Sequence[Tensor], group: Group = None) -> None:
     rank_in(group)
     kinds = [(tuple(t.shape), str(t.dtype), order_in_memory(t), t.requires_grad) for t in tensors]
     facts = [len(tensors), sum(t.numel() for t in tensors), zlib.crc32(str(kinds).encode())]
-    device = tensors[0].device if tensors else torch.device("cpu")
-    known = torch.tensor([*facts, *(-fact for fact in facts)], device=device)
+    known = torch.tensor([*facts, *(-fact for fact in facts)], device=device_in(group))
     dist.all_reduce(known, dist.ReduceOp.MAX, group=group)
     most, least = known[:3].tolist(), (-known[3:]).tolist()
     if most != least:

@@ -41,8 +41,9 @@ import torch
 import torch.distributed as dist
 
 from given.agreement import Group
+from given.devices import CHOICES
+from given.launched import launched
 from given.parent import end_with_parent
-from given.process_group import process_group
 
 from .template_simple_allreduce import STRATEGIES
 
@@ -146,6 +147,7 @@ def main() -> None:
     end_with_parent()
     parser = argparse.ArgumentParser(description="Compare all-reduce strategies.")
     parser.add_argument("--sizes", type=int, nargs="+", default=[4 * 10**k for k in range(1, 7)])
+    parser.add_argument("--device", default="auto", choices=CHOICES)
     parser.add_argument("--plot", help="file for the picture, for example costs.png")
     options = parser.parse_args()
     if "RANK" not in os.environ:
@@ -153,10 +155,9 @@ def main() -> None:
             "start it with: torchrun --nproc-per-node 4 "
             "-m solutions.phase1_data_parallel.collectives"
         )
-    torch.set_num_threads(1)
-    with process_group("gloo"):
-        rows = compare_strategies(options.sizes)
-        if dist.get_rank() == 0:
+    with launched("collectives", options.device, point_to_point=True) as rank:
+        rows = compare_strategies(options.sizes, device=rank.device)
+        if rank.rank == 0:
             print(f"{'strategy':10}{'bytes':>12}{'ms':>10}{'busbw MB/s':>12}")
             for row in rows:
                 busbw = row.bus_bandwidth / 1e6

@@ -61,7 +61,8 @@ def evaluate(
     """
     # Step 2: eval mode, and back to the mode each module was in, also when something raises
     # Step 3: of each batch only the entries before the padding count; a batch may be empty
-    # Step 4: add up sums, not means; one global reduction at the end
+    # Step 4: add up sums, not means, on the device: a GPU has nothing to do while the host reads.
+    #         One global reduction at the end
     raise NotImplementedError("exercise 1.6")
 
 

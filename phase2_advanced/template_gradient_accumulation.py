@@ -69,6 +69,7 @@ def accumulate(model: nn.Module, window: Iterable[MicroBatch], total: float) -> 
     """
     # Step 3: the sum of a micro-batch's losses over the total of the window: no mean of its own
     # Step 4: backward at once, so that its activations can go; autograd adds to p.grad
+    # Step 5: read the losses once, at the end: a GPU has nothing to do while the host reads
     raise NotImplementedError("exercise 2.1")
 
 

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from given.agreement import Group
+from given.agreement import Group, device_in
 
 from .template_gradient_accumulation import MicroBatch, accumulate_and_reduce, clip_by_global_norm
 from .template_mixed_precision import MixedPrecision
@@ -81,7 +81,8 @@ class LossScaler:
         """
         # Step 3: refuse to divide twice
         # Step 4: least and largest element (aminmax) show any that is infinite or NaN; divide
-        # Step 5: what happens next is decided by all ranks together, also by those without gradient
+        # Step 5: what happens next is decided by all ranks, also by those without gradient.
+        #         NCCL reduces on the GPU alone, also of a rank that has nothing there (`device_in`)
         raise NotImplementedError("exercise 2.6")
 
     def update(self) -> None:

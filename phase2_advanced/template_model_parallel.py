@@ -29,7 +29,7 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -42,6 +42,7 @@ from given.agreement import Group
 Loss = Callable[[Tensor, Tensor], Tensor]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of activations
 MOST_DIMS = 8
+TieGroups = Mapping[tuple[int, ...], dist.ProcessGroup]
 
 
 class Embed(nn.Module):
@@ -80,6 +81,36 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [Embed(model.tokens, model.places), *model.blocks, Head(model.norm, model.head)]
 
 
+def tied_stages(
+    layers: Sequence[nn.Module], bounds: Sequence[int]
+) -> dict[nn.Parameter, list[int]]:
+    """The stages that have a copy of each tied parameter, in rising order.
+
+    Tied is a trainable parameter that the layers of several stages have; ``bounds`` as in
+    ``Stage``. Parameters stand in the order of the layers, so all ranks find the same order.
+    """
+    # Step 1: the parameters of each stage; those that are in several, each once (dict.fromkeys)
+    raise NotImplementedError("exercise 2.8")
+
+
+def tie_groups(
+    layers: Sequence[nn.Module],
+    bounds: Sequence[int],
+    pipelines: Sequence[Sequence[int]] | None = None,
+) -> TieGroups:
+    """A group for each set of stages that share a tied parameter, by its rising global ranks.
+
+    ``pipelines``: the global ranks of each pipeline, whose stages are its ranks in rising order;
+    None: the world is one pipeline. Every rank of the world calls it, one that is in no pipeline,
+    too, with equal ``bounds``, equal ``pipelines`` and layers that share alike. All of them make
+    all groups, in the same order: NCCL makes a group by dividing the communicator of the world,
+    which waits for every rank. No tensor is sent.
+    """
+    # Step 2: new_group wants global ranks. Each set once, also if several parameters have it; no
+    #         rank may leave one out because it is no member
+    raise NotImplementedError("exercise 2.8")
+
+
 class Stage(nn.Module):
     """One rank's layers of a model that is split over the ranks of ``group``.
 
@@ -87,28 +118,31 @@ class Stage(nn.Module):
     ``bounds[r]`` to ``bounds[r+1]`` as its submodules and forgets the others: when the caller does
     so too, their memory is free. A trainable parameter that also belongs to other stages is tied:
     its copies get the values of the first such stage. A frozen one is not, and gets no gradient.
-    All ranks of the group make their stage together, after equally many process groups; the others
-    take no part. A rank may have several, of several models. Raises ValueError on every rank,
-    before anything is sent, unless ``bounds`` begins with 0, rises, ends with the number of layers,
-    and divides them into as many stages as the group has ranks.
+    All ranks of the group make their stage together. A rank may have several, of several models.
+    ``groups``: what ``tie_groups`` gave for these layers and bounds, several models may share it;
+    None where ``group`` has all ranks of the world, which then call it here. Raises ValueError on
+    every rank, before anything is sent, unless ``bounds`` begins with 0, rises, ends with the
+    number of layers, and divides them into as many stages as the group has ranks; and if a
+    parameter is tied and its group is not there.
 
     ``ties``: (parameter, group of the stages that hold a copy) for each tied parameter of this
     stage. ``shapes``: dtype and shape of what this stage gets, by the shape of the inputs.
     """
 
     def __init__(
-        self, layers: Sequence[nn.Module], bounds: Sequence[int], group: Group = None
+        self,
+        layers: Sequence[nn.Module],
+        bounds: Sequence[int],
+        group: Group = None,
+        groups: TieGroups | None = None,
     ) -> None:
         super().__init__()
         self.group, self.rank, self.count = group, dist.get_rank(group), dist.get_world_size(group)
         self.ties: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
         self.shapes: dict[torch.Size, tuple[torch.dtype, Sequence[int]]] = {}
-        # Step 1: check the bounds; keep the own layers only, as self.layers
-        # Step 2: a parameter is tied if the layers of several stages have it; these stages make a
-        #         group for each (new_group wants global ranks), in the same order on all ranks.
-        #         Ranks outside of `group` can't take part: use_local_synchronization=True. It names
-        #         a group by the number of groups so far: the other stages make one alone meanwhile
-        # Step 3: the copies start equal
+        # Step 3: check the bounds; keep the own layers only, as self.layers
+        # Step 4: the groups of tied stages, if no other rank of the world has to make them, too
+        # Step 5: the copies start equal
         raise NotImplementedError("exercise 2.8")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,8 +155,8 @@ def send_activation(stage: Stage, y: Tensor, announce: bool) -> None:
 
     One message with the bytes of ``y``.
     """
-    # Step 4: the other end receives into a tensor that it has to allocate first
-    # Step 5: values only: autograd's graph ends at the boundary
+    # Step 6: the other end receives into a tensor that it has to allocate first
+    # Step 7: values only: autograd's graph ends at the boundary
     raise NotImplementedError("exercise 2.8")
 
 
@@ -133,8 +167,8 @@ def receive_activation(stage: Stage, inputs: Tensor) -> Tensor:
     the shape is announced depends on whether the shape of the inputs is a new one, which is the
     same on all ranks.
     """
-    # Step 6: learn dtype and shape once for each shape of the inputs (stage.shapes)
-    # Step 7: without requires_grad the backward would end here, and earlier stages learn nothing
+    # Step 8: learn dtype and shape once for each shape of the inputs (stage.shapes)
+    # Step 9: without requires_grad the backward would end here, and earlier stages learn nothing
     raise NotImplementedError("exercise 2.8")
 
 
@@ -156,9 +190,9 @@ def forward_backward(
     boundary: the activation there, its gradient back, and 80 bytes more for inputs of a shape not
     seen before. No activation is kept afterwards.
     """
-    # Step 8: forward: get x, compute y, pass it on; the last stage computes the loss
-    # Step 9: backward: the gradient of y starts it, x.grad is what the stage before waits for
-    # Step 10: the last stage tells all the loss
+    # Step 10: forward: get x, compute y, pass it on; the last stage computes the loss
+    # Step 11: backward: the gradient of y starts it, x.grad is what the stage before waits for
+    # Step 12: the last stage tells all the loss
     raise NotImplementedError("exercise 2.8")
 
 
@@ -169,7 +203,7 @@ def reduce_ties(stage: Stage) -> None:
     all-reduce of the parameter's bytes between the stages that hold a copy; the others send
     nothing.
     """
-    # Step 11: a copy without gradient adds nothing, but its stage must come to the all-reduce
+    # Step 13: a copy without gradient adds nothing, but its stage must come to the all-reduce
     raise NotImplementedError("exercise 2.8")
 
 
@@ -185,5 +219,5 @@ def train_step(
     ``optimizer`` is over the stage's own parameters; gradients from before are forgotten.
     Arguments, return value and cost as for ``forward_backward`` and ``reduce_ties``.
     """
-    # Step 12: the sum over the copies before the step: equal copies, equal gradients, equal steps
+    # Step 14: the sum over the copies before the step: equal copies, equal gradients, equal steps
     raise NotImplementedError("exercise 2.8")

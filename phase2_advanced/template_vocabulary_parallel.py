@@ -52,9 +52,9 @@ def vocabulary_range(vocabulary: int, group: Group = None) -> tuple[int, int]:
 
 
 def check_words(words: Tensor, vocabulary: int, what: str) -> None:
-    """Raise ValueError if a word is not in the vocabulary (reads two numbers from the device)."""
+    """Raise ValueError if a word is not in the vocabulary (reads once from the device)."""
     if words.numel():
-        low, high = (int(bound) for bound in words.aminmax())
+        low, high = torch.stack(words.aminmax()).tolist()
         if low < 0 or high >= vocabulary:
             bad = low if low < 0 else high
             raise ValueError(f"{what} {bad} is not in the vocabulary of {vocabulary} words")

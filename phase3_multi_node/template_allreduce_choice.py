@@ -29,6 +29,7 @@ in the same way, from a latency and a bandwidth for each algorithm (src/graph/tu
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import sys
@@ -41,8 +42,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from given.agreement import Group
+from given.devices import CHOICES
+from given.launched import launched
 from given.parent import end_with_parent
-from given.process_group import process_group
 
 from .template_halving_doubling import halving_doubling_all_reduce
 from .template_ring_allreduce import Op, agree, check_arguments
@@ -186,16 +188,18 @@ def measure(
 def main() -> None:
     """Measure under torchrun; rank 0 prints measured and predicted times, and the choice."""
     end_with_parent()
+    parser = argparse.ArgumentParser(description="Measure all-reduces, and choose by formula.")
+    parser.add_argument("--device", default="auto", choices=CHOICES)
+    options = parser.parse_args()
     if "RANK" not in os.environ:
         sys.exit(
             "start it with: torchrun --nproc-per-node 4 "
             "-m solutions.phase3_multi_node.allreduce_choice"
         )
-    torch.set_num_threads(1)
-    with process_group("gloo"):
-        timings = measure([4 * 10**k for k in range(8)])
+    with launched("allreduce_choice", options.device, point_to_point=True) as rank:
+        timings = measure([4 * 10**k for k in range(8)], device=rank.device)
         links = fit(timings)
-        for t in timings if dist.get_rank() == 0 else []:
+        for t in timings if rank.rank == 0 else []:
             mark = "  chosen" if t.pattern == choose(*t[1:3], links) else ""
             print(
                 f"{t.nbytes:12,} bytes  {t.pattern:17}{t.seconds * 1e3:10.3f} ms"

@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from given.agreement import Group
+from given.agreement import Group, device_in
 from given.fsdp_units import FlatUnit, HookedUnits, Parameters, owned_parameters
 
 
@@ -214,5 +214,6 @@ def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
     A norm that is not finite, or at most ``max_norm``, changes nothing. Squares are added in
     float64. One all-reduce of one number. Raises ValueError first if ``max_norm`` is not positive.
     """
-    # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root
+    # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root.
+    #          Shards may be on the CPU, where NCCL adds nothing (`device_in`)
     raise NotImplementedError("exercise 3.15")

@@ -42,7 +42,7 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
     more with a rank above P to serve; others N. Time 2 log₂ P·α + 2(P-1)/P·Nβ, and 2(α + Nβ) if W ≠
     P. Half a tensor of extra memory (up to two whole ones with a rank to serve; a copy more of a
     tensor that is not contiguous), none afterwards. With W ≠ P it can't be NCCL's first collective
-    of a group, which all ranks must join. Raises ValueError as ``check_arguments`` does.
+    of a group without ``device_id``: all ranks must join. Raises as ``check_arguments`` does.
     """
     # Step 1: the ranks from P on hand in their tensor and wait for the result
     # Step 2: partners know the same piece; the lower rank keeps its first half and gives the

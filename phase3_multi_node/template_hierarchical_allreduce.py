@@ -30,6 +30,7 @@ Sources: Mikami et al. 2018 (arXiv 1811.05233), 2D-torus all-reduce: these three
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import sys
@@ -42,13 +43,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from given.agreement import expect_alike
+from given.devices import CHOICES
+from given.launched import launched
 from given.parent import end_with_parent
-from given.process_group import process_group
 
 from .template_topology import (
     NodeGroups,
     Topology,
-    device_of,
     exchange_places,
     make_groups,
     own_place,
@@ -154,18 +155,15 @@ def compare(topology: Topology, rank: int, device: torch.device) -> None:
 def main() -> None:
     """Under a launcher: say who shares a node, then compare with the backend's all-reduce."""
     end_with_parent()
+    parser = argparse.ArgumentParser(description="Compare all-reduces on several nodes.")
+    parser.add_argument("--device", default="auto", choices=CHOICES)
+    options = parser.parse_args()
     if "RANK" not in os.environ:
         sys.exit("start it with torchrun, or: distlab cluster run -- python -m <this module>")
-    torch.set_num_threads(1)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    place = own_place(os.environ, socket.gethostname())
-    topology = topology_of(exchange_places(place, store, rank, world_size))
-    device = device_of(topology, rank, torch.cuda.device_count())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    with process_group(backend, store=store, rank=rank, world_size=world_size):
-        compare(topology, rank, device)
+    with launched("hierarchical_allreduce", options.device) as at:
+        own = own_place(os.environ, socket.gethostname())
+        topology = topology_of(exchange_places(own, at.store, at.rank, at.world_size))
+        compare(topology, at.rank, at.device)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from given.agreement import Group, rank_in
+from given.agreement import Group, rank_in, takes_cpu
 
 PULL, PUSH, LEAVE, LOST = range(4)  # LOST is never sent: the connection broke
 FIELDS = 3  # kind, clock, samples; one 0 or 1 per key follows
@@ -56,9 +56,11 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
 def check_roles(servers: int, group: Group = None) -> int:
     """The number of workers of ``group``, without communication.
 
-    Raises ValueError if servers are all that it has, and on a rank that is no member.
+    Raises ValueError if servers are all that it has, on a rank that is no member, and if the group
+    can't pass tensors on the CPU: with NCCL its backend is to be ``"cpu:gloo,cuda:nccl"``.
     """
-    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`)
+    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`). Refuse
+    #         a backend that would fail at the first message (`takes_cpu`)
     raise NotImplementedError("exercise 3.26")
 
 

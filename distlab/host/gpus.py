@@ -10,24 +10,49 @@ started as a new process.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _before: dict[str, str] | None = None  # what VISIBLE was, while GPUs are hidden
 _found = 0
+_counts: dict[tuple[object, str | None], int] = {}  # by who was asked, and what VISIBLE was
 _spent = False  # CUDA has told this process that it has no GPU
 
 
 def count() -> int:
-    """How many GPUs ranks may use; asked through NVML, which leaves the process forkable."""
-    return torch.cuda.device_count() if _before is None else _found
+    """How many GPUs ranks may use."""
+    return _counted() if _before is None else _found
+
+
+def _counted() -> int:
+    """torch asks NVML; without it CUDA, after which no fork could use a GPU: then a fork asks."""
+    without_nvml = torch.backends.cuda.is_built() and torch.cuda._device_count_nvml() < 0
+    if torch.cuda.is_initialized() or not without_nvml:
+        return torch.cuda.device_count()
+    asked = torch.cuda.device_count, os.environ.get(VISIBLE)
+    if asked not in _counts:
+        _counts[asked] = _in_a_fork(torch.cuda.device_count)
+    return _counts[asked]
+
+
+def _in_a_fork(question: Callable[[], int]) -> int:
+    """The answer of a fork of this process, 0 to 254; 255 if it fails."""
+    pid = os.fork()
+    if pid == 0:
+        answer = 255
+        try:
+            answer = question()
+        finally:
+            os._exit(answer)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def hide() -> None:
     """Hide the GPUs from this process and what it starts, unless it uses them already."""
     global _before, _found
-    if _before is None and not torch.cuda.is_initialized() and (found := torch.cuda.device_count()):
+    if _before is None and not torch.cuda.is_initialized() and (found := _counted()):
         _before, _found = {k: v for k, v in os.environ.items() if k == VISIBLE}, found
         os.environ[VISIBLE] = ""
 
@@ -52,14 +77,11 @@ def show() -> None:
 def reach_forks() -> bool:
     """Whether a fork of this process can use a GPU: one tries, as nothing else tells."""
     global _spent
+
+    def try_it() -> int:
+        show()
+        return 0 if torch.cuda.is_available() else 1
+
     if not _spent:
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                show()
-                status = 0 if torch.cuda.is_available() else 1
-            finally:
-                os._exit(status)
-        _spent = os.waitpid(pid, 0)[1] != 0
+        _spent = _in_a_fork(try_it) != 0
     return not _spent

@@ -90,10 +90,15 @@ class Recording:
         )
         self.events.append(event)
         self.local.last = event
+        self.batch_of(process_group).append(event)
         if op == "send":
             self.in_flight[event.index] = Sending(tensors[0])
         self.emit("begin", vars(event))
         return event
+
+    def batch_of(self, group: dist.ProcessGroup) -> list[Event]:
+        """What this thread has begun in the batch that is open on ``group``; a new list if none."""
+        return getattr(self.local, "batches", {}).get(group.group_name, [])
 
     def emit(self, kind: str, fields: dict[str, Any]) -> None:
         """Tell the other process; a process that was forked from this one has nothing to tell."""

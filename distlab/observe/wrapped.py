@@ -31,7 +31,8 @@ from .operators import METHODS, canonical, group_of_backend, tensors_in
 from .recording import Recording, this_thread
 
 _BACKEND = torch._C._distributed_c10d.Backend
-_EVENT_OF: dict[int, tuple[Event, Any]] = {}  # keeps the handle alive, so that its id is its own
+# what a handle stands for, several events if they are a batch; keeps it alive: its id is its own
+_EVENTS_OF: dict[int, tuple[list[Event], Any]] = {}
 _AWAITED: weakref.WeakKeyDictionary[dist.Work, Event] = weakref.WeakKeyDictionary()
 _OPTIMIZER_HOOKS = {
     "optimizer": register_optimizer_step_pre_hook,
@@ -64,6 +65,8 @@ class Wrapped:
             enter(_patched(_BACKEND, method, self._wrap_backend))
         for method in ("shutdown", "abort"):
             enter(_patched(dist.ProcessGroup, method, self._wrap_close))
+        enter(_patched(dist.ProcessGroup, "_start_coalescing", self._wrap_batch_start))
+        enter(_patched(dist.ProcessGroup, "_end_coalescing", self._wrap_batch_end))
         enter(_patched(threading.Thread, "start", self._wrap_start))
 
     def _follow_phases(self) -> None:
@@ -82,10 +85,34 @@ class Wrapped:
             self.local.last = None
             work = original(group, *args, **kwargs)
             if isinstance(work, dist.Work) and getattr(self.local, "last", None) is not None:
-                _EVENT_OF[id(work)] = (self.local.last, work)
+                self._remember(work, group)
             return work
 
         return call
+
+    def _remember(self, work: dist.Work, group: dist.ProcessGroup) -> None:
+        """The last event is that of ``work``, unless the handle of a batch stands for it."""
+        if not self.recording.batch_of(group):
+            _EVENTS_OF[id(work)] = [self.local.last], work
+
+    def _wrap_batch_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def start(group: Any, *args: Any) -> Any:
+            vars(self.local).setdefault("batches", {})[group.group_name] = []
+            return original(group, *args)
+
+        return start
+
+    def _wrap_batch_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """NCCL has one handle for a batch, which its end gives; those of its parts are dropped."""
+
+        def end(group: Any, *args: Any) -> Any:
+            events = vars(self.local).get("batches", {}).pop(group.group_name, [])
+            work = original(group, *args)
+            if isinstance(work, dist.Work) and events:
+                _EVENTS_OF[id(work)] = events, work
+            return work
+
+        return end
 
     def _wrap_backend(self, original: Callable[..., Any]) -> Callable[..., Any]:
         op = canonical(original.__name__)
@@ -96,41 +123,43 @@ class Wrapped:
             group = group_of_backend(backend)
             if group is None:  # made without torch.distributed's functions: no rank is known
                 return original(backend, *args, **kwargs)
-            event = self.recording.begin(str(op), group, tensors, root, {})
+            self.recording.begin(str(op), group, tensors, root, {})
             work = original(backend, *args, **kwargs)
             if isinstance(work, dist.Work):
-                _EVENT_OF[id(work)] = (event, work)
+                self._remember(work, group)
             return work
 
         return call
 
     def _wrap_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            event, _ = _EVENT_OF.pop(id(work), (None, None))
-            if event is None:
+            events, _ = _EVENTS_OF.pop(id(work), ([], None))
+            if not events:
                 if work in _AWAITED:
                     line = source_line(self.recording.line())
                     raise waited_twice(_AWAITED[work], dist.get_rank(), line)
                 return original(work, *args, **kwargs)
             own = next((v for v in (*args, *kwargs.values()) if isinstance(v, timedelta)), None)
-            self.recording.wait(event, own.total_seconds() if own else None)
+            # of a batch the first event speaks for all: if that one can't end, the batch can't
+            self.recording.wait(events[0], own.total_seconds() if own else None)
             try:
                 out = original(work, *args, **kwargs)
             finally:  # also a wait that raises is over
-                self.recording.end(event)
-            if event.op in P2P:
-                _AWAITED[work] = event
+                for event in events:
+                    self.recording.end(event)
+            if len(events) == 1 and events[0].op in P2P:
+                _AWAITED[work] = events[0]
             return out
 
         return wait
 
     def _wrap_future(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_future(work: Any) -> Any:
-            event, _ = _EVENT_OF.pop(id(work), (None, None))
+            events, _ = _EVENTS_OF.pop(id(work), ([], None))
             future = original(work)
-            if event is not None:
+            for event in events:
                 self.recording.futures[event.index] = future
-                future.add_done_callback(lambda _: self.recording.end(event))
+                future.add_done_callback(lambda _, event=event: self.recording.end(event))
             return future
 
         return get_future

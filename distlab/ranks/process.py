@@ -185,6 +185,8 @@ def _set_up(rank: int, world_size: int, options: Options, store: str, parent: in
         os.environ.setdefault("GLOO_SOCKET_IFNAME", system.loopback())
         dist.init_process_group(
             backend,
+            # unbound, NCCL takes no batch of messages as a group's first call, unless of all ranks
+            device_id=device if backend == "nccl" else None,
             store=dist.FileStore(store, world_size),
             rank=rank,
             world_size=world_size,
@@ -208,6 +210,7 @@ def _device(rank: int, world_size: int, kind: str) -> tuple[torch.device, str]:
         raise ValueError("device 'cuda' was asked for, and this machine has no GPU")
     device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)
+    torch.backends.cudnn.allow_tf32 = False  # references and expected values are exact float32
     return device, "nccl" if count >= world_size else "gloo"
 
 

@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from given.agreement import Group
+from given.devices import CHOICES
+from given.launched import launched
 from given.parent import end_with_parent
-from given.process_group import process_group
 
 from .data_loader import build_loader
 from .evaluation import evaluate, print_once
@@ -139,15 +140,16 @@ def train_step(
     # Step 1: forget the last step's gradients (to None, so that unused ones are seen)
     # Step 2: forward and backward on the own samples, if there are any
     # Step 3: the global loss needs the sums over the ranks, not rank 0's own mean; start that
-    #         all-reduce now and wait for it last, so that it costs no time of its own
+    #         all-reduce now and wait for it last, so that it costs no time of its own. Sums stay
+    #         on the device: a number that the host reads makes it wait for all that is queued
     # Step 4: average the gradients, weighted by samples, then step on every rank
     model.zero_grad(set_to_none=True)
-    loss_sum = 0.0
+    sums = torch.zeros(2, dtype=torch.float64, device=inputs.device)  # of losses; of samples
     if len(targets):
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
-        loss_sum = loss.item() * len(targets)
-    sums = torch.tensor([loss_sum, len(targets)], dtype=torch.float64, device=inputs.device)
+        sums[0].add_(loss.detach(), alpha=len(targets))
+        sums[1] = len(targets)
     pending = dist.all_reduce(sums, group=group, async_op=True)  # travels beside the gradients
     average_gradients(model.parameters(), len(targets), group)
     optimizer.step()
@@ -210,25 +212,6 @@ def weight_hash(model: nn.Module) -> str:
     # --- exercise 1.5: end
 
 
-def set_up(device: str) -> tuple[torch.device, str]:
-    """This rank's device (GPU by local rank, or CPU), and the backend that serves it."""
-    if "RANK" not in os.environ:
-        sys.exit(
-            "start it with: torchrun --nproc-per-node 4 -m solutions.phase1_data_parallel.trainer"
-        )
-    use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    if use_cuda and not torch.cuda.is_available():
-        sys.exit("--device cuda: this machine has no CUDA device; use --device cpu")
-    if not use_cuda:
-        torch.set_num_threads(1)
-        return torch.device("cpu"), "gloo"
-    gpus = torch.cuda.device_count()
-    local_rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local_rank % gpus)
-    shares_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) > gpus
-    return torch.device("cuda", local_rank % gpus), "gloo" if shares_gpu else "nccl"
-
-
 def run(chosen: Workload, epochs: int, device: torch.device, save: str | None) -> None:
     """Train the workload on all ranks, with progress and the test accuracy on rank 0."""
     from rich.progress import Progress, TextColumn
@@ -280,17 +263,17 @@ def main() -> None:
     names = sorted(w.name for w in WORKLOADS.values() if w.data == "digits")
     parser.add_argument("--workload", default="digits_mlp", choices=names)
     parser.add_argument("--epochs", type=int, help="default: the workload's")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--device", default="auto", choices=CHOICES)
     parser.add_argument("--save", help="file for losses and weights, written by rank 0")
     options = parser.parse_args()
     chosen = WORKLOADS[options.workload]
     epochs = chosen.epochs if options.epochs is None else options.epochs
-    device, backend = set_up(options.device)
-    try:
-        with process_group(backend):
-            run(chosen, epochs, device, options.save)
-    except (ValueError, OSError) as error:  # a batch that doesn't divide, a file not writable
-        sys.exit(1 if int(os.environ["RANK"]) else f"trainer: {error}")
+    if "RANK" not in os.environ:
+        sys.exit(
+            "start it with: torchrun --nproc-per-node 4 -m solutions.phase1_data_parallel.trainer"
+        )
+    with launched("trainer", options.device) as rank:
+        run(chosen, epochs, rank.device, options.save)
 
 
 if __name__ == "__main__":

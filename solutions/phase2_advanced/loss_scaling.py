@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from given.agreement import Group
+from given.agreement import Group, device_in
 
 from .gradient_accumulation import MicroBatch, accumulate_and_reduce, clip_by_global_norm
 from .mixed_precision import MixedPrecision
@@ -93,7 +93,8 @@ class LossScaler:
         # --- exercise 2.6: start
         # Step 3: refuse to divide twice
         # Step 4: least and largest element (aminmax) show any that is infinite or NaN; divide
-        # Step 5: what happens next is decided by all ranks together, also by those without gradient
+        # Step 5: what happens next is decided by all ranks, also by those without gradient.
+        #         NCCL reduces on the GPU alone, also of a rank that has nothing there (`device_in`)
         if self.finite is not None:
             raise ValueError("unscale was called twice for one step: update() ends a step")
         parameters = list(dict.fromkeys(parameters))
@@ -103,6 +104,7 @@ class LossScaler:
             extremes = torch.stack([value for g in gradients for value in torch.aminmax(g)])
             overflow += ~extremes.isfinite().all()
             torch._foreach_div_(gradients, self.scale)
+        overflow = overflow.to(device_in(group))
         dist.all_reduce(overflow, op=dist.ReduceOp.MAX, group=group)
         self.finite = not overflow.item()
         return self.finite

@@ -23,7 +23,7 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -36,6 +36,7 @@ from given.agreement import Group
 Loss = Callable[[Tensor, Tensor], Tensor]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of activations
 MOST_DIMS = 8
+TieGroups = Mapping[tuple[int, ...], dist.ProcessGroup]
 
 
 class Embed(nn.Module):
@@ -74,6 +75,49 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [Embed(model.tokens, model.places), *model.blocks, Head(model.norm, model.head)]
 
 
+def tied_stages(
+    layers: Sequence[nn.Module], bounds: Sequence[int]
+) -> dict[nn.Parameter, list[int]]:
+    """The stages that have a copy of each tied parameter, in rising order.
+
+    Tied is a trainable parameter that the layers of several stages have; ``bounds`` as in
+    ``Stage``. Parameters stand in the order of the layers, so all ranks find the same order.
+    """
+    # --- exercise 2.8: start
+    # Step 1: the parameters of each stage; those that are in several, each once (dict.fromkeys)
+    held = [
+        {p for layer in layers[begin:end] for p in layer.parameters()}
+        for begin, end in pairwise(bounds)
+    ]
+    every = dict.fromkeys(p for layer in layers for p in layer.parameters() if p.requires_grad)
+    sharing = {p: [stage for stage, own in enumerate(held) if p in own] for p in every}
+    return {p: stages for p, stages in sharing.items() if len(stages) > 1}
+    # --- exercise 2.8: end
+
+
+def tie_groups(
+    layers: Sequence[nn.Module],
+    bounds: Sequence[int],
+    pipelines: Sequence[Sequence[int]] | None = None,
+) -> TieGroups:
+    """A group for each set of stages that share a tied parameter, by its rising global ranks.
+
+    ``pipelines``: the global ranks of each pipeline, whose stages are its ranks in rising order;
+    None: the world is one pipeline. Every rank of the world calls it, one that is in no pipeline,
+    too, with equal ``bounds``, equal ``pipelines`` and layers that share alike. All of them make
+    all groups, in the same order: NCCL makes a group by dividing the communicator of the world,
+    which waits for every rank. No tensor is sent.
+    """
+    # --- exercise 2.8: start
+    # Step 2: new_group wants global ranks. Each set once, also if several parameters have it; no
+    #         rank may leave one out because it is no member
+    shared = tied_stages(layers, bounds).values()
+    pipelines = pipelines or [range(dist.get_world_size())]
+    sets = [tuple(sorted(ranks)[s] for s in stages) for ranks in pipelines for stages in shared]
+    return {ranks: dist.new_group(ranks) for ranks in dict.fromkeys(sets)}
+    # --- exercise 2.8: end
+
+
 class Stage(nn.Module):
     """One rank's layers of a model that is split over the ranks of ``group``.
 
@@ -81,29 +125,32 @@ class Stage(nn.Module):
     ``bounds[r]`` to ``bounds[r+1]`` as its submodules and forgets the others: when the caller does
     so too, their memory is free. A trainable parameter that also belongs to other stages is tied:
     its copies get the values of the first such stage. A frozen one is not, and gets no gradient.
-    All ranks of the group make their stage together, after equally many process groups; the others
-    take no part. A rank may have several, of several models. Raises ValueError on every rank,
-    before anything is sent, unless ``bounds`` begins with 0, rises, ends with the number of layers,
-    and divides them into as many stages as the group has ranks.
+    All ranks of the group make their stage together. A rank may have several, of several models.
+    ``groups``: what ``tie_groups`` gave for these layers and bounds, several models may share it;
+    None where ``group`` has all ranks of the world, which then call it here. Raises ValueError on
+    every rank, before anything is sent, unless ``bounds`` begins with 0, rises, ends with the
+    number of layers, and divides them into as many stages as the group has ranks; and if a
+    parameter is tied and its group is not there.
 
     ``ties``: (parameter, group of the stages that hold a copy) for each tied parameter of this
     stage. ``shapes``: dtype and shape of what this stage gets, by the shape of the inputs.
     """
 
     def __init__(
-        self, layers: Sequence[nn.Module], bounds: Sequence[int], group: Group = None
+        self,
+        layers: Sequence[nn.Module],
+        bounds: Sequence[int],
+        group: Group = None,
+        groups: TieGroups | None = None,
     ) -> None:
         super().__init__()
         self.group, self.rank, self.count = group, dist.get_rank(group), dist.get_world_size(group)
         self.ties: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
         self.shapes: dict[torch.Size, tuple[torch.dtype, Sequence[int]]] = {}
         # --- exercise 2.8: start
-        # Step 1: check the bounds; keep the own layers only, as self.layers
-        # Step 2: a parameter is tied if the layers of several stages have it; these stages make a
-        #         group for each (new_group wants global ranks), in the same order on all ranks.
-        #         Ranks outside of `group` can't take part: use_local_synchronization=True. It names
-        #         a group by the number of groups so far: the other stages make one alone meanwhile
-        # Step 3: the copies start equal
+        # Step 3: check the bounds; keep the own layers only, as self.layers
+        # Step 4: the groups of tied stages, if no other rank of the world has to make them, too
+        # Step 5: the copies start equal
         stages = [layers[begin:end] for begin, end in pairwise(bounds)]
         whole = [*bounds[:1], *bounds[-1:]] == [0, len(layers)]
         rising = all(begin < end for begin, end in pairwise(bounds))
@@ -111,18 +158,17 @@ class Stage(nn.Module):
             raise ValueError(
                 f"bounds {list(bounds)} don't cut {len(layers)} layers into {self.count} stages"
             )
-        self.layers = nn.Sequential(*stages[self.rank])
-        held = [{p for layer in stage for p in layer.parameters()} for stage in stages]
+        if groups is None:
+            groups = tie_groups(layers, bounds) if self.count == dist.get_world_size() else {}
         ranks = dist.get_process_group_ranks(group)
-        for p in dict.fromkeys(p for layer in layers for p in layer.parameters()):
-            sharing = [ranks[stage] for stage in range(self.count) if p in held[stage]]
-            if not p.requires_grad or len(sharing) < 2:
-                continue
-            mine = sharing if p in held[self.rank] else [ranks[self.rank]]
-            tie = dist.new_group(mine, use_local_synchronization=True)
-            if p in held[self.rank]:
-                dist.broadcast(p.detach(), group_src=0, group=tie)
-                self.ties.append((p, tie))
+        tied = {p: tuple(ranks[s] for s in of) for p, of in tied_stages(layers, bounds).items()}
+        if missing := {*tied.values()} - groups.keys():
+            raise ValueError(f"ranks {missing} share parameters: pass the groups of tie_groups")
+        self.layers = nn.Sequential(*stages[self.rank])
+        for p, sharing in tied.items():
+            if ranks[self.rank] in sharing:
+                dist.broadcast(p.detach(), group_src=0, group=groups[sharing])
+                self.ties.append((p, groups[sharing]))
         # --- exercise 2.8: end
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,8 +182,8 @@ def send_activation(stage: Stage, y: Tensor, announce: bool) -> None:
     One message with the bytes of ``y``.
     """
     # --- exercise 2.8: start
-    # Step 4: the other end receives into a tensor that it has to allocate first
-    # Step 5: values only: autograd's graph ends at the boundary
+    # Step 6: the other end receives into a tensor that it has to allocate first
+    # Step 7: values only: autograd's graph ends at the boundary
     if announce:
         header = [DTYPES.index(y.dtype), y.dim(), *y.shape, *[0] * (MOST_DIMS - y.dim())]
         message = torch.tensor(header, device=y.device)
@@ -154,8 +200,8 @@ def receive_activation(stage: Stage, inputs: Tensor) -> Tensor:
     same on all ranks.
     """
     # --- exercise 2.8: start
-    # Step 6: learn dtype and shape once for each shape of the inputs (stage.shapes)
-    # Step 7: without requires_grad the backward would end here, and earlier stages learn nothing
+    # Step 8: learn dtype and shape once for each shape of the inputs (stage.shapes)
+    # Step 9: without requires_grad the backward would end here, and earlier stages learn nothing
     if stage.rank == 0:
         stage.shapes[inputs.shape] = inputs.dtype, inputs.shape
         return inputs
@@ -191,9 +237,9 @@ def forward_backward(
     seen before. No activation is kept afterwards.
     """
     # --- exercise 2.8: start
-    # Step 8: forward: get x, compute y, pass it on; the last stage computes the loss
-    # Step 9: backward: the gradient of y starts it, x.grad is what the stage before waits for
-    # Step 10: the last stage tells all the loss
+    # Step 10: forward: get x, compute y, pass it on; the last stage computes the loss
+    # Step 11: backward: the gradient of y starts it, x.grad is what the stage before waits for
+    # Step 12: the last stage tells all the loss
     announce = inputs.shape not in stage.shapes
     x = receive_activation(stage, inputs)
     y = stage(x)
@@ -223,7 +269,7 @@ def reduce_ties(stage: Stage) -> None:
     nothing.
     """
     # --- exercise 2.8: start
-    # Step 11: a copy without gradient adds nothing, but its stage must come to the all-reduce
+    # Step 13: a copy without gradient adds nothing, but its stage must come to the all-reduce
     for p, tie in stage.ties:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
@@ -244,7 +290,7 @@ def train_step(
     Arguments, return value and cost as for ``forward_backward`` and ``reduce_ties``.
     """
     # --- exercise 2.8: start
-    # Step 12: the sum over the copies before the step: equal copies, equal gradients, equal steps
+    # Step 14: the sum over the copies before the step: equal copies, equal gradients, equal steps
     optimizer.zero_grad(set_to_none=True)
     loss = forward_backward(stage, inputs, targets, loss_fn)
     reduce_ties(stage)

@@ -23,10 +23,10 @@ from rich.progress import Progress, TextColumn
 from torch import Tensor
 
 from distlab.reference.workloads import CONTEXT, build_model, text
+from given.devices import CHOICES
+from given.launched import launched
 from given.parent import end_with_parent
-from given.process_group import process_group
 from solutions.phase1_data_parallel.evaluation import print_once
-from solutions.phase1_data_parallel.trainer import set_up
 
 from .batch_size import scaled_learning_rate
 from .gradient_accumulation import clip_by_global_norm
@@ -140,7 +140,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--device", default="auto", choices=CHOICES)
     parser.add_argument("--compare", action="store_true", help="with one process, step by step")
     parser.add_argument("--plot", type=Path, help="picture of the loss, written by rank 0")
     options = parser.parse_args(arguments)
@@ -205,12 +205,8 @@ def main() -> None:
             "start it with: torchrun --nproc-per-node 4 -m solutions.phase2_advanced.train_gpt "
             "--tensor 2 --pipeline 2"
         )
-    device, backend = set_up(options.device)
-    try:
-        with process_group(backend):
-            run(options, device)
-    except (ValueError, OSError) as error:
-        sys.exit(1 if int(os.environ["RANK"]) else f"train_gpt: {error}")
+    with launched("train_gpt", options.device, point_to_point=options.pipeline > 1) as rank:
+        run(options, rank.device)
 
 
 if __name__ == "__main__":

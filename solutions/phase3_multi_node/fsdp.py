@@ -28,7 +28,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from given.agreement import Group
+from given.agreement import Group, device_in
 from given.fsdp_units import FlatUnit, HookedUnits, Parameters, owned_parameters
 
 
@@ -279,13 +279,15 @@ def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
     float64. One all-reduce of one number. Raises ValueError first if ``max_norm`` is not positive.
     """
     # --- exercise 3.15: start
-    # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root
+    # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root.
+    #          Shards may be on the CPU, where NCCL adds nothing (`device_in`)
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive, got {max_norm}")
     gradients = [shard.grad for shard in model.parameters() if shard.grad is not None]
     squares = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
     for gradient in gradients:
         squares += torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
+    squares = squares.to(device_in(model.group))
     dist.all_reduce(squares, group=model.group)
     norm = float(squares.sqrt())
     if max_norm < norm < float("inf"):

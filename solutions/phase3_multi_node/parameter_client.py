@@ -28,7 +28,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from given.agreement import Group, rank_in
+from given.agreement import Group, rank_in, takes_cpu
 
 PULL, PUSH, LEAVE, LOST = range(4)  # LOST is never sent: the connection broke
 FIELDS = 3  # kind, clock, samples; one 0 or 1 per key follows
@@ -65,11 +65,15 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
 def check_roles(servers: int, group: Group = None) -> int:
     """The number of workers of ``group``, without communication.
 
-    Raises ValueError if servers are all that it has, and on a rank that is no member.
+    Raises ValueError if servers are all that it has, on a rank that is no member, and if the group
+    can't pass tensors on the CPU: with NCCL its backend is to be ``"cpu:gloo,cuda:nccl"``.
     """
     # --- exercise 3.26: start
-    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`)
+    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`). Refuse
+    #         a backend that would fail at the first message (`takes_cpu`)
     rank_in(group)
+    if not takes_cpu(group):
+        raise ValueError("values travel on the CPU: use the backend cpu:gloo,cuda:nccl, not nccl")
     world_size = dist.get_world_size(group)
     if servers >= world_size:
         raise ValueError(f"{servers} servers among {world_size} ranks leave no worker")
@@ -153,7 +157,7 @@ class Client:
             handles.append(dist.isend(header, group=self.group, group_dst=server))
             mine = self._on(server, gradients)
             if mine:
-                vector = torch.cat([gradients[k].detach().cpu().flatten() for k in mine])
+                vector = torch.cat([gradients[k].detach().flatten() for k in mine]).cpu()
                 handles.append(dist.isend(vector, group=self.group, group_dst=server))
         for handle in handles:
             handle.wait()

@@ -23,12 +23,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from distlab.reference.workloads import Workload, build_model, workload
+from given.launched import launched
 from given.parent import end_with_parent
-from given.process_group import process_group
 
 from .topology import NodeGroups, exchange_places, make_groups, own_place, topology_of
 from .two_node_measuring import (
@@ -184,17 +183,12 @@ def main() -> None:
             "python -m solutions.phase3_multi_node.train_two_nodes"
         )
     options = options_of()
-    torch.set_num_threads(1)
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    places = exchange_places(own_place(os.environ, socket.gethostname()), store, rank, world_size)
-    try:
-        with process_group("gloo", store=store, rank=rank, world_size=world_size):
-            topology = topology_of(places)
-            if len(topology.nodes) < 2 or not topology.even:
-                raise ValueError(f"it takes two or more equal nodes, these are {topology.nodes}")
-            run(make_groups(topology), options)
-    except (ValueError, OSError) as error:
-        sys.exit(f"train_two_nodes: {error}" if rank == 0 else 1)
+    with launched("train_two_nodes", "cpu") as at:  # it is the network that is measured
+        own = own_place(os.environ, socket.gethostname())
+        topology = topology_of(exchange_places(own, at.store, at.rank, at.world_size))
+        if len(topology.nodes) < 2 or not topology.even:
+            raise ValueError(f"it takes two or more equal nodes, these are {topology.nodes}")
+        run(make_groups(topology), options)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from given.agreement import Group
+from given.agreement import Group, device_in
 from given.safe_format import (
     Tree,
     read_tree,
@@ -64,7 +64,7 @@ def values_of_all(value: Any, group: Group = None) -> list[Any]:
     """
     if not dist.is_initialized():
         return [value]
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    device = device_in(group)
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     length = torch.tensor([text.numel()], device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 import torch
 import torch.distributed as dist
 
+from given.launched import launched
 from given.parent import end_with_parent
-from given.process_group import leaving_group
 
 from .exit_codes import CRASHED, DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointError
@@ -32,7 +31,13 @@ from .trainer_loop import Trainer
 from .trainer_setup import open_data
 from .training_plan import World, make_plan
 
-PATIENCE = 60.0  # seconds that the other ranks of a node leave to its first one, to speak for all
+NAME = "imagenet_trainer"
+STATUSES = {  # an error of the system, or of a checkpoint, may be another one the next time
+    ValueError: REFUSED,
+    PermissionError: REFUSED,
+    CheckpointError: CRASHED,
+    OSError: CRASHED,
+}
 USAGE = """usage: imagenet_trainer [--config FILE] [--dry-run] [--field value …]
 
 The configuration is the defaults, what FILE says instead, and what the command line says instead of
@@ -64,36 +69,19 @@ def device_type(config: Config) -> str:
     return config.device
 
 
-def set_up(config: Config) -> tuple[torch.device, str]:
-    """Join the group that torchrun describes; this rank's device, and the attempt's name."""
-    if device_type(config) == "cpu":
-        torch.set_num_threads(1)  # a rank per core
-        return torch.device("cpu"), join("gloo")
-    local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    device = torch.device("cuda", local % gpus)
-    torch.cuda.set_device(device)
-    shares_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) > gpus
-    return device, join("gloo" if shares_gpu else "nccl")
-
-
-def train(config: Config) -> int:
-    """Train under torchrun; the exit status (``exit_codes``)."""
+def run(config: Config) -> int:
+    """The whole training under torchrun, or until it is told to leave; the exit status."""
+    messages = config.pattern not in ("auto", "hierarchical")  # the others are made of collectives
+    how = launched(NAME, config.device, point_to_point=messages, meet=join, statuses=STATUSES)
     try:
-        device, attempt = set_up(config)
-        with leaving_group():
-            return run(config, device, attempt)
-    except (ValueError, PermissionError) as error:
-        say_once(error)
-        return REFUSED
-    except (CheckpointError, OSError) as error:  # may be another one the next time
-        say_once(error)
-        return CRASHED
+        with how as at:
+            return train(config, at.device, at.attempt)
     finally:
         end_decoders()
 
 
-def run(config: Config, device: torch.device, attempt: str) -> int:
-    """The whole training, or until it is told to leave; the exit status."""
+def train(config: Config, device: torch.device, attempt: str) -> int:
+    """The part of a rank that has joined; the exit status."""
     trainer = Trainer(config, device)
     if trainer.run(attempt):
         if dist.get_rank() == 0:
@@ -106,18 +94,7 @@ def run(config: Config, device: torch.device, attempt: str) -> int:
 
 def say(what: object) -> None:
     """A line about this run."""
-    print(f"imagenet_trainer: {what}", file=sys.stderr, flush=True)
-
-
-def say_once(error: Exception) -> None:
-    """Say why there is no run, once per node.
-
-    Ranks fail alike, so the first one of a node speaks, and the agent ends the others. Should it
-    have nothing to say, the others don't wait for ever.
-    """
-    if int(os.environ["LOCAL_RANK"]):
-        time.sleep(PATIENCE)
-    say(error)
+    print(f"{NAME}: {what}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -136,7 +113,7 @@ def main() -> None:
     except (ValueError, PermissionError) as error:
         say(error)
         sys.exit(REFUSED)
-    sys.exit(train(config))
+    sys.exit(run(config))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from given.process_group import join_group
+from given.launched import Meeting
 
 
 def fresh_store(
@@ -70,12 +70,8 @@ def _written(store: dist.Store, key: str, world_size: int) -> list[str]:
     return [store.get(k).decode() if store.check([k]) else "" for k in keys]
 
 
-def join(backend: str = "gloo", timeout: timedelta = timedelta(minutes=10)) -> str:
-    """``join_group`` as torchrun's environment says, safe after a restart.
-
-    Returns this attempt's name, the same on all ranks. Enter ``leaving_group`` next.
-    """
+def join(timeout: timedelta = timedelta(minutes=10)) -> Meeting:
+    """Where the ranks of torchrun's environment meet, also after a restart; for ``launched``."""
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     fresh, name = fresh_store(store, rank, world_size, timeout.total_seconds())
-    join_group(backend, store=fresh, rank=rank, world_size=world_size, timeout=timeout)
-    return name
+    return Meeting(fresh, rank, world_size, name)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -23,6 +24,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+
+from given.agreement import device_in
 
 from .engines import Engine, OptimizerClass, State
 from .image_models import blocks
@@ -103,6 +106,7 @@ class TorchSharded(Engine):
         units = [fully_shard(part, **common) for part in (*blocks(module), module)]
         for unit in units:  # gloo has no mean; torch 2.8 would take the sum for it
             unit.set_force_sum_reduction_for_comms(dist.get_backend() == "gloo")
+        self.shards = mesh["shard"].get_group()
         self.module = self.net = module
         self.optimizer = optimizer_class(module.parameters(), **options)
 
@@ -111,8 +115,16 @@ class TorchSharded(Engine):
         return [*(p.to_local() for p in self.parameters), *self.module.buffers()]
 
     def clip(self, max_norm: float) -> float:
-        norm = nn.utils.clip_grad_norm_(self.parameters, max_norm)
-        return float(norm.full_tensor())
+        """``clip_grad_norm_`` would add up offloaded parts on the CPU, where NCCL can't."""
+        parts = [p.grad.to_local() for p in self.parameters if p.grad is not None]
+        squares = sum(torch.linalg.vector_norm(part, dtype=torch.float64) ** 2 for part in parts)
+        whole = torch.as_tensor(squares, dtype=torch.float64, device=device_in(self.shards))
+        dist.all_reduce(whole, group=self.shards)
+        norm = float(whole.sqrt())
+        if max_norm < norm < float("inf"):
+            for part in parts:
+                part.mul_(max_norm / norm)
+        return norm
 
     def weights(self) -> tuple[State, State]:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from distlab.reference.workloads import WORKLOADS, build_model, build_optimizer, digits
+from given.launched import launched
 from given.parent import end_with_parent
-from given.process_group import leaving_group
 from solutions.phase1_data_parallel.evaluation import global_metrics
 from solutions.phase1_data_parallel.trainer import average_gradients, weight_hash
 
@@ -108,19 +108,13 @@ def main() -> None:
     """Entry point under torchrun."""
     end_with_parent()
     options = parse()
-    torch.set_num_threads(1)
-    attempt = join("gloo")
-    first = dist.get_rank() == 0
-    try:
-        with leaving_group(), locked(options.folder / "checkpoints", "train_elastic"):
-            done = run(options, attempt)
-        status = DONE if done else PREEMPTED
-        note = "" if done else "told to leave: saved, start it again to go on"
-    except ValueError as error:
-        status, note = REFUSED, str(error)
-    if first and note:
+    joining = launched("train_elastic", "cpu", meet=join, statuses={ValueError: REFUSED})
+    with joining as at, locked(options.folder / "checkpoints", "train_elastic"):
+        done = run(options, at.attempt)
+    if at.rank == 0 and not done:
+        note = "told to leave: saved, start it again to go on"
         print(f"train_elastic: {note}", file=sys.stderr, flush=True)
-    sys.exit(status)
+    sys.exit(DONE if done else PREEMPTED)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from distlab.course.catalogue import root
+
 HERE = Path(__file__).parent
+HANGS = 240.0  # seconds
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="needs /proc/self/task, which Linux has"
 )
@@ -48,3 +55,24 @@ def no_threads_left(folder: Path, ranks: int) -> None:
         for report in well:
             assert report["made"] >= 3
             assert not report["left"], f"rank {rank} has left {Counter(report['left'])}"
+
+
+def run_forked(folder: Path, wanted: Sequence[Sequence[object]]) -> dict[str, list[int]]:
+    """The exit statuses of the ranks of each program that ``forked.py`` is to run."""
+    paths = os.pathsep.join([str(root()), environment(folder)["PYTHONPATH"]])
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "forked.py"), str(folder), json.dumps(wanted)],
+        cwd=root(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    ) as process:
+        try:
+            said = process.communicate(timeout=HANGS)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # ranks that hang, and the store's server
+    assert process.returncode == 0, said
+    return json.loads((folder / "statuses.json").read_text())

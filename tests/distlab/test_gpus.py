@@ -45,6 +45,28 @@ def test_hidden_here_counted_and_shown_to_ranks() -> None:
     assert (visible(), gpus.count()) == (["4", "6"], 2)
 
 
+@pytest.mark.usefixtures("two_gpus")
+def test_without_nvml_another_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would ask CUDA here, and then no fork could use a GPU."""
+    asked = []
+
+    def ask_cuda() -> int:
+        asked.append(os.getpid())
+        return len(visible())
+
+    monkeypatch.setattr(torch.cuda, "device_count", ask_cuda)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    assert gpus.count() == 2
+    gpus.hide()
+    assert (visible(), gpus.count()) == ([], 2)
+    assert not asked
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 2)
+    monkeypatch.setattr(gpus, "_before", None)
+    gpus.count()
+    assert asked == [os.getpid()]
+
+
 def test_a_variable_that_was_not_set_is_not_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_before", None)
     monkeypatch.delenv(gpus.VISIBLE, raising=False)

@@ -12,6 +12,7 @@ import torch.distributed._functional_collectives as functional
 
 from distlab.observe.failure import CheckFailed
 from distlab.observe.log import Event, Log, expect_same_sequence, readable, traffic
+from distlab.observe.recorder import Ledger
 from distlab.picture import chrome_trace, draw, spans_of
 from distlab.ranks import RankContext, run_ranks
 from distlab.virtual import run_virtual
@@ -109,6 +110,49 @@ def test_unwaited_and_overwritten_are_seen() -> None:
         with pytest.raises(CheckFailed) as caught:
             log.all_waited()
         assert caught.value.cause == "overwritten-in-flight"
+
+
+def batches_as_nccl_makes_them() -> None:
+    """A batch's messages start as ever; one handle, which its end gives, stands for all."""
+    group, works = dist.ProcessGroup, []
+    wait = dist.Work.wait
+
+    def collected(original):
+        def call(*args):
+            works.append(original(*args))
+            return works[-1]
+
+        return call
+
+    def end(_, device: torch.device) -> dist.Work:
+        *others, last = works
+        for work in others:
+            wait(work)
+        works.clear()
+        return last
+
+    group.send, group.recv = collected(group.send), collected(group.recv)
+    group._start_coalescing, group._end_coalescing = lambda *_: works.clear(), end
+    torch._C._distributed_c10d.Backend.supports_coalescing = property(lambda _: True)
+
+
+def test_the_handle_of_a_batch_is_for_all_its_messages() -> None:
+    def body(ctx: RankContext, waits: bool) -> tuple[list[str], int, int]:
+        batches_as_nccl_makes_them()
+        other, two = 1 - ctx.rank, torch.zeros(2, 3)
+        with Ledger() as ledger:
+            batch = [dist.P2POp(dist.irecv, row, other) for row in two]
+            batch += [dist.P2POp(dist.isend, torch.full((3,), 1.0 + k), other) for k in range(2)]
+            handles = dist.batch_isend_irecv(batch)
+            if waits:
+                handles[0].wait()
+            dist.all_reduce(torch.ones(1), async_op=True).wait()  # beside the batch
+        unwaited = Log(ctx.rank, ledger.events, []).unwaited
+        return [e.op for e in ledger.events], len(unwaited), len(handles)
+
+    ops = ["recv", "recv", "send", "send", "all_reduce"]
+    for waits, left in ((True, 0), (False, 4)):
+        assert list(run_ranks(body, 2, waits, ledger=False)) == [(ops, left, 1)] * 2
 
 
 def test_a_future_that_was_waited_for_has_ended() -> None:

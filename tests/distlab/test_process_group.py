@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,11 +18,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from distlab.course.catalogue import root
 from distlab.ranks import RankContext, run_ranks
 from given.process_group import process_group
 from solutions.phase3_multi_node.ddp import DDP
-from tests.at_exit.expected import environment, needs_proc, no_threads_left, reports
+from tests.at_exit.expected import needs_proc, no_threads_left, reports, run_forked
 from tests.at_exit.sitecustomize import Watch
 
 WRONG = "tests.at_exit.destroys_only"
@@ -46,25 +40,8 @@ RANKS = 2
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
     """Where the ranks of all programs have reported, and how they ended."""
     folder = tmp_path_factory.mktemp("programs")
-    wanted = [[RANKS, name, *arguments] for name, arguments in PROGRAMS.items()]
-    script = root() / "tests" / "at_exit" / "forked.py"
-    paths = os.pathsep.join([str(root()), environment(folder)["PYTHONPATH"]])
-    with subprocess.Popen(
-        [sys.executable, str(script), str(folder), json.dumps(wanted)],
-        cwd=root(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    ) as process:
-        try:
-            said = process.communicate(timeout=240)[0]
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # ranks that hang, and the store's server
-    assert process.returncode == 0, said
-    return folder, json.loads((folder / "statuses.json").read_text())
+    wanted = [[name, RANKS, "", name, *arguments] for name, arguments in PROGRAMS.items()]
+    return folder, run_forked(folder, wanted)
 
 
 @needs_proc

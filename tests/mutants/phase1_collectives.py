@@ -295,9 +295,11 @@ MUTANTS = [
         exercise="1.8",
         mistake="blocking sends before the receives",
         text=(
-            "    handles = [dist.irecv(values[peer], group=group, group_src=peer) for peer in "
+            "    batch = [dist.P2POp(dist.irecv, values[peer], group=group, group_peer=peer) for peer "
+            "in others]\n"
+            "    batch += [dist.P2POp(dist.isend, mine, group=group, group_peer=peer) for peer in "
             "others]\n"
-            "    handles += [dist.isend(mine, group=group, group_dst=peer) for peer in others]\n"
+            "    handles = dist.batch_isend_irecv(batch) if batch else []\n"
         ),
         becomes="""    for peer in others:
         dist.send(mine, group=group, group_dst=peer)
@@ -313,9 +315,11 @@ MUTANTS = [
         exercise="1.8",
         mistake="a ring in which every rank sends before it receives",
         text=(
-            "    handles = [dist.irecv(values[peer], group=group, group_src=peer) for peer in "
+            "    batch = [dist.P2POp(dist.irecv, values[peer], group=group, group_peer=peer) for peer "
+            "in others]\n"
+            "    batch += [dist.P2POp(dist.isend, mine, group=group, group_peer=peer) for peer in "
             "others]\n"
-            "    handles += [dist.isend(mine, group=group, group_dst=peer) for peer in others]\n"
+            "    handles = dist.batch_isend_irecv(batch) if batch else []\n"
         ),
         becomes="""    for k in range(1, world_size):
         to, source = (rank + k) % world_size, (rank - k) % world_size
@@ -331,9 +335,9 @@ MUTANTS = [
         exercise="1.8",
         mistake="partners by XOR work for powers of two only",
         text="""    others = [peer for peer in range(world_size) if peer != rank]
-    handles""",
+    batch =""",
         becomes="""    others = [rank ^ k for k in range(1, world_size)]
-    handles""",
+    batch =""",
         caught_by="test_direct_and_chain_combine",
         told_as="exception",
     ),
@@ -352,9 +356,11 @@ MUTANTS = [
         exercise="1.8",
         mistake="an all-gather and a local sum",
         text=(
-            "    handles = [dist.irecv(values[peer], group=group, group_src=peer) for peer in "
+            "    batch = [dist.P2POp(dist.irecv, values[peer], group=group, group_peer=peer) for peer "
+            "in others]\n"
+            "    batch += [dist.P2POp(dist.isend, mine, group=group, group_peer=peer) for peer in "
             "others]\n"
-            "    handles += [dist.isend(mine, group=group, group_dst=peer) for peer in others]\n"
+            "    handles = dist.batch_isend_irecv(batch) if batch else []\n"
         ),
         becomes="""    dist.all_gather(values, mine.clone(), group=group)
     handles = []

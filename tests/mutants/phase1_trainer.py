@@ -418,12 +418,10 @@ MUTANTS = [
         id="train-skips-empty",
         exercise="1.5",
         mistake="a rank without samples skips the step and its communication",
-        text="""    loss_sum = 0.0
-    if len(targets):""",
-        becomes="""    loss_sum = 0.0
-    if not len(targets):
+        text="    sums = torch.zeros(2, dtype=torch.float64, device=inputs.device)",
+        becomes="""    if not len(targets):
         return 0.0
-    if len(targets):""",
+    sums = torch.zeros(2, dtype=torch.float64, device=inputs.device)""",
         caught_by="test_one_step_on_unequal_parts",
         told_as="hang",
     ),
@@ -432,7 +430,7 @@ MUTANTS = [
         exercise="1.5",
         mistake="the rank's own loss is returned as the global one",
         text="    return (sums[0] / sums[1].clamp(min=1)).item()\n",
-        becomes="    return loss_sum / max(1, len(targets))\n",
+        becomes="    return loss.item() if len(targets) else 0.0\n",
         caught_by="test_one_step_on_unequal_parts",
         told_as="only-own",
     ),
@@ -440,12 +438,12 @@ MUTANTS = [
         id="train-mean-of-means",
         exercise="1.5",
         mistake="the global loss is the plain mean of the ranks' means",
-        text=(
-            "    sums = torch.tensor([loss_sum, len(targets)], dtype=torch.float64, "
-            "device=inputs.device)"
-        ),
-        becomes="""    mean = loss_sum / max(1, len(targets))
-    sums = torch.tensor([mean, 1], dtype=torch.float64)""",
+        text="""        sums[0].add_(loss.detach(), alpha=len(targets))
+        sums[1] = len(targets)
+    pending""",
+        becomes="""        sums[0].add_(loss.detach())
+    sums[1] = 1
+    pending""",
         caught_by="test_one_step_on_unequal_parts",
         told_as="unweighted-mean",
     ),
@@ -591,8 +589,8 @@ MUTANTS = [
         id="evaluate-group-ignored",
         exercise="1.6",
         mistake="the group is not passed on",
-        text="    return global_metrics(loss_sum, correct, count, group, device)\n",
-        becomes="    return global_metrics(loss_sum, correct, count, None, device)\n",
+        text="    return global_metrics(float(loss_sum), int(correct), count, group, device)\n",
+        becomes="    return global_metrics(float(loss_sum), int(correct), count, None, device)\n",
         caught_by="test_evaluation_in_a_group",
         told_as="not-exact",
     ),

@@ -85,11 +85,11 @@ MUTANTS = [
         exercise="2.1",
         mistake="the losses are added up and backward runs once: all graphs are alive",
         text="""        (loss / total).backward()
-        loss_sum += loss.item()
-    return loss_sum""",
-        becomes="""        loss_sum = loss_sum + loss
-    (loss_sum / total).backward()
-    return float(loss_sum)""",
+        losses.append(loss.detach().double())
+    return float(sum(losses))""",
+        becomes="""        losses.append(loss)
+    (sum(losses) / total).backward()
+    return float(sum(losses))""",
         caught_by="test_one_micro_batch_is_alive_at_a_time",
         told_as="graphs-kept",
     ),
@@ -117,8 +117,8 @@ MUTANTS = [
         id="accumulate-own-total",
         exercise="2.1",
         mistake="the loss is divided by the targets that are in the window, whatever the total says",
-        text="    loss_sum = 0.0\n    for inputs, targets in window:\n",
-        becomes="""    loss_sum, window = 0.0, list(window)
+        text="    losses: list[Tensor] = []\n    for inputs, targets in window:\n",
+        becomes="""    losses, window = [], list(window)
     total = max(1, sum(int((targets != IGNORED).sum()) for _, targets in window))
     for inputs, targets in window:
 """,
@@ -505,8 +505,8 @@ MUTANTS = [
         id="losses-in-their-dtype",
         exercise="2.2",
         mistake="the losses of the micro-batches are added in the dtype of the logits",
-        text="        loss_sum += loss.item()\n    return loss_sum\n",
-        becomes="        loss_sum = loss_sum + loss.detach()\n    return float(loss_sum)\n",
+        text="        losses.append(loss.detach().double())\n",
+        becomes="        losses.append(loss.detach())\n",
         caught_by="test_gradients_travel_once_per_window",
         told_as="losses-rounded",
     ),

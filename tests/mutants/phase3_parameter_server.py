@@ -37,6 +37,15 @@ MUTANTS = [
         told_as="accepted",
     ),
     Mutant(
+        id="server-nccl-accepted",
+        exercise="3.26",
+        mistake="a backend that takes no tensors on the CPU is accepted, and fails at a message",
+        text="    if not takes_cpu(group):\n",
+        becomes="    if False:\n",
+        caught_by="test_a_backend_that_takes_no_cpu_tensors_is_refused",
+        told_as="accepted",
+    ),
+    Mutant(
         id="server-no-worker-accepted",
         exercise="3.26",
         mistake="a group without a worker is accepted",

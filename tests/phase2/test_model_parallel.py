@@ -246,13 +246,16 @@ def check_odd(run, impl, seed: int, groups: list[list[int]], bounds: Sequence[in
         number = next(k for k, ranks in enumerate(groups) if ctx.rank in ranks)
         group, members = made[number], sorted(groups[number])
         at = members.index(ctx.rank)
+        ties = {}
+        if len(groups) > 1:
+            ties["groups"] = impl.tie_groups(impl.layers_of(odd(seed, True)), bounds, groups)
         found = []
         stages = []
         for turn in range(2):  # two models at once
             layers = impl.layers_of(odd(seed + number + 5 * turn, turn == 0))
             own = layers[bounds[at] : bounds[at + 1]]
             names = names_in(nn.Sequential(*layers), own)
-            stages.append((impl.Stage(layers, bounds, group), names))
+            stages.append((impl.Stage(layers, bounds, group, **ties), names))
         for size in (4, 3):
             for turn, (stage, _) in enumerate(stages):
                 inputs, targets = odd_batch(seed + number + 7 * turn + size, size)

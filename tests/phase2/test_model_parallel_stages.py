@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_refused, fail, refusal
+from distlab.grading import exercise, expect_close, expect_equal, expect_refused, fail, refusal
 from distlab.observe.memory import PeakMemory, held_by
 from distlab.reference.workloads import GPT
 
@@ -162,10 +162,11 @@ def test_stages_in_a_subgroup(impl, run, seed):
     """Stages are ranks of the group, not global ones: ranks 1 and 3 of four train together."""
 
     def body(ctx):
-        group = dist.new_group([1, 3])
+        group, layers = dist.new_group([1, 3]), impl.layers_of(gpt(seed))
+        groups = impl.tie_groups(layers, BOUNDS[2], [[3, 1]])
         if ctx.rank not in (1, 3):
             return []
-        stage = impl.Stage(impl.layers_of(gpt(seed)), BOUNDS[2], group)
+        stage = impl.Stage(layers, BOUNDS[2], group, groups)
         optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
         return [float(impl.train_step(stage, optimizer, *batch(seed))) for _ in range(2)]
 
@@ -182,6 +183,72 @@ def test_stages_in_a_subgroup(impl, run, seed):
     for rank in (1, 3):
         got, right = torch.tensor(results[rank]), torch.tensor(want)
         expect_close(got, right, what="losses in the group of ranks 1 and 3", rank=rank, atol=1e-5)
+
+
+def sharing() -> list[nn.Module]:
+    """Six layers that share parameters: within a stage, between stages, and a frozen one."""
+    layers = [nn.Module() for _ in range(6)]
+
+    def share(name: str, *numbers: int, trained: bool = True) -> None:
+        p = nn.Parameter(torch.zeros(2), requires_grad=trained)
+        for number in numbers:
+            layers[number].register_parameter(name, p)
+
+    share("own", 0, 1)
+    share("near", 0, 2)
+    share("far", 0, 4)
+    share("frozen", 1, 5, trained=False)
+    share("last", 3, 5)
+    return layers
+
+
+@exercise("2.8", "virtual", asserts="tie-groups group life")
+def test_every_rank_makes_the_groups_of_tied_stages(impl, run, seed):
+    """tie_groups: one per set of stages, made by all ranks of the world, in the same order."""
+    pipelines = [[3, 1, 4], [0, 5, 2]]  # rank 6 has no stage
+    sets = [(1, 3), (1, 4), (3, 4), (0, 2), (0, 5), (2, 5)]
+
+    def body(ctx):
+        with ctx.region("made"):
+            found = impl.tie_groups(sharing(), [0, 2, 4, 6], pipelines)
+        sums = {}
+        for ranks, group in found.items():
+            if ctx.rank in ranks:
+                x = torch.tensor([ctx.rank])
+                dist.all_reduce(x, group=group)
+                sums[",".join(map(str, ranks))] = x.item()
+        everybody = torch.tensor([1])
+        dist.all_reduce(everybody, group=dist.new_group(range(7)))  # as many groups on all ranks
+        return sums, everybody.item(), sorted(",".join(map(str, ranks)) for ranks in found)
+
+    names = {ranks: ",".join(map(str, ranks)) for ranks in sets}
+    results = run(body, 7)
+    for log in results.logs:
+        for event in log.select(region="made").events:
+            text = f"rank {log.rank} sent {event} while it made groups"
+            fail(text, cause="sent", rank=log.rank, line=event.line)
+    for rank, (sums, everybody, found) in enumerate(results):
+        right = {names[ranks]: sum(ranks) for ranks in sets if rank in ranks}
+        what = f"the sums of the ranks in the groups of rank {rank}"
+        expect_equal(sums, right, what=what, rank=rank, cause="tie-groups")
+        expect_equal(everybody, 7, what="a group that is made afterwards", rank=rank)
+        what = f"the ranks of the groups that rank {rank} knows"
+        expect_equal(found, sorted(names.values()), what=what, rank=rank, cause="tie-groups")
+
+
+@exercise("2.8", "virtual", asserts="refused refusals")
+def test_stage_refuses_a_group_that_nobody_has_made(impl, run, seed):
+    """A tied parameter whose group is not given, in a part of the world: ValueError, unsent."""
+
+    def body(ctx):
+        layers = impl.layers_of(gpt(seed))
+        group = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][ctx.rank // 2]
+        others = impl.tie_groups(layers, BOUNDS[2], [[0, 2], [1, 3]])
+        found = [refusal(impl.Stage, layers, BOUNDS[2], group)]
+        return [*found, refusal(impl.Stage, layers, BOUNDS[2], group, others)]
+
+    what = ["no groups of tied stages", "the groups of other pipelines' tied stages"]
+    expect_refused(run(body, 4), what)
 
 
 @exercise("2.8", "virtual", asserts="refused refusals")

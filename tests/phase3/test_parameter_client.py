@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
@@ -86,6 +88,22 @@ def test_impossible_roles_are_refused(impl, run):
     calls = [(end, n) for end in ("Client", "place_keys") for n in wrong] + [("Client", 3)]
     asked = [f"{end} with {servers} servers of 3 ranks and 5 keys" for end, servers in calls]
     expect_refused(run(body, 3), [*asked, *(f"keys of dtypes {dtypes}" for dtypes in mixed)])
+
+
+@exercise("3.26", "gloo", asserts="refused refusals")
+def test_a_backend_that_takes_no_cpu_tensors_is_refused(impl, run):
+    """Where the group's backend is NCCL alone: ValueError everywhere, nothing sent."""
+
+    def body(ctx):
+        group = dist.new_group([0, 1])
+        nccl = {
+            "get_backend": lambda asked=None: "nccl" if asked is group else "gloo",
+            "get_backend_config": lambda asked=None: "cuda:nccl" if asked is group else "cpu:gloo",
+        }
+        with mock.patch.multiple(dist, **nccl):
+            return [refusal(impl.Client, zeros(), servers=1, group=group)]
+
+    expect_refused(run(body, 2), ["a group of NCCL alone"])
 
 
 @exercise("3.26", "virtual", asserts="placed")

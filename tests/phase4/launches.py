@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,8 +81,9 @@ def launched(
 
 
 def said_in(out: Path) -> list[str]:
-    """What a run printed, without the lines in which torch 2.8 tells of its groups."""
-    return [line for line in out.read_text().splitlines() if not line.startswith("[Gloo]")]
+    """What a run printed, without its devices and torch 2.8's lines about groups."""
+    lines = out.read_text().splitlines()
+    return [line for line in lines if not re.match(r"\[Gloo\]|\w+: \d+ ranks? on the CPU", line)]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:

@@ -367,7 +367,7 @@ def test_a_run_that_fails_ends_with_one_line(data: Path, tmp_path: Path, ranks: 
                 agent = stack.enter_context(running)
         assert agent.wait(300) == CRASHED, "there may be room the next time"
         wait_for(lambda: not processes_of(out))
-    said = [line for line in out.read_text().splitlines() if line.startswith("imagenet_trainer")]
+    said = [line for line in said_in(out) if line.startswith("imagenet_trainer")]
     assert len(said) == 1, out.read_text()
     assert "rank 0: OSError: [Errno 27] File too large" in said[0]
 

@@ -69,8 +69,29 @@ class FromBefore(torch.autograd.Function):
         return None, None, None
 
 
+def places(layers, bounds):
+    """The stages of each parameter, in the order of the layers."""
+    where = {}
+    for number, layer in enumerate(layers):
+        stage = sum(bound <= number for bound in bounds[1:-1])
+        for p in layer.parameters():
+            where.setdefault(p, set()).add(stage)
+    return where
+
+
+def tie_groups(layers, bounds, pipelines=None):
+    made = {}
+    for pipeline in pipelines or [[*range(dist.get_world_size())]]:
+        members = sorted(pipeline)
+        for p, stages in places(layers, bounds).items():
+            ranks = tuple(members[s] for s in sorted(stages))
+            if p.requires_grad and len(ranks) > 1 and ranks not in made:
+                made[ranks] = dist.new_group([*ranks])
+    return made
+
+
 class Stage(nn.Module):
-    def __init__(self, layers, bounds, group=None):
+    def __init__(self, layers, bounds, group=None, groups=None):
         super().__init__()
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         inner = sorted(set(bounds[1:-1]))
@@ -80,20 +101,19 @@ class Stage(nn.Module):
         begin, end = bounds[self.rank], bounds[self.rank + 1]
         self.own = nn.ModuleList(layers[begin:end])
         self.before = [copy.deepcopy(layer).to("meta") for layer in layers[:begin]]
-        self.likes, where = {}, {}
-        for number, layer in enumerate(layers):
-            stage = sum(bound <= number for bound in inner)
-            for p in layer.parameters():
-                where.setdefault(p, set()).add(stage)
+        self.likes = {}
+        if groups is None and len(bounds) > dist.get_world_size():
+            groups = tie_groups(layers, bounds)
         self.shared = []
-        for p, stages in where.items():
+        for p, stages in places(layers, bounds).items():
             if len(stages) > 1 and p.requires_grad:
-                together = stages if self.rank in stages else {self.rank}
-                ranks = [dist.get_process_group_ranks(group)[s] for s in sorted(together)]
-                own_group = dist.new_group(ranks, use_local_synchronization=True)
+                ranks = tuple(dist.get_process_group_ranks(group)[s] for s in sorted(stages))
+                if ranks not in (groups or {}):
+                    raise ValueError(f"there is no group of ranks {ranks}")
                 if self.rank in stages:
-                    dist.broadcast(p.data, src=ranks[0], group=own_group)
-                    self.shared.append((p, own_group))
+                    self.shared.append((p, groups[ranks]))
+        for p, own_group in self.shared:
+            dist.broadcast(p.data, group_src=0, group=own_group)
 
     def forward(self, inputs):
         x = inputs

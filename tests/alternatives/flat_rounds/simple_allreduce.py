@@ -25,9 +25,8 @@ def all_reduce_root(tensor, op="sum", root=0, group=None):
     others = [peer for peer in range(size) if peer != root]
     if dist.get_rank(group) != root:
         answer = torch.empty_like(own)
-        receiving = dist.irecv(answer, group=group, group_src=root)
         dist.isend(own, group=group, group_dst=root).wait()
-        receiving.wait()
+        dist.irecv(answer, group=group, group_src=root).wait()
     else:
         inbox = {peer: torch.empty_like(own) for peer in others}
         for handle in [dist.irecv(inbox[peer], group=group, group_src=peer) for peer in others]:
@@ -48,9 +47,10 @@ def all_reduce_direct(tensor, op="sum", group=None):
     gathered[me] = own
     for distance in range(1, size):  # to the right, from the left
         to, origin = (me + distance) % size, (me - distance) % size
-        sending = dist.isend(own, group=group, group_dst=to)
-        dist.irecv(gathered[origin], group=group, group_src=origin).wait()
-        sending.wait()
+        there = dist.P2POp(dist.isend, own, None, group, 0, to)
+        back = dist.P2POp(dist.irecv, gathered[origin], None, group, 0, origin)
+        for handle in dist.batch_isend_irecv([there, back]):
+            handle.wait()
     source.copy_(combine(list(gathered), op))
 
 
@@ -59,16 +59,14 @@ def all_reduce_chain(tensor, op="sum", group=None):
     size, me = dist.get_world_size(group), dist.get_rank(group)
     source = tensor.detach()
     own = dense(source)
-    answer, coming = torch.empty_like(own), None
-    if me + 1 < size:  # the result comes into a buffer of its own
-        coming = dist.irecv(answer, group=group, group_src=me + 1)
+    answer = torch.empty_like(own)  # the result comes into a buffer of its own
     if me:
         theirs = torch.empty_like(own)
         dist.irecv(theirs, group=group, group_src=me - 1).wait()
         own = combine([theirs, own], "sum" if op == "mean" else op).contiguous()
-    if coming is not None:
+    if me + 1 < size:
         dist.isend(own, group=group, group_dst=me + 1).wait()
-        coming.wait()
+        dist.irecv(answer, group=group, group_src=me + 1).wait()
     else:
         answer = own / size if op == "mean" else own
     if me:

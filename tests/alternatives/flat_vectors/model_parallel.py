@@ -43,10 +43,30 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [Embed(model.tokens, model.places), *model.blocks, Head(model.norm, model.head)]
 
 
+def _tied(layers, bounds):
+    """(parameter, stages that have it) of the trainable ones in several."""
+    shares = [nn.ModuleList(layers[i:j]) for i, j in pairwise(bounds)]
+    found = {}
+    for s, share in enumerate(shares):
+        for p in filter(lambda p: p.requires_grad, share.parameters()):
+            found.setdefault(p, []).append(s)
+    return [(p, stages) for p, stages in found.items() if len(stages) != 1]
+
+
+def tie_groups(layers, bounds, pipelines=None):
+    if pipelines is None:
+        pipelines = [list(range(dist.get_world_size()))]
+    groups = {}
+    for _, stages in _tied(layers, bounds):
+        for pipeline in pipelines:
+            key = tuple(sorted(pipeline)[s] for s in stages)
+            if key not in groups:
+                groups[key] = dist.new_group(ranks=list(key))
+    return groups
+
+
 class Stage(nn.Module):
-    def __init__(
-        self, layers: Sequence[nn.Module], bounds: Sequence[int], group: Group = None
-    ) -> None:
+    def __init__(self, layers, bounds, group: Group = None, groups=None) -> None:
         super().__init__()
         self.group, self.rank, self.count = (
             group,
@@ -62,25 +82,15 @@ class Stage(nn.Module):
             raise ValueError(f"{self.count} ranks need {self.count + 1} bounds, not {len(stops)}")
         shares = [nn.Sequential(*layers[i:j]) for i, j in pairwise(stops)]
         self.layers = shares[self.rank]
-        sets = [{id(p) for p in share.parameters() if p.requires_grad} for share in shares]
         members = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        done: set[int] = set()
-        for share in shares:
-            for p in share.parameters():
-                where = tuple(members[s] for s in range(self.count) if id(p) in sets[s])
-                if id(p) in done or len(where) < 2:
-                    continue
-                done.add(id(p))
-                alone = members[self.rank] not in where
-                if where not in made:
-                    made[where] = dist.new_group(
-                        [members[self.rank]] if alone else list(where),
-                        backend=dist.get_backend(group),
-                        use_local_synchronization=True,
-                    )
-                if not alone:
-                    self.ties.append((p, made[where]))
+        if groups is None and len(members) == dist.get_world_size():
+            groups = tie_groups(layers, stops)
+        for p, stages in _tied(layers, stops):
+            where = tuple(members[s] for s in stages)
+            if groups is None or where not in groups:
+                raise ValueError(f"ranks {where} need a group")
+            if self.rank in stages:
+                self.ties.append((p, groups[where]))
         for p, tied in self.ties:
             same = p.data.contiguous()
             dist.broadcast(same, group=tied, group_src=0)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from given.agreement import device_in
 from solutions.phase3_multi_node.fsdp import FlatParameter as FlatParameter  # for later exercises
 
 
@@ -156,7 +157,7 @@ def clip_by_global_norm(model, max_norm):
         raise ValueError(f"the limit must be positive, not {max_norm}")
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     squares = sum(float((g.double() ** 2).sum()) for g in grads)
-    total = torch.tensor([squares], dtype=torch.float64)
+    total = torch.tensor([squares], dtype=torch.float64, device=device_in(model.group))
     dist.all_reduce(total, group=model.group)
     norm = math.sqrt(float(total))
     if math.isfinite(norm):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from given.agreement import Group, rank_in
+from given.agreement import Group, rank_in, takes_cpu
 
 PULL, PUSH, LEAVE, LOST = range(4)  # LOST is never sent: the connection broke
 FIELDS = 3  # kind, clock, samples; one 0 or 1 per key follows
@@ -37,6 +37,8 @@ def check_roles(servers: int, group: Group = None) -> int:
     size = dist.get_world_size(group)
     if servers >= size:
         raise ValueError(f"all {size} ranks would be servers")
+    if not takes_cpu(group):
+        raise ValueError("NCCL alone takes no tensor on the CPU")
     return size - servers
 
 

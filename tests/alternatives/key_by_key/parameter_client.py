@@ -34,6 +34,8 @@ def roles(parameters, servers, group):
     place, size = place_keys(parameters, servers), dist.get_world_size(group)
     if size - servers < 1:
         raise ValueError(f"{size} ranks, {servers} of them servers: nobody works")
+    if dist.get_backend(group) == "nccl":
+        raise ValueError("it takes the backend cpu:gloo,cuda:nccl")
     return place
 
 

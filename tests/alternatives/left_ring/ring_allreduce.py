@@ -1,5 +1,5 @@
 # for: 3.1, 3.2, 3.3
-"""Written differently: plain isend and irecv, running sums that travel, a recursive agreement,
+"""Written differently: a batch for each step, running sums that travel, a recursive agreement,
 all segments of a step on their way up to a limit of three, receives posted far ahead."""
 
 from __future__ import annotations
@@ -52,14 +52,11 @@ def all_gather_steps(rank, world_size):
 
 
 def exchange(outgoing, to, incoming, source, group):
-    """Global ranks; the send is started first."""
+    """Global ranks; whatever is empty stays at home."""
     members = dist.get_process_group_ranks(group)
-    handles = []
-    if outgoing.numel() > 0:
-        handles = [dist.isend(outgoing, members[to], group)]
-    if incoming.numel() > 0:
-        handles = [dist.irecv(incoming, members[source], group), *handles]
-    return handles
+    pair = (dist.irecv, incoming, members[source]), (dist.isend, outgoing, members[to])
+    both = [dist.P2POp(*each, group) for each in pair if each[1].numel() > 0]
+    return dist.batch_isend_irecv(both) if len(both) > 0 else []
 
 
 def wait(handles):
@@ -84,12 +81,8 @@ def ring_reduce_scatter(tensor, op="sum", group=None):
     inbox = flat.new_empty(at[1])  # the first chunk is a longest one
     for step in range(w - 1, 0, -1):
         out, into = (rank + step) % w, (rank + step - 1) % w
-        room, handles = inbox[: at[into + 1] - at[into]], []
-        if at[out] < at[out + 1]:
-            outgoing = flat[at[out] : at[out + 1]]
-            handles.append(dist.isend(outgoing, group=group, group_dst=(rank + 1) % w))
-        if room.numel():
-            handles.append(dist.irecv(room, group=group, group_src=(rank - 1) % w))
+        room, outgoing = inbox[: at[into + 1] - at[into]], flat[at[out] : at[out + 1]]
+        handles = exchange(outgoing, (rank + 1) % w, room, (rank - 1) % w, group)
         while handles:
             handles.pop().wait()
         _add(flat[at[into] : at[into + 1]], room, op)
@@ -99,26 +92,19 @@ def ring_reduce_scatter(tensor, op="sum", group=None):
 
 
 def ring_all_gather(tensor, group=None):
-    """All receives are posted at once; each send waits for what it passes on."""
+    """The sends are left alone until the end: nothing is written to what they send."""
     rank, w = _check(tensor, "sum", group)
     flat = tensor.detach().contiguous().view(-1)
     at = _bounds(flat.numel(), w)
-    arriving = {}
-    for step in range(1, w):
-        chunk = (rank - step) % w
-        if at[chunk] < at[chunk + 1]:
-            room = flat[at[chunk] : at[chunk + 1]]
-            arriving[chunk] = dist.irecv(room, group=group, group_src=(rank - 1) % w)
     sent = []
     for step in range(w - 1):
-        chunk = (rank - step) % w
-        if chunk in arriving:
-            arriving.pop(chunk).wait()
-        if at[chunk] < at[chunk + 1]:
-            part = flat[at[chunk] : at[chunk + 1]]
-            sent.append(dist.isend(part, group=group, group_dst=(rank + 1) % w))
-    for handle in [*arriving.values(), *sent]:
-        handle.wait()
+        out, into = (rank - step) % w, (rank - step - 1) % w
+        part, room = flat[at[out] : at[out + 1]], flat[at[into] : at[into + 1]]
+        handles = exchange(part, (rank + 1) % w, room, (rank - 1) % w, group)
+        first = 1 if room.numel() else 0
+        wait(handles[:first])
+        sent.extend(handles[first:])
+    wait(sent)
     tensor.detach().copy_(flat.view_as(tensor))
 
 
@@ -136,9 +122,7 @@ def agree(tensor, op, group=None):
             return
         mine, theirs = torch.cat([low, high]), torch.empty(4, dtype=torch.int64)
         theirs = theirs.to(tensor.device)
-        sent = dist.isend(mine, group=group, group_dst=(rank - distance) % w)
-        dist.irecv(theirs, group=group, group_src=(rank + distance) % w).wait()
-        sent.wait()
+        wait(exchange(mine, (rank - distance) % w, theirs, (rank + distance) % w, group))
         low.copy_(torch.minimum(low, theirs[:2]))
         high.copy_(torch.maximum(high, theirs[2:]))
         spread(2 * distance)

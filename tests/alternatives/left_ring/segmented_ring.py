@@ -4,9 +4,7 @@ far ahead."""
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
-from .ring_allreduce import _add, _bounds, _check
+from .ring_allreduce import _add, _bounds, _check, exchange
 
 
 class Hop:
@@ -57,15 +55,11 @@ def segmented_ring_all_reduce(tensor, op="sum", group=None, *, segment_bytes=1 <
     for number, (out, into, step) in enumerate(hops):
         if number - ahead in open_hops:
             complete(number - ahead)
-        handles = []
-        if into.stop > into.start:
-            room = flat[into]
-            if step < w - 1:
-                room = rooms[number % ahead][: into.stop - into.start]
-            handles.append(dist.irecv(room, group=group, group_src=(rank - 1) % w))
-        if out.stop > out.start:
-            handles.append(dist.isend(flat[out], group=group, group_dst=(rank + 1) % w))
-        open_hops[number] = handles
+        room = flat[into]
+        if step < w - 1:
+            room = rooms[number % ahead][: into.stop - into.start]
+        ends = (rank + 1) % w, (rank - 1) % w
+        open_hops[number] = exchange(flat[out], ends[0], room, ends[1], group)
     for number in sorted(open_hops):
         complete(number)
     tensor.detach().copy_(flat.view_as(tensor))

@@ -12,9 +12,10 @@ COMBINE = {"sum": torch.add, "mean": torch.add, "max": torch.maximum}
 
 def exchange(sends, receives, group):
     """Post all messages at once, {group rank: tensor}, and wait for them."""
-    handles = [dist.irecv(t, group=group, group_src=r) for r, t in receives.items()]
-    handles += [dist.isend(t, group=group, group_dst=r) for r, t in sends.items()]
-    for handle in handles:
+    ends = [(dist.irecv, t, r) for r, t in receives.items()]
+    ends += [(dist.isend, t, r) for r, t in sends.items()]
+    batch = [dist.P2POp(f, t, group=group, group_peer=r) for f, t, r in ends]
+    for handle in dist.batch_isend_irecv(batch) if batch else []:
         handle.wait()
 
 

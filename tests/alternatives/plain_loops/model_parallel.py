@@ -43,10 +43,29 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [Embed(model.tokens, model.places), *model.blocks, Head(model.norm, model.head)]
 
 
+def tied_stages(layers, bounds) -> dict[nn.Parameter, list[int]]:
+    holders: dict[nn.Parameter, list[int]] = {}
+    for s, (first, end) in enumerate(pairwise(bounds)):
+        distinct = dict.fromkeys(p for layer in layers[first:end] for p in layer.parameters())
+        for p in distinct:
+            if p.requires_grad:
+                holders.setdefault(p, []).append(s)
+    return {p: stages for p, stages in holders.items() if len(stages) > 1}
+
+
+def tie_groups(layers, bounds, pipelines=None):
+    made = {}
+    for stages in tied_stages(layers, bounds).values():
+        for pipeline in pipelines or [range(dist.get_world_size())]:
+            members = sorted(pipeline)
+            made.setdefault(tuple(members[s] for s in stages), None)
+    for ranks in made:
+        made[ranks] = dist.new_group(ranks, backend=dist.get_backend())
+    return made
+
+
 class Stage(nn.Module):
-    def __init__(
-        self, layers: Sequence[nn.Module], bounds: Sequence[int], group: Group = None
-    ) -> None:
+    def __init__(self, layers, bounds, group: Group = None, groups=None) -> None:
         super().__init__()
         self.group, self.rank, self.count = (
             group,
@@ -64,26 +83,20 @@ class Stage(nn.Module):
                 f"the bounds {bounds} make {len(bounds) - 1} stages for {self.count} ranks"
             )
         self.layers = nn.Sequential(*layers[bounds[self.rank] : bounds[self.rank + 1]])
-        holders: dict[nn.Parameter, list[int]] = {}
-        for s, (first, end) in enumerate(pairwise(bounds)):
-            distinct = dict.fromkeys(p for layer in layers[first:end] for p in layer.parameters())
-            for p in distinct:
-                if p.requires_grad:
-                    holders.setdefault(p, []).append(s)
         whole = dist.group.WORLD if group is None else group
-        for p, stages in holders.items():
-            if len(stages) == 1:
-                continue
-            own = stages if self.rank in stages else [self.rank]
-            ranks = [dist.get_global_rank(whole, s) for s in own]
-            tied = dist.new_group(
-                ranks, backend=dist.get_backend(group), use_local_synchronization=True
-            )
-            if self.rank not in stages:
-                continue
+        if groups is None and self.count == dist.get_world_size():
+            groups = tie_groups(layers, bounds)
+        mine = []
+        for p, stages in tied_stages(layers, bounds).items():
+            ranks = tuple(dist.get_global_rank(whole, s) for s in stages)
+            if ranks not in (groups or {}):
+                raise ValueError(f"no group of the ranks {ranks} was passed in")
+            if self.rank in stages:
+                mine.append((p, groups[ranks], ranks[0]))
+        for p, tied, first in mine:
             self.ties.append((p, tied))
             value = p.detach().clone(memory_format=torch.contiguous_format)
-            dist.broadcast(value, src=ranks[0], group=tied)
+            dist.broadcast(value, src=first, group=tied)
             with torch.no_grad():
                 p.copy_(value)
 

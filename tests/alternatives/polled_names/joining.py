@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from given.process_group import join_group
+from given.launched import Meeting
 
 
 def fresh_store(
@@ -50,8 +50,7 @@ def _written(store: dist.Store, key: str, world_size: int) -> list[str]:
     return [store.get(k).decode() if store.check([k]) else "" for k in keys]
 
 
-def join(backend: str = "gloo", timeout: timedelta = timedelta(minutes=10)) -> str:
+def join(timeout: timedelta = timedelta(minutes=10)) -> Meeting:
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     fresh, name = fresh_store(store, rank, world_size, timeout.total_seconds())
-    join_group(backend, store=fresh, rank=rank, world_size=world_size, timeout=timeout)
-    return name
+    return Meeting(fresh, rank, world_size, name)

@@ -55,10 +55,7 @@ def _halve(piece, rank, distance, w, op, group):
 
 
 def _swap(outgoing, incoming, partner, group):
-    handles = []
-    if outgoing.numel():
-        handles.append(dist.isend(outgoing, group=group, group_dst=partner))
-    if incoming.numel():
-        handles.append(dist.irecv(incoming, group=group, group_src=partner))
-    for handle in handles:
+    ends = [(dist.isend, outgoing), (dist.irecv, incoming)]
+    ends = [dist.P2POp(f, t, None, group, 0, partner) for f, t in ends if t.numel()]
+    for handle in dist.batch_isend_irecv(ends) if ends else ():
         handle.wait()
