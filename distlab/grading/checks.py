@@ -16,15 +16,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 SHOWN = 6  # elements of a tensor in a message
 
 
-def exercise(exercise_id: str, tiers: str = "gloo", *, asserts: str = "") -> pytest.MarkDecorator:
+def exercise(
+    exercise_id: str, tiers: str = "gloo", *, asserts: str = "", nccl: bool = False
+) -> pytest.MarkDecorator:
     """Mark a test as a check of ``exercise_id`` that runs on the ``tiers`` named.
 
     ``asserts``: the promises and axes of the exercise's contract that it asserts (``contract``).
 
     ``virtual``: virtual ranks, several interleavings, every case of ``cases``; ``gloo``: forked
-    processes; ``cuda``: GPUs, where there are any. What communicates belongs on virtual first.
+    processes; ``cuda``: GPUs, where there are any. What communicates belongs on virtual first. What
+    runs on virtual ranks and on GPUs also runs by NCCL's rules on virtual ranks, the tier ``nccl``:
+    with ``nccl`` in every run, else where ``--tier nccl`` asks for it.
     """
-    return pytest.mark.exercise(exercise_id, tiers=tuple(tiers.split()), asserts=asserts.split())
+    named = tuple(tiers.split())
+    return pytest.mark.exercise(exercise_id, tiers=named, asserts=asserts.split(), nccl=nccl)
 
 
 def trace(exercise_id: str, *, bubble: float | None = None) -> Callable[[F], F]:

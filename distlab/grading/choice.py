@@ -50,7 +50,7 @@ class Plan:
             result = session.results.get(exercise.id)
             if result is not None:
                 report.exercises.append(result)
-            elif whole and not self.request.checks:
+            elif whole and not self.request.checks and not self.request.tier:
                 report.exercises.append(_unchecked(exercise))
         return report
 

@@ -23,6 +23,7 @@ from .live import View
 from .report import print_report
 from .run import run_session
 from .session import Request
+from .verdicts import TIERS
 
 
 def _parser(phase: Phase) -> argparse.ArgumentParser:
@@ -38,6 +39,9 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
     parser.add_argument("--junitxml", metavar="FILE", help="write the result as JUnit XML")
     parser.add_argument("--seed", type=int, help="repeat a run: inputs and delays come from it")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument(
+        "--tier", default="", choices=TIERS, help="these checks only; nccl: NCCL's rules, simulated"
+    )
     parser.add_argument(
         "--partial", action="store_true", help="a share of the points for a share of the checks"
     )
@@ -92,6 +96,7 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
         exercises=tuple(options.exercises),
         known=frozenset(known),
         partial=options.partial,
+        tier=options.tier,
     )
     if not (out.is_terminal or watched):
         report = run_session(phase, request, options.keyword, options.junitxml or "")

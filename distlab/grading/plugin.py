@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("distlab", "grading of the course's exercises")
     group.addoption("--impl", default="solutions", help="solutions, templates or a folder")
     group.addoption("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    group.addoption("--tier", default="", help="run this tier only: virtual, gloo or cuda")
+    group.addoption("--tier", default="", help=f"run this tier only: {', '.join(TIERS)}")
     group.addoption("--seed", type=int, default=None, help="seed of inputs and delays")
 
 
@@ -76,7 +76,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "run" not in metafunc.fixturenames:
         return
     wanted = metafunc.config.stash[SESSION].tiers
-    tiers = [tier for tier in marker.kwargs["tiers"] if tier in wanted]
+    declared = marker.kwargs["tiers"]
+    tiers = [tier for tier in declared if tier in wanted]
+    asked = marker.kwargs["nccl"] or len(wanted) == 1
+    if "nccl" in wanted and asked and {"virtual", "cuda"} <= {*declared}:
+        tiers.append("nccl")
     metafunc.parametrize("tier", tiers or ["none"])
 
 
@@ -175,7 +179,7 @@ def tier_of(item: pytest.Item) -> str:
 
 @pytest.fixture
 def tier() -> str:
-    """``virtual``, ``gloo`` or ``cuda``."""
+    """``virtual``, ``gloo``, ``nccl`` or ``cuda``."""
     return "gloo"
 
 
@@ -185,7 +189,7 @@ def cases(tier: str) -> Callable[..., tuple[Any, ...]]:
 
     All of them on virtual ranks, which are cheap; the first on real ones.
     """
-    return lambda *every: every if tier == "virtual" else every[:1]
+    return lambda *every: every if tier in ("virtual", "nccl") else every[:1]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..course.catalogue import Phase
 from ..host.terminal import command, say
 from ..observe.lines import names
-from .verdicts import TIERS, CheckResult, ExerciseResult, Report
+from .verdicts import SHOWN_TIER, TIERS, CheckResult, ExerciseResult, Report
 
 STYLE = {
     "pass": "bold green",
@@ -63,7 +63,8 @@ def print_report(report: Report, phase: Phase, out: Console) -> None:
     """Print the table, the failures and the next step."""
     out.print(Text(f"Phase {phase.number}: {phase.title}", "bold"))
     say(out, f"implementation: {report.impl}   device: {report.device}   seed: {report.seed}")
-    out.print(_table(report, TIERS if out.width >= WIDE else ()))
+    tiers = [t for t in TIERS if t not in SHOWN_TIER or _ran(report, t)]
+    out.print(_table(report, tiers if out.width >= WIDE else ()))
     for note in report.notes:
         say(out, note, "yellow")
     for exercise in report.exercises:
@@ -79,7 +80,7 @@ def _table(report: Report, tiers: Sequence[str]) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("exercise")  # wraps where the terminal is narrow, as the notes do
     table.add_column("verdict", no_wrap=True)
-    for name in ("points", *tiers, "seconds"):
+    for name in ("points", *(SHOWN_TIER.get(t, t) for t in tiers), "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for e in report.exercises:
@@ -95,6 +96,10 @@ def _table(report: Report, tiers: Sequence[str]) -> Table:
             Text(note, "dim"),
         )
     return table
+
+
+def _ran(report: Report, tier: str) -> bool:
+    return any(check.tier == tier for e in report.exercises for check in e.checks)
 
 
 def _on_tier(e: ExerciseResult, tier: str) -> Text:
@@ -156,8 +161,8 @@ def printed_by(check: CheckResult) -> list[tuple[str, str]]:
 
 def _title(check: CheckResult) -> str:
     """What was checked, and on which ranks if not on ordinary ones."""
-    where = {"virtual": " (virtual ranks)", "cuda": " (GPU)"}.get(check.tier, "")
-    return check.title + where
+    where = {"virtual": "virtual ranks", "nccl": "nccl rules, simulated", "cuda": "GPU"}
+    return check.title + (f" ({where[check.tier]})" if check.tier in where else "")
 
 
 def _field(out: Console, name: str, text: str) -> None:

@@ -109,3 +109,16 @@ class VirtualRunner(Runner):
             **options,
         )
         return [self.note(results) for results in every]
+
+
+class NcclRunner(VirtualRunner):
+    """The same by NCCL's rules, in each of the ways in which PyTorch runs it."""
+
+    def _run(
+        self,
+        body: Callable[..., Any],
+        world_sizes: Sequence[int],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> list[VirtualResults]:
+        return super()._run(body, world_sizes, args, {"rules": "nccl"} | options)

@@ -15,7 +15,7 @@ from ..host.terminal import short
 from .implementation import Implementation, Source, find_source
 from .live import View
 from .obstacles import at_import, comes_back, in_the_file
-from .runners import Runner, VirtualRunner
+from .runners import NcclRunner, Runner, VirtualRunner
 from .verdicts import TIERS, CheckResult, ExerciseResult, NotRun
 
 
@@ -57,7 +57,7 @@ class Session:
     def __post_init__(self) -> None:
         chosen = self.request.seed
         self.seed = random.randrange(1, 1_000_000) if chosen is None else chosen
-        self.tiers: tuple[str, ...] = ("virtual", "gloo") if self.request.device == "cpu" else TIERS
+        self.tiers: tuple[str, ...] = TIERS[:-1] if self.request.device == "cpu" else TIERS
         if self.request.tier:
             self.tiers = (self.request.tier,)
 
@@ -164,10 +164,10 @@ class Session:
         """What runs a check's ranks on its tier."""
         if tier == "cuda" and not gpus.count():
             raise NotRun("needs", "a CUDA GPU")
-        if tier == "virtual" and fork_obstacle():
+        if tier in ("virtual", "nccl") and fork_obstacle():
             raise NotRun("needs", f"forked processes: {fork_obstacle()}")
         files = self.source(exercise).files()
-        kind = VirtualRunner if tier == "virtual" else Runner
+        kind = {"virtual": VirtualRunner, "nccl": NcclRunner}.get(tier, Runner)
         return kind(files, self.seed, "cuda" if tier == "cuda" else "cpu")
 
     def record(self, exercise: Exercise, check: CheckResult) -> None:

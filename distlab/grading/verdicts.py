@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-TIERS = ("virtual", "gloo", "cuda")
+TIERS = ("virtual", "gloo", "nccl", "cuda")
+SHOWN_TIER = {"nccl": "nccl rules (simulated)"}
 VERDICTS = ("pass", "fail", "blank", "error", "hang", "crash", "needs", "blocked")
 
 

@@ -25,7 +25,8 @@ class Mutant:
 
     ``mistake`` says it in words. ``text`` occurs exactly once in the solution of ``exercise``
     (``more``: further pairs). ``caught_by`` is the check that must fail, with cause ``told_as``:
-    one of several causes where the order of events decides which.
+    one of several causes where the order of events decides which. ``tier``: the only one where it
+    fails, if not the first.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Mutant:
     caught_by: str
     told_as: str | tuple[str, ...]
     more: Sequence[tuple[str, str]] = ()
+    tier: str = ""
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -114,5 +116,6 @@ def run_mutant(
         exercises=(mutant.exercise,),
         checks=(mutant.caught_by,),
         trusted=True,
+        tier=mutant.tier,
     )
     return grade(exercise.phase.number, request).check(mutant.caught_by)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from .failure import CheckFailed
 
 P2P = ("send", "recv")
+CREATION = "creation"  # of a communicator: ``dtype`` has the words
 SHARED_GPU = "shared-gpu"  # the cause of a failure that no program can help
 
 
@@ -56,6 +57,8 @@ class Event:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"
         if self.op == "barrier":
             return "barrier"
+        if self.op == CREATION:
+            return self.dtype
         if self.op == "store":
             return f"the store for {self.dtype}"
         if self.peer is None:
@@ -244,6 +247,8 @@ def channel_of(event: Event) -> tuple[object, ...]:
     group = event.group, event.group_name
     if event.op in P2P:
         return event.op, event.peer, event.tag, *group
+    if event.op == CREATION:
+        return event.op, event.dtype, *group
     return "collective", *group
 
 

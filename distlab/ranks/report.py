@@ -143,12 +143,17 @@ def invented(
 
 
 def hang(
-    members: list[Member], stacks: dict[int, str], options: RunOptions, proven: bool = False
+    members: list[Member],
+    stacks: dict[int, str],
+    options: RunOptions,
+    proven: bool = False,
+    why: str = "",
 ) -> RankFailure:
     """No rank can go on, or the time is up: what each rank waits in, and who never came.
 
     The cause is an endless loop where a rank is in one: that others wait for it is no fault of the
     communication. It is ``running`` where ranks run, in no loop that is known, and none waits.
+    ``why``: what is known beside it, told in place of who never came.
     """
     where = {m.rank: _where(m, stacks, options) for m in members if not m.finished}
     looping = [m for m in members if m.loop and not m.finished]
@@ -172,7 +177,7 @@ def hang(
             else _bullet(m.rank, _doing(m), where.get(m.rank, ""))
             for m in members
         ]
-    missing = _missing(members, waiting[0]) if waiting else ""
+    missing = why or (_missing(members, waiting[0]) if waiting else "")
     return RankFailure(
         "\n".join(lines) + (f"\n{missing}" if missing else ""),
         kind="hang",

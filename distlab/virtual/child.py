@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import signal
@@ -28,9 +29,12 @@ from ..ranks.context import RankContext
 from ..ranks.process import Pipe, content_of
 from ..ranks.results import PIPE_LOST
 from . import internals
+from .communicators import forgiven
 from .compute import ComputeModel
+from .devices import DeviceModel
 from .isolation import enter, entered
 from .options import VirtualOptions
+from .rules import rules_named
 from .scheduler import VirtualRank
 from .state import RankState
 from .world import RankLost, World
@@ -85,16 +89,17 @@ class Child:
         absent = {options.lose[0]} if options.lose and options.survivable else set()
         if options.only:
             absent |= set(range(world_size)) - set(options.only)
-        for number in range(options.seeds):
+        every = [*itertools.product(rules_named(options.rules), range(options.seeds))]
+        for rules, number in every:
             seed = None if options.seed is None else options.seed + number
-            world = World(world_size, options, seed, self._note)
+            world = World(world_size, options, seed, self._note, rules)
             enter(world)
             world.scheduler.run(partial(self._body, world), STACK)
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
             ended = [v for r, v in enumerate(values) if r not in absent]
             failed = None in ended or any(state.notices for state in world.states)
-            if failed or values != first or number == options.seeds - 1:
+            if failed or values != first or (rules, number) == every[-1]:
                 _report(world, self.pipe, seed)
                 break
         return not failed
@@ -109,13 +114,19 @@ class Child:
         threading.current_thread().virtual_rank = own  # type: ignore[attr-defined]
         torch.autograd.set_multithreading_enabled(False).__enter__()
         torch.set_num_threads(1)  # OpenMP counts per thread: this one would start more
+        if world.rules.nccl and self.options.process_group:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if self.options.process_group:
             internals.join_world(rank.index, world_size, world.store)
-        ctx = RankContext(rank.index, world_size, torch.device("cpu"), self.options.base_seed)
+        device, model = torch.device("cpu"), None
+        if world.rules.nccl:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            model = DeviceModel(world.flight(state), partial(world.read, state))
+        ctx = RankContext(rank.index, world_size, device, self.options.base_seed)
         ctx.ledger = state.ledger  # type: ignore[assignment]
         if world.modelled:
             state.model = ComputeModel(world, state)
-        with state.model or contextlib.nullcontext():
+        with state.model or model or contextlib.nullcontext():
             value = self.fn(ctx, *self.args)
         world.finish(state)
         return content_of(value)
@@ -159,6 +170,7 @@ class RankData:
     picture_from: float = 0.0
     output: str = ""
     notices: dict[str, Any] | None = None
+    reads: list[Any] | tuple[()] = ()
 
 
 def _report(world: World, pipe: Pipe, seed: int | None) -> None:
@@ -217,6 +229,7 @@ def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> di
     summary: dict[str, Any] = {
         "verdict": verdict,
         "seed": seed,
+        "rules": world.rules.name,
         "stacks": stacks,
         "clocks": [rank.clock for rank in ranks],
         "traffic": world.network.traffic(),
@@ -228,6 +241,8 @@ def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> di
         parts = world.mismatch.first, world.mismatch.second
         issued = [[p.rank.index, p.event.index if p.event else 0] for p in parts]
         summary |= {"verdict": "mismatch", "message": world.mismatch.message, "parts": issued}
+    elif verdict == "deadlock":
+        summary["forgiven"] = forgiven(world.scheduler, world.transfers.order)
     return summary
 
 
@@ -244,6 +259,7 @@ def _rank_data(world: World, state: RankState, frame: FrameType | None) -> RankD
         picture_from=ledger.picture_from,
         output="".join(state.output),
         notices=state.notices,
+        reads=state.reads,
     )
     if world.mismatch is not None and not world.record:
         parts = world.mismatch.first, world.mismatch.second
@@ -251,6 +267,8 @@ def _rank_data(world: World, state: RankState, frame: FrameType | None) -> RankD
     elif rank.waiting is not None and not rank.finished:
         data.line = learner_line(frame, world.learner_files)
         event = _awaited(rank.waiting, data.line)
+        if not any(event is known for known in ledger.events):
+            event.index = len(data.events)
         data.waiting = event.index
         if event.index == len(data.events):
             data.events = [*data.events, vars(event)]

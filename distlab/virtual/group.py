@@ -77,15 +77,22 @@ class VirtualGroup(dist.ProcessGroup):
     # -- posting --------------------------------------------------------------------------------
     def _post(self, op: str, outputs: Sequence[Tensor], **fields: Any) -> VirtualWork:
         for tensor in (*fields.get("gives", ()), *fields.get("gets", ())):
-            if tensor.is_cuda or tensor.is_sparse:
-                kind = "CUDA" if tensor.is_cuda else "sparse"
+            if tensor.is_sparse or self._elsewhere(tensor):
+                kind = "sparse" if tensor.is_sparse else "CUDA"
                 raise ValueError(f"virtual ranks can't communicate a {kind} tensor")
         return self._issue(Part(self.member, op, self.ranks, **fields), outputs)
 
+    def _elsewhere(self, tensor: Tensor) -> bool:
+        """Whether a tensor is not where these ranks communicate from."""
+        return tensor.is_cuda
+
     def _issue(self, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
+        return self._issue_on(self.channel, part, outputs)
+
+    def _issue_on(self, channel: Any, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
         if threading.get_ident() != self.thread:
             self.world.scheduler.me  # noqa: B018 (raises with an explanation)
-        self.world.post(part, self.channel)
+        self.world.post(part, channel)
         work = VirtualWork(self.world, part, outputs)
         self.world.states[part.rank.index].works[id(work)] = work
         return work
@@ -130,7 +137,7 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _buffer(self, tensors: Any) -> Sequence[Tensor]:
         mine = [tensors] if isinstance(tensors, Tensor) else tensors
-        if len(mine) != 1 or mine[0].is_cuda:
+        if len(mine) != 1 or self._elsewhere(mine[0]):
             raise ValueError("a message on virtual ranks is one tensor in the memory of the CPU")
         if not mine[0].is_contiguous():
             shape, strides = tuple(mine[0].shape), mine[0].stride()
@@ -141,10 +148,14 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _not_in_use(self, buffer: Tensor, source: str) -> None:
         """Two messages that arrive in one memory: which of them is read is a matter of luck."""
-        for work in self.world.states[self.member.index].works.values():
-            if work.part.op == "recv" and share_memory(work.part.gets[0], buffer):
+        for part in self._issued():
+            if part.op == "recv" and share_memory(part.gets[0], buffer):
                 line = source_line(learner_line(sys._getframe(1), self.world.learner_files))
-                raise two_in_one_buffer(work.part.describe(), source, self.member.index, line)
+                raise two_in_one_buffer(part.describe(), source, self.member.index, line)
+
+    def _issued(self) -> list[Part]:
+        """What the rank has issued and not waited for."""
+        return [work.part for work in self.world.states[self.member.index].works.values()]
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < len(self.ranks):

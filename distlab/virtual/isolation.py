@@ -19,7 +19,10 @@ import torch
 
 from ..observe.defaults import notice_changes
 from ..observe.notices import Notice, listen, note
-from . import internals
+from . import internals, pretend_cuda
+from .group import VirtualGroup
+from .nccl_group import NcclGroup
+from .pretend import Pretended
 from .state import RankState
 from .world import World
 
@@ -37,6 +40,9 @@ def enter(world: World) -> None:
         _own_clock()
         _own_random()
         _no_cuda()
+        if world.rules.nccl:
+            internals.stand_in(lambda *new: entered().making(*new), _backend_name)
+            _pretend_cuda()
         listen(_noticed)
         notice_changes(lambda: entered().learner_files)
         os.register_at_fork(after_in_child=_leave_world)  # a worker of the learner's
@@ -165,5 +171,34 @@ def _no_cuda() -> None:
     torch.cuda._lazy_init = refuse
     torch.cuda.current_device = lambda: getattr(device, "index", 0)
     torch.cuda.set_device = lambda index: setattr(
-        device, "index", torch.device("cuda", index).index
+        device,
+        "index",
+        torch.device("cuda", index).index if isinstance(index, int) else index.index,
     )
+
+
+def _backend_name(group: Any) -> str | None:
+    return {NcclGroup: "nccl", VirtualGroup: "gloo"}.get(type(group))
+
+
+def _pretend_cuda() -> None:
+    """Each rank has a GPU of its own: tensors report it, and stay in this memory."""
+
+    def finish() -> None:
+        for work in [*entered().mine.works.values()]:
+            work.complete()
+
+    def read(what: str) -> None:
+        entered().read(entered().mine, what)
+
+    def resize(storage: Any) -> None:
+        entered().flight(entered().mine).resize(storage)
+
+    def now() -> float:
+        return entered().mine.rank.clock
+
+    def count() -> int:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+
+    Pretended(read, resize)
+    pretend_cuda.install(count, finish, now)

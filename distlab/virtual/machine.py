@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from .part import Part
+from .rules import Rules
 from .scheduler import Scheduler
 
 
@@ -16,6 +17,7 @@ class Machine(Protocol):
 
     scheduler: Scheduler
     measured: bool
+    rules: Rules
 
     @property
     def learner_files(self) -> Collection[str]:

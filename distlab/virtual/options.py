@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..hardware.clusters import Cluster, load_cluster
 from ..ranks.options import RunOptions
+from .rules import GLOO, rules_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class VirtualOptions(RunOptions):
     ``patience``: the virtual time beyond which a rank's sleep ends the run as a hang.
     ``only``: run these ranks; every other one is taken to do what one of them does, so that its
     part of a collective comes with theirs, and its result is None. They must not send messages.
+    ``rules``: of issue, ``"gloo"``, the name of one of ``rules.NCCL``, or ``"nccl"`` for each of
+    them in turn, as interleavings are.
     """
 
     cluster: Cluster | str | Path = "laptop"
@@ -41,10 +44,14 @@ class VirtualOptions(RunOptions):
     slow_links: dict[int, float] = field(default_factory=dict)
     patience: float = math.inf
     only: tuple[int, ...] = ()
+    rules: str = GLOO.name
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or (self.seeds > 1 and self.seed is None):
             raise ValueError("seeds counts the interleavings from a seed on: give a seed as well")
+        special = self.only or self.lose or self.compute == "roofline"
+        if rules_named(self.rules)[0].nccl and special:
+            raise ValueError("NCCL's rules are for runs of all ranks, of which none is lost")
 
     def machine(self) -> Cluster:
         """The cluster's description."""

@@ -35,6 +35,8 @@ class Part:
     event: Event | None = None
     sending: Sending | None = None
     broken: bool = False  # the other end of the message is lost
+    entry: Any = None  # of the rank's queue, where operations run in the order of issue
+    arrived: Sequence[tuple[Tensor, Tensor]] = ()  # where what belongs, until it is waited for
 
     def done_by(self, clock: float) -> bool:
         """Whether it is complete at this virtual time."""
@@ -69,6 +71,11 @@ class Part:
     def acknowledge(self) -> None:
         """The rank has waited for it: only now may it use what it got and change what it gave."""
         self.waited = True
+        if self.arrived:
+            with Unseen():
+                for target, values in self.arrived:
+                    target.data.copy_(values)
+            self.arrived = ()
         event = self.event
         if event is not None and event.end is None:
             event.end = self.finish

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import select
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +20,18 @@ from ..ranks.noticed import notices_named
 from ..ranks.results import RankFailure, RankResults
 from .child import TIME_IS_UP
 from .options import VirtualOptions
+from .rules import rules_named
 
 GRACE = 5.0  # seconds on its clock that the child may take to report after its time is up
+
+
+class HostRead(NamedTuple):
+    """A rank's host looked at values of its GPU, and so waited for it: by which operator, at which
+    line, in which region of ``RankContext``."""
+
+    what: str
+    line: str
+    region: str
 
 
 class VirtualResults(RankResults):
@@ -29,7 +39,8 @@ class VirtualResults(RankResults):
 
     ``clocks``: virtual seconds at which each rank was done. ``traffic``: bytes by kind of link.
     ``unmodelled``: operators without a rule of their own in the compute model, and how often.
-    ``peaks``: most bytes of tensors alive on each rank (with a compute model).
+    ``peaks``: most bytes of tensors alive on each rank (with a compute model). ``host_reads``: for
+    each rank the times that its host looked at values of its GPU (under NCCL's rules).
     """
 
     def __init__(
@@ -41,6 +52,7 @@ class VirtualResults(RankResults):
         self.unmodelled: dict[str, int] = more["unmodelled"]
         self.peaks: list[int] = more["peaks"]
         self.flops: list[float] = more["flops"]
+        self.host_reads: list[list[HostRead]] = more["host_reads"]
 
     @property
     def clock(self) -> float:
@@ -116,6 +128,7 @@ def results_of(
     """The results of one world; raises RankFailure if a rank failed there."""
     values: list[Any] = [None] * len(members)
     summary: dict[str, Any] = {}
+    reads: list[list[HostRead]] = [[] for _ in members]
     for kind, content in frames:
         if kind == b"F":
             summary = json.loads(content)
@@ -124,7 +137,9 @@ def results_of(
             members[rank].result = content
             values[rank] = torch.load(io.BytesIO(content[4:]), weights_only=True)
         else:
-            _load(members, json.loads(content))
+            data = json.loads(content)
+            _load(members, data)
+            reads[data["rank"]] = [HostRead(*each) for each in data["reads"]]
     members[0].head += printed.encode()
     try:
         with notices_named(members, options):
@@ -134,8 +149,11 @@ def results_of(
         first = options.seed
         if None not in (failure.interleaving, first) and failure.interleaving != first:
             failure.message += "\n(not in every order of the ranks: other interleavings went well)"
+        if rules_named(options.rules)[0].nccl:
+            failure.message += f"\n(simulated by NCCL's rules, {summary.get('rules')})"
         raise
-    return VirtualResults(values, [m.log() for m in members], [m.output for m in members], summary)
+    output, more = [m.output for m in members], summary | {"host_reads": reads}
+    return VirtualResults(values, [m.log() for m in members], output, more)
 
 
 def _load(members: list[Member], data: dict[str, Any]) -> None:
@@ -170,4 +188,5 @@ def _raise_if_failed(
         for member in members:
             member.loop = loops.get(member.rank, "")
             member.idle = member.rank not in stacks
-        raise rank_report.hang(members, stacks, options, proven=verdict == "deadlock")
+        proven, why = verdict == "deadlock", summary.get("forgiven", "")
+        raise rank_report.hang(members, stacks, options, proven, why)

@@ -69,7 +69,8 @@ class Scheduler:
     """Runs W bodies, one at a time; ``deadlocked`` tells how it ended.
 
     ``install(rank)`` is called whenever a rank gets the baton, ``remove(rank)`` when it loses it.
-    ``runs``: the ranks that have a body, if not all have.
+    ``runs``: the ranks that have a body, if not all have. ``ordered``: a transfer that nobody waits
+    for may hold up another, so it is delivered when nothing else can be.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Scheduler:
         install: Callable[[VirtualRank], None],
         remove: Callable[[VirtualRank], None],
         runs: tuple[int, ...] = (),
+        ordered: bool = False,
     ) -> None:
         self.ranks = [VirtualRank(index) for index in range(world_size)]
         self.runs = [self.ranks[index] for index in runs] or self.ranks
@@ -86,7 +88,7 @@ class Scheduler:
             rank.finished = rank not in self.runs
         self.seed = seed
         self.random = None if seed is None else random.Random(seed)
-        self.install, self.remove = install, remove
+        self.install, self.remove, self.ordered = install, remove, ordered
         self.local = threading.local()
         self.over = threading.Event()
         self.deadlocked = False
@@ -95,6 +97,7 @@ class Scheduler:
         self._ready: list[Any] = []  # heap of (clock, order, rank), or plain list if adversarial
         self._matched: list[Any] = []  # heap of (ready_at, order, transfer); adversarial: a plain
         # list of those that at least one rank waits for
+        self._unwaited: list[Any] = []  # adversarial, where what is issued before must come first
 
     @property
     def me(self) -> VirtualRank:
@@ -147,6 +150,8 @@ class Scheduler:
         transfer.reserve()
         if transfer.waiters:
             self._matched.append(transfer)
+        elif self.ordered:
+            self._unwaited.append(transfer)
 
     def wait(self, rank: VirtualRank, part: Any) -> None:
         """Block ``rank`` until ``part`` (of a transfer) is complete; its clock moves there."""
@@ -244,8 +249,8 @@ class Scheduler:
         """A random rank that can run; if there is none, one transfer is delivered."""
         if self._ready:
             return self._pick(self._ready)
-        while self._matched:
-            transfer = self._pick(self._matched)
+        while self._matched or self._unwaited:
+            transfer = self._pick(self._matched or self._unwaited)
             if not transfer.delivered:
                 transfer.deliver()
                 break
@@ -254,7 +259,7 @@ class Scheduler:
     def _deliverable(self) -> bool:
         if self.random is None:
             return bool(self._matched)
-        return any(not t.delivered for t in self._matched)
+        return any(not t.delivered for t in (*self._matched, *self._unwaited))
 
     def _pick(self, items: list[Any]) -> Any:
         assert self.random is not None

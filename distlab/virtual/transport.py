@@ -17,9 +17,11 @@ from torch import Tensor
 from ..observe.failure import CheckFailed
 from ..observe.log import P2P, signature
 from ..observe.operators import Sending
+from .flight import hold
 from .internals import Unseen
 from .moves import MOVE, copy, own_parts
 from .network import Network
+from .order import IssueOrder, is_first
 from .part import Part
 from .scheduler import Scheduler, VirtualRank
 from .shadows import shadow
@@ -42,7 +44,7 @@ class Transfer:
     parts: list[Part] = field(default_factory=list)
     waiters: list[VirtualRank] = field(default_factory=list)
     ready_at: float = 0.0
-    matched: bool = False  # all ranks have issued it
+    matched: bool = False  # all ranks have issued it, and nothing that must come before is open
     delivered: bool = False
 
     @property
@@ -58,8 +60,7 @@ class Transfer:
         if part.posted > self.ready_at:
             self.ready_at = part.posted
         if len(parts) == self.needed:
-            self.matched = True
-            self.transfers.scheduler.add(self)
+            self.transfers.complete(self)
 
     def reserve(self) -> None:
         """Occupy links; fixes every part's ``finish``."""
@@ -71,7 +72,7 @@ class Transfer:
         parts = self.parts
         if parts[0].op in P2P:
             send, receive = parts if parts[0].op == "send" else parts[::-1]
-            if self.transfers.modelled:
+            if self.transfers.modelled or parts[0].entry is not None:
                 with Unseen():
                     copy(receive.gets[0], send.gives[0])
             else:
@@ -81,8 +82,11 @@ class Transfer:
                 MOVE[parts[0].op](_of_all(parts))
         for part in parts:
             part.done, part.transfer = True, None  # no cycle is left behind
+            if part.entry is not None and part.rank.waiting is not part:
+                hold(part)
         self.parts = []  # the scheduler may still list this transfer: it keeps no buffer alive
         self.transfers.scheduler.wake(self)
+        self.transfers.leave(parts)
 
 
 def _known(part: Part) -> bool:
@@ -107,7 +111,7 @@ class Transfers:
     def __init__(
         self, scheduler: Scheduler, network: Network, modelled: bool, runs: tuple[int, ...]
     ) -> None:
-        self.scheduler, self.network = scheduler, network
+        self.scheduler, self.network, self.order = scheduler, network, IssueOrder()
         self.modelled, self.runs = modelled, frozenset(runs)
         self.all_run = len(runs) == len(scheduler.ranks)
         self.sends: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, from, to, tag)
@@ -125,6 +129,8 @@ class Transfers:
                 cause="absent-rank",
                 rank=part.rank.index,
             )
+        if part.entry is not None:
+            self.order.enter(part, channel)
         if part.op in P2P and part.peer in self.lost:
             self._break(part)
         elif part.op == "send":
@@ -134,6 +140,22 @@ class Transfers:
         else:
             self._collective(part, channel)
         return part
+
+    def complete(self, transfer: Transfer) -> None:
+        """All ranks have issued it: it can be delivered as soon as its parts are first."""
+        if all(map(is_first, transfer.parts)):
+            transfer.matched = True
+            self.scheduler.add(transfer)
+
+    def leave(self, parts: list[Part]) -> None:
+        """Parts are complete: what was issued after them may come now."""
+        for part in parts:
+            for following in self.order.leave(part):
+                transfer = following.transfer
+                if transfer is None or transfer.matched or len(transfer.parts) < transfer.needed:
+                    continue
+                transfer.ready_at = max(transfer.ready_at, part.finish)
+                self.complete(transfer)
 
     def lose(self, rank: int) -> None:
         """``rank`` is gone: messages to and from it that are not matched yet never will be."""
@@ -149,6 +171,7 @@ class Transfers:
         transfer, part.transfer = part.transfer, None
         if transfer is not None:
             self.scheduler.wake(transfer)
+        self.leave([part])
 
     def _send(self, part: Part, channel: Any) -> None:
         if part.event is not None:

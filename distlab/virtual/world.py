@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,14 @@ import torch
 from ..observe.failure import CheckFailed
 from ..observe.lines import learner_line, source_line
 from . import internals
+from .flight import Flight
 from .group import VirtualGroup
 from .internals import cpu_time
+from .nccl_group import NcclGroup
 from .network import Network
 from .options import VirtualOptions
 from .part import Part
+from .rules import GLOO, Rules
 from .scheduler import Scheduler, VirtualRank
 from .state import RankState
 from .store import VirtualStore
@@ -45,6 +48,7 @@ class Channel:
     """What the members of a group have in common; compared by identity, which is fast."""
 
     name: str
+    shared: dict[Any, Any] = field(default_factory=dict)
 
 
 class World:
@@ -59,12 +63,15 @@ class World:
         options: VirtualOptions,
         seed: int | None = None,
         note: Callable[[int], None] = lambda rank: None,
+        rules: Rules = GLOO,
     ) -> None:
         runs = tuple(sorted(options.only)) or tuple(range(world_size))
         self.network = Network(options.machine(), options.algorithm, options.slow_links)
         self.record, self.measured = options.ledger, options.compute == "measured"
         self.modelled = options.compute == "roofline"
-        self.scheduler = Scheduler(world_size, seed, self.install, self.remove, runs)
+        self.rules = rules
+        install, remove, ordered = self.install, self.remove, self.rules.nccl
+        self.scheduler = Scheduler(world_size, seed, install, remove, runs, ordered)
         self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs)
         self.channels: dict[Any, Channel] = {}
         self.named: dict[tuple[int, str], tuple[int, ...]] = {}  # ranks of the groups made so far
@@ -119,7 +126,39 @@ class World:
             )
         key = options.group_id, ranks
         channel = self.channels.setdefault(key, Channel(options.group_id))
-        return VirtualGroup(self, ranks, channel, options.group_rank)
+        if not self.rules.nccl or state.backend == "gloo":
+            return VirtualGroup(self, ranks, channel, options.group_rank)
+        rules, device = self.rules, state.device
+        if device is not None:
+            rules = replace(rules, bound=True, eager=True, pairs=False)
+        made = rules.bound and state.groups.default_pg is not None
+        return NcclGroup(self, ranks, channel, options.group_rank, rules, made, device)
+
+    def making(self, backend: str, is_part: bool, device: torch.device | None) -> str:
+        """The calling rank is about to make a group, or to learn that it is not in it.
+
+        ``is_part``: of the default group's ranks. ``device``: the one that torch is told to bind.
+        Returns the name of the backend that makes it.
+        """
+        if not self.rules.nccl:
+            return backend
+        state = self.mine
+        state.backend = backend
+        parent = state.groups.default_pg
+        if not is_part:
+            state.device = device
+        elif backend != "gloo" and isinstance(parent, NcclGroup) and parent.rules.bound:
+            parent.split()
+        return internals.NAME if backend in ("nccl", "gloo") else backend
+
+    def flight(self, state: RankState) -> Flight:
+        """What is under way on the rank."""
+        return Flight(state.rank.index, state.works, self.learner_files)
+
+    def read(self, state: RankState, what: str) -> None:
+        """The rank's host looks at values of its GPU."""
+        line = source_line(learner_line(sys._getframe(1), self.learner_files))
+        state.reads.append((what, line, state.ledger.region))
 
     @property
     def mine(self) -> RankState:

@@ -51,7 +51,7 @@ def layer(seed: int, device: Any = "cpu") -> nn.Linear:
 
 
 def gradients(**tensors: Tensor) -> dict[str, Tensor | None]:
-    return {n: None if t.grad is None else t.grad.cpu() for n, t in tensors.items()}
+    return {n: None if t.grad is None else t.grad.clone().cpu() for n, t in tensors.items()}
 
 
 def compare(got: dict, want: dict, what: str, cause: str = "") -> None:

@@ -144,7 +144,7 @@ def check_reduced(
     def body(ctx):
         made = [dist.new_group(ranks) for ranks in groups]
         mine = [g for g, ranks in zip(made, groups, strict=True) if ctx.rank in ranks]
-        model = net(seed, mixed)
+        model = net(seed, mixed).to(ctx.device)
         for p in model.parameters():  # from before: must not be counted
             p.grad = torch.ones_like(p)
         weights = [p.detach().clone() for p in model.parameters()]
@@ -152,7 +152,7 @@ def check_reduced(
             model.rare.requires_grad_(turn == 1)  # frozen at first
             answer = impl.accumulate_and_reduce(
                 model,
-                window_of(seed + turn, ctx.rank, shapes[ctx.rank]),
+                window_of(seed + turn, ctx.rank, shapes[ctx.rank], ctx.device),
                 loss_scale=scale,
                 group=mine[0] if mine else None,
             )

@@ -190,7 +190,7 @@ def check_step(
     def body(ctx):
         made = [dist.new_group(ranks) for ranks in groups]
         mine = [g for g, ranks in zip(made, groups, strict=True) if ctx.rank in ranks]
-        model = net(seed, mixed)
+        model = net(seed, mixed).to(ctx.device)
         for p in model.frozen.parameters():
             p.grad = torch.full_like(p, 9.0)
         every = [p for n, p in model.named_parameters() if n != LEFT_OUT]
@@ -199,7 +199,7 @@ def check_step(
         answer = impl.train_window(
             model,
             optimizer,
-            window_of(seed, ctx.rank, shapes[ctx.rank]),
+            window_of(seed, ctx.rank, shapes[ctx.rank], ctx.device),
             max_norm=limit,
             loss_scale=scale,
             group=mine[0] if mine else None,

@@ -69,8 +69,11 @@ def micro_batch(seed: int, n: int, ignored: int = 0) -> MicroBatch:
     return inputs, targets
 
 
-def window_of(seed: int, rank: int, shape: Sequence[tuple[int, int]]) -> list[MicroBatch]:
-    return [micro_batch(seed * 100 + rank * 10 + k, *s) for k, s in enumerate(shape)]
+def window_of(
+    seed: int, rank: int, shape: Sequence[tuple[int, int]], device: torch.device | str = "cpu"
+) -> list[MicroBatch]:
+    drawn = (micro_batch(seed * 100 + rank * 10 + k, *s) for k, s in enumerate(shape))
+    return [(inputs.to(device), targets.to(device)) for inputs, targets in drawn]
 
 
 def counted(shape: Sequence[tuple[int, int]]) -> int:

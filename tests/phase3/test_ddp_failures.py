@@ -81,13 +81,13 @@ def train(ctx, impl, seed: int, failing: dict[int, set[int]], *, agree: bool, br
     """
     size = WIDTH * WIDTH * 8
     sizes = {"bucket_bytes": size, "first_bucket_bytes": size}
-    wrapped = impl.DDP(fragile(), group=group, agree=agree, **sizes)
+    wrapped = impl.DDP(fragile().to(ctx.device), group=group, agree=agree, **sizes)
     optimizer = optimizer_of(wrapped)
     said = []
     for step in range(STEPS):
         optimizer.zero_grad()
         fails = ctx.rank in failing.get(step, ())
-        x = inputs(seed, ctx.rank, step)
+        x = inputs(seed, ctx.rank, step).to(ctx.device)
         loss = wrapped(x, breaks=breaks if fails else None).square().mean()
         try:
             if fails and breaks is None:

@@ -147,7 +147,8 @@ def _expect_chosen_by_all_digits(impl, run, seed) -> None:
         return (1 + order.double() * 1e-12) * (-1) ** order
 
     def body(ctx):
-        return several_steps(lambda ps: impl.TopK(ps, 0.25), bucket_of((12,)), [near_one(ctx.rank)])
+        bucket = bucket_of((12,), device=ctx.device)
+        return several_steps(lambda ps: impl.TopK(ps, 0.25), bucket, [near_one(ctx.rank)])
 
     own = [[near_one(rank)] for rank in range(2)]
     expect_steps(run(body, 2), simulate(own, 3), "3 of 12 entries between 1 and 1 + 1e-11")
