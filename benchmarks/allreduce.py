@@ -9,7 +9,6 @@ all-reduce is a segmented ring in C++ on the same sockets.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -23,7 +22,7 @@ from solutions.phase3_multi_node.ring_allreduce import ring_all_reduce
 from solutions.phase3_multi_node.segmented_ring import segmented_ring_all_reduce
 from solutions.phase3_multi_node.tree_allreduce import tree_all_reduce
 
-from .common import Table
+from .common import Table, now
 
 WORLDS = (2, 3, 4)
 SIZES = {4: 25, 4_000: 25, 400_000: 15, 4_000_000: 5, 20_000_000: 2, 100_000_000: 1}  # weights
@@ -31,7 +30,7 @@ COLUMNS = ("ring", "segmented", "tree", "halving, doubling", "auto")
 
 
 def contestants(links: allreduce_choice.Links) -> dict[str, Callable[[Tensor], object]]:
-    """gloo first, then ours."""
+    """The backend's own first, then ours."""
     calls = (
         ring_all_reduce,
         segmented_ring_all_reduce,
@@ -39,11 +38,11 @@ def contestants(links: allreduce_choice.Links) -> dict[str, Callable[[Tensor], o
         halving_doubling_all_reduce,
         lambda tensor: allreduce_choice.all_reduce(tensor, links=links),
     )
-    return {"gloo": dist.all_reduce, **dict(zip(COLUMNS, calls, strict=True))}
+    return {dist.get_backend(): dist.all_reduce, **dict(zip(COLUMNS, calls, strict=True))}
 
 
 def compare(
-    world_size: int, sizes: Mapping[int, int], repeats: int
+    world_size: int, sizes: Mapping[int, int], repeats: int, device: str = "cpu"
 ) -> list[tuple[int, dict[str, float], str]]:
     """For each size: median seconds by contestant, and the pattern that ``auto`` chose.
 
@@ -51,27 +50,29 @@ def compare(
     """
 
     def body(ctx: RankContext) -> list[tuple[int, dict[str, float], str]]:
-        links = allreduce_choice.fit(allreduce_choice.measure([*sizes], repeats=repeats))
+        device, timings = ctx.device, allreduce_choice.measure
+        links = allreduce_choice.fit(timings([*sizes], repeats=repeats, device=device))
         calls, out = contestants(links), []
         turns = random.Random(0)  # the same on all ranks
         for nbytes, weight in sizes.items():
-            tensor = torch.empty(nbytes // 4)
+            tensor = torch.empty(nbytes // 4, device=device)
             seconds = torch.zeros(1 + repeats * weight, len(calls), dtype=torch.float64)
             for run in seconds:  # the first warms up
                 for index in turns.sample(range(len(calls)), len(calls)):
                     tensor.fill_(1.0)
                     dist.barrier()
-                    begun = time.perf_counter()
+                    begun = now(device)
                     [*calls.values()][index](tensor)
-                    run[index] = time.perf_counter() - begun
+                    run[index] = now(device) - begun
                     assert tensor[-1] == ctx.world_size
+            seconds = seconds.to(device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             medians = seconds[1:].median(0).values.tolist()
             chosen = allreduce_choice.choose(ctx.world_size, nbytes, links)
             out.append((nbytes, dict(zip(calls, medians, strict=True)), chosen))
         return out
 
-    return list(run_ranks(body, world_size, ledger=False, timeout=300)[0])
+    return list(run_ranks(body, world_size, ledger=False, timeout=300, device=device)[0])
 
 
 def measure(repeats: int = 5) -> Table:

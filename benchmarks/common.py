@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,21 @@ class Table:
         lines += ["|" + " --- |" * len(self.header)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
         return "\n".join(lines)
+
+
+def now(device: torch.device) -> float:
+    """The clock in seconds, read when all that this process gave to a GPU is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def failed(error: BaseException, where: str = "") -> dict[str, Any]:
+    """What a part of ``distlab doctor --cuda`` prints of an exception, in place of its result."""
+    first, *_ = str(error).strip().splitlines() or [""]
+    message = f"{where}{type(error).__name__}: {first}"
+    said = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"status": "failed", "message": message, "result": {"said": said}}
 
 
 def seconds(fn: Callable[[], object]) -> float:

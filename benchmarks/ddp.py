@@ -22,7 +22,7 @@ from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import GPT, build_model, digits
 from solutions.phase3_multi_node.ddp import DDP
 
-from .common import Table, in_turn, spread
+from .common import Table, in_turn, now, spread
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -58,16 +58,16 @@ def batch(model: str, rank: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:].flatten()
 
 
-def wrapped(model: str, wrap: Wrap) -> nn.Module:
+def wrapped(model: str, wrap: Wrap, device: torch.device | str = "cpu") -> nn.Module:
     """``model`` with the same weights each time, wrapped."""
     torch.manual_seed(0)
-    return wrap(MODELS[model]())
+    return wrap(MODELS[model]().to(device))
 
 
 def held(model: str, wrap: Wrap, inputs: Tensor, targets: Tensor) -> int:
     """Bytes that two backward passes leave alive, without the parameters."""
     with PeakMemory() as memory:
-        net = wrapped(model, wrap)
+        net = wrapped(model, wrap, inputs.device)
         for _ in range(2):
             F.cross_entropy(net(inputs), targets).backward()
         time.sleep(0.05)  # threads of gloo let go of old buckets a little later
@@ -81,24 +81,25 @@ def stepper(
 
     def measure() -> float:
         dist.barrier()
-        begun = time.perf_counter()
+        begun = now(inputs.device)
         for _ in range(steps):
             optimizer.zero_grad()
             F.cross_entropy(net(inputs), targets).backward()
             optimizer.step()
-        return (time.perf_counter() - begun) / steps * 1e3
+        return (now(inputs.device) - begun) / steps * 1e3
 
     return measure
 
 
 def compare(
-    model: str, pair: tuple[Wrap, Wrap], world_size: int, repeats: int
+    model: str, pair: tuple[Wrap, Wrap], world_size: int, repeats: int, device: str = "cpu"
 ) -> list[tuple[list[float], int]]:
     """For both of the pair: milliseconds of a step in each round, bytes that are held."""
 
     def body(ctx: RankContext) -> list[tuple[list[float], int]]:
-        data = batch(model, ctx.rank)
-        nets = [wrapped(model, wrap) for wrap in pair]
+        inputs, targets = batch(model, ctx.rank)
+        data = inputs.to(ctx.device), targets.to(ctx.device)
+        nets = [wrapped(model, wrap, ctx.device) for wrap in pair]
         contestants = {
             str(k): stepper(net, torch.optim.SGD(net.parameters(), lr=0.01), STEPS[model], *data)
             for k, net in enumerate(nets)
@@ -109,7 +110,7 @@ def compare(
             torch.testing.assert_close(mine, torchs, rtol=1e-3, atol=1e-4)  # the same training
         return [(taken[str(k)], held(model, wrap, *data)) for k, wrap in enumerate(pair)]
 
-    return run_ranks(body, world_size, ledger=False, timeout=300)[0]
+    return run_ranks(body, world_size, ledger=False, timeout=300, device=device)[0]
 
 
 def measure(repeats: int = 9) -> Table:

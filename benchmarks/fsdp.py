@@ -7,7 +7,6 @@ memory is that of all tensors alive during a step, the sharded state included (`
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -20,20 +19,21 @@ from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import GPT
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
-from .common import Table, spread
+from .common import Table, now, spread
 
 STEPS = 2  # per turn
 Step = Callable[[], float]
+Parts = tuple[nn.Module, list[nn.Module], Tensor, Tensor]
 
 
-def wide() -> tuple[nn.Module, list[nn.Module], Tensor, Tensor]:
+def wide() -> Parts:
     """64-1024-…-10 with eight square layers: 8.5 million parameters, 34 MB."""
     hidden = [nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(8)]
     model = nn.Sequential(nn.Linear(64, 1024), *hidden, nn.Linear(1024, 10))
     return model, list(hidden), torch.randn(64, 64), torch.randint(0, 10, (64,))
 
 
-def tiny_gpt() -> tuple[nn.Module, list[nn.Module], Tensor, Tensor]:
+def tiny_gpt() -> Parts:
     """4 layers of width 256: 3.4 million parameters, 13 MB."""
     model = GPT(256, 64, 4, 256, 4)
     tokens = torch.randint(0, 256, (4, 64))
@@ -41,6 +41,13 @@ def tiny_gpt() -> tuple[nn.Module, list[nn.Module], Tensor, Tensor]:
 
 
 MODELS = {"MLP": wide, "tiny GPT": tiny_gpt}
+
+
+def made(name: str, device: torch.device) -> Parts:
+    """The model, its units and a batch, with the same numbers each time."""
+    torch.manual_seed(0)
+    model, units, inputs, targets = MODELS[name]()
+    return model.to(device), units, inputs.to(device), targets.to(device)
 
 
 def train_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
@@ -57,21 +64,19 @@ def train_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     return step
 
 
-def ours(name: str) -> Step:
+def ours(name: str, device: torch.device) -> Step:
     """The solution of exercises 3.15 and 3.16."""
-    torch.manual_seed(0)
-    model, units, *batch = MODELS[name]()
+    model, units, *batch = made(name, device)
     return train_step(PrefetchFSDP(model, units), *batch)
 
 
-def torchs(name: str) -> Step:
+def torchs(name: str, device: torch.device) -> Step:
     """torch's FSDP2."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    torch.manual_seed(0)
-    model, units, *batch = MODELS[name]()
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    model, units, *batch = made(name, device)
     for unit in units:
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not units[-1])
     fully_shard(model, mesh=mesh)
@@ -81,34 +86,37 @@ def torchs(name: str) -> Step:
 CONTESTANTS = {"solution": ours, "fully_shard": torchs}
 
 
-def compare(name: str, world_size: int, repeats: int) -> tuple[dict[str, list[float]], list[int]]:
+def compare(
+    name: str, world_size: int, repeats: int, device: str = "cpu"
+) -> tuple[dict[str, list[float]], list[int]]:
     """Seconds per step of each turn, and peak bytes of a rank, for both."""
 
     def body(ctx: RankContext) -> tuple[dict[str, list[float]], list[int], list[float]]:
         peaks, losses = [], []
         for make in CONTESTANTS.values():
             with PeakMemory() as memory:
-                step = make(name)
+                step = make(name, ctx.device)
                 step()
                 memory.peak = memory.current
                 step()
             peaks.append(memory.peak)
             del step
-        steps = {who: make(name) for who, make in CONTESTANTS.items()}
+        steps = {who: make(name, ctx.device) for who, make in CONTESTANTS.items()}
         seconds: dict[str, list[float]] = {who: [] for who in steps}
         for number in range(repeats + 1):  # the first is for warming up
             for who, step in steps.items():
                 dist.barrier()
-                begun = time.perf_counter()
+                begun = now(ctx.device)
                 for _ in range(STEPS):
                     loss = step()
                 if number:
-                    seconds[who].append((time.perf_counter() - begun) / STEPS)
+                    seconds[who].append((now(ctx.device) - begun) / STEPS)
                 else:
                     losses.append(loss)
         return seconds, peaks, losses
 
-    seconds, peaks, losses = run_ranks(body, world_size, ledger=False, timeout=300)[0]
+    found = run_ranks(body, world_size, ledger=False, timeout=300, device=device)
+    seconds, peaks, losses = found[0]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-3)  # the same training
     return seconds, peaks
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from distlab.observe.memory import PeakMemory
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase2_advanced.pipeline_parallel import Pipeline, make_schedule
 
-from .common import Table, spread
+from .common import Table, now, spread
 
 WIDTH, SIZE, MICRO_BATCHES, LAYERS = 512, 64, 8, 8
 THEIRS: dict[str, Any] = {
@@ -109,8 +108,8 @@ def torch_step(
     """The same step by torch's schedule; the loss is broadcast at the end as well."""
     count = ctx.world_size * len(mine)
     own = range(ctx.rank, count, ctx.world_size)
-    device = torch.device("cpu")
-    parts = [pipelining.PipelineStage(m, s, count, device) for m, s in zip(mine, own, strict=True)]
+    stage, pairs = pipelining.PipelineStage, zip(mine, own, strict=True)
+    parts = [stage(module, number, count, ctx.device) for module, number in pairs]
     chosen = parts if name == "interleaved" else parts[0]
     schedule = THEIRS[name](chosen, MICRO_BATCHES, loss_fn=loss_fn)
     inputs, targets = batch
@@ -120,22 +119,25 @@ def torch_step(
         losses: list[Tensor] = []
         target = targets if ctx.rank == last else None
         schedule.step(*([inputs] if ctx.rank == 0 else []), target=target, losses=losses)
-        loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        nothing = torch.zeros((), device=ctx.device)
+        loss = torch.stack(losses).mean().detach() if losses else nothing
         dist.broadcast(loss, last)
         return loss.item()
 
     return step
 
 
-def compare(name: str, ranks: int, repeats: int) -> list[dict[str, list[float]]]:
+def compare(
+    name: str, ranks: int, repeats: int, device: str = "cpu"
+) -> list[dict[str, list[float]]]:
     """Per rank: seconds per step of both, and of each (micro-batches kept, peak bytes, loss)."""
     per_rank = 2 if name == "interleaved" else 1
 
     def body(ctx: RankContext) -> dict[str, list[float]]:
         generator = torch.Generator().manual_seed(0)
         shape = MICRO_BATCHES * SIZE, WIDTH
-        batch = tuple(torch.randn(shape, generator=generator) for _ in range(2))
-        mine = stages(ranks * per_rank)[ctx.rank :: ranks]
+        batch = tuple(torch.randn(shape, generator=generator).to(ctx.device) for _ in range(2))
+        mine = [part.to(ctx.device) for part in stages(ranks * per_rank)[ctx.rank :: ranks]]
         theirs = copy.deepcopy(mine)
         steps = {
             "ours": our_step(mine, name, ranks, batch),
@@ -160,12 +162,12 @@ def compare(name: str, ranks: int, repeats: int) -> list[dict[str, list[float]]]
         for _ in range(repeats):
             for who, step in steps.items():
                 dist.barrier()
-                begun = time.perf_counter()
+                begun = now(ctx.device)
                 step()
-                seconds[who].append(time.perf_counter() - begun)
+                seconds[who].append(now(ctx.device) - begun)
         return seconds | facts
 
-    return run_ranks(body, ranks, ledger=False, timeout=300)
+    return run_ranks(body, ranks, ledger=False, timeout=300, device=device)
 
 
 def measure(repeats: int = 25) -> Table:

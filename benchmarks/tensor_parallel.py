@@ -8,7 +8,6 @@ DTensors, which know their placement and cost time at every operator.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -33,10 +32,11 @@ from solutions.phase2_advanced.sequence_parallel import (
 )
 from solutions.phase2_advanced.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
-from .common import Table, spread
+from .common import Table, now, spread
 
 BATCH, LENGTH, WIDTH, HEADS = 8, 128, 256, 8
 Side = tuple[nn.Module, Callable[[], object]]  # the model, and what a step does after backward
+CPU = torch.device("cpu")
 KINDS = ("MLP", "block", "block, sequence parallel", "the same, gathered again")
 
 
@@ -50,9 +50,9 @@ def whole(kind: str) -> nn.Module:
         return Block(WIDTH, HEADS)
 
 
-def solution(kind: str) -> Side:
+def solution(kind: str, device: torch.device = CPU) -> Side:
     """The layers of phase 2."""
-    model = whole(kind)
+    model = whole(kind).to(device)
     if kind == "MLP":
         up, gelu, down = model.children()
         return nn.Sequential(ColumnParallelLinear(up), gelu, RowParallelLinear(down)), lambda: None
@@ -62,9 +62,9 @@ def solution(kind: str) -> Side:
     return block, lambda: sum_replicated_gradients(block.replicated())
 
 
-def pytorch(kind: str) -> Side:
+def pytorch(kind: str, device: torch.device = CPU) -> Side:
     """PyTorch's own; the rows of q, k and v are put in order first, or it would mix them up."""
-    model, world_size = whole(kind), dist.get_world_size()
+    model, world_size = whole(kind).to(device), dist.get_world_size()
     plan: dict[str, object] = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     if kind != "MLP":
         model.qkv, model.heads = rows_by_rank(model.qkv, world_size), HEADS // world_size
@@ -75,7 +75,7 @@ def pytorch(kind: str) -> Side:
             rows = RowwiseParallel(output_layouts=Shard(1))
             plan = {"norm_attention": SequenceParallel(), "norm_mlp": SequenceParallel()}
         plan |= {"qkv": columns, "up": columns, "out": rows, "down": rows}
-    model = parallelize_module(model, init_device_mesh("cpu", (world_size,)), plan)
+    model = parallelize_module(model, init_device_mesh(device.type, (world_size,)), plan)
 
     def complete() -> None:
         """Sum the gradients that every rank has of its own positions, as an optimizer would."""
@@ -118,19 +118,21 @@ def data(kind: str, rank: int, world_size: int) -> list[Tensor]:
     return [t.chunk(world_size, 1)[rank].contiguous() if cut else t for t in drawn]
 
 
-def compare(world_size: int, repeats: int) -> dict[str, dict[str, list[float]]]:
+def compare(
+    world_size: int, repeats: int, device: str = "cpu"
+) -> dict[str, dict[str, list[float]]]:
     """Seconds of each step by kind, slowest rank; fails unless both compute the same."""
 
     def body(ctx: RankContext) -> dict[str, dict[str, list[float]]]:
-        return {kind: timed(kind, ctx.rank, repeats) for kind in KINDS}
+        return {kind: timed(kind, ctx.rank, repeats, ctx.device) for kind in KINDS}
 
-    return run_ranks(body, world_size, ledger=False, timeout=300)[0]
+    return run_ranks(body, world_size, ledger=False, timeout=300, device=device)[0]
 
 
-def timed(kind: str, rank: int, repeats: int) -> dict[str, list[float]]:
+def timed(kind: str, rank: int, repeats: int, device: torch.device) -> dict[str, list[float]]:
     """Steps of both in turn, after one that is not timed and whose results must agree."""
-    tensors = data(kind, rank, dist.get_world_size())
-    sides = {"solution": solution(kind), "PyTorch": pytorch(kind)}
+    tensors = [t.to(device) for t in data(kind, rank, dist.get_world_size())]
+    sides = {"solution": solution(kind, device), "PyTorch": pytorch(kind, device)}
     results = [[local(t) for t in step(side, *tensors)] for side in sides.values()]
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
@@ -138,23 +140,23 @@ def timed(kind: str, rank: int, repeats: int) -> dict[str, list[float]]:
     for _ in range(repeats):
         for name, side in sides.items():
             dist.barrier()
-            begun = time.perf_counter()
+            begun = now(device)
             step(side, *tensors)
-            seconds = torch.tensor(time.perf_counter() - begun)
+            seconds = torch.tensor(now(device) - begun, device=device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             values[name].append(seconds.item())
     return values
 
 
-def costs(world_size: int) -> dict[str, list[tuple[int, int]]]:
+def costs(world_size: int, device: str = "cpu") -> dict[str, list[tuple[int, int]]]:
     """Bytes that rank 0 sends in a step, and keeps for backward: (solution, PyTorch) of each."""
 
     def body(ctx: RankContext) -> dict[str, list[int]]:
         kept: dict[str, list[int]] = {}
         for kind in KINDS:
-            x, weight = data(kind, ctx.rank, ctx.world_size)
+            x, weight = (t.to(ctx.device) for t in data(kind, ctx.rank, ctx.world_size))
             for name, make in (("solution", solution), ("PyTorch", pytorch)):
-                side = make(kind)
+                side = make(kind, ctx.device)
                 with ctx.region(f"{kind} {name}"):
                     step(side, x, weight)
                 with LocalActivations() as saved:
@@ -163,7 +165,7 @@ def costs(world_size: int) -> dict[str, list[tuple[int, int]]]:
                 kept.setdefault(kind, []).append(saved.bytes)
         return kept
 
-    results = run_ranks(body, world_size, timeout=300)
+    results = run_ranks(body, world_size, timeout=300, device=device)
     log, found = results.logs[0], {}
     for kind in KINDS:
         sent = [log.select(region=f"{kind} {name}").sent for name in ("solution", "PyTorch")]

@@ -1,4 +1,4 @@
-"""The ``distlab`` command: map, watch, hint, solution, trace, simulate, cluster and others."""
+"""The ``distlab`` command: map, watch, hint, solution, trace, simulate, doctor and others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .commands import cluster, contract, simulate
+from .commands import cluster, doctor, simulate
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
@@ -40,6 +40,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         simulate.add_arguments(predicted)
     nodes = commands.add_parser("cluster", help="several nodes on this machine (Linux)")
     cluster.add_arguments(nodes)
+    doctor.add_arguments(commands.add_parser("doctor", help="what this machine can run"))
     promised = commands.add_parser(
         "contract", parents=[one], help="what an exercise promises, and which check asserts it"
     )
@@ -53,6 +54,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, out: Console) -> int:
     """Do what the command line asks for; the exit status."""
+    if options.command == "doctor":
+        return doctor.doctor(options, out)
     course = load_course()
     if options.command is None:
         return show_map(course, out)
@@ -66,6 +69,9 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return watch(course, options.exercise, out)
     exercise = course.exercise(options.exercise)
     if options.command == "contract":
+        # start-up time: it imports torch, which other commands need not wait for
+        from .commands import contract
+
         return (contract.draft if options.draft else contract.show)(exercise, out)
     if options.command == "hint":
         return hint(exercise, out)

@@ -12,6 +12,7 @@ from rich.text import Text
 from ..course.catalogue import Phase
 from ..host.terminal import command, say
 from ..observe.lines import names
+from ..reference import gpu_record
 from .verdicts import SHOWN_TIER, TIERS, CheckResult, ExerciseResult, Report
 
 STYLE = {
@@ -178,6 +179,11 @@ def _print_needs(report: Report, out: Console) -> None:
     for what, count in absent.items():
         text = f"needs {what}: {count} check{'s' if count > 1 else ''} did not run"
         say(out, f"{text} (not counted as passed)", STYLE["needs"])
+    tiers = {check.tier for exercise in report.exercises for check in exercise.checks}
+    if tiers - {"virtual", "gloo"}:
+        say(out, f"the project's own solutions: {gpu_record.words()}", "dim")
+    if absent:
+        say(out, "distlab doctor says what this machine lacks, and how to get it", "dim")
 
 
 def _print_next(report: Report, out: Console) -> None:

@@ -202,6 +202,12 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
 
 
+def missing_tools() -> dict[str, str]:
+    """The programs that a cluster needs and this machine lacks, each with its package."""
+    path = _environment()["PATH"]
+    return {name: of for name, of in PACKAGES.items() if shutil.which(name, path=path) is None}
+
+
 def _tool(name: str) -> str:
     found = shutil.which(name, path=_environment()["PATH"])
     if found is None:

@@ -52,6 +52,7 @@ class Event:
     overwritten: bool = False  # the send buffer was changed before the send was waited for
     group_name: str = ""  # two groups of the same ranks have sequences of their own
     patience: float | None = None  # seconds after which a wait for it gives up by itself
+    clock: str = "host"  # whose clock ``start`` and ``end`` are of: host or GPU
 
     def __str__(self) -> str:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"
@@ -142,6 +143,7 @@ class Log:
     events: list[Event]
     spans: list[tuple[str, float, float]]
     picture_from: float = 0.0
+    on_gpu: frozenset[int] = frozenset()  # which spans are by the GPU's clock
 
     def select(self, op: str | None = None, region: str | None = None) -> Log:
         """The part of the log that is ``op`` and was issued in ``region``."""

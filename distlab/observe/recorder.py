@@ -56,8 +56,12 @@ class Ledger(Recording, TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional"):
             return self._communicate(func, args, kwargs)
         start = time.monotonic()
+        first = self.gpu.mark() if self.gpu is not None else None
         out = func(*args, **kwargs)
-        self.computed(start, time.monotonic())
+        marks = None
+        if self.gpu is not None and any(t.is_cuda for t in tensors_in((out, args))):
+            marks = first, self.gpu.mark()
+        self.computed(start, time.monotonic(), marks)
         return out
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .gpu_clock import GpuClock
 from .lines import learner_line
 from .log import P2P, Event, sent_from_shared_gpu, traffic
 from .operators import Sending, patience_of
@@ -50,6 +51,7 @@ class Recording:
         self.local = threading.local()
         self.in_flight: dict[int, Sending] = {}  # by index of the event
         self.futures: dict[int, torch.futures.Future[Any]] = {}  # the same, until they are done
+        self.gpu: GpuClock | None = None  # of a rank that computes on a GPU
 
     def begin(
         self,
@@ -93,12 +95,19 @@ class Recording:
         self.batch_of(process_group).append(event)
         if op == "send":
             self.in_flight[event.index] = Sending(tensors[0])
+        if self.gpu is not None and any(t.is_cuda for t in tensors):
+            self.gpu.begins(event.index, process_group)
         self.emit("begin", vars(event))
         return event
 
     def batch_of(self, group: dist.ProcessGroup) -> list[Event]:
         """What this thread has begun in the batch that is open on ``group``; a new list if none."""
         return getattr(self.local, "batches", {}).get(group.group_name, [])
+
+    def follow(self, event: Event, work: dist.Work) -> None:
+        """``work`` is the handle of the communication."""
+        if self.gpu is not None and event.op not in P2P:
+            self.gpu.follow(event.index, work)
 
     def emit(self, kind: str, fields: dict[str, Any]) -> None:
         """Tell the other process; a process that was forked from this one has nothing to tell."""
@@ -113,6 +122,8 @@ class Recording:
     def end(self, event: Event) -> None:
         """The communication is over, or its wait has raised; told once."""
         self.futures.pop(event.index, None)
+        if self.gpu is not None:
+            self.gpu.waited(event.index)
         if event.end is None:
             event.end = time.monotonic()
             sending = self.in_flight.pop(event.index, None)
@@ -120,26 +131,35 @@ class Recording:
             done = {"end": event.end, "overwritten": event.overwritten}
             self.emit("end", {"index": event.index, **done})
 
-    def computed(self, start: float, end: float) -> None:
-        """A tensor operator ran; what follows closely in the same phase is one span."""
+    def computed(self, start: float, end: float, marks: tuple[Any, Any] | None = None) -> None:
+        """A tensor operator ran; what follows closely in the same phase is one span.
+
+        ``marks``: of the GPU that it ran on, before and after.
+        """
         if getattr(self.local, "named", False):
             return
         name = self.phase() or "other"
-        spans = self.raw_spans
-        if spans and spans[-1][0] == name and start - spans[-1][2] < 3e-5:
+        spans, last = self.raw_spans, len(self.raw_spans) - 1
+        alike = self.gpu is None or (last in self.gpu.spans) == (marks is not None)
+        if spans and alike and spans[-1][0] == name and start - spans[-1][2] < 3e-5:
             spans[-1] = (name, spans[-1][1], end)
         else:
             spans.append((name, start, end))
+        if self.gpu is not None and marks is not None:
+            self.gpu.computed(len(spans) - 1, *marks)
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Record what is computed inside as one span."""
         start, self.local.named = time.monotonic(), True
+        first = self.gpu.mark() if self.gpu is not None else None
         try:
             yield
         finally:
             self.local.named = False
             self.raw_spans.append((name, start, time.monotonic()))
+            if self.gpu is not None:
+                self.gpu.computed(len(self.raw_spans) - 1, first, self.gpu.mark())
 
     def phase(self) -> str:
         """What this thread does: forward, backward, optimizer, data, or nothing that has a name."""

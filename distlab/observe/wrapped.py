@@ -94,6 +94,7 @@ class Wrapped:
         """The last event is that of ``work``, unless the handle of a batch stands for it."""
         if not self.recording.batch_of(group):
             _EVENTS_OF[id(work)] = [self.local.last], work
+            self.recording.follow(self.local.last, work)
 
     def _wrap_batch_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def start(group: Any, *args: Any) -> Any:

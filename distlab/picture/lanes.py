@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..observe.log import readable
-from .spans import WAIT, Span, covered, overlapping, stack
+from .spans import WAIT, Span, covered, overlapping, stack, time_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +139,7 @@ class _Picture:
         axes = self.axes
         axes.set_xlim(0, self.total * 1e3)
         axes.set_ylim(len(self.row_of), 0)
-        axes.set_xlabel("milliseconds", color=SOFT, labelpad=2)
+        axes.set_xlabel(time_label(self.spans), color=SOFT, labelpad=2)
         axes.tick_params(axis="x", colors=SOFT, length=3)
         axes.set_yticks([])
         axes.grid(axis="x", color="#E6E6E6", linewidth=0.7)

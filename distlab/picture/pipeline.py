@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .lanes import EDGE, HATCH, INK, SOFT, _ink_on
-from .spans import Span, covered, idle_share
+from .spans import Span, covered, idle_share, time_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ def _draw(axes: Axes, spans: Sequence[Span], ranks: list[int]) -> None:
     begin, end = min(s.start for s in spans), max(s.end for s in spans)
     total = (end - begin) * 1e3
     axes.set(xlim=(0, total), ylim=(len(ranks), 0), yticks=[])
-    axes.set_xlabel("milliseconds", color=SOFT, labelpad=2)
+    axes.set_xlabel(time_label(spans), color=SOFT, labelpad=2)
     axes.tick_params(axis="x", colors=SOFT, length=3)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(EDGE)

@@ -21,9 +21,10 @@ import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ..observe.gpu_clock import GPU
 from ..observe.log import P2P, Event, Log, readable
 from ..ranks.results import RankResults
 
@@ -42,7 +43,8 @@ class Span:
 
     ``peer`` is the other rank of a message, the root of a collective, or the rank waited for;
     ``message`` is the same number at both ends of a message; ``line`` the learner's line;
-    ``label`` what ``RankContext.span`` was given.
+    ``label`` what ``RankContext.span`` was given; ``clock`` whose the times are: on a rank with a
+    GPU those of the ``"host"`` are when calls were made, not when the GPU did what they say.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class Span:
     region: str = ""
     message: int | None = None
     label: str = ""
+    clock: str = "host"
 
     @property
     def seconds(self) -> float:
@@ -88,20 +91,22 @@ def _computed(log: Log) -> list[Span]:
     """Compute of one rank: neighbours of one name become one span, unless it communicates there."""
     begins = sorted(event.start for event in log.events)
     spans: list[Span] = []
-    for full, start, end in sorted(log.spans, key=lambda span: span[1]):
+    every = ((span, GPU if i in log.on_gpu else "host") for i, span in enumerate(log.spans))
+    for (full, start, end), clock in sorted(every, key=lambda pair: pair[0][1]):
         name, _, label = full.partition(" ")
         last = spans[-1] if spans else None
         if (
             last is not None
             and last.name == name
             and last.label == label == ""
+            and last.clock == clock
             and start - last.end < JOIN
             and bisect.bisect(begins, last.end) == bisect.bisect(begins, start)
         ):
-            spans[-1] = Span(log.rank, last.lane, name, last.start, max(end, last.end))
+            spans[-1] = replace(last, end=max(end, last.end))
         else:
             lane: Lane = "data" if name == "data" else "compute"
-            spans.append(Span(log.rank, lane, name, start, end, label=label))
+            spans.append(Span(log.rank, lane, name, start, end, label=label, clock=clock))
     return spans
 
 
@@ -111,7 +116,7 @@ def _communicated(
     """One event as a wait (if another rank was late) and the operator itself."""
     end = horizon if event.end is None else event.end
     begin = event.start if ready - event.start < SHORTEST_WAIT else min(ready, end)
-    more: dict[str, Any] = {"line": event.line, "region": event.region}
+    more: dict[str, Any] = {"line": event.line, "region": event.region, "clock": event.clock}
     spans = []
     if begin > event.start:
         detail = f"{event.op}: waits for rank {whom}"
@@ -190,6 +195,17 @@ def stack(spans: Iterable[Span]) -> list[tuple[Span, int]]:
         ends[row:] = [span.end, *ends[row + 1 :]]
         placed.append((span, row))
     return placed
+
+
+def time_label(spans: Iterable[Span]) -> str:
+    """What the axis of time shows: milliseconds, and whose, if a GPU's are among them."""
+    clocks: dict[str, set[str]] = defaultdict(set)
+    for span in spans:
+        clocks[span.clock].add(span.name)
+    if GPU not in clocks:
+        return "milliseconds"
+    by_host = ", ".join(sorted(clocks["host"]))
+    return "milliseconds by CUDA events" + (f"; host time: {by_host}" if by_host else "")
 
 
 def covered(spans: Iterable[Span]) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     pass
+from ..observe.gpu_clock import GPU
 from ..ranks.results import RankResults
 from .lanes import draw
 from .spans import Span, spans_of, stack
@@ -17,6 +18,7 @@ from .spans import Span, spans_of, stack
 def chrome_trace(spans: Sequence[Span], path: str | Path) -> Path:
     """Write ``spans`` as a trace for ui.perfetto.dev or chrome://tracing: one process per rank."""
     begin = min((s.start for s in spans), default=0.0)
+    clocks = any(s.clock == GPU for s in spans)
     out: list[dict[str, Any]] = []
     for rank in sorted({s.rank for s in spans}):
         out += _named(rank, "process", 0, f"rank {rank}", rank)
@@ -26,7 +28,7 @@ def chrome_trace(spans: Sequence[Span], path: str | Path) -> Path:
                 name = lane if row == 0 else f"{lane} {row + 1}"
                 out += _named(rank, "thread", 100 * number + row, name, 100 * number + row)
             for span, row in placed:
-                out += _traced(span, 100 * number + row, begin)
+                out += _traced(span, 100 * number + row, begin, clocks)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": out, "displayTimeUnit": "ms"}), encoding="utf-8")
@@ -42,14 +44,18 @@ def _named(rank: int, kind: str, tid: int, name: str, order: int) -> list[dict[s
     ]
 
 
-def _traced(span: Span, tid: int, begin: float) -> list[dict[str, Any]]:
-    """A complete event, and for a message one end of the arrow from send to receive."""
+def _traced(span: Span, tid: int, begin: float, clocks: bool) -> list[dict[str, Any]]:
+    """A complete event, and for a message one end of the arrow from send to receive.
+
+    ``clocks``: say whose clock the times are of.
+    """
     arguments = {
         "detail": span.detail,
         "bytes": span.nbytes,
         "peer": span.peer,
         "line": span.line,
         "region": span.region,
+        "clock": span.clock if clocks else "",
     }
     head = {"pid": span.rank, "tid": tid, "ts": round((span.start - begin) * 1e6, 3)}
     name = f"{span.name} {span.label}".strip()

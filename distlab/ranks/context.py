@@ -29,6 +29,8 @@ class RankContext:
     def start_picture(self) -> None:
         """Leave what came before out of timelines: set-up, imports, warm-up."""
         if self.ledger is not None:
+            if self.ledger.gpu is not None:
+                self.ledger.gpu.settle()
             self.ledger.picture_from = time.monotonic()
 
     def steps(self, count: int) -> Iterator[int]:

@@ -6,9 +6,10 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..observe.gpu_clock import GPU
 from ..observe.log import Event, Log, channel_of
 from ..observe.notices import Notice, note
 from .process import MAX_FRAME
@@ -148,6 +149,15 @@ class Member:
         return event
 
     def log(self) -> Log:
-        """What the rank communicated and computed."""
+        """What the rank communicated and computed, by the GPU's clock where that is known."""
         spans = [(name, start, end) for name, start, end in self.spans.get("spans", [])]
-        return Log(self.rank, self.events, spans, self.spans.get("picture_from", 0.0))
+        gpu = self.spans.get("gpu", {"events": {}, "spans": {}})
+        for index, (start, end) in gpu["spans"].items():
+            spans[int(index)] = (spans[int(index)][0], start, end)
+        events = [*self.events]
+        for index, (start, end) in gpu["events"].items():
+            event = events[int(index)]
+            if event.end is not None:
+                events[int(index)] = replace(event, start=start, end=end, clock=GPU)
+        begin = self.spans.get("picture_from", 0.0)
+        return Log(self.rank, events, spans, begin, frozenset(map(int, gpu["spans"])))

@@ -23,12 +23,16 @@ from .member import Member
 from .options import Options
 from .process import group_timeout, rank_main
 from .proof import Proof, look
-from .results import RankResults, garbled
+from .results import RankFailure, RankResults, garbled
 from .stacks import Stacks
 from .start import fork_problem, memory_file, spawn, store_file
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
 PATIENCE = 5.0  # the same, while nobody has told why a connection broke
+HOST_LINES = (
+    "\nThe lines are where the host is. A GPU comes later to what its host has called: the call "
+    "that it can't end may be an earlier one."
+)
 START_LIMIT = 120.0  # seconds until all ranks are ready, beside the limit of what they do then
 
 
@@ -99,7 +103,7 @@ class Parent:
                 begun = now  # new processes import torch, GPUs are set up: not the body's time
             left = begun + self.options.timeout - now
             if left <= 0:
-                raise rank_report.hang(self.members, self.stacks.take(), self.options)
+                raise self._hang()
             changed = self._read(min(max(left, EVERY), self.proof.pause))
             if any(m.error is not None or (m.closed and m.result is None) for m in self.members):
                 self._settle()
@@ -186,7 +190,14 @@ class Parent:
             return
         self._raise_if_mismatched()
         if self.proof.holds(drain=lambda: self._read(0.0)):
-            raise rank_report.hang(self.members, self.stacks.take(), self.options, proven=True)
+            raise self._hang(proven=True)
+
+    def _hang(self, proven: bool = False) -> RankFailure:
+        """What each rank waits in, as far as its host tells."""
+        found = rank_report.hang(self.members, self.stacks.take(), self.options, proven=proven)
+        if self.options.device != "cpu":
+            found.message += HOST_LINES
+        return found
 
     def _results(self) -> RankResults:
         values = []

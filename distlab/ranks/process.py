@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map
 from ..host import gpus, system
 from ..host.processes import die_with_parent
 from ..observe.defaults import notice_changes
+from ..observe.gpu_clock import GpuClock
 from ..observe.looks import Looks
 from ..observe.notices import Notice, listen
 from ..observe.raised import describe
@@ -227,9 +228,14 @@ def _run(
     pause = 0.01 if options.delays else 0.0
     own_seed = options.seed * 7919 + ctx.rank
     ctx.ledger = Ledger(options.learner_files, pipe.event, pause, own_seed)
+    if ctx.device.type == "cuda":
+        ctx.ledger.gpu = GpuClock(ctx.device)
     with ctx.ledger:
         value = fn(ctx, *args)
-    spans = {"spans": ctx.ledger.raw_spans, "picture_from": ctx.ledger.picture_from}
+    spans: dict[str, Any] = {"spans": ctx.ledger.raw_spans}
+    spans["picture_from"] = ctx.ledger.picture_from
+    if ctx.ledger.gpu is not None:
+        spans["gpu"] = ctx.ledger.gpu.times()
     pipe.send(b"S", _dumps(spans).encode())
     return value
 

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
+import warnings
+
+import forked_commands
 import pytest
 import torch
 
@@ -10,6 +18,8 @@ from benchmarks import (
     checkpoint,
     common,
     compression,
+    cuda,
+    cuda_steps,
     ddp,
     hierarchical,
     image_trainer,
@@ -28,6 +38,8 @@ from benchmarks import (
     trainer,
     zero,
 )
+from distlab.commands import gpu_run
+from distlab.course.catalogue import root
 from distlab.netcluster import cluster_obstacle
 
 
@@ -138,6 +150,66 @@ def test_ddp_still_runs_and_holds_what_torchs_does() -> None:
         (times, held), (torchs, held_by_torch) = ddp.compare("digits CNN", pair, 2, repeats=1)
         assert len(times) == len(torchs) == 1
         assert held <= held_by_torch
+
+
+def test_what_the_doctor_measures_on_gpus_runs_on_the_cpu() -> None:
+    """On as many ranks as a part can be divided over; one rank sends nothing."""
+    found = cuda.measured("bandwidth", 3, "cpu", 1)
+    assert found["message"].endswith("times the bandwidth of gloo, on 3 ranks")
+    assert [len(row) for row in found["result"]["table"]] == [len(found["result"]["header"])] * 2
+    found = cuda.measured("pipeline", 3, "cpu", 1)
+    assert found["status"] == "passed"
+    assert found["message"].endswith("of a step, on 2 ranks")
+    assert [row[0] for row in found["result"]["table"]] == [*pipeline.THEIRS]
+    assert cuda.measured("bandwidth", 1, "cuda", 1)["status"] == "needs"
+    assert set(cuda.PARTS) == {"bandwidth", *gpu_run.COMPARED}
+    assert set(cuda_steps.STRATEGIES) == set(gpu_run.COMPARED)
+
+
+def one_rank(*options: str) -> subprocess.CompletedProcess[str]:
+    """``benchmarks.cuda_steps`` as torchrun starts its only rank."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port}
+    command = [sys.executable, "-m", "benchmarks.cuda_steps", *options]
+    environment = os.environ | told | {"MASTER_ADDR": "127.0.0.1"}
+    return forked_commands.run(command, env=environment, cwd=root())
+
+
+@pytest.mark.parametrize("strategy", cuda_steps.STRATEGIES)
+def test_steps_that_the_doctor_watches_run_on_the_cpu(strategy: str) -> None:
+    done = one_rank(strategy, "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["status"] == "passed"
+    assert found["message"].endswith("world size 1 on ProcessGroupGloo")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_rank_that_fails_tells_the_doctor_why() -> None:
+    done = one_rank("ddp")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["status"]) == (1, "failed")
+    assert found["message"].startswith("rank 0: RuntimeError: ")
+    assert "Traceback" in found["result"]["said"]
+
+
+def test_waits_of_the_host_are_counted_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of torch's warnings, in the step that is watched, and the mode is put back."""
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def step() -> None:
+        if modes:
+            for _ in range(3):
+                warnings.warn(f"called a {cuda_steps.SYNC}", stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+
+    found = cuda_steps.waits(step, torch.device("cuda", 0))
+    ((line, count),) = found.items()
+    assert (line.split(":")[0], count) == ("tests/distlab/test_benchmarks.py", 3)
+    assert modes == ["warn", "default"]
 
 
 def test_rounds_divide_the_bytes() -> None:

@@ -1,0 +1,96 @@
+"""When a GPU came to each point of a rank's program, told on the clock of the host.
+
+A call that gives work to a GPU returns before the work is done, and waiting for NCCL makes a stream
+wait, not the host: the host's time of a call says when it was called, and nothing of the device.
+An *event* in a stream gets its time when the device comes to it. Between two events there are
+
+    elapsed_time(first, second)   milliseconds of the device's clock, resolution 0.5 µs
+
+One event at a moment at which nothing runs ties that clock to the host's. Events are read once, at
+the end. NCCL's communication runs in a stream of its own: its end is an event in a stream that
+waits for it, which the callback of the handle's future has. Messages, and handles without a future,
+end where the program's stream has waited for them, which may be later: in a batch NCCL begins when
+the batch is complete, and futures of its parts know nothing of that.
+
+Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (``collective``: a handle's future is
+complete at once, its callbacks run in streams behind the communication; with ``coalescing_state_``
+the end event comes after the group's end only); docs/source/notes/cuda.rst of PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+GPU = "GPU"  # whose clock a time is of; else the host's
+PATIENCE = 5.0  # seconds for what a rank has left behind: a communication that never ends
+_future_of = dist.Work.get_future  # as it is before a recording wraps it
+
+
+class GpuClock:
+    """Events in the streams of ``device``, and what they were recorded for.
+
+    ``begun`` and ``done`` are by index of a communication, ``spans`` by index of a span.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.begun: dict[int, Any] = {}
+        self.done: dict[int, Any] = {}
+        self.spans: dict[int, list[Any]] = {}
+        self.settle()
+        before = time.monotonic()
+        self.zero = self.mark()
+        self.settle()
+        self.at = (before + time.monotonic()) / 2
+
+    def mark(self) -> Any:
+        """This point of the current stream; waits for nothing."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def settle(self) -> None:
+        """Return when the device has done everything so far."""
+        torch.cuda.synchronize(self.device)
+
+    def begins(self, index: int, group: dist.ProcessGroup) -> None:
+        """A communication is called; with gloo the host itself waits for it, so its time holds."""
+        if dist.get_backend(group) != "gloo":
+            self.begun[index] = self.mark()
+
+    def follow(self, index: int, work: dist.Work) -> None:
+        """Note when the communication of this handle has ended, if it is one on the GPU."""
+        if index not in self.begun:
+            return
+        with contextlib.suppress(RuntimeError):  # this handle has no future
+            _future_of(work).add_done_callback(lambda _: self.done.setdefault(index, self.mark()))
+
+    def waited(self, index: int) -> None:
+        """The program's stream has waited for the communication."""
+        if index in self.begun:
+            self.done.setdefault(index, self.mark())
+
+    def computed(self, index: int, first: Any, last: Any) -> None:
+        """A span begins, or the one of this index goes on, and ends with ``last`` so far."""
+        self.spans.setdefault(index, [first, last])[1] = last
+
+    def moment(self, event: Any) -> float:
+        """When the device came to it, in seconds of the host's clock."""
+        return self.at + self.zero.elapsed_time(event) / 1e3
+
+    def times(self) -> dict[str, dict[int, list[float]]]:
+        """Begin and end of every communication and span that ends within some seconds."""
+        last, until = self.mark(), time.monotonic() + PATIENCE
+        while not last.query() and time.monotonic() < until:
+            time.sleep(0.001)
+        pairs = {index: [self.begun[index], end] for index, end in self.done.items()}
+        return {"events": self._over(pairs), "spans": self._over(self.spans)}
+
+    def _over(self, pairs: dict[int, list[Any]]) -> dict[int, list[float]]:
+        over = {i: pair for i, pair in pairs.items() if all(event.query() for event in pair)}
+        return {index: [*map(self.moment, pair)] for index, pair in over.items()}

@@ -1,0 +1,76 @@
+"""Records of ``distlab doctor --cuda``: what the solutions did on NCCL, on which machine.
+
+A record lies in ``references/cuda/`` as ``nccl-<GPUs>.json``, beside a page of the same name that
+people read. It carries a hash over all of it, as the recorded trainings do. Until there is one of a
+machine with two GPUs or more, README and reports say that the solutions were never run on NCCL
+between GPUs: a group of one rank sends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ..course.catalogue import root
+from .compare import digest
+
+NEVER = "never run on NCCL"
+DEVICE = "cuda"
+STATUSES = ("passed", "failed", "needs")
+
+
+def record_path(gpus: list[str], folder: Path | None = None) -> Path:
+    """Where the record of a machine with these GPUs lies, by their names and number."""
+    kinds = [f"{count}x-{name}" for name, count in Counter(gpus).items()]
+    name = re.sub(r"[^a-z0-9]+", "-", "-".join(kinds).lower()).strip("-")
+    return (folder or root() / "references") / DEVICE / f"nccl-{name}.json"
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """Write a record with its hash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(data | {"hash": digest(data)}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A record whose hash holds; ValueError says in one line what is wrong with it otherwise."""
+    again = "record it anew: distlab doctor --cuda"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        claimed = data.pop("hash")
+        sound = claimed == digest(data)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"GPU record {path.name} can't be read ({error}): {again}") from None
+    if not sound:
+        raise ValueError(f"GPU record {path.name} is corrupt (its hash differs): {again}")
+    return data
+
+
+def records(folder: Path | None = None) -> list[dict[str, Any]]:
+    """The sound records of complete runs, those with most GPUs first."""
+    found = []
+    for path in sorted(((folder or root() / "references") / DEVICE).glob("nccl-*.json")):
+        try:
+            found.append(read(path))
+        except ValueError:
+            continue
+    complete = (data for data in found if data["complete"])
+    return sorted(complete, key=lambda data: -len(data["gpus"]))
+
+
+def words(folder: Path | None = None) -> str:
+    """What README and reports say of the solutions on NCCL, by the records there are."""
+    found = records(folder)
+    if not found:
+        return NEVER
+    best = found[0]
+    where = f"{len(best['gpus'])} x {best['gpus'][0]}"
+    if len(best["gpus"]) < 2:
+        return f"run on NCCL with one rank ({where}); between GPUs {NEVER}"
+    counts = Counter(part["status"] for part in best["parts"])
+    told = ", ".join(f"{counts[each]} {each}" for each in STATUSES if counts[each])
+    return f"run on NCCL ({where}, {best['date']}: parts {told})"
