@@ -196,7 +196,7 @@ MUTANTS = [
         "    made = {f: dist.new_group([*range(f, f + size)]) for f in order}\n"
         "    teams = [made[first] for first in firsts]\n",
         caught_by=GROUPS,
-        told_as="hang",
+        told_as="mismatch",
     ),
     Mutant(
         id="means-as-given",

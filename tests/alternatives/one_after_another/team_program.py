@@ -33,7 +33,7 @@ def swap_edges(top: Tensor, bottom: Tensor, group: Group = None) -> tuple[Tensor
 
 def make_teams(size: int) -> Teams:
     world = [*range(dist.get_world_size())]
-    if size not in [n for n in world[1:] + [len(world)] if len(world) % n == 0]:
+    if size not in [n for n in range(1, len(world) + 1) if len(world) % n == 0]:
         raise ValueError(f"no teams of {size}")
     leaders = dist.new_group(world[::size])
     own = None
@@ -52,7 +52,7 @@ def means(total: Tensor, samples: int, teams: Teams) -> tuple[Tensor, Tensor]:
         dist.all_reduce(pair, group=group, async_op=True)
         for pair, group in zip(pairs, (None, teams.own), strict=True)
     ]
-    everyone, team = [
-        (pair[0] / pair[1]) for pair, future in zip(pairs, futures, strict=True) if future.wait()
-    ]
+    for future in futures:
+        future.wait()
+    everyone, team = [pair[0] / pair[1] for pair in pairs]
     return team, everyone
