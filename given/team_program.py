@@ -28,12 +28,11 @@ class Teams(NamedTuple):
 def swap_edges(top: Tensor, bottom: Tensor, group: Group = None) -> tuple[Tensor, Tensor]:
     """(bottom edge of the rank before, top edge of the rank after) in the ring of ``group``."""
     rank, world_size = rank_in(group), dist.get_world_size(group)
-    if world_size == 1:
-        return bottom.detach().clone(), top.detach().clone()
-    before, after = (rank - 1) % world_size, (rank + 1) % world_size
-    above = torch.empty(bottom.shape, dtype=bottom.dtype, device=bottom.device)
-    below = torch.empty(top.shape, dtype=top.dtype, device=top.device)
     top, bottom = top.detach().contiguous(), bottom.detach().contiguous()
+    if world_size == 1:
+        return bottom.clone(), top.clone()
+    before, after = (rank - 1) % world_size, (rank + 1) % world_size
+    above, below = torch.empty_like(bottom), torch.empty_like(top)
     handles = [
         dist.irecv(above, group=group, group_src=before),
         dist.irecv(below, group=group, group_src=after),

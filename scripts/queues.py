@@ -59,8 +59,8 @@ def draw(target: Path) -> None:
     """Write the picture."""
     figure = Figure(figsize=(PANEL * len(QUEUES) * 0.8, HIGH * 0.8))
     for number, (title, queue) in enumerate(QUEUES.items()):
-        place = (number / len(QUEUES), 0, 1 / len(QUEUES), 1)
-        axes = figure.add_axes(place, xlim=(-0.4, PANEL - 0.4), ylim=(0, HIGH))
+        where = (number / len(QUEUES), 0, 1 / len(QUEUES), 1)
+        axes = figure.add_axes(where, xlim=(-0.4, PANEL - 0.4), ylim=(0, HIGH))
         axes.axis("off")
         _panel(axes, title, queue)
     description = ". ".join(f"{title}: {told(queue)}" for title, queue in QUEUES.items())

@@ -32,10 +32,10 @@ def swap_edges(top: Tensor, bottom: Tensor, group: Group = None) -> tuple[Tensor
     All ranks of the group call it. The rank before the first one is the last one, so two ranks are
     each other's neighbours on both sides, and one rank alone gets its own two edges. All edges have
     one dtype that NCCL can send, and one shape; strides may be any. They are left alone: what
-    comes back are new contiguous tensors on their device. It runs by NCCL's rules, also as the
-    group's first communication. Per rank two messages of one edge each, none for one rank alone;
-    all of them have ended on return. Raises ValueError, and sends nothing, on a rank that is not
-    in ``group``.
+    comes back are new contiguous tensors on their device. Autograd records nothing. It runs by
+    NCCL's rules, also as the group's first communication. Per rank two messages of one edge each,
+    none for one rank alone; all of them have ended on return. Raises ValueError, and sends nothing,
+    on a rank that is not in ``group``.
     """
     # --- exercise 3.30: start
     # Step 1: read given/team_program.py: what stands first in the queue of each rank, and what does
@@ -43,16 +43,16 @@ def swap_edges(top: Tensor, bottom: Tensor, group: Group = None) -> tuple[Tensor
     # Step 2: mend it: nothing may stand behind anything else; two ranks have two messages for each
     #         other, which meet in the order of issue
     rank, world_size = rank_in(group), dist.get_world_size(group)
+    top, bottom = top.detach().contiguous(), bottom.detach().contiguous()
     if world_size == 1:
-        return bottom.detach().clone(), top.detach().clone()
+        return bottom.clone(), top.clone()
     before, after = (rank - 1) % world_size, (rank + 1) % world_size
-    above = torch.empty(bottom.shape, dtype=bottom.dtype, device=bottom.device)
-    below = torch.empty(top.shape, dtype=top.dtype, device=top.device)
+    above, below = torch.empty_like(bottom), torch.empty_like(top)
     ends = [
         dist.P2POp(dist.irecv, above, group=group, group_peer=before),
         dist.P2POp(dist.irecv, below, group=group, group_peer=after),
-        dist.P2POp(dist.isend, bottom.detach().contiguous(), group=group, group_peer=after),
-        dist.P2POp(dist.isend, top.detach().contiguous(), group=group, group_peer=before),
+        dist.P2POp(dist.isend, bottom, group=group, group_peer=after),
+        dist.P2POp(dist.isend, top, group=group, group_peer=before),
     ]
     for handle in dist.batch_isend_irecv(ends):
         handle.wait()
@@ -85,9 +85,10 @@ def means(total: Tensor, samples: int, teams: Teams) -> tuple[Tensor, Tensor]:
 
     ``total`` is a floating tensor without dimensions: what this rank has added up over so many
     ``samples``. It is left alone. All ranks of the world call it; each team has samples, a rank may
-    have none. Both means are float64 tensors without dimensions, on the device of ``total``. Two
-    all-reduces of 16 bytes, both under way before one is waited for. It runs by NCCL's rules, also
-    as the groups' first communication, and the host looks at no value of a GPU.
+    have none. Both means are float64 tensors without dimensions, on the device of ``total``.
+    Autograd records nothing. Two all-reduces of 16 bytes, both under way before one is waited for.
+    It runs by NCCL's rules, also as the groups' first communication, and the host looks at no value
+    of a GPU.
     """
     # --- exercise 3.30: start
     # Step 4: where must a tensor be that travels, and who waits for float() of a GPU's tensor?

@@ -5,8 +5,8 @@ from distlab.grading.wrong import Mutant
 BATCH = """    ends = [
         dist.P2POp(dist.irecv, above, group=group, group_peer=before),
         dist.P2POp(dist.irecv, below, group=group, group_peer=after),
-        dist.P2POp(dist.isend, bottom.detach().contiguous(), group=group, group_peer=after),
-        dist.P2POp(dist.isend, top.detach().contiguous(), group=group, group_peer=before),
+        dist.P2POp(dist.isend, bottom, group=group, group_peer=after),
+        dist.P2POp(dist.isend, top, group=group, group_peer=before),
     ]
     for handle in dist.batch_isend_irecv(ends):
         handle.wait()
@@ -15,8 +15,8 @@ RECEIVES = """    handles = [
         dist.irecv(above, group=group, group_src=before),
         dist.irecv(below, group=group, group_src=after),
 """
-SENDS = """        dist.isend(bottom.detach().contiguous(), group=group, group_dst=after),
-        dist.isend(top.detach().contiguous(), group=group, group_dst=before),
+SENDS = """        dist.isend(bottom, group=group, group_dst=after),
+        dist.isend(top, group=group, group_dst=before),
 """
 WAITS = """    ]
     for handle in handles:
@@ -87,8 +87,8 @@ MUTANTS = [
         mistake="tags tell a rank's two messages apart, and NCCL ignores tags",
         text=BATCH,
         becomes=BATCH.replace("above, group=group", "above, group=group, tag=1").replace(
-            "bottom.detach().contiguous(), group=group",
-            "bottom.detach().contiguous(), group=group, tag=1",
+            "bottom, group=group",
+            "bottom, group=group, tag=1",
         ),
         caught_by=EDGES,
         told_as="exception",
@@ -98,10 +98,8 @@ MUTANTS = [
         id="edges-of-a-column-with-gaps",
         exercise="3.30",
         mistake="a column of a field is sent as it is, with gaps between its elements",
-        text="        dist.P2POp(dist.isend, bottom.detach().contiguous(), group=group, group_peer=after),\n"
-        "        dist.P2POp(dist.isend, top.detach().contiguous(), group=group, group_peer=before),\n",
-        becomes="        dist.P2POp(dist.isend, bottom.detach(), group=group, group_peer=after),\n"
-        "        dist.P2POp(dist.isend, top.detach(), group=group, group_peer=before),\n",
+        text="    top, bottom = top.detach().contiguous(), bottom.detach().contiguous()\n",
+        becomes="    top, bottom = top.detach(), bottom.detach()\n",
         caught_by="test_edges_of_any_strides",
         told_as="exception",
     ),
@@ -140,8 +138,7 @@ MUTANTS = [
         mistake="the top is sent first: two ranks take each other's edges for the wrong ones",
         text=BATCH,
         becomes=BATCH.replace(
-            "        dist.P2POp(dist.isend, bottom.detach().contiguous(), group=group, "
-            "group_peer=after),\n",
+            "        dist.P2POp(dist.isend, bottom, group=group, group_peer=after),\n",
             "",
         ).replace(
             "group_peer=before),\n    ]\n",

@@ -108,19 +108,27 @@ def test_edges_of_any_strides(impl, run, seed):
             expect_close(edge, one, what="an edge without dimensions", rank=rank)
 
 
-@exercise("3.30", EVERYWHERE, nccl=True, asserts="alone new-tensors")
+@exercise("3.30", EVERYWHERE, nccl=True, asserts="alone new-tensors edges-no-grad")
 def test_one_rank_alone(impl, run, seed):
-    """One rank alone gets copies of its own bottom and top edge."""
+    """One rank alone gets contiguous copies of its own bottom and top edge, without a graph."""
 
     def body(ctx):
         edges = [edge_of(seed, 0, k).to(ctx.device) for k in (0, 1)]
+        crossed = [edge.view(2, 3).t().requires_grad_() for edge in edges]
+        for edge in impl.swap_edges(*crossed):
+            if edge.requires_grad or not edge.is_contiguous():
+                return [], []
+        edges = [edge.detach() for edge in edges]
         got = impl.swap_edges(*edges)
         found = [edge.cpu() for edge in got]
         for edge in edges:
             edge.zero_()
         return found, [edge.cpu() for edge in got]
 
-    for what, got in zip(("", ", after its own were changed"), run(body, 1)[0], strict=True):
+    answers = run(body, 1)[0]
+    if answers == ([], []):
+        fail("an edge comes back with gaps, crossed, or with a graph", cause="tensors", rank=0)
+    for what, got in zip(("", ", after its own were changed"), answers, strict=True):
         expect_edges(got, seed, [0], 0, torch.float32, f"one rank{what}")
 
 
@@ -185,12 +193,18 @@ def test_sizes_that_do_not_divide_are_refused(impl, run):
     sizes = (3, 0, -2, 8)
 
     def body(ctx):
+        known = len(dist.distributed_c10d._world.pg_map)
         found = [refusal(impl.make_teams, size) for size in sizes]
+        made = len(dist.distributed_c10d._world.pg_map) - known
         with ctx.region("made"):
             impl.make_teams(2)
-        return found
+        return found, made
 
     results = run(body, 4)
+    for rank, (_, made) in enumerate(results):
+        what = "groups made before the size is refused"
+        expect_equal(made, 0, what=what, rank=rank, cause="late-check")
+    results[:] = [found for found, _ in results]
     expect_refused(results, [f"teams of {size} of 4 ranks" for size in sizes])
     for log in results.logs:
         sent = [event for event in log.events if event.op not in ("store", "creation")]
@@ -218,7 +232,7 @@ def expect_means(got, seed: int, rank: int, dtype: torch.dtype) -> None:
 
 
 @exercise(
-    "3.30", EVERYWHERE, nccl=True, asserts="means total nccl-means dtype alone life"
+    "3.30", EVERYWHERE, nccl=True, asserts="means total means-no-grad nccl-means dtype alone life"
 )
 def test_means_of_team_and_world(impl, run, seed):
     """Totals divided by samples, of the team and of all ranks, also where a rank has no samples."""
@@ -229,15 +243,21 @@ def test_means_of_team_and_world(impl, run, seed):
         found = []
         for dtype in dtypes:
             total = total_of(seed, ctx.rank, dtype).to(ctx.device)
-            got = impl.means(total, SAMPLES[ctx.rank], teams)
+            got = impl.means(total.requires_grad_(), SAMPLES[ctx.rank], teams)
             same = torch.equal(total.cpu(), total_of(seed, ctx.rank, dtype))
-            found.append(([x.cpu() for x in got], same, all(x.device == total.device for x in got)))
+            found.append(
+                (
+                    [x.cpu() for x in got],
+                    same,
+                    all(x.device == total.device and not x.requires_grad for x in got),
+                )
+            )
         return found
 
     for rank, found in enumerate(run(body, 4)):
         for dtype, (got, same, there) in zip(dtypes, found, strict=True):
             expect_equal(same, True, what="total is left alone", rank=rank, cause="total")
-            what = "the means are on total's device"
+            what = "the means are on total's device, without a graph"
             expect_equal(there, True, what=what, rank=rank, cause="device")
             expect_means(got, seed, rank, dtype)
 

@@ -25,7 +25,9 @@ def _shift(edge: Tensor, to: int, source: int, receive_first: bool, group: Group
 def swap_edges(top: Tensor, bottom: Tensor, group: Group = None) -> tuple[Tensor, Tensor]:
     rank, size = rank_in(group), dist.get_world_size(group)
     if size == 1:
-        return bottom.clone(), top.clone()
+        return tuple(
+            edge.detach().clone(memory_format=torch.contiguous_format) for edge in (bottom, top)
+        )
     before, after = (rank + size - 1) % size, (rank + 1) % size
     above = _shift(bottom, after, before, rank == 0, group)
     return above, _shift(top, before, after, rank == 0, group)
@@ -47,7 +49,7 @@ def make_teams(size: int) -> Teams:
 
 def means(total: Tensor, samples: int, teams: Teams) -> tuple[Tensor, Tensor]:
     count = torch.full_like(total, samples, dtype=torch.float64)
-    pairs = [torch.stack([total.double(), count]) for _ in range(2)]
+    pairs = [torch.stack([total.detach().double(), count]) for _ in range(2)]
     futures = [
         dist.all_reduce(pair, group=group, async_op=True)
         for pair, group in zip(pairs, (None, teams.own), strict=True)

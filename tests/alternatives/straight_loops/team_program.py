@@ -49,7 +49,7 @@ def make_teams(size: int) -> Teams:
 
 def means(total: Tensor, samples: int, teams: Teams) -> tuple[Tensor, Tensor]:
     sums = torch.zeros(2, 2, dtype=torch.float64, device=total.device)
-    sums[:, 0] += total
+    sums[:, 0] += total.detach()
     sums[:, 1] += samples
     first = dist.all_reduce(sums[0], group=teams.own, async_op=True)
     second = dist.all_reduce(sums[1], async_op=True)
