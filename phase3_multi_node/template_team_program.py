@@ -39,9 +39,9 @@ def swap_edges(top: Tensor, bottom: Tensor, group: Group = None) -> tuple[Tensor
     each other's neighbours on both sides, and one rank alone gets its own two edges. All edges have
     one dtype that NCCL can send, and one shape; strides may be any. They are left alone: what
     comes back are new contiguous tensors on their device. Autograd records nothing. It runs by
-    NCCL's rules, also as the group's first communication. Per rank two messages of one edge each, none for one rank alone;
-    all of them have ended on return. Raises ValueError, and sends nothing, on a rank that is not
-    in ``group``.
+    NCCL's rules, also as the group's first communication. Per rank two messages of one edge each,
+    none for one rank alone; all of them have ended on return. Raises ValueError, and sends nothing,
+    on a rank that is not in ``group``.
     """
     # Step 1: read given/team_program.py: what stands first in the queue of each rank, and what does
     #         its other end stand behind?
@@ -68,8 +68,9 @@ def means(total: Tensor, samples: int, teams: Teams) -> tuple[Tensor, Tensor]:
     ``total`` is a floating tensor without dimensions: what this rank has added up over so many
     ``samples``. It is left alone. All ranks of the world call it; each team has samples, a rank may
     have none. Both means are float64 tensors without dimensions, on the device of ``total``.
-    Autograd records nothing. Two all-reduces of 16 bytes, both under way before one is waited for. It runs by NCCL's rules, also
-    as the groups' first communication, and the host looks at no value of a GPU.
+    Autograd records nothing. Two all-reduces of 16 bytes, both under way before one is waited for.
+    It runs by NCCL's rules, also as the groups' first communication, and the host looks at no value
+    of a GPU.
     """
     # Step 4: where must a tensor be that travels, and who waits for float() of a GPU's tensor?
     # Step 5: both all-reduces, on all ranks in one order; read no result before its wait
