@@ -12,6 +12,8 @@ PAGE = root() / "docs" / "glossary.md"
 # where a rank runs
 PLACES = {
     "benchmarks/hierarchical.py",
+    "given/devices.py",
+    "given/launched.py",
     "solutions/phase3_multi_node/topology.py",
     "solutions/phase4_production/trainer_hooks.py",
 }
