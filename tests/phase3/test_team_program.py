@@ -127,7 +127,8 @@ def test_one_rank_alone(impl, run, seed):
 
     answers = run(body, 1)[0]
     if answers == ([], []):
-        fail("an edge comes back with gaps, crossed, or with a graph", cause="tensors", rank=0)
+        text = "of transposed edges that require gradients, what comes back has gaps or a graph"
+        fail(text, cause="tensors", rank=0)
     for what, got in zip(("", ", after its own were changed"), answers, strict=True):
         expect_edges(got, seed, [0], 0, torch.float32, f"one rank{what}")
 
@@ -281,10 +282,11 @@ def test_means_cost_two_sums_and_no_look(impl, run):
     for rank, reads in enumerate(getattr(results, "host_reads", ())):
         for read in reads:
             if read.region == "means":
-                text = f"rank {rank}'s host looks at a value of its GPU ({read.what}), and waits "
-                fail(
-                    text + "for all that was issued before", cause="host", rank=rank, line=read.line
+                text = (
+                    f"rank {rank}'s host looks at a value of its GPU (operator {read.what}), and "
+                    "waits for all that was issued before"
                 )
+                fail(text, cause="host", rank=rank, line=read.line)
 
 
 @exercise("3.30", "virtual", asserts="both cost")
