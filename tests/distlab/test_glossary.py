@@ -12,9 +12,9 @@ PAGE = root() / "docs" / "glossary.md"
 # where a rank runs
 PLACES = {
     "benchmarks/hierarchical.py",
-    "solutions/phase3_multi_node/hierarchical_allreduce.py",
+    "given/devices.py",
+    "given/launched.py",
     "solutions/phase3_multi_node/topology.py",
-    "solutions/phase3_multi_node/train_two_nodes.py",
     "solutions/phase4_production/trainer_hooks.py",
 }
 # fields older than the glossary: learners' code reads them
