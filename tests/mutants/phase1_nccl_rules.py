@@ -130,27 +130,6 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
-        id="root-from-anyone",
-        exercise="1.7",
-        mistake="the root takes what comes first, and NCCL has no receive from any rank",
-        text="        values = []\n"
-        "        for peer in range(world_size):\n"
-        "            value = torch.empty_like(result)\n"
-        "            if peer == root:\n"
-        "                value = result\n"
-        "            else:\n"
-        "                dist.recv(value, group=group, group_src=peer)\n"
-        "            values.append(value)\n",
-        becomes="        values = [result] * world_size\n"
-        "        for _ in range(world_size - 1):\n"
-        "            value = torch.empty_like(result)\n"
-        "            sender = dist.recv(value, group=group)\n"
-        "            values[dist.get_group_rank(group or dist.group.WORLD, sender)] = value\n",
-        caught_by="test_root_uses_point_to_point_only",
-        told_as="exception",
-        tier="nccl",
-    ),
-    Mutant(
         id="step-loss-looked-at-in-flight",
         exercise="1.5",
         mistake="the sum of the losses is looked at while its all-reduce is under way",

@@ -182,16 +182,6 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
-        id="pipeline-tags",
-        exercise="2.10",
-        mistake="a message has the number of its micro-batch as tag, and NCCL ignores tags",
-        text="group_src=self.rank_of[source])\n            self",
-        becomes="group_src=self.rank_of[source], tag=i)\n            self",
-        caught_by="test_gpipe_equals_one_process",
-        told_as="exception",
-        tier="nccl",
-    ),
-    Mutant(
         id="overflow-by-or",
         exercise="2.6",
         mistake="the flag is combined by BOR, an operator that NCCL has not",
@@ -231,20 +221,6 @@ MUTANTS = [
         "    blocks.chunk(world_size)[dist.get_rank(group)].copy_(x_BtD)\n",
         caught_by="test_gather_and_scatter_are_conjugate",
         told_as="overwritten-in-flight",
-        tier="nccl",
-    ),
-    Mutant(
-        id="conjugate-strided",
-        exercise="2.14",
-        mistake="the copy has the strides of the tensor, and NCCL takes contiguous tensors only",
-        text="        total = x.clone(memory_format=torch.contiguous_format)\n"
-        "        dist.all_reduce(total, group=group)\n"
-        "        return total\n",
-        becomes="        total = x.clone()\n"
-        "        dist.all_reduce(total, group=group)\n"
-        "        return total.contiguous()\n",
-        caught_by="test_pair_is_conjugate",
-        told_as="exception",
         tier="nccl",
     ),
 ]
