@@ -84,7 +84,7 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
-        id="tie-groups-of-members-only",
+        id="tie-groups-synchronised-locally",
         exercise="2.8",
         mistake="only members make the group of a tied parameter: NCCL divides the world's "
         "communicator for it, and waits for every rank",
