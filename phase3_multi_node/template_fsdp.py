@@ -212,7 +212,8 @@ def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
     ``max_norm`` then. Returns the norm before, a float, the same on every rank of ``model.group``.
 
     A norm that is not finite, or at most ``max_norm``, changes nothing. Squares are added in
-    float64. One all-reduce of one number. Raises ValueError first if ``max_norm`` is not positive.
+    float64. One all-reduce of one number. Shards may be on the CPU, also in a group of NCCL, which
+    adds up on GPUs alone. Raises ValueError first if ``max_norm`` is not positive.
     """
     # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root.
     #          Shards may be on the CPU, where NCCL adds nothing (`device_in`)

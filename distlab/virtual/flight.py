@@ -62,7 +62,7 @@ class Flight:
         raise CheckFailed(
             f"rank {self.rank} {does} the buffer of its {part.describe()} while it is in flight: "
             "on a GPU nothing orders this line with the communication before its handle was "
-            "waited for",
+            "waited for. gloo forgives it only where the values are the same before and after",
             cause="overwritten-in-flight" if changes else "read-in-flight",
             rank=self.rank,
             line=line,

@@ -44,6 +44,7 @@ def stand_in(
     rank and their number.
     """
     helper, named = c10d._new_process_group_helper, c10d.get_backend
+    configured = c10d.get_backend_config
     of_objects, join = c10d._get_object_coll_device, c10d.init_process_group
 
     @functools.wraps(helper)
@@ -56,6 +57,11 @@ def stand_in(
         known = named(group)
         return name(group or dist.group.WORLD) or known
 
+    @functools.wraps(configured)
+    def get_backend_config(group: dist.ProcessGroup | None = None) -> str:
+        known = name(group or dist.group.WORLD)
+        return str(c10d.BackendConfig(dist.Backend(known))) if known else configured(group)
+
     def device_of_objects(group: dist.ProcessGroup | None = None) -> str:
         return "cuda" if get_backend(group) == "nccl" else of_objects(group)
 
@@ -67,6 +73,7 @@ def stand_in(
     c10d._get_object_coll_device = device_of_objects
     c10d._new_process_group_helper = create
     c10d.get_backend = dist.get_backend = get_backend
+    c10d.get_backend_config = dist.get_backend_config = get_backend_config
 
 
 def batch_at_once() -> None:

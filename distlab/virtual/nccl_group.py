@@ -188,14 +188,15 @@ class NcclGroup(VirtualGroup):
         if part.tag:
             raise ValueError(
                 f"NCCL ignores tags, and this {part.op} has tag {part.tag}: messages between two "
-                "ranks meet in the order of issue"
+                "ranks meet in the order of issue. gloo forgives it, for it matches tags"
             )
         for tensor in (*part.gives, *part.gets):
             self._refuse_device(tensor, part.op)
             if not tensor.is_contiguous():
                 raise ValueError(
                     f"Tensors must be contiguous: {part.op} was given one of shape "
-                    f"{tuple(tensor.shape)} with strides {tensor.stride()}"
+                    f"{tuple(tensor.shape)} with strides {tensor.stride()}. gloo's collectives "
+                    "forgive it, where the strides are the same on all ranks; use .contiguous()"
                 )
             dtype = tensor.dtype
             if dtype.is_complex and part.op not in P2P:
@@ -204,7 +205,7 @@ class NcclGroup(VirtualGroup):
                 name = str(dtype).removeprefix("torch.")
                 raise TypeError(
                     f"Input tensor data type is not supported for NCCL process group: {name} "
-                    f"({part.op})"
+                    f"({part.op}). gloo forgives it in messages, which are bytes to it"
                 )
 
     def _refuse_device(self, tensor: Tensor, op: str) -> None:
@@ -212,7 +213,8 @@ class NcclGroup(VirtualGroup):
         if gpu is None:
             raise RuntimeError(
                 f"No backend type associated with device type cpu: {op} was given a tensor of the "
-                "host, and NCCL moves what is on GPUs only"
+                "host, and NCCL moves what is on GPUs only. gloo forgives it, for it moves what is "
+                "on the host; make it with device=…, or use .to(device)"
             )
         if self.bound is not None and gpu != self.bound:
             raise dist.DistBackendError(
@@ -225,14 +227,20 @@ class NcclGroup(VirtualGroup):
         op = ReduceOp.SUM if op is None else op
         for name, bitwise in BITWISE.items():
             if op == bitwise:
-                raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
+                raise ValueError(
+                    f"Cannot use ReduceOp.{name} with NCCL. gloo forgives it, for it has bitwise "
+                    "operators; of flags that are 0 or 1 MAX is their or, MIN their and"
+                )
         if any(t.is_complex() for t in tensors) and op not in (ReduceOp.SUM, ReduceOp.AVG):
             raise ValueError(f"all_reduce does not support {op} on complex tensors")
         return op
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> VirtualWork:
         """NCCL has no receive from any rank."""
-        raise RuntimeError("Backend nccl does not support recvAnysource: name the source rank")
+        raise RuntimeError(
+            "Backend nccl does not support recvAnysource: name the source rank. gloo forgives it, "
+            "for it takes the first message that comes"
+        )
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Only gloo has one."""

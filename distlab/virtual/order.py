@@ -54,7 +54,7 @@ class IssueOrder:
     def told(self) -> str:
         """Why what gloo would deliver now can't be; empty if there is nothing of this kind."""
         lines = []
-        for queue in self.queues.values():
+        for _, queue in sorted(self.queues.items(), key=lambda item: item[0][1]):  # by rank
             behind = [p for e in list(queue)[1:] for p in e.parts if _is_held(p)]
             if behind:
                 first = next(p for p in queue[0].parts if not p.done)

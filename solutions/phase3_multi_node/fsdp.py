@@ -276,7 +276,8 @@ def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
     ``max_norm`` then. Returns the norm before, a float, the same on every rank of ``model.group``.
 
     A norm that is not finite, or at most ``max_norm``, changes nothing. Squares are added in
-    float64. One all-reduce of one number. Raises ValueError first if ``max_norm`` is not positive.
+    float64. One all-reduce of one number. Shards may be on the CPU, also in a group of NCCL, which
+    adds up on GPUs alone. Raises ValueError first if ``max_norm`` is not positive.
     """
     # --- exercise 3.15: start
     # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root.

@@ -227,6 +227,15 @@ REFUSED: list[tuple[str, str, Callable[[RankContext], Any]]] = [
 ]
 
 
+FORGIVEN = {
+    "No backend type associated with",
+    "does not support recvAnysource",
+    "NCCL ignores tags",
+    "Cannot use ReduceOp.BOR",
+    "not supported for NCCL",
+}
+
+
 def reduced(ctx: RankContext, op: Any) -> None:
     dist.all_reduce(full(ctx, torch.int32), op=op)
 
@@ -235,6 +244,7 @@ def reduced(ctx: RankContext, op: Any) -> None:
 def test_what_nccl_refuses(kind: str, words: str, body: Body) -> None:
     failure = failure_of(body, seed=1)
     first = failure.message.splitlines()[0]
+    assert "gloo forgives it" in first or words not in FORGIVEN
     assert f"raised {kind}: " in first
     assert words in first
     assert "test_nccl_devices.py:" in failure.line

@@ -358,6 +358,8 @@ def test_a_group_of_gloo_beside_nccl() -> None:
         beside, x = dist.new_group(backend="gloo"), torch.full((4,), float(ctx.rank))
         dist.all_reduce(x, group=beside)
         assert (dist.get_backend(), dist.get_backend(beside)) == ("nccl", "gloo")
+        assert dist.get_backend_config() == "cuda:nccl"
+        assert "cpu:gloo" in dist.get_backend_config(beside)
         return x
 
     for rules in MODES:

@@ -77,16 +77,6 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
-        id="order-in-16-bits",
-        exercise="3.9",
-        mistake="the order is int16, a dtype that NCCL has not",
-        text="    order = torch.tensor(arrived, dtype=torch.int64, device=device)\n",
-        becomes="    order = torch.tensor(arrived, dtype=torch.int16, device=device)\n",
-        caught_by="test_first_ranks_order_is_everybodys",
-        told_as="exception",
-        tier="nccl",
-    ),
-    Mutant(
         id="states-sizes-on-the-host",
         exercise="3.13",
         mistake="the size of a state is made on the CPU, and NCCL moves GPU memory only",
@@ -103,6 +93,162 @@ MUTANTS = [
         text="    dist.all_reduce(sums, group=rounds.group)\n",
         becomes="    sums = sums.cpu()\n    dist.all_reduce(sums, group=rounds.group)\n",
         caught_by="test_train_counts_empty_batches",
+        told_as="exception",
+        tier="nccl",
+    ),
+    Mutant(
+        id="halves-no-batch",
+        exercise="3.6",
+        mistake="both partners queue a receive, then a send, as calls of their own",
+        text="            handles = exchange(give, rank ^ distance, incoming, rank ^ distance, group)\n",
+        becomes="            handles = [dist.irecv(incoming, group=group, group_src=rank ^ distance)]\n"
+        "            handles.append(dist.isend(give, group=group, group_dst=rank ^ distance))\n",
+        caught_by="test_halving_doubling_on_every_rank",
+        told_as="hang",
+        tier="nccl",
+    ),
+    Mutant(
+        id="guest-result-awaited-early",
+        exercise="3.6",
+        mistake="a rank above P queues the receive of the result before its tensor leaves",
+        text="            dist.send(flat, group=group, group_dst=rank - core)\n"
+        "            dist.recv(flat, group=group, group_src=rank - core)\n"
+        "            return\n",
+        becomes="            result = flat.clone()\n"
+        "            arriving = dist.irecv(result, group=group, group_src=rank - core)\n"
+        "            dist.send(flat, group=group, group_dst=rank - core)\n"
+        "            arriving.wait()\n"
+        "            flat.copy_(result)\n"
+        "            return\n",
+        caught_by="test_halving_doubling_on_every_rank",
+        told_as="hang",
+        tier="nccl",
+    ),
+    Mutant(
+        id="agree-no-batch",
+        exercise="3.3",
+        mistake="all ranks of a circle queue a send, then a receive, as calls of their own",
+        text="        wait(exchange(known, to, incoming, source, group))\n        known",
+        becomes="        sending = dist.isend(known, group=group, group_dst=to)\n"
+        "        dist.recv(incoming, group=group, group_src=source)\n"
+        "        sending.wait()\n"
+        "        known",
+        caught_by="test_check_tells_every_rank",
+        told_as="hang",
+        tier="nccl",
+    ),
+    Mutant(
+        id="tree-from-any-child",
+        exercise="3.5",
+        mistake="a parent takes what comes first, and NCCL has no receive from any rank",
+        text="        dist.recv(incoming, group=group, group_src=child)\n",
+        becomes="        dist.recv(incoming, group=group)\n",
+        caught_by="test_tree_all_reduce_on_every_rank",
+        told_as="exception",
+        tier="nccl",
+    ),
+    Mutant(
+        id="node-exchange-no-batch",
+        exercise="3.8",
+        mistake="the shards of a node go by messages: all its ranks queue their receives, "
+        "then their sends",
+        text="    dist.all_to_all_single(received, padded, group=groups.node)\n"
+        "    versions = received.view(local_size, shard)\n",
+        becomes="    versions, mine = received.view(local_size, shard), padded.view(local_size, shard)\n"
+        "    me = dist.get_rank(groups.node)\n"
+        "    others = [peer for peer in range(local_size) if peer != me]\n"
+        "    handles = [dist.irecv(versions[p], group=groups.node, group_src=p) for p in others]\n"
+        "    handles += [dist.isend(mine[p], group=groups.node, group_dst=p) for p in others]\n"
+        "    versions[me] = mine[me]\n"
+        "    for handle in handles:\n"
+        "        handle.wait()\n",
+        caught_by="test_even_nodes_combine",
+        told_as="hang",
+        tier="nccl",
+    ),
+    Mutant(
+        id="leader-sums-from-anyone",
+        exercise="3.8",
+        mistake="the leader takes what comes first, and NCCL has no receive from any rank",
+        text="    dist.reduce(result, op=REDUCE[op], group=groups.node, group_dst=0)\n"
+        "    if dist.get_rank(groups.node) == 0:\n",
+        becomes="    if dist.get_rank(groups.node):\n"
+        "        dist.send(result, group=groups.node, group_dst=0)\n"
+        "    else:\n"
+        "        value = torch.empty_like(result)\n"
+        "        for _ in range(dist.get_world_size(groups.node) - 1):\n"
+        "            dist.recv(value, group=groups.node)\n"
+        '            result = torch.maximum(result, value) if op == "max" else result.add_(value)\n',
+        caught_by="test_uneven_nodes_combine",
+        told_as="exception",
+        tier="nccl",
+    ),
+    Mutant(
+        id="bucket-looked-at-in-flight",
+        exercise="3.10",
+        mistake="a bucket is looked at, for numbers that are not finite, while it is under way",
+        text="            self.handles.append(self.hook(self.buckets[len(self.handles)]))\n",
+        becomes="            self.handles.append(self.hook(self.buckets[len(self.handles)]))\n"
+        "            if not self.buckets[len(self.handles) - 1].buffer.isfinite().all():\n"
+        '                raise ValueError("a gradient is not finite")\n',
+        caught_by="test_gradients_are_means_over_the_ranks",
+        told_as="read-in-flight",
+        tier="nccl",
+    ),
+    Mutant(
+        id="zero2-flags-by-or",
+        exercise="3.14",
+        mistake="flags are combined by BOR, an operator that NCCL has not",
+        text="        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.group)\n",
+        becomes="        dist.all_reduce(used, dist.ReduceOp.BOR, group=self.group)\n",
+        caught_by="test_training_equals_one_process",
+        told_as="exception",
+        tier="nccl",
+    ),
+    Mutant(
+        id="own-part-written-in-flight",
+        exercise="3.15",
+        mistake="the own part is written into the full vector while the gather is under way",
+        text="            self.full, self.gather_input(), group=self.group, async_op=True\n"
+        "        )\n",
+        becomes="            self.full, self.gather_input(), group=self.group, async_op=True\n"
+        "        )\n"
+        "        rank = dist.get_rank(self.group)\n"
+        "        self.full.data.view(-1, self.chunk)[rank].copy_(self.gather_input())\n",
+        caught_by="test_training_equals_one_process",
+        told_as="overwritten-in-flight",
+        tier="nccl",
+    ),
+    Mutant(
+        id="budget-on-the-host",
+        exercise="3.21",
+        mistake="the bytes are made on the CPU, and NCCL moves GPU memory only",
+        text="    least = torch.tensor(own_bytes, dtype=torch.int64, device=device)\n",
+        becomes="    least = torch.tensor(own_bytes, dtype=torch.int64)\n",
+        caught_by="test_ranks_agree_on_the_budget",
+        told_as="exception",
+        tier="nccl",
+    ),
+    Mutant(
+        id="local-model-strided",
+        exercise="3.25",
+        mistake="the model's tensors are sent as they lie, and NCCL takes contiguous tensors only",
+        text="                values = tensor.contiguous()\n"
+        "                dist.broadcast(values, group=self.group, group_src=0)\n"
+        "                tensor.copy_(values)\n",
+        becomes="                dist.broadcast(tensor, group=self.group, group_src=0)\n",
+        caught_by="test_rounds_of_local_sgd",
+        told_as="exception",
+        tier="nccl",
+    ),
+    Mutant(
+        id="clip-on-the-host",
+        exercise="3.15",
+        mistake="the sum of squares stays on the CPU, where offloaded shards are, and NCCL "
+        "moves GPU memory only",
+        text="    squares = squares.to(device_in(model.group))\n",
+        becomes="",
+        caught_by="test_clipping_of_shards_on_the_cpu",
         told_as="exception",
         tier="nccl",
     ),

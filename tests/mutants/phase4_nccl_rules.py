@@ -33,4 +33,14 @@ MUTANTS = [
         told_as="exception",
         tier="nccl",
     ),
+    Mutant(
+        id="flag-by-or",
+        exercise="4.14",
+        mistake="the flag is combined by BOR, an operator that NCCL has not",
+        text="            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)\n",
+        becomes="            dist.all_reduce(flag, op=dist.ReduceOp.BOR, group=self.group)\n",
+        caught_by="test_leaving_is_agreed_on",
+        told_as="exception",
+        tier="nccl",
+    ),
 ]

@@ -114,6 +114,7 @@ def reduced(
     """
 
     def body(ctx: RankContext) -> list[Tensor]:
+        dist.barrier()  # NCCL without ``device_id``: all ranks join before some of them talk
         out = []
         for op, n, dtype in inputs_of(ctx.world_size):
             mine = values_of(seed, ctx.world_size, n, dtype)[ctx.rank].to(ctx.device)
@@ -142,6 +143,7 @@ def on_the_wire(
     """
 
     def body(ctx: RankContext) -> None:
+        dist.barrier()  # as in ``reduced``
         for dtype in WIRE:
             with ctx.region(str(dtype)):
                 call(ctx, distinct(ctx, dtype))

@@ -352,6 +352,23 @@ def test_clipping(impl, run, seed):
             fail("a limit was refused after a message", cause="late-check", rank=rank)
 
 
+@exercise("3.15", "virtual gloo cuda", asserts="clip-on-cpu")
+def test_clipping_of_shards_on_the_cpu(impl, run, seed):
+    """Offloaded shards: their gradients are on the CPU, and the group adds up where it can."""
+
+    def body(ctx):
+        model = impl.FSDP(nn.Linear(2, 3))  # 9 elements: 5 and 4
+        (shard,) = model.parameters()
+        shard.grad = torch.full_like(shard, 3.0)
+        norm = impl.clip_by_global_norm(model, 4.5)
+        return norm, shard.grad.unique().tolist(), shard.grad.device.type
+
+    for rank, (norm, left, device) in enumerate(run(body, 2)):
+        expect_clipped((norm, left, True), 9.0, 3.0, 4.5, "a gradient on the CPU", "float32", rank)
+        what = "the device of a shard's gradient on the CPU"
+        expect_equal(device, "cpu", what=what, rank=rank, cause="device")
+
+
 def expect_clipped(
     got: Any, norm: float, mine: float | None, limit: float, what: str, dtype: str, rank: int
 ) -> None:

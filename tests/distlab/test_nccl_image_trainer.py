@@ -1,0 +1,72 @@
+"""The trainer of phase 4 by NCCL's rules, with each strategy.
+
+Virtual ranks stand for it as far as they can. A step is profiled on the CPU before (a profile is
+taken with tensors that have no data, and those report no GPU), signals are left alone (ranks are
+threads), and checkpoints are saved while training waits (a second thread can't communicate).
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch._dynamo  # once here instead of in every forked world
+
+from distlab.course.catalogue import root
+from distlab.ranks import RankContext
+from distlab.virtual import run_virtual
+from given.step_profile import Profile
+from solutions.phase4_production import trainer_loop, trainer_setup, training_plan
+from solutions.phase4_production.trainer_loop import Trainer
+from tests.phase4.image_runs import PROFILES, STEPS, config_of, few_digits, loss_curve, losses
+
+assert torch._dynamo
+FILES = tuple(map(str, (root() / "solutions").glob("*/*.py")))
+STRATEGIES = {
+    "ddp": [],
+    "zero1": ["--strategy=zero1"],
+    "zero2": ["--strategy=zero2"],
+    "fsdp": ["--strategy=fsdp"],
+    "fsdp, offloaded": ["--strategy=fsdp", "--offload"],
+    "ring": ["--pattern=ring"],
+    "hierarchical": ["--pattern=hierarchical"],
+    "all of random-K": ["--compression=randomk", "--compression-ratio=1.0"],
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return few_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Profile]:
+    """The losses of one process on the CPU, and the profile of one of two ranks' steps."""
+    found = losses(config_of(data, tmp_path_factory.mktemp("alone")), 1)
+    PROFILES.clear()
+    losses(config_of(data, tmp_path_factory.mktemp("two")), 2)
+    return found, next(iter(PROFILES.values()))
+
+
+@pytest.mark.parametrize("arguments", STRATEGIES.values(), ids=STRATEGIES)
+def test_every_strategy_trains_by_the_rules_of_nccl(
+    data: Path, alone: tuple[list[float], Profile], tmp_path: Path, arguments: list[str]
+) -> None:
+    right, profile = alone
+    assert len(right) == STEPS
+    for rules in ("nccl2", "legacy lazy", "legacy eager"):
+        config = config_of(
+            data, tmp_path / rules, "--device=cuda", "--async-save=false", *arguments
+        )
+
+        def body(ctx: RankContext, config=config) -> bool:  # type: ignore[no-untyped-def]
+            signal.signal = lambda *_: None  # type: ignore[assignment]
+            trainer_setup.matmul_peak = lambda device, dtype, n: 1e9  # type: ignore[assignment]
+            training_plan.profile_of = lambda *_: profile  # type: ignore[assignment]
+            trainer_loop.write_report = lambda logs: None  # type: ignore[assignment]
+            return Trainer(config, ctx.device).run()
+
+        options = {"rules": rules, "learner_files": FILES, "timeout": 100}
+        assert [*run_virtual(body, 2, **options)] == [True, True]
+        assert loss_curve(config) == pytest.approx(right, rel=2e-4)
