@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -69,6 +69,10 @@ def stand_in(
     def init_process_group(*args: Any, **more: Any) -> None:
         join(*args, **more if "store" in more else more | environment())
 
+    def rendezvous(*_: Any, **__: Any) -> Iterator[tuple[Any, ...]]:
+        yield tuple(environment()[key] for key in ("store", "rank", "world_size"))
+
+    c10d.rendezvous = dist.rendezvous = rendezvous
     c10d.init_process_group = dist.init_process_group = init_process_group
     c10d._get_object_coll_device = device_of_objects
     c10d._new_process_group_helper = create

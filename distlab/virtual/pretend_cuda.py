@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -89,7 +90,14 @@ def install(count: Callable[[], int], finish: Callable[[], None], now: Callable[
     ``now``: its clock.
     """
     Event.now, Event.finish = staticmethod(now), staticmethod(finish)
-    properties = SimpleNamespace(total_memory=MEMORY, name="a GPU that is none", major=9, minor=0)
+    common = {"total_memory": MEMORY, "name": "a GPU that is none", "major": 9, "minor": 0}
+    properties = SimpleNamespace(**common)
+
+    def of(device: Any = None) -> SimpleNamespace:
+        """Each GPU of each node has a UUID of its own."""
+        number = torch.cuda._utils._get_device_index(device, optional=True)
+        return SimpleNamespace(**common, uuid=f"{os.environ.get('GROUP_RANK', 0)}-{number}")
+
     both: dict[str, Any] = {
         "is_available": answers(True),
         "device_count": count,
@@ -113,7 +121,7 @@ def install(count: Callable[[], int], finish: Callable[[], None], now: Callable[
         "Event": Event,
         "is_current_stream_capturing": answers(False),
         "_sleep": answers(None),
-        "get_device_properties": lambda device=None: properties,
+        "get_device_properties": of,
         "get_device_name": lambda device=None: properties.name,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
