@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 MEMORY = 80 << 30  # bytes that a GPU says it has
+NAME, CAPABILITY = "a GPU that is none", (9, 0)
 
 
 def answers(value: Any) -> Callable[..., Any]:
@@ -83,6 +84,14 @@ class Event:
         """It has come."""
 
 
+def _properties(device: Any = None) -> SimpleNamespace:
+    """Each GPU of each node has a UUID of its own."""
+    number = torch.cuda._utils._get_device_index(device, optional=True)
+    major, minor = CAPABILITY
+    uuid = f"{os.environ.get('GROUP_RANK', 0)}-{number}"
+    return SimpleNamespace(total_memory=MEMORY, name=NAME, major=major, minor=minor, uuid=uuid)
+
+
 def install(count: Callable[[], int], finish: Callable[[], None], now: Callable[[], float]) -> None:
     """Replace the functions of ``torch.cuda`` and ``torch.accelerator``.
 
@@ -90,14 +99,6 @@ def install(count: Callable[[], int], finish: Callable[[], None], now: Callable[
     ``now``: its clock.
     """
     Event.now, Event.finish = staticmethod(now), staticmethod(finish)
-    common = {"total_memory": MEMORY, "name": "a GPU that is none", "major": 9, "minor": 0}
-    properties = SimpleNamespace(**common)
-
-    def of(device: Any = None) -> SimpleNamespace:
-        """Each GPU of each node has a UUID of its own."""
-        number = torch.cuda._utils._get_device_index(device, optional=True)
-        return SimpleNamespace(**common, uuid=f"{os.environ.get('GROUP_RANK', 0)}-{number}")
-
     both: dict[str, Any] = {
         "is_available": answers(True),
         "device_count": count,
@@ -121,9 +122,9 @@ def install(count: Callable[[], int], finish: Callable[[], None], now: Callable[
         "Event": Event,
         "is_current_stream_capturing": answers(False),
         "_sleep": answers(None),
-        "get_device_properties": of,
-        "get_device_name": lambda device=None: properties.name,
-        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "get_device_properties": _properties,
+        "get_device_name": lambda device=None: NAME,
+        "get_device_capability": answers(CAPABILITY),
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "memory_reserved": answers(0),
         "utilization": answers(0),
