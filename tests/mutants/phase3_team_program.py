@@ -175,16 +175,6 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
-        id="teams-leaders-of-gloo",
-        exercise="3.30",
-        mistake="the leaders' group is gloo's beside NCCL: it takes no tensor of a GPU here",
-        text=LEADERS,
-        becomes='    leaders = dist.new_group(firsts, backend="gloo")\n',
-        caught_by=GROUPS,
-        told_as="exception",
-        tier="nccl",
-    ),
-    Mutant(
         id="teams-own-first",
         exercise="3.30",
         mistake="each rank makes its own team first: ranks make groups in different orders",
