@@ -61,12 +61,10 @@ def test_virtual_ranks_kill_it_and_name_rank_and_line(
     assert "no result after" not in result.message  # no time-out was waited for
 
 
-@pytest.mark.parametrize("tier", ["virtual", "gloo"])
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.tier], ids=lambda m: m.id)
-def test_other_ranks_forgive_it(
-    mutant: Mutant, tier: str, tmp_path: Path, grader: WarmGrader
-) -> None:
-    elsewhere = dataclasses.replace(mutant, tier=tier)
+def test_other_virtual_ranks_forgive_it(mutant: Mutant, tmp_path: Path, grader: WarmGrader) -> None:
+    """Not on gloo: what a buffer holds before the wait depends there on who is faster."""
+    elsewhere = dataclasses.replace(mutant, tier="virtual")
     result = run_mutant(elsewhere, tmp_path, grade=grader.grade)
     assert result is not None
     assert result.verdict == "pass", result.message
