@@ -67,6 +67,8 @@ class Runner:
 class VirtualRunner(Runner):
     """The same on virtual ranks: several interleavings each time, several sizes in one process."""
 
+    rules = "gloo"
+
     def __call__(
         self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
     ) -> RankResults:
@@ -106,7 +108,7 @@ class VirtualRunner(Runner):
             timeout=limit,
             patience=limit,
             learner_files=self.files,
-            **options,
+            **{"rules": self.rules} | options,
         )
         return [self.note(results) for results in every]
 
@@ -114,11 +116,4 @@ class VirtualRunner(Runner):
 class NcclRunner(VirtualRunner):
     """The same by NCCL's rules, in each of the ways in which PyTorch runs it."""
 
-    def _run(
-        self,
-        body: Callable[..., Any],
-        world_sizes: Sequence[int],
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> list[VirtualResults]:
-        return super()._run(body, world_sizes, args, {"rules": "nccl"} | options)
+    rules = "nccl"
