@@ -16,11 +16,13 @@ ROOMS = (
     "ranks",
     "hardware",
     "virtual",
+    "sandbox",
     "picture",
     "netcluster",
     "reference",
     "grading",
     "simulate",
+    "classes",
     "commands",
     "cli",
 )

@@ -1,0 +1,1 @@
+"""A class: its rules, its submissions, and what becomes of them."""
