@@ -15,6 +15,7 @@ from .commands.templates import make_templates
 from .commands.trace import trace
 from .commands.watch import watch
 from .course.catalogue import load_course, root
+from .course.version import course_version
 from .host.processes import TERMINATED, Terminated, terminable
 from .host.terminal import console
 
@@ -22,6 +23,7 @@ from .host.terminal import console
 def _parser(command: str) -> argparse.ArgumentParser:
     """The options of all commands; those of ``simulate`` are asked for only if it is the one."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
+    parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
     commands = parser.add_subparsers(dest="command", title="commands")
     one = argparse.ArgumentParser(add_help=False)
     one.add_argument("exercise", help="for example 1.4")
