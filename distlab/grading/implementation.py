@@ -17,8 +17,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..course.catalogue import Exercise, Phase, functions_of, load_course, root
+from ..course.catalogue import Exercise, Phase, load_course, root
 from ..host import gpus
+from .answers import Stand, carried, carry, code_of, path_of, program, stands
 from .shortcuts import Guard, guard_of, hide_answers
 
 PACKAGE = "implementation"
@@ -101,7 +102,7 @@ class Implementation:
 
     Only usable inside a rank: the grader's own process never runs learner code. Functions of the
     exercises in ``substitutes`` are taken from the solution instead. While an exercise is
-    ``graded``, its answer may not be taken from elsewhere.
+    ``graded`` and ``guarded``, its answer may not be taken from elsewhere.
     """
 
     def __init__(
@@ -110,14 +111,28 @@ class Implementation:
         module: str,
         substitutes: Sequence[Exercise] = (),
         graded: Exercise | None = None,
+        guarded: bool = True,
     ) -> None:
         self._source = source
         self._module = module
         self._substitutes = tuple(substitutes)
+        self._stands: dict[str, Stand] | None = None
+        self._graded = graded
         self._guard: Guard | None = None
-        if graded is not None:
+        if graded is not None and guarded:
             own = {str(source.path(each.file)) for each in graded.phase.exercises}
             self._guard = guard_of(graded, tuple(own))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a sandbox: with what it may need of the solutions, and of the course's map nothing."""
+        stood = stands(self._substitutes)
+        code = carry(tuple(stood.values()), self._graded, self._source.folder.name)
+        left = {"_substitutes": (), "_graded": None, "_stands": stood}
+        return {"own": vars(self) | left, "code": code}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state["own"])
+        carried(state["code"])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -128,7 +143,8 @@ class Implementation:
         """The implementation's module ``name``, for example ``data_loader``."""
         assert os.getpid() != _grader, "learner code runs in ranks only; use impl inside a body"
         if not any(isinstance(f, _Finder) for f in sys.meta_path):
-            sys.meta_path.insert(0, _Finder(self._source, self._substitutes))
+            stood = stands(self._substitutes) if self._stands is None else self._stands
+            sys.meta_path.insert(0, _Finder(self._source, stood))
             if self._guard is not None:
                 self._guard.install()
         rank = getattr(threading.current_thread(), "virtual_rank", "")  # modules of its own
@@ -138,83 +154,13 @@ class Implementation:
             sys.modules[package].__path__ = []
         return importlib.import_module(f"{package}.{self._source.prefix}{name}")
 
-    def solution(self, phase: int, name: str) -> ModuleType:
-        """The solution's module ``name``, whatever the learner's does: for a check that takes a
-        part from another phase, which is not graded now, or that measures the course's own."""
-        return solution(load_course().phase(phase), name)
+    def solution(phase: Phase, module: str) -> ModuleType:
+    """The solution's module, which all ranks of a process share."""
+    return imported(f"solutions.{phase.folder}.{module}")
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports ``implementation.X`` and ``implementation.template_X`` from the learner's X.
-
-    Both are one module. A program of the solutions that has no exercise in it (it puts the phase's
-    parts together) is imported with the learner's parts.
-    """
-
-    def __init__(self, source: Source, substitutes: tuple[Exercise, ...]) -> None:
-        self.source = source
-        self.substitutes = substitutes
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        package, _, stem = fullname.rpartition(".")
-        if not package.startswith(PACKAGE) or "." in package:
-            return None
-        file = self._file(stem.removeprefix("template_"))
-        return importlib.util.spec_from_file_location(fullname, file, loader=self)
-
-    def _file(self, name: str) -> Path:
-        file = self.source.path(name)
-        if not file.is_file():
-            program = root() / "solutions" / self.source.folder.name / f"{name}.py"
-            if program.is_file() and "# --- exercise" not in program.read_text(encoding="utf-8"):
-                return program
-        return file
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        package, _, stem = spec.name.rpartition(".")
-        prefix = self.source.prefix
-        if stem.startswith(prefix) or not self.source.path(stem).name.startswith(prefix):
-            return None
-        return importlib.import_module(f"{package}.{prefix}{stem}")
-
-    def exec_module(self, module: ModuleType) -> None:
-        if hasattr(module, "__imported__"):
-            return  # under its other name
-        vars(module)["__imported__"] = True
-        name = module.__name__.rpartition(".")[2].removeprefix("template_")
-        file = self._file(name)
-        replaced = [e for e in self.substitutes if e.file == name]
-        if replaced and (_whole(replaced) or not _importable(file)):
-            file, replaced = replaced[0].solution_path, []  # on the learner's other files
-        exec(_compiled(file, file.stat().st_mtime_ns), vars(module))
-        for exercise in replaced:
-            for function in functions_of(exercise):
-                owner = function.split(".")[0]
-                setattr(module, owner, getattr(solution(exercise.phase, name), owner))
-
-
-@functools.lru_cache
-def _compiled(file: Path, changed: int) -> CodeType:
-    """The file's code, shared by the virtual ranks of a process; ``changed``: its last save."""
-    return compile(file.read_bytes(), str(file), "exec")
-
-
-def _whole(replaced: list[Exercise]) -> bool:
-    """Whether every exercise of the file is taken from the solution."""
-    every = {e.id for e in replaced[0].phase.exercises if e.file == replaced[0].file}
-    return every == {e.id for e in replaced}
-
-
-def _importable(file: Path) -> bool:
-    try:
-        ast.parse(file.read_bytes())
-    except (SyntaxError, OSError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
-
-
-def solution(phase: Phase, module: str) -> ModuleType:
-    """The solution's module, which all ranks of a process share: the only import of solutions."""
-    found = importlib.import_module(f"solutions.{phase.folder}.{module}")
+def imported(module: str) -> ModuleType:
+    """A solution's module: the only import of solutions."""
+    found = importlib.import_module(module)
     hide_answers()
     return found
