@@ -69,8 +69,18 @@ def code_of(module: str) -> CodeType:
     """The code of a solution's module."""
     if _carried is not None:
         return _unpacked(_carried[module])
-    path = path_of(module)
-    return compile(_text(path), str(path), "exec")
+    return compiled(path_of(module))
+
+
+def compiled(file: Path) -> CodeType:
+    """The file's code, shared by the virtual ranks of a process."""
+    return _compiled(file, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache
+def _compiled(file: Path, changed: int) -> CodeType:
+    """``changed``: its last save."""
+    return compile(file.read_bytes(), str(file), "exec")
 
 
 @functools.lru_cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.abc
 import importlib.util
@@ -14,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from ..course.catalogue import Exercise, Phase, load_course, root
 from ..host import gpus
-from .answers import Stand, carried, carry, code_of, path_of, program, stands
+from .answers import Stand, carried, carry, code_of, compiled, path_of, program, stands
 from .shortcuts import Guard, guard_of, hide_answers
 
 PACKAGE = "implementation"
@@ -124,7 +123,7 @@ class Implementation:
             self._guard = guard_of(graded, tuple(own))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a sandbox: with what it may need of the solutions, and of the course's map nothing."""
+        """For a sandbox: with what ranks may need of the solutions, without the course's map."""
         stood = stands(self._substitutes)
         code = carry(tuple(stood.values()), self._graded, self._source.folder.name)
         left = {"_substitutes": (), "_graded": None, "_stands": stood}
@@ -154,13 +153,74 @@ class Implementation:
             sys.modules[package].__path__ = []
         return importlib.import_module(f"{package}.{self._source.prefix}{name}")
 
-    def solution(phase: Phase, module: str) -> ModuleType:
-    """The solution's module, which all ranks of a process share."""
+    def solution(self, phase: int, name: str) -> ModuleType:
+        """The solution's module ``name``, whatever the learner's does: for a check that takes a
+        part from another phase, which is not graded now, or that measures the course's own."""
+        return solution(load_course().phase(phase), name)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports ``implementation.X`` and ``implementation.template_X`` from the learner's X.
+
+    Both are one module. A program of the solutions that has no exercise in it (it puts the phase's
+    parts together) is imported with the learner's parts.
+    """
+
+    def __init__(self, source: Source, stood: dict[str, Stand]) -> None:
+        self.source = source
+        self.stood = stood
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        package, _, stem = fullname.rpartition(".")
+        if not package.startswith(PACKAGE) or "." in package:
+            return None
+        name = stem.removeprefix("template_")
+        taken = self._program(name)
+        file = path_of(taken) if taken else self.source.path(name)
+        return importlib.util.spec_from_file_location(fullname, file, loader=self)
+
+    def _program(self, name: str) -> str:
+        """The program of the solutions that stands for a module that the learner has not."""
+        there = self.source.path(name).is_file()
+        return "" if there else program(self.source.folder.name, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        package, _, stem = spec.name.rpartition(".")
+        prefix = self.source.prefix
+        if stem.startswith(prefix) or not self.source.path(stem).name.startswith(prefix):
+            return None
+        return importlib.import_module(f"{package}.{prefix}{stem}")
+
+    def exec_module(self, module: ModuleType) -> None:
+        if hasattr(module, "__imported__"):
+            return  # under its other name
+        vars(module)["__imported__"] = True
+        name = module.__name__.rpartition(".")[2].removeprefix("template_")
+        file, taken, stand = self.source.path(name), self._program(name), self.stood.get(name)
+        if stand is not None and (stand.whole or not _importable(file)):
+            taken, stand = stand.module, None  # on the learner's other files
+        code = code_of(taken) if taken else compiled(file)
+        exec(code, vars(module))
+        if stand is not None:
+            for owner in stand.owners:
+                setattr(module, owner, getattr(imported(stand.module), owner))
+
+
+def _importable(file: Path) -> bool:
+    try:
+        ast.parse(file.read_bytes())
+    except (SyntaxError, OSError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def solution(phase: Phase, module: str) -> ModuleType:
+    """The solution's module."""
     return imported(f"solutions.{phase.folder}.{module}")
 
 
 def imported(module: str) -> ModuleType:
-    """A solution's module: the only import of solutions."""
+    """A solution's module, which all ranks of a process share: the only import of solutions."""
     found = importlib.import_module(module)
     hide_answers()
     return found

@@ -25,11 +25,11 @@ Body = Callable[..., Any]
 class Place(Protocol):
     """Where ranks run: ``run_ranks`` and ``run_worlds`` of this machine, or of a sandbox on it."""
 
-    def run_ranks(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
+    def run_ranks(self, body: Body, size: int, /, *args: Any, **options: Any) -> RankResults:
         """Real ranks."""
 
     def run_worlds(
-        self, body: Body, world_sizes: Sequence[int], *args: Any, **options: Any
+        self, body: Body, sizes: Sequence[int], /, *args: Any, **options: Any
     ) -> list[VirtualResults]:
         """Virtual ones."""
 
@@ -47,9 +47,7 @@ HERE = Here()
 class Runner:
     """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
 
-    def __init__(
-        self, files: tuple[str, ...], seed: int, device: str, place: Place = HERE
-    ) -> None:
+    def __init__(self, files: tuple[str, ...], seed: int, device: str, place: Place = HERE) -> None:
         self.files, self.seed, self.device, self.place = files, seed, device, place
         self.end = spent() + CHECK_LIMIT
         self.printed: list[str] = []  # by each rank of the run whose values were read last
@@ -68,9 +66,7 @@ class Runner:
         asked = options.pop("timeout", RUN_LIMIT)
         return round(min(asked, max(1.0, self.end - spent())), 1)
 
-    def __call__(
-        self, body: Body, world_size: int, *args: Any, **options: Any
-    ) -> RankResults:
+    def __call__(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
         """``run_ranks`` with the defaults of checks."""
         defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
         limit = self.limit(options)
@@ -95,9 +91,7 @@ class VirtualRunner(Runner):
 
     rules = "gloo"
 
-    def __call__(
-        self, body: Body, world_size: int, *args: Any, **options: Any
-    ) -> RankResults:
+    def __call__(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
         """``run_virtual`` with the defaults of checks."""
         return self.worlds(body, (world_size,), *args, **options)[0]
 
@@ -108,9 +102,7 @@ class VirtualRunner(Runner):
         more = DELAYED if options.pop("delays", False) else INTERLEAVINGS
         return [*self._run(body, world_sizes, args, {"seed": self.seed, "seeds": more} | options)]
 
-    def simulate(
-        self, body: Body, world_size: int, *args: Any, **options: Any
-    ) -> VirtualResults:
+    def simulate(self, body: Body, world_size: int, *args: Any, **options: Any) -> VirtualResults:
         """One run in the order of virtual time, for checks of the clock; see ``run_virtual``.
 
         Its ``clock`` and ``traffic`` are those of the ``cluster`` given. (Links that an adversarial

@@ -17,8 +17,7 @@ REFUSED = (
     *("acct", "syslog", "personality", "vhangup", "lookup_dcookie", "nfsservctl", "sethostname"),
     *("setdomainname", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex"),
 )
-CLONE_NEW = (0x00000080, 0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000)
-CLONE_NEW += (0x20000000, 0x40000000)  # namespaces of each kind
+CLONE_NEW = tuple(1 << bit for bit in (7, 17, 25, 26, 27, 28, 29, 30))  # namespaces of each kind
 TIOCSTI = 0x5412  # types into a terminal
 FAMILIES = (1, 2, 10, 16)  # of sockets: UNIX, IPv4, IPv6, netlink; others know no namespaces
 

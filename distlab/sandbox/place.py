@@ -168,7 +168,7 @@ class Sandbox:
             self._wait_until_ready()
         seconds = min(self.limits.seconds, options.get("timeout", self.limits.seconds))
         answer = self._exchange(request, seconds + MORE_TIME)
-        if not answer[:1] == b"\1":
+        if answer[:1] != b"\1":
             self._end()  # the agent could not tidy up
         try:
             return wire.unpacked(answer[1:], sizes)

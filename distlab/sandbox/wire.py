@@ -1,8 +1,8 @@
 """What goes through the socket of a sandbox: trusted requests in, plain data out.
 
-A request is pickled: it comes from the grader. An answer comes from where untrusted code runs: JSON,
-and what ``torch.save`` wrote, which is read with ``weights_only=True``. Nothing else is believed of
-it: each field is checked, and what does not fit is an answer that can't be read.
+A request is pickled: it comes from the grader. An answer comes from where untrusted code runs: it
+is JSON, and what ``torch.save`` wrote, which is read with ``weights_only=True``. Each field of it is
+checked, and what does not fit is an answer that can't be read.
 """
 
 from __future__ import annotations
