@@ -12,24 +12,27 @@ from ..grading.session import Request
 from ..grading.verdicts import CheckResult, ExerciseResult, Report, dumped, loaded
 from ..grading.warm import WarmGrader
 from ..host.terminal import short
+from ..sandbox import Limits
 from .config import ClassConfig
 from .results import StudentReports
 from .submissions import Submission
 
 
-class UnsafeGrader:
-    """Grades in this process's children, with the rights of the one who calls.
+class ClassGrader:
+    """Grades in children of this process; ``walls``: learners' code runs in a sandbox.
 
     Checks are collected once for each phase, and stay collected.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, walls: bool = True) -> None:
+        self.walls = walls
         self.warm: dict[int, WarmGrader] = {}
 
     def __call__(self, submission: Submission, config: ClassConfig) -> StudentReports:
-        most = int(config.caps.memory_gb * 2**30)
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        if not self.walls:
+            most = int(config.caps.memory_gb * 2**30)
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
         reports = []
         for number in config.phases:
             phase = load_course().phase(number)
@@ -46,6 +49,7 @@ class UnsafeGrader:
         elsewhere = [
             e.id for e in load_course().exercises if e.phase.number not in submission.phases
         ]
+        limits = Limits(memory_bytes=int(config.caps.memory_gb * 2**30))
         request = Request(
             impl=str(submission.folder),
             device="cpu",
@@ -53,6 +57,7 @@ class UnsafeGrader:
             exercises=chosen,
             known=frozenset(elsewhere),  # what is taken from another phase is the solution's
             partial=config.partial,
+            sandbox=limits if self.walls else None,
         )
         warm = self.warm.setdefault(phase.number, WarmGrader())
         return as_learners_see(warm.grade(phase.number, request), submission.folder)
