@@ -39,7 +39,7 @@ percent_per_day = 10
 cut_off_days = 5
 
 [exercises]
-phases = {phases}
+only = [{only}]
 """
 
 
@@ -99,7 +99,8 @@ def made_class(
         made.entry = write_entry(folder, made.student, made.shape, versions, rng)
         class_.append(made)
         works.append(versions)
-    (out / "class.toml").write_text(RULES.format(phases=list(phases)), encoding="utf-8")
+    only = ", ".join(f'"{e.id}"' for e in chosen)
+    (out / "class.toml").write_text(RULES.format(only=only), encoding="utf-8")
     (out / "made.json").write_text(json.dumps([asdict(m) for m in class_], indent=1) + "\n")
     return class_
 
