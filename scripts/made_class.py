@@ -107,9 +107,10 @@ def made_class(
 
 def _common(exercises: list[Exercise], rng: random.Random) -> dict[str, list[tuple[Mutant, float]]]:
     """Wrong implementations per exercise, a few of them far more common than others."""
+    every = all_mutants()
     found: dict[str, list[tuple[Mutant, float]]] = {}
     for exercise in exercises:
-        mutants = [m for m in all_mutants() if m.exercise == exercise.id and not m.tier]
+        mutants = [m for m in every if m.exercise == exercise.id and not m.tier]
         rng.shuffle(mutants)
         found[exercise.id] = [(m, 1 / (place + 1) ** 2) for place, m in enumerate(mutants)]
     return found

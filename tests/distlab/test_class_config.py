@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 
 import pytest
 
 from distlab.classes import scoring
-from distlab.classes.config import ClassConfig, load_class
+from distlab.classes.config import Caps, ClassConfig, load_class
 from distlab.cli import main
-from distlab.course.catalogue import load_course
+from distlab.course.catalogue import load_course, root
 
 UTC = datetime.timezone.utc
 DUE = datetime.datetime(2026, 3, 16, 20, tzinfo=UTC)
@@ -177,3 +178,13 @@ def test_the_command_says_what_the_rules_mean(
     (tmp_path / "class.toml").write_text("[late]\nhours = 3")
     assert main(["class", "check", str(tmp_path / "class.toml")]) == 2
     assert capsys.readouterr().err.startswith("distlab: class.toml: [late] hours: there is no such")
+
+
+def test_the_documented_rules_are_all_that_there_are(tmp_path: Path) -> None:
+    text = (root() / "docs" / "classes.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"(?s)```toml\n(.*?)```", text)
+    found, default = rules(tmp_path, block), ClassConfig()
+    same = {n for n in vars(default) if getattr(found, n) == getattr(default, n)}
+    assert same == {"caps"}, "its limits are the defaults"
+    for name in Caps.__dataclass_fields__:
+        assert re.search(rf"(?m)^{name} = {getattr(default.caps, name)}\b", block), name
