@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..course.catalogue import load_course
+from ..host.processes import not_for_children
 from . import results, scoring
 from .config import ClassConfig
 from .progress import Progress
@@ -94,7 +95,11 @@ def _alone(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(f"{path}: another grading is writing there") from None
-        yield
+        not_for_children.append(lock.fileno())  # else what outlives a killed run keeps it
+        try:
+            yield
+        finally:
+            not_for_children.remove(lock.fileno())
 
 
 def _unpacked(
@@ -219,7 +224,8 @@ def _written(
     """The student's files are written; the attempt that counts."""
     attempts = []
     for number, each in enumerate(submissions, 1):
-        found = (None if each.problem else _found(folder, each, key)) or StudentReports()
+        kept = None if each.problem else _found(folder, each, key)
+        found = kept or StudentReports(graded=results.now())
         late = scoring.lateness(config, each.student, each.submitted)
         earned = scoring.points(config, found.reports)
         attempts.append(Attempt(number, each, found, late, earned))

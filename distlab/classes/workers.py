@@ -69,7 +69,7 @@ def _serve(theirs: Connection, work: Work, output: Callable[[int], Path]) -> NoR
     except EOFError:
         pass
     except BaseException:
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
     finally:
         os._exit(1)
 
