@@ -101,6 +101,8 @@ WRONG = {
     '[students]\npattern = "(a"': "pattern: .*no regular expression",
     '[students]\npattern = "(.*)"': "pattern: .*no group",
     '[teams]\na = ["x"]\nb = ["x"]': r"\[teams\] b: 'x' is in team 'a', too",
+    '[teams]\n"../a" = ["x"]': r"\[teams\] ../a: an id has letters, digits",
+    '[students]\nids = ["=1"]': r"\[students\] =1: an id has letters, digits",
     "[teams]\na = []": "a team needs at least one student",
     "[extensions]\nada = 2026-03-20": "ada: an extension needs a due date",
     "[dates]\ndue = 2026-03-16\n[extensions]\nada = 2026-03-10": "is not after the due date",

@@ -165,9 +165,13 @@ def test_what_has_not_changed_is_not_graded_again(
     os.utime(tmp_path / "in" / "ada" / FILE, (0, 0))
     grade(tmp_path)
     assert graded(tmp_path / "tally") == ["ada", "grace", "ada"]
+    (tmp_path / "in" / "grace").rename(tmp_path / "grace")
+    grade(tmp_path)
+    assert not (tmp_path / "out" / "students" / "grace" / "result.json").exists()
+    (tmp_path / "grace").rename(tmp_path / "in" / "grace")
     kinder = ClassConfig(**vars(RULES) | {"points": {"1.4": 30}})
     grade(tmp_path, kinder)
-    assert len(graded(tmp_path / "tally")) == 3, "points cost no grading"
+    assert len(graded(tmp_path / "tally")) == 3, "neither points nor coming back cost one"
     assert table(tmp_path)["ada"] == ["10", "30", "40", "0", "0.1.0"]
 
 
@@ -305,6 +309,8 @@ def test_the_command_shows_what_other_checks_change(
     monkeypatch.setattr(results, "fingerprint", lambda: "of other checks")
     assert main(["class", "grade", *rest]) == 2
     assert "distlab class regrade" in capsys.readouterr().err
+    seen = (out / "students" / "grace" / "handed-in" / "1" / FILE).read_text()
+    assert seen == "1.3 1.4", "a refused run changes nothing"
     (tmp_path / "in" / "grace" / FILE).write_text("1.4")
     assert main(["class", "regrade", *rest]) == 0
     said = capsys.readouterr().out
