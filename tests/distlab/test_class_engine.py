@@ -188,10 +188,17 @@ def test_a_killed_run_goes_on(tmp_path: Path, hand_in: Callable[..., Path]) -> N
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert not (tmp_path / "out" / "grades.csv").exists()
     assert graded(tmp_path / "tally") == [f"student-{n}" for n in range(3)]
+    kept = {p.parts[-3] for p in (tmp_path / "out").glob("students/*/gradings/*.json")}
+    assert "student-0" in kept
     grade(tmp_path, jobs=1)
-    assert graded(tmp_path / "tally")[3:] == [f"student-{n}" for n in range(2, 6)]
+    left = [f"student-{n}" for n in range(6) if f"student-{n}" not in kept]
+    assert graded(tmp_path / "tally")[3:] == left
+    (tmp_path / "tally").rename(tmp_path / "before")
+    for path in (tmp_path / "in").glob(f"*/{FILE}"):
+        path.write_text(path.read_text().replace("kills", "spares"))
+        os.utime(path, ((DUE - datetime.timedelta(hours=1)).timestamp(),) * 2)
     grade(tmp_path, out="whole")
-    assert len(graded(tmp_path / "tally")) == 3 + 4 + 6
+    assert len(graded(tmp_path / "tally")) == 6
     tables = [(tmp_path / name / "grades.csv").read_bytes() for name in ("out", "whole")]
     assert tables[0] == tables[1]
 
