@@ -107,8 +107,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             and (not wanted.exercises or exercise.id in wanted.exercises)
             and (not wanted.checks or item.name.split("[")[0] in wanted.checks)
         ]
+    if wanted.once:
+        items[:] = [item for item in items if tier_of(item) == _first_tier(item)]
     if session.view is not None:
         session.view.checks.update(e.id for item in items if (e := exercise_of(item)))
+
+
+def _first_tier(item: pytest.Item) -> str:
+    """The first tier that its check declares, if it runs ranks."""
+    marker = item.get_closest_marker("exercise")
+    runs = marker is not None and "run" in getattr(item, "fixturenames", ())
+    return marker.kwargs["tiers"][0] if marker is not None and runs else tier_of(item)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -25,7 +25,8 @@ class Request:
     are graded by one check at a time), and a file that can't be imported fails its first check.
     ``first``: checks that run before others; ``brief``: no check runs after one has failed.
     ``partial``: a share of the points for a share of the checks. ``guarded``: answers taken from
-    elsewhere fail; a right alternative to one exercise may take the rest from the solution."""
+    elsewhere fail; a right alternative to one exercise may take the rest from the solution.
+    ``once``: each check on the first of its tiers only."""
 
     impl: str = "solutions"
     device: str = "auto"
@@ -39,6 +40,7 @@ class Request:
     brief: bool = False
     partial: bool = False
     guarded: bool = True
+    once: bool = False
 
 
 @dataclass
