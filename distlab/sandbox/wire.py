@@ -123,21 +123,25 @@ class Reader:
     def results(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
         """The results of runs of these sizes; raises what the run raised, or Unreadable."""
         try:
-            text, content = parted(answer)
-            data = json.loads(text)
-            if "error" in data:
-                raise RuntimeError(_text(data["error"]))
-            if "failure" in data:
-                raise _failure(data["failure"])
-            values = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-            return [
-                self._results(run, own, world_size)
-                for run, own, world_size in zip(data["runs"], values, world_sizes, strict=True)
-            ]
-        except (RankFailure, RuntimeError):
-            raise
+            found = self._read(answer, world_sizes)
         except Exception as error:
             raise Unreadable(str(error)) from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _read(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults] | Exception:
+        text, content = parted(answer)
+        data = json.loads(text)
+        if "error" in data:
+            return RuntimeError(_text(data["error"]))
+        if "failure" in data:
+            return _failure(data["failure"])
+        values = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        return [
+            self._results(run, own, world_size)
+            for run, own, world_size in zip(data["runs"], values, world_sizes, strict=True)
+        ]
 
     def _results(self, run: dict[str, Any], values: Any, world_size: int) -> RankResults:
         logs = [self._log(log) for log in run["logs"]]
