@@ -17,6 +17,7 @@ from ..course import progress
 from ..course.catalogue import Phase, load_course
 from ..host.processes import TERMINATED, Terminated, terminable
 from ..host.terminal import console
+from ..sandbox import Limits
 from .choice import phase_of
 from .implementation import find_source
 from .live import View
@@ -44,6 +45,9 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--partial", action="store_true", help="a share of the points for a share of the checks"
+    )
+    parser.add_argument(
+        "--sandbox", action="store_true", help="run the code in namespaces of its own (Linux)"
     )
     parser.add_argument("-k", dest="keyword", default="", help="only checks whose name matches")
     return parser
@@ -97,6 +101,7 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
         known=frozenset(known),
         partial=options.partial,
         tier=options.tier,
+        sandbox=Limits() if options.sandbox else None,
     )
     if not (out.is_terminal or watched):
         report = run_session(phase, request, options.keyword, options.junitxml or "")
