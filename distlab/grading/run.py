@@ -76,7 +76,7 @@ def walled(session: Session) -> Iterator[None]:
     if limits is None:
         yield
         return
-    why = sandbox.obstacle()
+    why = sandbox.container.obstacle(root()) if limits.container else sandbox.obstacle()
     if why:
         raise ValueError(f"no sandbox can be made here: {why}")
     impl = session.request.impl

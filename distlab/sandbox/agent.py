@@ -25,11 +25,11 @@ from ..host.system import prctl
 from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
-from . import wire
+from . import container, wire
 from .limits import Limits
 from .walls import HOSTNAME, PRIVATE
 
-SET_DUMPABLE = 4
+SET_DUMPABLE, NO_NEW_PRIVS = 4, 38
 FIRST = 2  # its number in the sandbox, after that of bubblewrap
 Body = Callable[..., Any]
 
@@ -37,11 +37,15 @@ Body = Callable[..., Any]
 def main(arguments: Sequence[str]) -> None:
     """Answer requests until nobody can ask any more."""
     number, user, text, *modules = arguments
-    if (os.getpid(), socket.gethostname()) != (FIRST, HOSTNAME):
+    limits = Limits(**json.loads(text))
+    walled = (os.getpid(), socket.gethostname()) == (FIRST, HOSTNAME)
+    if not (container.alone() if limits.container else walled):
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
     if user:
         _become(int(user))
-    limits = Limits(**json.loads(text))
+    if limits.container:
+        prctl(NO_NEW_PRIVS, 1)
+        os.chdir("/tmp")
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
     become_subreaper()
@@ -121,18 +125,21 @@ def _clean(own: set[str]) -> bool:
 
 def _files(own: Collection[str] | None = None) -> list[str]:
     """What lies where this user may write: also in folders that were there before (``own``, first
-    all), which lead to what is shown inside."""
+    all), which lead to what is shown inside. In a container others write there, too."""
     found = []
-    todo = list(PRIVATE)
+    todo = [path for path in (*PRIVATE, *container.PRIVATE) if os.access(path, os.R_OK | os.W_OK)]
     while todo:
         folder = todo.pop()
         device = os.stat(folder).st_dev
-        with os.scandir(folder) as entries:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
+                status = os.lstat(entry.path) if os.path.lexists(entry.path) else None
+                if status is None or (own is not None and status.st_uid != os.getuid()):
+                    continue
                 found.append(entry.path)
                 old = own is None or entry.path in own
                 if old and entry.is_dir(follow_symlinks=False):
-                    todo += [entry.path] if entry.stat().st_dev == device else []
+                    todo += [entry.path] if status.st_dev == device else []
     return found
 
 

@@ -15,7 +15,8 @@ class Limits:
     ``seconds``: of one run of ranks, on the clock of the ranks' own program; also of a process's
     processor time. ``memory_bytes``: of each process, and of all together where a cgroup can be
     made. ``processes``: threads count. ``file_bytes``: of one file. ``tmp_bytes``: of all files.
-    ``answer_bytes``: of what one run of ranks returns.
+    ``answer_bytes``: of what one run of ranks returns. ``container``: no namespaces are made, and
+    ranks run as another user (``container.py``).
     """
 
     seconds: float = 120.0
@@ -24,9 +25,10 @@ class Limits:
     file_bytes: int = 256 << 20
     tmp_bytes: int = 512 << 20
     answer_bytes: int = 512 << 20
+    container: bool = False
 
     def __post_init__(self) -> None:
-        small = [name for name, value in vars(self).items() if value <= 0]
+        small = [k for k, value in vars(self).items() if value <= 0 and value is not False]
         if small:
             raise ValueError(f"{small[0]} of a sandbox must be positive")
 

@@ -29,10 +29,10 @@ from ..host.processes import not_for_children
 from ..host.program_clock import EVERY, ProgramClock
 from ..ranks.results import RankFailure, RankResults
 from ..virtual import VirtualResults
-from . import wire
+from . import container, wire
 from .filter import open_filter
 from .limits import Limits, nobody
-from .walls import command
+from .walls import command, settings
 
 START_LIMIT = 120.0  # seconds until an agent has imported torch
 MORE_TIME = 30.0  # seconds on the program's clock that a run may take beside its own limit
@@ -60,11 +60,15 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._ready = False
+        self._open = contextlib.ExitStack()  # in a container: what the other user may read
 
     def __enter__(self) -> Sandbox:
         self._copy = tempfile.mkdtemp(prefix="distlab-sandbox-")
         try:
             self._shown = list(self._copies(Path(self._copy)))
+            if self.limits.container:
+                for _, folder in self._shown:
+                    self._open.enter_context(container.open_to(self._user(), folder))
             self._start()
         except BaseException:
             self.__exit__()
@@ -73,6 +77,7 @@ class Sandbox:
 
     def __exit__(self, *exc: object) -> None:
         self._end()
+        self._open.close()
         shutil.rmtree(self._copy, ignore_errors=True)
 
     def run_ranks(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
@@ -104,11 +109,18 @@ class Sandbox:
     def _start(self) -> None:
         """Start an agent; it gets ready while the caller does other things."""
         ours, theirs = socket.socketpair()
-        user, filter_fd = nobody(), open_filter()
+        user, filter_fd = nobody(), None if self.limits.container else open_filter()
         inherited = [theirs.fileno(), *([] if filter_fd is None else [filter_fd])]
-        arguments = [str(theirs.fileno()), "" if user is None else str(user)]
-        arguments += [json.dumps(vars(self.limits)), *self.modules]
-        walls = command(self.course, self._shown, self.limits, filter_fd)
+        arguments = [json.dumps(vars(self.limits)), *self.modules]
+        options: dict[str, Any] = {}
+        if self.limits.container:
+            walls = []
+            arguments = [str(theirs.fileno()), "", *arguments]
+            options = {"env": settings(self.course), "cwd": self.course, "extra_groups": []}
+            options |= {"user": self._user(), "group": self._user()}
+        else:
+            walls = command(self.course, self._shown, self.limits, filter_fd)
+            arguments = [str(theirs.fileno()), "" if user is None else str(user), *arguments]
         with theirs:
             self._process = subprocess.Popen(
                 [*walls, sys.executable, "-m", "distlab.sandbox.agent", *arguments],
@@ -117,11 +129,19 @@ class Sandbox:
                 stderr=subprocess.PIPE,
                 pass_fds=inherited,
                 start_new_session=True,
+                **options,
             )
         if filter_fd is not None:
             os.close(filter_fd)
         self._socket, self._ready = ours, False
         not_for_children.append(ours.fileno())
+
+    def _user(self) -> int:
+        """Whose id ranks have in a container."""
+        user = nobody()
+        if user is None:
+            raise ValueError("only root can run code as another user")
+        return user
 
     def _end(self) -> None:
         """Kill the namespace and all in it."""
@@ -133,6 +153,8 @@ class Sandbox:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            if self.limits.container:
+                container.end(self._user())
             assert self._process.stderr is not None
             self._process.stderr.close()
         self._socket = self._process = None
