@@ -1,4 +1,4 @@
-"""GitHub Classroom: the workflow of a phase's exercises, and their results as its reporter reads them.
+"""GitHub Classroom: a workflow for exercises, and their results as its reporter reads them.
 
     python -m distlab.classes.github phase1.json >> "$GITHUB_OUTPUT"
 
@@ -18,7 +18,7 @@ from typing import Any
 from ..course.catalogue import Phase
 
 WORKFLOW = """\
-# GitHub Classroom runs this at each push to a student's repository, which is a hand-out of the course.
+# GitHub Classroom runs this at each push to a student's repository, a hand-out of the course.
 # Made by: python -m distlab class github --phases {numbers}
 #
 # A student can edit this file, and the checks: grade again what counts (docs/classes.md).
