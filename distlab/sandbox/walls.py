@@ -19,7 +19,7 @@ from .limits import Limits, nobody
 TRIAL_LIMIT = 30.0  # seconds
 PARTS = ("distlab", "given", "clusters", "course.toml")  # of the course, which ranks need
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts")
 PRIVATE = ("/tmp", "/dev/shm")  # where what runs inside may write
 HOSTNAME = "sandbox"
 NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
