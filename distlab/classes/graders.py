@@ -12,6 +12,7 @@ from ..grading.session import Request
 from ..grading.verdicts import CheckResult, ExerciseResult, Report, dumped, loaded
 from ..grading.warm import WarmGrader
 from ..host.terminal import short
+from ..sandbox import Limits
 from .config import ClassConfig
 from .results import StudentReports
 from .submissions import Submission
@@ -39,6 +40,10 @@ class UnsafeGrader:
                 return StudentReports(problem=f"phase {number}: {error}")
         return StudentReports(tuple(reports))
 
+    def limits(self, config: ClassConfig) -> Limits | None:
+        """What holds the code of a submission; None: nothing."""
+        return None
+
     def _graded(self, phase: Phase, submission: Submission, config: ClassConfig) -> Report:
         chosen = tuple(e.id for e in config.exercises() if e.phase.number == phase.number)
         if phase.number not in submission.phases:
@@ -53,9 +58,18 @@ class UnsafeGrader:
             exercises=chosen,
             known=frozenset(elsewhere),  # what is taken from another phase is the solution's
             partial=config.partial,
+            sandbox=self.limits(config),
         )
         warm = self.warm.setdefault(phase.number, WarmGrader())
         return as_learners_see(warm.grade(phase.number, request), submission.folder)
+
+
+class ContainerGrader(UnsafeGrader):
+    """Grades as root in a container; the code of a submission runs as another user."""
+
+    def limits(self, config: ClassConfig) -> Limits:
+        """The class's own."""
+        return Limits(memory_bytes=int(config.caps.memory_gb * 2**30), container=True)
 
 
 def _not_handed_in(phase: Phase, chosen: tuple[str, ...], config: ClassConfig) -> Report:
