@@ -54,6 +54,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     packed.add_argument("--partial", action="store_true", help="points as with --partial")
     packed.add_argument("--out", type=Path, help="default: bundle-EXERCISE.zip")
     packed.add_argument("--open", type=Path, metavar="FILE", help="grade a bundle again")
+    packed.add_argument("--unsafe", action="store_true", help="open it without a sandbox")
     made = commands.add_parser("templates", help="for contributors: templates from solutions")
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
@@ -81,7 +82,7 @@ def run(options: argparse.Namespace, out: Console) -> int:
         from .commands import bundle
 
         if options.open is not None:
-            return bundle.reopen(options.open, out)
+            return bundle.reopen(options.open, options.unsafe, out)
         if options.exercise is None:
             raise ValueError("bundle which exercise? `distlab bundle 1.4`, or --open FILE")
         return bundle.pack(course.exercise(options.exercise), options, out)

@@ -15,14 +15,13 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..course.catalogue import Exercise, check_files, root
+from ..course.catalogue import Exercise, check_files, load_course, root
 from ..course.version import course_version
 from ..grading.implementation import find_source
 from ..grading.report import print_report
@@ -45,6 +44,11 @@ class Bundle:
     report: dict[str, Any]
     files: dict[str, bytes]
 
+    @property
+    def exercise(self) -> Exercise:
+        """Which exercise it is about; ValueError if this course has none of its number."""
+        return load_course().exercise(str(self.manifest["exercise"]))
+
     def request(self, folder: Path) -> Request:
         """The same grading, of the files unpacked in ``folder``."""
         for name, content in self.files.items():
@@ -52,13 +56,22 @@ class Bundle:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         asked = self.manifest["request"]
-        return Request(
-            impl=str(folder),
-            exercises=(self.manifest["exercise"],),
-            seed=int(asked["seed"]),
-            device=str(asked["device"]),
-            partial=bool(asked["partial"]),
+        return request(
+            self.exercise, str(folder), int(asked["seed"]), partial=bool(asked["partial"])
         )
+
+
+def request(exercise: Exercise, impl: str, seed: int | None, *, partial: bool) -> Request:
+    """The grading of one exercise, with nothing of other phases: their files are in no bundle."""
+    others = [e.id for e in load_course().exercises if e.phase.number != exercise.phase.number]
+    return Request(
+        impl=impl,
+        device="cpu",
+        seed=seed,
+        exercises=(exercise.id,),
+        known=frozenset(others),
+        partial=partial,
+    )
 
 
 def facts(exercise: Exercise) -> dict[str, Any]:
@@ -77,9 +90,10 @@ def facts(exercise: Exercise) -> dict[str, Any]:
 
 
 # -- packing --------------------------------------------------------------------------------------
-def pack(exercise: Exercise, request: Request, report: Report, to: Path) -> None:
-    """Write the bundle of a graded exercise; ValueError if there is nothing of a learner's."""
-    files = dict(_work(exercise, request.impl))
+def pack(
+    exercise: Exercise, asked: Request, report: Report, files: dict[str, bytes], to: Path
+) -> None:
+    """Write the bundle of a graded exercise and of the learner's ``files``."""
     result = next(e for e in report.exercises if e.id == exercise.id)
     shown = io.StringIO()
     print_report(report, exercise.phase, console(file=shown))
@@ -88,15 +102,11 @@ def pack(exercise: Exercise, request: Request, report: Report, to: Path) -> None
         "exercise": exercise.id,
         "verdict": result.verdict,
         "points": result.points,
-        "request": {
-            "seed": report.seed,
-            "device": request.device,
-            "partial": request.partial,
-        },
+        "request": {"seed": report.seed, "partial": asked.partial},
         "facts": facts(exercise),
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    plain = _Nameless(request.impl)
+    plain = _Nameless(asked.impl)
     parts = {
         "manifest.json": _dumped(manifest),
         "report.json": _dumped(plain.value(report.as_json())),
@@ -105,16 +115,18 @@ def pack(exercise: Exercise, request: Request, report: Report, to: Path) -> None
     zips.write(to, files | parts)
 
 
-def _work(exercise: Exercise, impl: str) -> Iterator[tuple[str, bytes]]:
-    """The learner's files of the phase, by their names in the course."""
+def work(exercise: Exercise, impl: str) -> dict[str, bytes]:
+    """The learner's files of the phase, by their names in the course; ValueError for others'."""
     source = find_source(impl, exercise.phase)
     answers = root() / "solutions"
+    found = {}
     for path in map(Path, source.files()):
         if path.resolve().is_relative_to(answers):
             raise ValueError(
                 f"{path.name} is the course's solution: a bundle holds a learner's work"
             )
-        yield f"{exercise.phase.folder}/{path.name}", path.read_bytes()
+        found[f"{exercise.phase.folder}/{path.name}"] = path.read_bytes()
+    return found
 
 
 class _Nameless:
@@ -203,7 +215,7 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     return lines
 
 
-def surroundings(bundle: Bundle, exercise: Exercise) -> list[str]:
+def surroundings(bundle: Bundle) -> list[str]:
     """What is different here, one line each."""
-    there, here = bundle.manifest["facts"], facts(exercise)
+    there, here = bundle.manifest["facts"], facts(bundle.exercise)
     return [f"{k}: {there.get(k)} there, {here[k]} here" for k in FACTS if there.get(k) != here[k]]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from .. import sandbox
 from ..classes import bundle
-from ..course.catalogue import Exercise, load_course
+from ..course.catalogue import Exercise
 from ..grading import grade
 from ..grading.report import print_report
-from ..grading.session import Request
 from ..host.terminal import command, say
 
 
@@ -21,26 +22,32 @@ def pack(exercise: Exercise, options: argparse.Namespace, out: Console) -> int:
     to = options.out or Path(f"bundle-{exercise.id}.zip")
     if to.exists():
         raise ValueError(f"{to} exists already: name another file with --out")
-    request = Request(
-        impl=options.impl, exercises=(exercise.id,), seed=options.seed, partial=options.partial
-    )
+    files = bundle.work(exercise, options.impl)
+    request = bundle.request(exercise, options.impl, options.seed, partial=options.partial)
     report = grade(exercise.phase.number, request)
-    bundle.pack(exercise, request, report, to)
+    bundle.pack(exercise, request, report, files, to)
     (result,) = report.exercises
-    say(out, f"{exercise.id} {exercise.title}: {result.verdict}, {result.points} points")
+    say(out, f"{exercise.id} {exercise.title}: {result.verdict}, seed {report.seed}")
     say(out, f"{to} holds your files of phase {exercise.phase.number}, the report and the seed")
-    command(out, "look at it elsewhere: ", f"distlab bundle --open {to.name}")
+    command(out, "to look at it elsewhere: ", f"distlab bundle --open {to.name}")
     return 0
 
 
-def reopen(path: Path, out: Console) -> int:
-    """Grade a bundle again: 0 if all verdicts are the same, 1 if not."""
+def reopen(path: Path, unsafe: bool, out: Console) -> int:
+    """Grade a bundle again, in a sandbox: 0 if all verdicts are the same, 1 if not."""
     found = bundle.opened(path)
-    exercise = load_course().exercise(str(found.manifest["exercise"]))
+    why = "" if unsafe else sandbox.obstacle()
+    if why:
+        raise ValueError(
+            f"a bundle holds somebody's code, and no sandbox can be made here ({why}): --unsafe "
+            "runs it without one"
+        )
     with tempfile.TemporaryDirectory(prefix="distlab-bundle-") as folder:
-        report = grade(exercise.phase.number, found.request(Path(folder)))
-    print_report(report, exercise.phase, out)
-    for line in bundle.surroundings(found, exercise):
+        request = found.request(Path(folder))
+        request = replace(request, sandbox=None if unsafe else sandbox.Limits())
+        report = grade(found.exercise.phase.number, request)
+    print_report(report, found.exercise.phase, out)
+    for line in bundle.surroundings(found):
         say(out, line, "dim")
     other = bundle.differences(found.report, report.as_json())
     there, (result,) = found.manifest["verdict"], report.exercises
