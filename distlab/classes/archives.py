@@ -18,10 +18,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, cast
 
 from .config import Caps
 from .repository import Refused, is_repository, repository_files
 
+MANIFEST = "handout.json"
 LARGEST_FILE = 4 << 20  # bytes of one Python file
 SKIPPED = {
     *(".git", ".venv", "venv", ".distlab", "__MACOSX", "__pycache__", ".ipynb_checkpoints"),
@@ -71,9 +73,10 @@ def files_in(path: Path, caps: Caps, zone: datetime.tzinfo) -> list[File]:
 
 
 def wanted(name: str) -> bool:
-    """Whether it is a Python file that may be a learner's own."""
+    """Whether it is a Python file that may be a learner's own, or a hand-out's manifest."""
     *folders, last = name.split("/")
-    return last.endswith(".py") and not last.startswith("._") and not SKIPPED.intersection(folders)
+    kind = last == MANIFEST or (last.endswith(".py") and not last.startswith("._"))
+    return kind and not SKIPPED.intersection(folders)
 
 
 def _plain(name: str) -> str:
@@ -107,8 +110,7 @@ class _Budget:
             raise Refused(f"it unpacks to more than {self.caps.unpacked_mb:g} MB")
 
 
-def _read(open_: Callable[[], io.BufferedIOBase | None], name: str, budget: _Budget) -> bytes:
-    file = open_()
+def _read(file: IO[bytes] | None, name: str, budget: _Budget) -> bytes:
     if file is None:
         raise Refused(f"{shown(name)} can't be read")
     with file:
@@ -136,7 +138,7 @@ def _in_zip(path: Path, caps: Caps, zone: datetime.tzinfo) -> Iterator[File]:
                 continue
             if info.flag_bits & 1:
                 raise Refused(f"{path.name} is encrypted")
-            data = _read(lambda info=info: archive.open(info), name, budget)  # type: ignore[misc]
+            data = _read(archive.open(info), name, budget)
             yield File(name, data, _zip_time(info, zone))
 
 
@@ -158,7 +160,7 @@ def _zip_time(info: zipfile.ZipInfo, zone: datetime.tzinfo) -> datetime.datetime
 class _Bounded(io.RawIOBase):
     """An unpacked stream that ends a bomb while it is read."""
 
-    def __init__(self, stream: io.BufferedIOBase, budget: _Budget) -> None:
+    def __init__(self, stream: IO[bytes], budget: _Budget) -> None:
         self.stream, self.budget = stream, budget
 
     def read(self, size: int = -1) -> bytes:
@@ -167,19 +169,24 @@ class _Bounded(io.RawIOBase):
         return data
 
 
-OPENERS: dict[bytes, Callable[[Path], io.BufferedIOBase]] = {
-    b"\x1f\x8b": gzip.open,  # type: ignore[dict-item]
-    b"BZ": bz2.open,  # type: ignore[dict-item]
-    b"\xfd7": lzma.open,  # type: ignore[dict-item]
-}
+def _unpacked(path: Path) -> IO[bytes]:
+    """The tar in a file, by how that begins and not by its name."""
+    with path.open("rb") as file:
+        head = file.read(2)
+    openers: dict[bytes, Callable[[Path], Any]] = {
+        b"\x1f\x8b": gzip.open,
+        b"BZ": bz2.open,
+        b"\xfd7": lzma.open,
+    }
+    return cast("IO[bytes]", openers[head](path) if head in openers else path.open("rb"))
 
 
 def _in_tar(path: Path, caps: Caps) -> Iterator[File]:
-    with path.open("rb") as file:
-        head = file.read(2)
-    stream = OPENERS.get(head, lambda name: name.open("rb"))(path)
     stream_budget, budget = _Budget(caps), _Budget(caps)
-    with stream, tarfile.open(fileobj=_Bounded(stream, stream_budget), mode="r|") as archive:
+    with (
+        _unpacked(path) as stream,
+        tarfile.open(fileobj=_Bounded(stream, stream_budget), mode="r|") as archive,
+    ):
         for member in archive:
             budget.file()
             name = _plain(member.name)
@@ -187,11 +194,7 @@ def _in_tar(path: Path, caps: Caps) -> Iterator[File]:
                 raise Refused(f"{shown(name)} is a link: hand in the file itself")
             if not member.isfile() or not wanted(name):
                 continue
-            data = _read(
-                lambda member=member: archive.extractfile(member),  # type: ignore[misc]
-                name,
-                budget,
-            )
+            data = _read(archive.extractfile(member), name, budget)
             yield File(name, data, _moment(member.mtime))
 
 
@@ -230,7 +233,7 @@ def _in_folder(path: Path, caps: Caps) -> Iterator[File]:
                 state = full.stat()
                 if not stat.S_ISREG(state.st_mode):
                     raise Refused(f"{shown(name)} is no file")
-                data = _read(lambda full=full: full.open("rb"), name, budget)  # type: ignore[misc]
+                data = _read(full.open("rb"), name, budget)
             except OSError as error:
                 unreadable(error)
             yield File(name, data, _moment(state.st_mtime))

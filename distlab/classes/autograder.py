@@ -22,7 +22,7 @@ from ..host import zips
 from ..sandbox import container
 from .config import ClassConfig, load_class
 from .engine import grade_class
-from .graders import ContainerGrader
+from .graders import ClassGrader
 from .gradescope import BROKEN, NO_RESULT, no_result, results
 from .results import write
 from .submissions import Entry, clean_id
@@ -95,7 +95,8 @@ def _graded(base: Path) -> dict[str, Any]:
     work = Path(tempfile.mkdtemp(prefix="grading-", dir=root().parent))
     try:
         entry = Entry(student, base / "submission", submitted, "submission")
-        grade_class(config, [entry], work, jobs=1, grader=ContainerGrader())
+        grader = ClassGrader(container=True)
+        grade_class(config, [entry], work, jobs=1, grader=grader, place="container")
         found = json.loads((work / "students" / student / "result.json").read_text("utf-8"))
         return results(found, config)
     finally:

@@ -101,8 +101,8 @@ def _unpacked(
     config: ClassConfig, entries: Sequence[Entry], folder: Folder
 ) -> dict[str, list[Submission]]:
     """The attempts of each student or team, in the order in which they were handed in."""
-    names = {config.team_of(s): [] for s in config.students} | {t: [] for t in config.teams}
-    owned: dict[str, list[Entry]] = names
+    names = [*config.teams, *map(config.team_of, config.students)]
+    owned: dict[str, list[Entry]] = {name: [] for name in names}
     for entry in entries:
         owned.setdefault(config.team_of(entry.student), []).append(entry)
     found: dict[str, list[Submission]] = {}

@@ -18,19 +18,22 @@ from .results import StudentReports
 from .submissions import Submission
 
 
-class UnsafeGrader:
-    """Grades in this process's children, with the rights of the one who calls.
+class ClassGrader:
+    """Grades in children of this process; ``walls``: learners' code runs in a sandbox.
+    ``container``: this machine is one, and the code runs as another user.
 
     Checks are collected once for each phase, and stay collected.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, walls: bool = True, container: bool = False) -> None:
+        self.walls, self.container = walls, container
         self.warm: dict[int, WarmGrader] = {}
 
     def __call__(self, submission: Submission, config: ClassConfig) -> StudentReports:
-        most = int(config.caps.memory_gb * 2**30)
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        if not self.walls:
+            most = int(config.caps.memory_gb * 2**30)
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
         reports = []
         for number in config.phases:
             phase = load_course().phase(number)
@@ -40,10 +43,6 @@ class UnsafeGrader:
                 return StudentReports(problem=f"phase {number}: {error}")
         return StudentReports(tuple(reports))
 
-    def limits(self, config: ClassConfig) -> Limits | None:
-        """What holds the code of a submission; None: nothing."""
-        return None
-
     def _graded(self, phase: Phase, submission: Submission, config: ClassConfig) -> Report:
         chosen = tuple(e.id for e in config.exercises() if e.phase.number == phase.number)
         if phase.number not in submission.phases:
@@ -51,6 +50,8 @@ class UnsafeGrader:
         elsewhere = [
             e.id for e in load_course().exercises if e.phase.number not in submission.phases
         ]
+        most = int(config.caps.memory_gb * 2**30)
+        limits = Limits(memory_bytes=most, container=self.container)
         request = Request(
             impl=str(submission.folder),
             device="cpu",
@@ -58,18 +59,10 @@ class UnsafeGrader:
             exercises=chosen,
             known=frozenset(elsewhere),  # what is taken from another phase is the solution's
             partial=config.partial,
-            sandbox=self.limits(config),
+            sandbox=limits if self.walls else None,
         )
         warm = self.warm.setdefault(phase.number, WarmGrader())
         return as_learners_see(warm.grade(phase.number, request), submission.folder)
-
-
-class ContainerGrader(UnsafeGrader):
-    """Grades as root in a container; the code of a submission runs as another user."""
-
-    def limits(self, config: ClassConfig) -> Limits:
-        """The class's own."""
-        return Limits(memory_bytes=int(config.caps.memory_gb * 2**30), container=True)
 
 
 def _not_handed_in(phase: Phase, chosen: tuple[str, ...], config: ClassConfig) -> Report:

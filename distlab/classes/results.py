@@ -11,10 +11,9 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..course.catalogue import root
 from ..course.version import course_version
@@ -84,7 +83,7 @@ def now() -> str:
 
 def fingerprint() -> str:
     """Changes with anything that a verdict is made of: checks, toolkit, given code, solutions."""
-    found = hashlib.sha256(torch.__version__.encode())
+    found = hashlib.sha256(version("torch").encode())
     for pattern in COURSE:
         for path in sorted(root().glob(pattern)):
             files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
@@ -105,7 +104,7 @@ def class_json(config: ClassConfig, course: str, place: str, started: str) -> st
         "seed": config.seed,
         "started": started,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
     }
     return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
 
@@ -133,6 +132,10 @@ def told(config: ClassConfig, attempt: Attempt) -> list[str]:
         lines.append(f"late: {days}, which costs {late.penalty_percent:g} % of the points")
     if attempt.problem:
         lines.append(f"not graded: {attempt.problem}")
+    if submission.version is not None:
+        lines.append(f"made from version {submission.version} of the course")
+    if config.release and submission.submitted and submission.submitted < config.release:
+        lines.append("note: it was made before the release: is its date right?")
     lines += [f"note: {note}" for note in submission.notes]
     weighed = [e.id for e in config.exercises() if config.worth(e) != e.points]
     if weighed:

@@ -6,6 +6,7 @@ import csv
 import datetime
 import difflib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..course.catalogue import load_course
-from .archives import File, files_in, kind_of, shown
+from .archives import MANIFEST, File, files_in, kind_of, shown
 from .config import Caps, ClassConfig
 from .repository import Refused
 
@@ -167,11 +168,22 @@ def unpack(entry: Entry, to: Path, config: ClassConfig) -> Submission:
         student=entry.student,
         folder=to,
         digest=_digest((name, file.data) for name, file in chosen.items()),
+        version=_made_from(files),
         submitted=entry.submitted or max(dates, default=None),
         place=entry.place,
         notes=tuple(notes),
         phases=tuple(p.number for p in load_course().phases if p.folder in folders),
     )
+
+
+def _made_from(files: list[File]) -> str | None:
+    """The version of the course in the outermost hand-out's manifest, if one was handed in."""
+    found = [f for f in files if f.path.rpartition("/")[2] == MANIFEST]
+    try:
+        nearest = min(found, key=lambda file: file.path.count("/"))
+        return shown(str(json.loads(nearest.data)["course_version"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _nothing(entry: Entry, to: Path, problem: str) -> Submission:

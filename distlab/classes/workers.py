@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import NoReturn
@@ -81,7 +81,7 @@ def work_off(
     output: Callable[[int], Path],
     seconds: float,
     begins: Callable[[int], None],
-) -> Iterator[tuple[int, str, str]]:
+) -> Generator[tuple[int, str, str], None, None]:
     """Each task with its answer, or with one line that says why there is none, as they end.
 
     ``begins`` is told of each task; ``output``: where goes what is printed meanwhile. A worker that

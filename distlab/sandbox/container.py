@@ -26,14 +26,20 @@ def obstacle(course: Path) -> str:
     """Why ranks can't run as another user here, in one line; "" if they can."""
     if os.geteuid() != 0:
         return "only root can run code as another user"
-    for name in ANSWERS:
-        path = course / name
-        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o007:
-            return f"every user may read {path}: `chmod -R go-rwx {path}`"
+    said = next(filter(None, (is_open(course / name) for name in ANSWERS)), "")
+    if said:
+        return said
     needed = [*(course / name for name in PARTS), Path(sys.executable).resolve(), Path(sys.prefix)]
     for path in dict.fromkeys(each for name in needed for each in (name, *name.parents)):
         if not stat.S_IMODE(path.stat().st_mode) & (0o001 if path.is_dir() else 0o004):
             return f"other users may not use {path}: `chmod go+rX {path}`"
+    return ""
+
+
+def is_open(path: Path) -> str:
+    """That other users may read the file or folder, in one line; "" if not."""
+    if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o007:
+        return f"every user may read {path}: `chmod -R go-rwx {path}`"
     return ""
 
 
