@@ -8,6 +8,9 @@ import resource
 from dataclasses import dataclass
 
 
+IDS = 1000  # how many graders can have an unused user id of their own
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What untrusted code may take of the machine.
@@ -64,4 +67,4 @@ def nobody() -> int | None:
     with open("/proc/self/uid_map", encoding="ascii") as file:
         lines = [[*map(int, line.split())] for line in file]
     first, count = max((inside, count) for inside, _, count in lines)
-    return min(first + count, 1 << 31) - 16 - os.getpid() % 1000
+    return min(first + count, 1 << 31) - 16 - os.getpid() % IDS

@@ -68,7 +68,7 @@ class Sandbox:
             self._shown = list(self._copies(Path(self._copy)))
             if self.limits.container:
                 for _, folder in self._shown:
-                    self._open.enter_context(container.open_to(self._user(), folder))
+                    self._open.enter_context(container.open_to(container.user(), folder))
             self._start()
         except BaseException:
             self.__exit__()
@@ -117,7 +117,7 @@ class Sandbox:
             walls = []
             arguments = [str(theirs.fileno()), "", *arguments]
             options = {"env": settings(self.course), "cwd": self.course, "extra_groups": []}
-            options |= {"user": self._user(), "group": self._user()}
+            options |= {"user": container.user(), "group": container.user()}
         else:
             walls = command(self.course, self._shown, self.limits, filter_fd)
             arguments = [str(theirs.fileno()), "" if user is None else str(user), *arguments]
@@ -136,13 +136,6 @@ class Sandbox:
         self._socket, self._ready = ours, False
         not_for_children.append(ours.fileno())
 
-    def _user(self) -> int:
-        """Whose id ranks have in a container."""
-        user = nobody()
-        if user is None:
-            raise ValueError("only root can run code as another user")
-        return user
-
     def _end(self) -> None:
         """Kill the namespace and all in it."""
         if self._socket is not None:
@@ -154,7 +147,7 @@ class Sandbox:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             if self.limits.container:
-                container.end(self._user())
+                container.end(container.user())
             assert self._process.stderr is not None
             self._process.stderr.close()
         self._socket = self._process = None
