@@ -7,7 +7,6 @@ import os
 import resource
 from dataclasses import dataclass
 
-
 IDS = 1000  # how many graders can have an unused user id of their own
 
 
