@@ -94,9 +94,9 @@ def _unpacked(code: bytes) -> CodeType:
 def carry(stood: tuple[Stand, ...], graded: Exercise | None, phase_folder: str) -> dict[str, bytes]:
     """The code that a run of this exercise's checks may need of the solutions."""
     folder = root() / SOLUTIONS / phase_folder
-    programs = [f"{SOLUTIONS}.{phase_folder}.{path.stem}" for path in sorted(folder.glob("*.py"))]
-    todo = [each for each in programs if program(phase_folder, each.rpartition(".")[2])]
-    todo += [each.module for each in stood]
+    named = [program(phase_folder, path.stem) for path in sorted(folder.glob("*.py"))]
+    programs = [*filter(None, named)]
+    todo = [*programs, *(each.module for each in stood)]
     todo += [] if graded is None else _taken_by_checks(graded)
     found: dict[str, bytes] = {}
     while todo:

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..host.forking import prepare_to_fork
@@ -25,49 +26,46 @@ from ..host.system import prctl
 from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
-from . import container, wire
+from . import files, wire
 from .limits import Limits
-from .walls import HOSTNAME, PRIVATE
+from .walls import HOSTNAME
 
-SET_DUMPABLE, NO_NEW_PRIVS = 4, 38
+SET_DUMPABLE = 4
 FIRST = 2  # its number in the sandbox, after that of bubblewrap
 Body = Callable[..., Any]
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(text: str) -> None:
     """Answer requests until nobody can ask any more."""
-    number, user, text, *modules = arguments
-    limits = Limits(**json.loads(text))
-    walled = (os.getpid(), socket.gethostname()) == (FIRST, HOSTNAME)
-    if not (container.alone() if limits.container else walled):
+    task = json.loads(text)
+    if (os.getpid(), socket.gethostname()) != (FIRST, HOSTNAME):
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
-    if user:
-        _become(int(user))
-    if limits.container:
-        prctl(NO_NEW_PRIVS, 1)
-        os.chdir("/tmp")
+    if task["user"] is not None:
+        _become(task["user"])
+    limits = Limits(**task["limits"])
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
     become_subreaper()
     prctl(SET_DUMPABLE, 0)
-    own = set(_files())
+    private = task["private"]
+    own = set(_files(private))
     import torch
 
     torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
-    for name in modules:
+    for name in task["modules"]:
         importlib.import_module(name)
     prepare_to_fork()
     null = os.open(os.devnull, os.O_RDWR)
     for each in (0, 1, 2):
         os.dup2(null, each)
     os.close(null)
-    with socket.socket(fileno=int(number)) as asked:
+    with socket.socket(fileno=task["socket"]) as asked:
         wire.send(asked, b"ready")
         while request := wire.receive(asked):
             not_for_children.append(asked.fileno())
-            answer = _answer(request)
+            answer = _answered(request)
             not_for_children.remove(asked.fileno())
-            clean = _clean(own)
+            clean = _clean(private, own)
             wire.send(asked, bytes([clean]) + answer)
             if not clean:
                 break
@@ -86,14 +84,28 @@ def _as_rank(limits: Limits) -> None:
     limits.hold_rank()
 
 
-def _answer(request: bytes) -> bytes:
+def _answered(request: bytes) -> bytes:
+    """What came of it, after the files that the run has left."""
+    name, rest = wire.parted(request)
+    given, asked = wire.parted(rest)
+    left = b""
     try:
-        kind, body, sizes, args, options = pickle.loads(request)
-        return wire.packed(_run(kind, body, sizes, args, options))
+        kind, body, sizes, args, options = pickle.loads(asked)
+        if name:
+            os.makedirs(name, exist_ok=True)
+            files.unpacked(given, Path(os.fsdecode(name)))
+        answer = wire.packed(_run(kind, body, sizes, args, options))
     except RankFailure as failure:
-        return wire.packed_failure(failure)
+        answer = wire.packed_failure(failure)
     except BaseException as error:
-        return wire.packed_error(error)
+        answer = wire.packed_error(error)
+    _end_others()
+    if name:
+        try:
+            left = files.packed(Path(os.fsdecode(name)))
+        except (files.TooMuch, OSError) as error:
+            answer = wire.packed_failure(RankFailure(f"files can't be read: {error}", kind="crash"))
+    return wire.joined(left, answer)
 
 
 def _run(
@@ -105,43 +117,44 @@ def _run(
 
 
 # -- between two runs -----------------------------------------------------------------------------
-def _clean(own: set[str]) -> bool:
-    """Kill every other process inside and remove every file; whether nothing is left."""
+def _end_others() -> None:
+    """Kill every other process inside."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     reap_children()
     with contextlib.suppress(ChildProcessError):
-        for _ in range(100_000):
+        while True:
             os.waitpid(-1, 0)
-    left = [path for path in _files(own) if path not in own]
+
+
+def _clean(private: Sequence[str], own: set[str]) -> bool:
+    """Remove every file that was not there at first; whether none is left."""
+    left = [path for path in _files(private, own) if path not in own]
     for path in left:
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RecursionError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 os.unlink(path)
     return not any(os.path.lexists(path) for path in left)
 
 
-def _files(own: Collection[str] | None = None) -> list[str]:
+def _files(private: Sequence[str], own: Collection[str] | None = None) -> list[str]:
     """What lies where this user may write: also in folders that were there before (``own``, first
-    all), which lead to what is shown inside. In a container others write there, too."""
+    all), which lead to what is shown inside."""
     found = []
-    todo = [path for path in (*PRIVATE, *container.PRIVATE) if os.access(path, os.R_OK | os.W_OK)]
+    todo = list(private)
     while todo:
         folder = todo.pop()
         device = os.stat(folder).st_dev
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        with os.scandir(folder) as entries:
             for entry in entries:
-                status = os.lstat(entry.path) if os.path.lexists(entry.path) else None
-                if status is None or (own is not None and status.st_uid != os.getuid()):
-                    continue
                 found.append(entry.path)
                 old = own is None or entry.path in own
                 if old and entry.is_dir(follow_symlinks=False):
-                    todo += [entry.path] if status.st_dev == device else []
+                    todo += [entry.path] if entry.stat().st_dev == device else []
     return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

@@ -22,8 +22,8 @@ class Limits:
     """
 
     seconds: float = 120.0
-    memory_bytes: int = 8 << 30
-    processes: int = 1024
+    memory_bytes: int = 4 << 30
+    processes: int = 512
     file_bytes: int = 256 << 20
     tmp_bytes: int = 512 << 20
     answer_bytes: int = 512 << 20

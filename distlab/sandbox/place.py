@@ -22,21 +22,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from ..course.catalogue import load_course
 from ..host.processes import not_for_children
 from ..host.program_clock import EVERY, ProgramClock
 from ..ranks.results import RankFailure, RankResults
 from ..virtual import VirtualResults
-from . import container, wire
+from . import files, wire
+from .cgroups import Group
 from .filter import open_filter
 from .limits import Limits, nobody
-from .walls import command, settings
+from .request import pickled
+from .walls import NAMES, PRIVATE, command
 
 START_LIMIT = 120.0  # seconds until an agent has imported torch
 MORE_TIME = 30.0  # seconds on the program's clock that a run may take beside its own limit
 LARGEST_FILE = 4 << 20  # bytes of a learner's file
+# a shell joins its control groups, whose files come before "--", and becomes the program
+JOIN = """
+while [ "$1" != -- ]; do echo 0 > "$1"; shift; done
+shift
+exec "$@"
+"""
 Body = Callable[..., Any]
 
 
@@ -54,21 +60,22 @@ class Sandbox:
         submission: Path,
         limits: Limits | None = None,
         modules: Sequence[str] = (),
+        shared: Path | None = None,
     ) -> None:
         self.course, self.submission = course.resolve(), submission.resolve()
         self.limits, self.modules = limits or Limits(), tuple(modules)
+        self.shared = None if shared is None else shared.resolve()
+        self.private = list(PRIVATE)
+        if self.shared and not any(self.shared.is_relative_to(name) for name in PRIVATE):
+            self.private.append(str(self.shared))
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._ready = False
-        self._open = contextlib.ExitStack()  # in a container: what the other user may read
 
     def __enter__(self) -> Sandbox:
         self._copy = tempfile.mkdtemp(prefix="distlab-sandbox-")
         try:
-            self._shown = list(self._copies(Path(self._copy)))
-            if self.limits.container:
-                for _, folder in self._shown:
-                    self._open.enter_context(container.open_to(container.user(), folder))
+            self._shown = [*self._copies(Path(self._copy)), *_names(Path(self._copy))]
             self._start()
         except BaseException:
             self.__exit__()
@@ -77,7 +84,6 @@ class Sandbox:
 
     def __exit__(self, *exc: object) -> None:
         self._end()
-        self._open.close()
         shutil.rmtree(self._copy, ignore_errors=True)
 
     def run_ranks(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
@@ -109,27 +115,38 @@ class Sandbox:
     def _start(self) -> None:
         """Start an agent; it gets ready while the caller does other things."""
         ours, theirs = socket.socketpair()
-        user, filter_fd = nobody(), None if self.limits.container else open_filter()
+        filter_fd = open_filter()
         inherited = [theirs.fileno(), *([] if filter_fd is None else [filter_fd])]
-        arguments = [json.dumps(vars(self.limits)), *self.modules]
-        options: dict[str, Any] = {}
-        if self.limits.container:
-            walls = []
-            arguments = [str(theirs.fileno()), "", *arguments]
-            options = {"env": settings(self.course), "cwd": self.course, "extra_groups": []}
-            options |= {"user": container.user(), "group": container.user()}
-        else:
-            walls = command(self.course, self._shown, self.limits, filter_fd)
-            arguments = [str(theirs.fileno()), "" if user is None else str(user), *arguments]
+        task = {
+            "socket": theirs.fileno(),
+            "user": nobody(),
+            "limits": vars(self.limits),
+            "private": self.private,
+            "modules": self.modules,
+        }
+        shown = self._shown, self.private
+        walls = command(self.course, *shown, self.limits, filter_fd)
+        self._group = Group(self.limits)
         with theirs:
             self._process = subprocess.Popen(
-                [*walls, sys.executable, "-m", "distlab.sandbox.agent", *arguments],
+                [
+                    "/bin/sh",
+                    "-c",
+                    JOIN,
+                    "sh",
+                    *self._group.entrances,
+                    "--",
+                    *walls,
+                    sys.executable,
+                    "-m",
+                    "distlab.sandbox.agent",
+                    json.dumps(task),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=inherited,
                 start_new_session=True,
-                **options,
             )
         if filter_fd is not None:
             os.close(filter_fd)
@@ -146,10 +163,9 @@ class Sandbox:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            if self.limits.container:
-                container.end(container.user())
             assert self._process.stderr is not None
             self._process.stderr.close()
+            self._group.remove()
         self._socket = self._process = None
 
     def _wait_until_ready(self) -> None:
@@ -175,8 +191,7 @@ class Sandbox:
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> list[RankResults]:
-        _travel_with_checks(self.course)
-        request = cloudpickle.dumps((kind, body, sizes, args, options))
+        request = self._files_in() + pickled((kind, body, sizes, args, options), self.course)
         if self._process is None:
             self._start()
         if not self._ready:
@@ -186,10 +201,32 @@ class Sandbox:
         if answer[:1] != b"\1":
             self._end()  # the agent could not tidy up
         try:
-            return wire.unpacked(answer[1:], sizes)
+            left, answer = wire.parted(answer[1:])
+            self._files_out(left)
+            return wire.unpacked(answer, sizes)
         except wire.Unreadable as error:
             self._end()
             raise _lost(f"what came out of the sandbox can't be read: {error}") from None
+
+    def _files_in(self) -> bytes:
+        """The shared folder, and what lies in it."""
+        if self.shared is None:
+            return wire.joined(b"", wire.joined(b""))
+        there = files.packed(self.shared, self._not_shared())
+        return wire.joined(os.fsencode(self.shared), wire.joined(there))
+
+    def _files_out(self, left: bytes) -> None:
+        if self.shared is None:
+            return
+        try:
+            files.unpacked(left, self.shared, self._not_shared())
+        except (ValueError, LookupError, TypeError, OSError) as error:
+            raise wire.Unreadable(str(error)) from None
+
+    def _not_shared(self) -> set[Path]:
+        """What the grader itself has in that folder."""
+        assert self.shared is not None
+        return {Path(self._copy), *self.shared.glob("pytest-of-*")}
 
     def _exchange(self, request: bytes, seconds: float) -> bytes:
         """The answer to the request; raises RankFailure if none comes in time."""
@@ -223,6 +260,14 @@ class Sandbox:
         return bytes(data[wire.HEAD :])
 
 
+def _names(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Files that say who is who inside, and where they are there."""
+    for name, text in NAMES.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o644)
+        yield folder / name, Path("/etc") / name
+
+
 def _lost(message: str, kind: str = "crash") -> RankFailure:
     return RankFailure(message, kind=kind)
 
@@ -237,12 +282,3 @@ def _content(path: Path, submission: Path) -> bytes:
     if real.stat().st_size > LARGEST_FILE:
         raise ValueError(f"{path} has more than {LARGEST_FILE:,} bytes")
     return real.read_bytes()
-
-
-def _travel_with_checks(course: Path) -> None:
-    """What is defined in files of checks goes by value: there are no such files inside."""
-    tests = str(course / "tests") + os.sep
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__file__", None)
-        if isinstance(name, str) and name.startswith(tests):
-            cloudpickle.register_pickle_by_value(module)

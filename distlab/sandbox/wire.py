@@ -1,7 +1,7 @@
 """What goes through the socket of a sandbox: trusted requests in, plain data out.
 
-A request is pickled: it comes from the grader. An answer comes from where untrusted code runs: it
-is JSON, and what ``torch.save`` wrote, which is read with ``weights_only=True``. Each field of it is
+A request is pickled: it comes from the grader. An answer comes from where untrusted code runs. It
+is JSON, and what ``torch.save`` wrote, which is read with ``weights_only=True``. Each field is
 checked, and what does not fit is an answer that can't be read.
 """
 
@@ -42,14 +42,24 @@ class Unreadable(Exception):
 
 def send(to: socket.socket, content: bytes) -> None:
     """One frame."""
-    to.sendall(len(content).to_bytes(HEAD, "little"))
-    to.sendall(content)
+    to.sendall(joined(content))
 
 
 def receive(source: socket.socket) -> bytes:
     """One frame; empty at the end."""
     size = int.from_bytes(_exactly(source, HEAD), "little")
     return _exactly(source, size)
+
+
+def joined(first: bytes, rest: bytes = b"") -> bytes:
+    """Two parts in one."""
+    return len(first).to_bytes(HEAD, "little") + first + rest
+
+
+def parted(both: bytes) -> tuple[bytes, bytes]:
+    """The two parts again."""
+    size = HEAD + int.from_bytes(both[:HEAD], "little")
+    return both[HEAD:size], both[size:]
 
 
 def _exactly(source: socket.socket, size: int) -> bytes:
@@ -72,7 +82,7 @@ def packed(results: Sequence[RankResults]) -> bytes:
             run |= {name: getattr(each, name) for name in MORE}
             run["host_reads"] = each.host_reads
         runs.append(run)
-    return _joined({"runs": runs}, content_of([list(each) for each in results]))
+    return _with_values({"runs": runs}, content_of([list(each) for each in results]))
 
 
 def packed_failure(failure: RankFailure) -> bytes:
@@ -80,12 +90,12 @@ def packed_failure(failure: RankFailure) -> bytes:
     told = ("message", "kind", "cause", "rank", "line", "interleaving")
     fields = {name: getattr(failure, name) for name in told}
     reports = [vars(report) for report in failure.reports]
-    return _joined({"failure": fields | {"reports": reports}})
+    return _with_values({"failure": fields | {"reports": reports}})
 
 
 def packed_error(error: BaseException) -> bytes:
     """What is wrong with the request itself."""
-    return _joined({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
+    return _with_values({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
 
 
 def _log(log: Log) -> dict[str, Any]:
@@ -93,22 +103,21 @@ def _log(log: Log) -> dict[str, Any]:
     return vars(log) | {"events": events, "on_gpu": sorted(log.on_gpu)}
 
 
-def _joined(data: dict[str, Any], values: bytes = b"") -> bytes:
-    text = json.dumps(data).encode()
-    return len(text).to_bytes(HEAD, "little") + text + values
+def _with_values(data: dict[str, Any], values: bytes = b"") -> bytes:
+    return joined(json.dumps(data).encode(), values)
 
 
 # -- outside --------------------------------------------------------------------------------------
 def unpacked(answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
     """The results of runs of these sizes; raises what the run raised, or Unreadable."""
     try:
-        size = HEAD + int.from_bytes(answer[:HEAD], "little")
-        data = json.loads(answer[HEAD:size])
+        text, content = parted(answer)
+        data = json.loads(text)
         if "error" in data:
             raise RuntimeError(_text(data["error"]))
         if "failure" in data:
             raise _failure(data["failure"])
-        values = torch.load(io.BytesIO(answer[size:]), weights_only=True, map_location="cpu")
+        values = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         return [
             _results(run, own, world_size)
             for run, own, world_size in zip(data["runs"], values, world_sizes, strict=True)
