@@ -88,7 +88,8 @@ def walled(session: Session) -> Iterator[None]:
     modules = "distlab.grading.implementation", "torch._dynamo"  # checks import the second
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
-        place = sandbox.Sandbox(root(), named, limits, modules, Path(folder))
+        kind = sandbox.Container if limits.container else sandbox.Sandbox
+        place = kind(root(), named, limits, modules, Path(folder))
         try:
             with place as session.place:
                 tempfile.tempdir = folder

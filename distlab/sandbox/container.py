@@ -3,24 +3,64 @@
 Most containers of a class's platform allow no namespaces, and are thrown away after a grading. Root
 grades in them; ranks run with the id of a user that nobody has, so file modes and the kernel's
 rules for signals and memory are the walls. The network, /proc and world-writable folders are shared
-with the grader; SECURITY.md says what that means.
+with the grader.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from .limits import IDS, nobody
-from .walls import PARTS
+from .place import Sandbox
+from .walls import PARTS, PRIVATE, settings
 
 ANSWERS = ("solutions", "tests", "references", ".git")  # of the course
-PRIVATE = ("/var/tmp", "/run/lock")  # where anybody may write, beside /tmp and /dev/shm
+
+
+class Container(Sandbox):
+    """The same place for ranks, without namespaces: this machine is a container, and root's."""
+
+    private = (*PRIVATE, "/var/tmp", "/run/lock")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._open = contextlib.ExitStack()  # what the other user may read
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self._open.close()
+
+    def user(self) -> int:
+        """No sandbox made of namespaces has this id: all its processes are killed after a run."""
+        return user()
+
+    def _copies(self, to: Path) -> Iterator[tuple[Path, Path]]:
+        for copy, folder in super()._copies(to):
+            self._open.enter_context(open_to(self.user(), folder))
+            yield copy, folder
+
+    def _walls(
+        self, own: Sequence[Path], filter_fd: int | None
+    ) -> tuple[list[str], dict[str, Any]]:
+        return [], {"env": settings(self.course), "cwd": self.course}
+
+    def _exchange(self, request: bytes, seconds: float) -> bytes:
+        with contextlib.ExitStack() as stack:
+            if self.shared is not None:
+                stack.enter_context(lent(self.user(), self.shared))
+            return super()._exchange(request, seconds)
+
+    def _end(self) -> None:
+        super()._end()
+        _kill_all(self.user())
 
 
 def obstacle(course: Path) -> str:
@@ -37,15 +77,6 @@ def obstacle(course: Path) -> str:
     return ""
 
 
-def user() -> int:
-    """The id of ranks: no sandbox made of namespaces has it, because here all its processes are
-    killed after a run. Each grader has its own."""
-    unused = nobody()
-    if unused is None:
-        raise ValueError("only root can run code as another user")
-    return unused - IDS
-
-
 def is_open(path: Path) -> str:
     """That other users may read the file or folder, in one line; "" if not."""
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o007:
@@ -53,19 +84,12 @@ def is_open(path: Path) -> str:
     return ""
 
 
-def alone() -> bool:
-    """Whether this process is the only one of its user, and the user not root."""
-    return os.getuid() != 0 and not any(map(_is_mine, filter(str.isdigit, os.listdir("/proc"))))
-
-
-def _is_mine(number: str) -> bool:
-    """Whether this is another process of the user that still lives."""
-    try:
-        status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
-        mine = os.stat(f"/proc/{number}").st_uid == os.getuid()
-    except OSError:
-        return False
-    return mine and int(number) != os.getpid() and status.rpartition(")")[2].split()[0] not in "ZX"
+def user() -> int:
+    """An id that nobody has, and no sandbox that root makes of namespaces; each grader its own."""
+    unused = nobody()
+    if unused is None:
+        raise ValueError("only root can run code as another user")
+    return unused - IDS
 
 
 @contextlib.contextmanager
@@ -74,10 +98,7 @@ def open_to(user: int, folder: Path) -> Iterator[None]:
     own = [folder, *folder.rglob("*")]
     for path in own:
         _hand(path, user, 0o750 if path.is_dir() else 0o640)
-    for above in folder.parents:
-        mode = stat.S_IMODE(above.stat().st_mode)
-        if not mode & 0o001:
-            above.chmod(mode | 0o001)
+    _let_pass(folder)
     try:
         yield
     finally:
@@ -86,15 +107,41 @@ def open_to(user: int, folder: Path) -> Iterator[None]:
                 _hand(path, 0, 0o700 if path.is_dir() else 0o600)
 
 
+@contextlib.contextmanager
+def lent(user: int, folder: Path) -> Iterator[None]:
+    """The user has an empty folder of this name; then it is again as it was.
+
+    Meanwhile nothing of the grader lies where the user may write: what ranks leave there comes out
+    as data.
+    """
+    kept = folder.with_name(f"{folder.name}-kept")
+    folder.rename(kept)
+    folder.mkdir(mode=0o700)
+    os.chown(folder, user, user)
+    _let_pass(folder)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        kept.rename(folder)
+
+
 def _hand(path: Path, group: int, mode: int) -> None:
-    """Links stay as they are: ``Sandbox`` has refused those that leave the folder."""
+    """Links stay as they are: ``Sandbox`` has refused those that leave the submission."""
     if not path.is_symlink():
         os.chown(path, 0, group)
         path.chmod(mode)
 
 
-def end(user: int) -> None:
-    """Kill all processes of the user, however they have hidden."""
+def _let_pass(folder: Path) -> None:
+    for above in folder.parents:
+        mode = stat.S_IMODE(above.stat().st_mode)
+        if not mode & 0o001:
+            above.chmod(mode | 0o001)
+
+
+def _kill_all(user: int) -> None:
+    """End all processes of the user, however they have hidden."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -202,7 +202,7 @@ def test_the_agent_kills_nobody_outside_of_a_sandbox() -> None:
     """It kills all processes that it can, so a user with others, or root, is refused."""
     for limits in (Limits(), Limits(container=True)):
         with pytest.raises(SystemExit, match="runs in a sandbox only"):
-            agent(["3", "", json.dumps(vars(limits))])
+            agent(json.dumps({"user": None, "limits": vars(limits)}))
 
 
 def test_whose_submission_it_is(tmp_path: Path) -> None:
