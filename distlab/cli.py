@@ -48,6 +48,14 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "contract", parents=[one], help="what an exercise promises, and which check asserts it"
     )
     promised.add_argument("--draft", action="store_true", help="an entry of the contract file")
+    packed = commands.add_parser("bundle", help="a verdict in one file, to be looked at elsewhere")
+    packed.add_argument("exercise", nargs="?", help="for example 1.4")
+    packed.add_argument("--impl", default="templates", help="templates or a folder")
+    packed.add_argument("--seed", type=int, help="of the run that gave the verdict")
+    packed.add_argument("--partial", action="store_true", help="points as with --partial")
+    packed.add_argument("--out", type=Path, help="default: bundle-EXERCISE.zip")
+    packed.add_argument("--open", type=Path, metavar="FILE", help="grade a bundle again")
+    packed.add_argument("--unsafe", action="store_true", help="open it without a sandbox")
     made = commands.add_parser("templates", help="for contributors: templates from solutions")
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
@@ -72,6 +80,15 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return classes.class_(options, out)
     if options.command == "watch":
         return watch(course, options.exercise, out)
+    if options.command == "bundle":
+        # start-up time: it imports torch, which other commands need not wait for
+        from .commands import bundle
+
+        if options.open is not None:
+            return bundle.reopen(options.open, options.unsafe, out)
+        if options.exercise is None:
+            raise ValueError("bundle which exercise? `distlab bundle 1.4`, or --open FILE")
+        return bundle.pack(course.exercise(options.exercise), options, out)
     exercise = course.exercise(options.exercise)
     if options.command == "contract":
         # start-up time: it imports torch, which other commands need not wait for

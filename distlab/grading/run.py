@@ -80,7 +80,7 @@ def walled(session: Session) -> Iterator[None]:
     if limits is None:
         yield
         return
-    why = sandbox.obstacle()
+    why = sandbox.container.obstacle(root()) if limits.container else sandbox.obstacle()
     if why:
         raise ValueError(f"no sandbox can be made here: {why}")
     impl = session.request.impl
@@ -88,7 +88,8 @@ def walled(session: Session) -> Iterator[None]:
     modules = "distlab.grading.implementation", "torch._dynamo"  # checks import the second
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
-        place = sandbox.Sandbox(root(), named, limits, modules, Path(folder))
+        kind = sandbox.Container if limits.container else sandbox.Sandbox
+        place = kind(root(), named, limits, modules, Path(folder))
         try:
             with place as session.place:
                 tempfile.tempdir = folder

@@ -15,6 +15,7 @@ import pickle
 import shutil
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from . import files, wire
 from .limits import Limits
 from .walls import HOSTNAME
 
-SET_DUMPABLE = 4
+SET_DUMPABLE, NO_NEW_PRIVS = 4, 38
 FIRST = 2  # its number in the sandbox, after that of bubblewrap
 Body = Callable[..., Any]
 
@@ -38,11 +39,15 @@ Body = Callable[..., Any]
 def main(text: str) -> None:
     """Answer requests until nobody can ask any more."""
     task = json.loads(text)
-    if (os.getpid(), socket.gethostname()) != (FIRST, HOSTNAME):
-        sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
-    if task["user"] is not None:
-        _become(task["user"])
     limits = Limits(**task["limits"])
+    walled = (os.getpid(), socket.gethostname()) == (FIRST, HOSTNAME)
+    if task["user"] is not None and (walled or limits.container):
+        _become(task["user"])
+    if not (_alone() if limits.container else walled):
+        sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
+    if limits.container:
+        prctl(NO_NEW_PRIVS, 1)
+        os.chdir("/tmp")
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
     become_subreaper()
@@ -76,6 +81,21 @@ def _become(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
+
+
+def _alone() -> bool:
+    """Whether this process is the only one of its user, and the user not root."""
+    return os.getuid() != 0 and not any(map(_is_mine, filter(str.isdigit, os.listdir("/proc"))))
+
+
+def _is_mine(number: str) -> bool:
+    """Whether this is another process of the user that still lives."""
+    try:
+        status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
+        mine = os.stat(f"/proc/{number}").st_uid == os.getuid()
+    except OSError:
+        return False
+    return mine and int(number) != os.getpid() and status.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def _as_rank(limits: Limits) -> None:
@@ -141,18 +161,22 @@ def _clean(private: Sequence[str], own: set[str]) -> bool:
 
 def _files(private: Sequence[str], own: Collection[str] | None = None) -> list[str]:
     """What lies where this user may write: also in folders that were there before (``own``, first
-    all), which lead to what is shown inside."""
+    all), which lead to what is shown inside. In a container others have files there, too."""
     found = []
     todo = list(private)
     while todo:
         folder = todo.pop()
-        device = os.stat(folder).st_dev
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                found.append(entry.path)
-                old = own is None or entry.path in own
-                if old and entry.is_dir(follow_symlinks=False):
-                    todo += [entry.path] if entry.stat().st_dev == device else []
+        with contextlib.suppress(OSError):  # others' folders are closed, their files come and go
+            device = os.stat(folder).st_dev
+            for name in os.listdir(folder):
+                path = os.path.join(folder, name)
+                status = os.lstat(path)
+                if own is not None and status.st_uid != os.getuid():
+                    continue
+                found.append(path)
+                old = own is None or path in own
+                if old and stat.S_ISDIR(status.st_mode):
+                    todo += [path] if status.st_dev == device else []
     return found
 
 

@@ -54,6 +54,8 @@ class Sandbox:
     Raises ValueError if a file of the submission is none, or too large.
     """
 
+    private: tuple[str, ...] = PRIVATE  # where ranks may write
+
     def __init__(
         self,
         course: Path,
@@ -109,6 +111,16 @@ class Sandbox:
             yield copy, folder
 
     # -- the agent --------------------------------------------------------------------------------
+    def user(self) -> int | None:
+        """Whose id ranks have; None: that of the one who calls."""
+        return nobody()
+
+    def _walls(
+        self, own: Sequence[Path], filter_fd: int | None
+    ) -> tuple[list[str], dict[str, Any]]:
+        """What stands before the agent in the command line, and options to start it with."""
+        return command(self.course, self._shown, own, self.limits, filter_fd), {}
+
     def _start(self) -> None:
         """Start an agent; it gets ready while the caller does other things."""
         ours, theirs = socket.socketpair()
@@ -116,12 +128,12 @@ class Sandbox:
         inherited = [theirs.fileno(), *([] if filter_fd is None else [filter_fd])]
         task = {
             "socket": theirs.fileno(),
-            "user": nobody(),
+            "user": self.user(),
             "limits": vars(self.limits),
-            "private": [*PRIVATE, *map(str, own)],
+            "private": [*self.private, *map(str, own)],
             "modules": self.modules,
         }
-        walls = command(self.course, self._shown, own, self.limits, filter_fd)
+        walls, options = self._walls(own, filter_fd)
         self._group = Group(self.limits)
         with theirs:
             self._process = subprocess.Popen(
@@ -143,6 +155,7 @@ class Sandbox:
                 stderr=subprocess.PIPE,
                 pass_fds=inherited,
                 start_new_session=True,
+                **options,
             )
         if filter_fd is not None:
             os.close(filter_fd)

@@ -101,7 +101,15 @@ def command(
         found += ["--ro-bind", str(source), str(target)]
     for folder in private:
         found += [*writable, str(folder)]
-    settings = {
+    for name, value in settings(course).items():
+        found += ["--setenv", name, value]
+    found += ["--chdir", "/tmp", "--remount-ro", "/"]
+    return found if filter_fd is None else [*found, "--seccomp", str(filter_fd)]
+
+
+def settings(course: Path) -> dict[str, str]:
+    """The environment of what runs inside."""
+    return {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
         "USER": "nobody",  # torch asks who it is, and no list of users is here
@@ -111,10 +119,6 @@ def command(
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
     }
-    for name, value in settings.items():
-        found += ["--setenv", name, value]
-    found += ["--chdir", "/tmp", "--remount-ro", "/"]
-    return found if filter_fd is None else [*found, "--seccomp", str(filter_fd)]
 
 
 def _python() -> Iterator[Path]:
