@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..course import templates
 from ..course.catalogue import Exercise, check_files, functions_of, root
 
 if sys.version_info >= (3, 11):
@@ -98,7 +99,7 @@ def _compare(found: Contract) -> None:
 
 def sentences(exercise: Exercise) -> list[tuple[str, str]]:
     """(function, sentence) of the docstrings of the exercise's functions and of their classes."""
-    tree = ast.parse(exercise.solution_path.read_text(encoding="utf-8"))
+    tree = ast.parse(templates.documented(exercise))
     wanted = set(functions_of(exercise))
     return [
         (name, " ".join(sentence.split()))

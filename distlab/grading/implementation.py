@@ -17,8 +17,17 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..course.catalogue import Exercise, Phase, functions_of, load_course, root
+from ..course.catalogue import (
+    Exercise,
+    Phase,
+    functions_of,
+    has_solutions,
+    load_course,
+    need_solutions,
+    root,
+)
 from ..host import gpus
+from ..observe.failure import CheckFailed
 from .shortcuts import Guard, guard_of, hide_answers
 
 PACKAGE = "implementation"
@@ -59,6 +68,7 @@ def find_source(impl: str, phase: Phase) -> Source:
     Raises ValueError with what to do if the folder holds none.
     """
     if impl == "solutions":
+        need_solutions("--impl solutions")
         return Source(impl, root() / "solutions" / phase.folder)
     if impl == "templates":
         return Source(impl, root() / phase.folder, "template_")
@@ -144,6 +154,15 @@ class Implementation:
         return solution(load_course().phase(phase), name)
 
 
+class NotHandedOut(CheckFailed):
+    """Raised in a rank by a check that needs a part of the solutions, in a hand-out."""
+
+    kind = "needs"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, cause="needs")
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports ``implementation.X`` and ``implementation.template_X`` from the learner's X.
 
@@ -165,6 +184,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def _file(self, name: str) -> Path:
         file = self.source.path(name)
         if not file.is_file():
+            if not has_solutions() and name not in {e.file for e in load_course().exercises}:
+                raise NotHandedOut(f"the course's own {name}: it isn't handed out")
             program = root() / "solutions" / self.source.folder.name / f"{name}.py"
             if program.is_file() and "# --- exercise" not in program.read_text(encoding="utf-8"):
                 return program
@@ -215,6 +236,9 @@ def _importable(file: Path) -> bool:
 
 def solution(phase: Phase, module: str) -> ModuleType:
     """The solution's module, which all ranks of a process share: the only import of solutions."""
+    if not has_solutions():
+        part = f"{module} of phase {phase.number}"
+        raise NotHandedOut(f"the course's own {part}: it isn't handed out")
     found = importlib.import_module(f"solutions.{phase.folder}.{module}")
     hide_answers()
     return found
