@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .commands import cluster, doctor, simulate
+from .commands import cluster, doctor, handout, simulate
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
@@ -45,6 +45,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "contract", parents=[one], help="what an exercise promises, and which check asserts it"
     )
     promised.add_argument("--draft", action="store_true", help="an entry of the contract file")
+    handout.add_arguments(
+        commands.add_parser("handout", help="for teachers: a folder for learners")
+    )
     made = commands.add_parser("templates", help="for contributors: templates from solutions")
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
@@ -61,6 +64,8 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return show_map(course, out)
     if options.command == "templates":
         return make_templates(course, options.write, options.force, out)
+    if options.command == "handout":
+        return handout.handout(options, out)
     if options.command == "simulate":
         return simulate.simulate(options, out)
     if options.command == "cluster":

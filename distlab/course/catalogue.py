@@ -200,14 +200,14 @@ def _indexed(exercise: Exercise) -> dict[str, Any]:
     path = exercise.folder / INDEX
     if not path.is_file():
         raise ValueError(f"neither {exercise.solution_path} nor {INDEX} is here")
-    found: dict[str, Any] = _entries(path.read_text(encoding="utf-8")).get(exercise.id)
-    if found is None:
+    found = _entries(path.read_text(encoding="utf-8"))
+    if exercise.id not in found:
         raise ValueError(f"{INDEX} has no exercise {exercise.id}")
-    return found
+    return found[exercise.id]
 
 
 @functools.cache
-def _entries(text: str) -> dict[str, Any]:
+def _entries(text: str) -> dict[str, dict[str, Any]]:
     return dict(json.loads(text)["exercises"])
 
 
