@@ -80,7 +80,7 @@ def hand_out(course: Course, part: Course, source: Path, target: Path) -> Path:
         found = leaks(course, folder)
         if found:
             raise ValueError(f"{found[0]}: nothing was handed out")
-        _write_manifest(part, source, folder)
+        write_manifest(part, folder)
         made = _zip(folder, Path(temporary) / packed.name)
         folder.rename(target)
         made.rename(packed)
@@ -122,10 +122,11 @@ def _copied(part: Course, source: Path) -> Iterator[Path]:
 
 
 # -- the manifest ---------------------------------------------------------------------------------
-def _write_manifest(part: Course, source: Path, folder: Path) -> None:
+def write_manifest(part: Course, folder: Path) -> None:
+    """Write the manifest of a folder that has all of its other files."""
     data = {
         "schema": 1,
-        "course_version": version_of(source),
+        "course_version": version_of(folder),
         "exercises": [e.id for e in part.exercises],
         "files": {_name(path, folder): digest(path) for path in files_in(folder)},
     }
