@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .commands import classes, cluster, doctor, simulate
+from .commands import classes, cluster, doctor, handout, simulate, upgrade
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
@@ -56,6 +56,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     packed.add_argument("--out", type=Path, help="default: bundle-EXERCISE.zip")
     packed.add_argument("--open", type=Path, metavar="FILE", help="grade a bundle again")
     packed.add_argument("--unsafe", action="store_true", help="open it without a sandbox")
+    handout.add_arguments(
+        commands.add_parser("handout", help="for teachers: a folder for learners")
+    )
+    upgrade.add_arguments(commands.add_parser("upgrade", help="a new version, with your work"))
     made = commands.add_parser("templates", help="for contributors: templates from solutions")
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
@@ -72,6 +76,10 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return show_map(course, out)
     if options.command == "templates":
         return make_templates(course, options.write, options.force, out)
+    if options.command == "handout":
+        return handout.handout(options, out)
+    if options.command == "upgrade":
+        return upgrade.upgrade(options, out)
     if options.command == "simulate":
         return simulate.simulate(options, out)
     if options.command == "cluster":

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..course.catalogue import load_course, root
+from ..course.catalogue import load_course, need_solutions, root
 from ..grading.lifetime import contained
 from ..host import gpus, nvml
 from ..host.processes import descendants
@@ -168,6 +168,7 @@ def _last(said: str) -> str:
 
 def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
     """Run all parts and write record and page; 0 if no part failed, 1 if one did or no GPU is."""
+    need_solutions("distlab doctor --cuda")
     names, obstacle = usable_gpus()
     if not names:
         print(f"distlab: doctor --cuda needs a GPU, and there is none: {obstacle}", file=sys.stderr)

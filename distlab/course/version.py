@@ -6,15 +6,10 @@ What pip remembers of an installed course is older than the folder after the nex
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
 
+from ..host.toml import tomllib
 from .catalogue import root
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 @functools.cache

@@ -71,6 +71,8 @@ def print_report(report: Report, phase: Phase, out: Console) -> None:
     for exercise in report.exercises:
         if exercise.verdict not in ("pass", "blank", "needs", "blocked"):
             _print_failure(exercise, out)
+        elif exercise.verdict == "blocked" and exercise.decisive is not None:
+            say(out, f"{exercise.id} is blocked: {exercise.decisive.message}", STYLE["blocked"])
     _print_needs(report, out)
     out.print(Text(f"score: {report.score} of {report.max_score} points", "bold"))
     _print_next(report, out)

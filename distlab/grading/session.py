@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..course.catalogue import Course, Exercise, load_course
+from ..course.catalogue import Course, Exercise, has_solutions, load_course
 from ..host import gpus
 from ..host.system import fork_obstacle
 from ..host.terminal import short
@@ -97,7 +97,10 @@ class Session:
         return exercise_id in self.results and self.results[exercise_id].verdict == "pass"
 
     def substitutes(self, exercise: Exercise) -> list[Exercise]:
-        """The exercises that are taken from the solution while this one is graded."""
+        """The exercises that are taken from the solution while this one is graded: none without
+        solutions, the learner's own are then all that there is."""
+        if not has_solutions():
+            return []
         found = {e.id: e for e in self.built_on(exercise)}
         for other in exercise.phase.exercises:  # imported along, so it must not break the import
             if other.file != exercise.file and not self.passed(other.id):
@@ -117,7 +120,8 @@ class Session:
         """Raise NotRun if the exercise's checks can't or need not run on this tier."""
         if exercise.id not in self.not_run:
             self.not_run[exercise.id] = self._obstacle(exercise)
-            self.result(exercise).used_solution_of = [e.id for e in self.built_on(exercise)]
+            used = self.built_on(exercise) if has_solutions() else []
+            self.result(exercise).used_solution_of = [e.id for e in used]
         obstacle = self.not_run[exercise.id] or self.deleted(exercise)
         if obstacle is not None:
             raise obstacle
@@ -153,6 +157,11 @@ class Session:
         failing = [e for e in exercise.requires if not self.passed(e)]
         if failing:
             return NotRun("blocked", f"comes after {' and '.join(failing)}: solve that first")
+        unsolved = [] if has_solutions() else [e.id for e in self.built_on(exercise)]
+        if unsolved:
+            do = "does" if len(unsolved) == 1 else "do"
+            message = f"needs your own {' and '.join(unsolved)}, which {do} not pass yet"
+            return NotRun("blocked", message)
         if self.request.trusted:
             return None
         key = exercise.phase.number, exercise.file
