@@ -86,7 +86,8 @@ class ExerciseResult:
 
 @dataclass
 class Report:
-    """All that was graded in one run."""
+    """All that was graded in one run. ``references``: how the recorded runs that it was compared
+    with were made, by workload."""
 
     phase: int
     impl: str
@@ -94,6 +95,7 @@ class Report:
     device: str
     exercises: list[ExerciseResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    references: dict[str, str] = field(default_factory=dict)
 
     @property
     def score(self) -> int:
@@ -125,6 +127,7 @@ class Report:
             "max_score": self.max_score,
             "seed": self.seed,
             "device": self.device,
+            "references": self.references,
             "exercises": [_exercise_json(e) for e in self.exercises],
         }
 
