@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .commands import classes, cluster, doctor, handout, simulate, upgrade
+from .commands import classes, cluster, doctor, handout, references, simulate, upgrade
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
@@ -44,6 +44,14 @@ def _parser(command: str) -> argparse.ArgumentParser:
     cluster.add_arguments(nodes)
     classes.add_arguments(commands.add_parser("class", help="for instructors: grade a class"))
     doctor.add_arguments(commands.add_parser("doctor", help="what this machine can run"))
+    recorded = commands.add_parser("record", help="record reference runs of this machine")
+    shown = commands.add_parser("references", help="reference runs there are; two side by side")
+    references.add_arguments(shown)
+    if command == "record":
+        # start-up time: it imports torch, which other commands need not wait for
+        from .commands import record
+
+        record.add_arguments(recorded)
     promised = commands.add_parser(
         "contract", parents=[one], help="what an exercise promises, and which check asserts it"
     )
@@ -71,6 +79,13 @@ def run(options: argparse.Namespace, out: Console) -> int:
     """Do what the command line asks for; the exit status."""
     if options.command == "doctor":
         return doctor.doctor(options, out)
+    if options.command == "record":
+        # start-up time: it imports torch, which other commands need not wait for
+        from .commands import record
+
+        return record.record(options, out)
+    if options.command == "references":
+        return references.references(options, out)
     course = load_course()
     if options.command is None:
         return show_map(course, out)

@@ -30,7 +30,7 @@ from ..grading.lifetime import contained
 from ..host import gpus, nvml
 from ..host.processes import descendants
 from ..host.terminal import say, short
-from ..reference import gpu_record
+from ..reference import gpu_record, sealed
 from .gpu_page import page
 from .machine_torch import nccl_backends, usable_gpus
 
@@ -47,7 +47,8 @@ RAISED = re.compile(
 @dataclass(frozen=True)
 class Part:
     """One program of the run; ``limit``: seconds, after which it counts as hung. ``reports``: it
-    prints what came of it, else it has passed if its exit status is 0."""
+    prints what came of it, else it has passed if its exit status is 0. ``prefix``: what starts
+    Python, if something does."""
 
     name: str
     backend: str
@@ -55,6 +56,7 @@ class Part:
     limit: float
     environment: Mapping[str, str] = field(default_factory=dict)
     reports: bool = True
+    prefix: Sequence[str] = ()
 
 
 def parts(count: int, backends: Mapping[str, Mapping[str, str]]) -> list[Part]:
@@ -96,7 +98,7 @@ def run(part: Part) -> dict[str, Any]:
     begun = time.monotonic()
     with contained():
         process = subprocess.Popen(
-            [sys.executable, *part.command],
+            [*part.prefix, sys.executable, *part.command],
             cwd=root(),
             env=gpus.environment() | own,
             stdin=subprocess.DEVNULL,
@@ -205,7 +207,7 @@ def _keep(path: Path, names: Sequence[str], done: list[dict[str, Any]], complete
     for suffix in (".json", ".md") if complete else ():
         partial.with_suffix(suffix).unlink(missing_ok=True)
     target = path if complete else partial
-    gpu_record.write(target, data)
+    sealed.write(target, data)
     target.with_suffix(".md").write_text(page(data), encoding="utf-8")
 
 

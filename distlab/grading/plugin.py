@@ -17,6 +17,8 @@ import torch
 from ..course.catalogue import Exercise
 from ..host.forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
+from ..observe.failure import CheckFailed
+from ..reference.compare import best
 from .definitions import definition
 from .implementation import Implementation, protect_this_process
 from .judge import verdict_of
@@ -234,6 +236,24 @@ def run(request: pytest.FixtureRequest, tier: str) -> Runner:
     if exercise is None:
         raise NotRun("error", "a check that uses run must be marked @exercise(…)")
     return session.runner(exercise, tier)
+
+
+@pytest.fixture
+def reference(request: pytest.FixtureRequest) -> Callable[[str], tuple[dict[str, Any], str]]:
+    """``reference("digits_mlp")``: the recorded run to compare with, and how it was made.
+
+    The report names it.
+    """
+    used = request.config.stash[SESSION].references
+
+    def take(name: str) -> tuple[dict[str, Any], str]:
+        try:
+            data, used[name] = best(name)
+        except ValueError as error:
+            raise CheckFailed(str(error), cause="reference") from None
+        return data, used[name]
+
+    return take
 
 
 @pytest.fixture

@@ -184,6 +184,8 @@ def _print_needs(report: Report, out: Console) -> None:
     tiers = {check.tier for exercise in report.exercises for check in exercise.checks}
     if tiers - {"virtual", "gloo"}:
         say(out, f"the project's own solutions: {gpu_record.words()}", "dim")
+    for name, made in report.references.items():
+        say(out, f"compared with the reference run of {name}: {made}", "dim")
     if absent:
         say(out, "distlab doctor says what this machine lacks, and how to get it", "dim")
 

@@ -59,6 +59,7 @@ class Session:
     place: Place = HERE
     sources: dict[int, Source] = field(default_factory=dict)
     files: dict[int, list[Path]] = field(default_factory=dict)  # at the beginning
+    references: dict[str, str] = field(default_factory=dict)  # recorded runs compared with
 
     def __post_init__(self) -> None:
         chosen = self.request.seed
