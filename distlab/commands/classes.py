@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pushed.add_argument("--phases", type=int, nargs="+", default=[1])
 
 
-def class_(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """Do what is asked for; the exit status."""
     if options.part == "check":
         return check(load_class(options.config), out)

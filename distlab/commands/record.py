@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder; default: references")
 
 
-def record(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """Record what the options ask for; 0 if all of it passed."""
     if int(os.environ.get("RANK", "0")):
         return 0  # under torchrun one process records, and starts ranks itself

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="with two: draw their curves")
 
 
-def references(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """List all records, or compare two; 1 if a hash does not hold."""
     records = shelf.every(options.folder)
     if options.names:

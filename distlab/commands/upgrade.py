@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def upgrade(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """Bring this folder to the new version; 1 if something could not be carried over."""
     mine = root()
     requirements = (mine / "pyproject.toml").read_bytes()

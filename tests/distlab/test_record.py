@@ -16,7 +16,7 @@ import pytest
 from benchmarks import training
 from distlab import cli
 from distlab.commands import record as recording
-from distlab.commands.references import references
+from distlab.commands import references
 from distlab.course.catalogue import load_course
 from distlab.grading.report import print_report
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
@@ -113,7 +113,7 @@ def test_a_failed_training_leaves_the_others_and_its_old_record(
     monkeypatch.setattr(recording, "run", run)
     monkeypatch.setattr(recording, "yardstick", lambda chosen, device: made_up())
     monkeypatch.setattr(recording.os, "cpu_count", lambda: 3)
-    status, text = text_of(recording.record, options)
+    status, text = text_of(recording.main, options)
     assert status == 1
     assert "NO  digits_mlp in bfloat16 on 3 ranks: rank 0: it broke" in text
     assert "need a GPU: not recorded" in text
@@ -129,17 +129,17 @@ def test_what_can_not_be_recorded_is_refused(
 ) -> None:
     options.workload = "digits_mlq"
     with pytest.raises(ValueError, match="no workload 'digits_mlq': there are digits_cnn"):
-        text_of(recording.record, options)
+        text_of(recording.main, options)
     monkeypatch.setattr(recording, "usable_gpus", lambda: ([], "the driver lists none"))
     assert cli.main(["record", "--device", "cuda"]) == 2
     told = "distlab: this machine has no CUDA device (the driver lists none); use --device cpu"
     assert capsys.readouterr().err.strip() == told
     monkeypatch.setenv("RANK", "1")
-    assert text_of(recording.record, options) == (0, "")
+    assert text_of(recording.main, options) == (0, "")
 
 
 def look(folder: Path, *names: str, plot: Path | None = None) -> tuple[int, str]:
-    return text_of(references, argparse.Namespace(names=list(names), folder=folder, plot=plot))
+    return text_of(references.main, argparse.Namespace(names=list(names), folder=folder, plot=plot))
 
 
 def test_records_are_listed_and_damage_is_told(
