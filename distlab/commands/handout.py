@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..course.catalogue import load_course, need_solutions, root
-from ..course.handout import chosen, hand_out, version_of
+from ..course.catalogue import load_course, need_solutions, root, version_of
+from ..course.handout import chosen, hand_out
 from ..host.terminal import say, short
 
 

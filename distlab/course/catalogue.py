@@ -36,6 +36,15 @@ def has_solutions(folder: Path | None = None) -> bool:
     return ((folder or root()) / "solutions").is_dir()
 
 
+def version_of(folder: Path) -> str:
+    """The version of the course in a folder; ValueError if it is none."""
+    try:
+        data = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        return str(data["project"]["version"])
+    except (OSError, KeyError, TypeError, ValueError):
+        raise ValueError(f"{folder} is no course: pyproject.toml has no version") from None
+
+
 def need_solutions(what: str) -> None:
     """ValueError with one line if there are none."""
     if not has_solutions():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import shares, templates
-from .catalogue import Course, tomllib, write_index
+from .catalogue import Course, version_of, write_index
 from .leaks import leaks
 
 MANIFEST = "handout.json"
@@ -25,15 +25,6 @@ TOOLKIT = ("distlab/**/*.py", "given/*.py", "clusters/*.yaml", "references/*/*.j
 ALONE = ("LICENSE", "pyproject.toml", ".gitignore", "scripts/environment.py")
 EDITED = ("phase*/template_*.py", "notebooks/*")  # the learner's own from the first day
 EPOCH = (2020, 1, 1, 0, 0, 0)  # a zip file has times: the same course gives the same file twice
-
-
-def version_of(folder: Path) -> str:
-    """The version of the course in a folder; ValueError if it is none."""
-    try:
-        data = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-        return str(data["project"]["version"])
-    except (OSError, KeyError, TypeError, ValueError):
-        raise ValueError(f"{folder} is no course: pyproject.toml has no version") from None
 
 
 def chosen(course: Course, phases: Iterable[int], ids: Iterable[str]) -> Course:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from distlab.course import handout, leaks, shares, templates
-from distlab.course.catalogue import load_course, root
+from distlab.course.catalogue import load_course, root, version_of
 from distlab.course.regions import regions_of
 
 COURSE = load_course()
@@ -129,7 +129,7 @@ def test_a_submission_tells_what_it_was_made_from(few: Path, tmp_path: Path) -> 
     with zipfile.ZipFile(few.with_name("mine.zip")) as archive:
         archive.extractall(tmp_path)
     mine = tmp_path / "mine"
-    assert handout.made_from(mine) == handout.version_of(root())
+    assert handout.made_from(mine) == version_of(root())
     assert handout.changed_in(mine) == []
     (mine / "phase1_data_parallel/template_trainer.py").write_text("")
     (mine / "tests/phase1/test_data_loader.py").write_text("")
