@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(options: argparse.Namespace, out: Console) -> int:
+def handout(options: argparse.Namespace, out: Console) -> int:
     """Write the hand-out, and say what is in it."""
     need_solutions("distlab handout")
     course = load_course()
@@ -32,6 +32,6 @@ def main(options: argparse.Namespace, out: Console) -> int:
     packed = hand_out(course, part, root(), options.out)
     points = sum(e.points for e in part.exercises)
     folder = f"{short(options.out)}  (folder: {len(part.exercises)} exercises, {points} points, "
-    say(out, f"{folder}course version {course_version()})")
+    say(out, f"{folder}course version {course_version(root())})")
     say(out, f"{short(packed)}  (the same, to send)")
     return 0

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .frames import Opened, Place, framed, functions, mark_of, opened, places
+from .frames import Gap, Opened, framed, functions, gaps, mark_of, opened
 from .regions import functions_in
 
 
@@ -57,17 +57,17 @@ def carry(name: str, blank: str, olds: Mapping[str, Old], was: Mapping[str, str]
     taken = {each: opened(old.blank, old.mine) for each, old in olds.items()}
     source = _source(name, blank, olds, was)
     merged = Carried("")
-    new = places(blank)
+    new = gaps(blank)
     lines = _merged_frame(name, blank, olds.get(source), taken.get(source), merged)
-    for place in new:
-        alone = sum(other.exercise == place.exercise for other in new) == 1
-        where = _where(place, source, olds, was, alone)
-        text = list(place.text)
+    for gap in new:
+        alone = sum(other.exercise == gap.exercise for other in new) == 1
+        where = _where(gap, source, olds, was, alone)
+        text = list(gap.text)
         if where is not None:
             file, before = where
             merged.used.add((file, before.key))
-            text = _filled(place, blank, olds[file], before, taken[file], merged)
-        at = lines.index(mark_of(place))
+            text = _filled(gap, blank, olds[file], before, taken[file], merged)
+        at = lines.index(mark_of(gap))
         lines[at : at + 1] = text
     merged.text = "\n".join(lines) + "\n"
     return merged
@@ -77,56 +77,56 @@ def _source(name: str, blank: str, olds: Mapping[str, Old], was: Mapping[str, st
     """The old file that the new one continues: of the same name, or the one that was renamed."""
     if name in olds:
         return name
-    for place in places(blank):
-        found = _where(place, "", olds, was, alone=False)
+    for gap in gaps(blank):
+        found = _where(gap, "", olds, was, alone=False)
         if found is not None:
             return found[0]
     return ""
 
 
 def _where(
-    place: Place, source: str, olds: Mapping[str, Old], was: Mapping[str, str], alone: bool
-) -> tuple[str, Place] | None:
+    gap: Gap, source: str, olds: Mapping[str, Old], was: Mapping[str, str], alone: bool
+) -> tuple[str, Gap] | None:
     """The old file and region that a new region continues.
 
     ``alone``: it is the only one of its exercise, so that its function may have another name.
     """
-    ids = {place.exercise, was.get(place.exercise, place.exercise)}
+    ids = {gap.exercise, was.get(gap.exercise, gap.exercise)}
     named = sorted(olds, key=lambda each: each != source)
-    every = [(each, p) for each in named for p in places(olds[each].blank)]
-    same = [(each, p) for each, p in every if p.key == place.key]
+    every = [(each, p) for each in named for p in gaps(olds[each].blank)]
+    same = [(each, p) for each, p in every if p.key == gap.key]
     for each, p in same:
         if p.exercise in ids or each == source:
             return each, p
-    of_it = [(each, p) for each, p in every if p.exercise == place.exercise]
+    of_it = [(each, p) for each, p in every if p.exercise == gap.exercise]
     return of_it[0] if alone and len(of_it) == 1 else None
 
 
 def _filled(
-    place: Place, blank: str, old: Old, before: Place, taken: Opened, merged: Carried
+    gap: Gap, blank: str, old: Old, before: Gap, taken: Opened, merged: Carried
 ) -> list[str]:
     """The text of a new region: the learner's, or the template's where that can't be."""
-    where = f"exercise {place.exercise}, {place.function}"
+    where = f"exercise {gap.exercise}, {gap.function}"
     for name, was, own in taken.closed:
         if name == before.function:
             why = f"{name} was changed around its region" if own else f"{name} is not in your file"
-            shown = [] if not own else [Conflict(where, why, was, own, _function(blank, place))]
+            shown = [] if not own else [Conflict(where, why, was, own, _function(blank, gap))]
             merged.conflicts += [c for c in shown if c not in merged.conflicts]
-            return list(place.text)
+            return list(gap.text)
     own_text = taken.own[before.key]
     if _bare(own_text) == _bare(before.text):
-        return list(place.text)
-    if _signature(old.blank, before.function) != _signature(blank, place.function):
+        return list(gap.text)
+    if _signature(old.blank, before.function) != _signature(blank, gap.function):
         own_function = _function(old.mine, before)
         why = "its signature or the name of the function changed"
-        was_text, new_text = _function(old.blank, before), _function(blank, place)
+        was_text, new_text = _function(old.blank, before), _function(blank, gap)
         merged.conflicts.append(Conflict(where, why, was_text, own_function, new_text))
-        return list(place.text)
-    if place.exercise not in merged.kept:
-        merged.kept.append(place.exercise)
-    if _bare(before.text) != _bare(place.text):
+        return list(gap.text)
+    if gap.exercise not in merged.kept:
+        merged.kept.append(gap.exercise)
+    if _bare(before.text) != _bare(gap.text):
         merged.notes.append(f"{where}: the steps changed, your code is kept")
-    if _docstring(old.blank, before.function) != _docstring(blank, place.function):
+    if _docstring(old.blank, before.function) != _docstring(blank, gap.function):
         merged.notes.append(f"{where}: the docstring changed, your code is kept: read it again")
     return list(own_text)
 
@@ -136,9 +136,9 @@ def _bare(lines: Sequence[str]) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
-def _function(text: str, place: Place) -> str:
+def _function(text: str, gap: Gap) -> str:
     lines = text.splitlines()
-    found = functions(lines).get(place.function)
+    found = functions(lines).get(gap.function)
     return _joined(lines[found.first : found.end]) if found else ""
 
 
@@ -174,7 +174,7 @@ def _merged_frame(
     if taken.frame == before:
         return new
     lines = _three_way(name, before, taken.frame, new, merged)
-    if all(lines.count(mark_of(place)) == 1 for place in places(blank)):
+    if all(lines.count(mark_of(gap)) == 1 for gap in gaps(blank)):
         return lines
     why = "what you changed around the regions does not fit the new file"
     merged.conflicts.append(Conflict(name, why, *map(_joined, (before, taken.frame, new))))

@@ -15,13 +15,13 @@ DEFINED = re.compile(r"^(?P<indent> {0,4})(?:async )?(?P<kind>def|class) (?P<nam
 STEP = ("# Step", "#    ")
 
 
-def mark_of(place: Place) -> str:
+def mark_of(gap: Gap) -> str:
     """The line that stands for a region in what is around it: indented as a method's body is."""
-    return f"        # --- region {place.number} of {place.function} ---"
+    return f"        # --- region {gap.number} of {gap.function} ---"
 
 
 @dataclass(frozen=True)
-class Place:
+class Gap:
     """A region of a template: in which function it stands, and what is around it there."""
 
     exercise: str
@@ -74,15 +74,15 @@ def _end(lines: Sequence[str], first: int, indent: int) -> int:
     return end
 
 
-def places(blank: str) -> list[Place]:
+def gaps(blank: str) -> list[Gap]:
     """The regions of a template, in order."""
     lines = blank.splitlines()
-    return [place for f in functions(lines).values() for place, _, _ in _places_in(lines, f)]
+    return [gap for f in functions(lines).values() for gap, _, _ in _gaps_in(lines, f)]
 
 
-def _places_in(lines: Sequence[str], function: Function) -> list[tuple[Place, int, int]]:
+def _gaps_in(lines: Sequence[str], function: Function) -> list[tuple[Gap, int, int]]:
     """The regions of a function, with their lines."""
-    found: list[tuple[Place, int, int]] = []
+    found: list[tuple[Gap, int, int]] = []
     for number in range(function.first, function.end):
         match = RAISE.match(lines[number])
         if match:
@@ -90,8 +90,8 @@ def _places_in(lines: Sequence[str], function: Function) -> list[tuple[Place, in
             while lines[start - 1].lstrip().startswith(STEP):
                 start -= 1
             text = tuple(lines[start : number + 1])
-            place = Place(match["id"], function.name, len(found), text)
-            found.append((place, start, number + 1))
+            gap = Gap(match["id"], function.name, len(found), text)
+            found.append((gap, start, number + 1))
     return found
 
 
@@ -113,7 +113,7 @@ def opened(blank: str, mine: str) -> Opened:
     later = sorted(before, key=lambda name: -there[name].first if name in there else 0)
     for name in later:
         function = before[name]
-        inside = _places_in(old, function)
+        inside = _gaps_in(old, function)
         if not inside:
             continue
         body = old[function.first : function.end]
@@ -126,17 +126,17 @@ def opened(blank: str, mine: str) -> Opened:
         if cuts is None:
             found.closed.append((name, "\n".join(body), "\n".join(text)))
             continue
-        for (place, _, _), (start, end) in zip(inside, cuts, strict=True):
-            found.own[place.key] = tuple(text[start:end])
+        for (gap, _, _), (start, end) in zip(inside, cuts, strict=True):
+            found.own[gap.key] = tuple(text[start:end])
         found.frame[target.first : target.end] = _marked(text, [p for p, _, _ in inside], cuts)
     return found
 
 
 def framed(blank: str) -> list[str]:
-    """A template with marks in the place of its regions."""
+    """A template with marks that stand for its regions."""
     lines = blank.splitlines()
     for function in reversed(functions(lines).values()):
-        inside = _places_in(lines, function)
+        inside = _gaps_in(lines, function)
         cuts = [(s - function.first, e - function.first) for _, s, e in inside]
         body = lines[function.first : function.end]
         lines[function.first : function.end] = _marked(body, [p for p, _, _ in inside], cuts)
@@ -144,11 +144,11 @@ def framed(blank: str) -> list[str]:
 
 
 def _marked(
-    text: Sequence[str], inside: Sequence[Place], cuts: Sequence[tuple[int, int]]
+    text: Sequence[str], inside: Sequence[Gap], cuts: Sequence[tuple[int, int]]
 ) -> list[str]:
     out = list(text)
-    for place, (start, end) in reversed(list(zip(inside, cuts, strict=True))):
-        out[start:end] = [mark_of(place)]
+    for gap, (start, end) in reversed(list(zip(inside, cuts, strict=True))):
+        out[start:end] = [mark_of(gap)]
     return out
 
 

@@ -86,9 +86,8 @@ def _fill(course: Course, part: Course, source: Path, folder: Path) -> None:
         "Makefile": shares.makefile_of((source / "Makefile").read_text(encoding="utf-8")),
         "README.md": shares.readme_of(part, source, course_version(source)),
     }
-    for exercise in templates.files_of(part):
-        name = f"{exercise.phase.folder}/{exercise.template_path.name}"
-        texts[name] = texts[f"{templates.BLANK}/{name}"] = templates.template_of(exercise)
+    for name, text in shares.templates_of(course, part).items():
+        texts[name] = texts[f"{templates.BLANK}/{name}"] = text
     for phase in part.phases:
         name = f"{phase.folder}/guidelines.md"
         text = (source / name).read_text(encoding="utf-8")

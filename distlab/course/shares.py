@@ -8,9 +8,11 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from . import templates
 from .catalogue import Course, check_files
 
 LINKED = re.compile(r"\]\((?:\.\./)?(docs/)?([\w/.-]+\.(?:md|svg|png))(?:#[\w-]*)?\)")
+BESIDE = re.compile(r"^\s*from \.template_(\w+) import ", re.M)  # of a template
 TARGETS = ("env", "cpu")  # of the Makefile: what a hand-out can make
 README = "docs/handout_readme.md"
 
@@ -26,6 +28,20 @@ def map_of(part: Course, text: str) -> str:
         return (not exercise or exercise[1] in ids) and (not phase or phase[1] in numbers)
 
     return "".join(filter(kept, re.split(r"^(?=\[\[)", text, flags=re.M)))
+
+
+def templates_of(course: Course, part: Course) -> dict[str, str]:
+    """The blank templates by path, with those that they import: a file is handed out whole."""
+    files = {(e.phase.number, e.file): e for e in templates.files_of(course)}
+    todo = [(e.phase.number, e.file) for e in templates.files_of(part)]
+    found: dict[str, str] = {}
+    while todo:
+        exercise = files[todo.pop()]
+        name = f"{exercise.phase.folder}/{exercise.template_path.name}"
+        if name not in found:
+            found[name] = templates.template_of(exercise)
+            todo += [(exercise.phase.number, each) for each in BESIDE.findall(found[name])]
+    return found
 
 
 def guidelines_of(part: Course, text: str) -> str:

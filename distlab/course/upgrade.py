@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from . import templates
 from .carry import Carried, Conflict, Old, carry
 from .catalogue import Course, Exercise, load_course
-from .frames import opened, places
+from .frames import gaps, opened
 from .handout import MANIFEST, changed_in, digest, manifest_of
 from .version import course_version
 
@@ -22,7 +22,7 @@ LARGEST = 200 * 2**20  # bytes of a hand-out
 
 @dataclass
 class Upgrade:
-    """What an upgrade comes to: new texts of templates by path, and code without a place."""
+    """What an upgrade comes to: new texts of templates by path, and code that no region takes."""
 
     old: str
     new: str
@@ -99,15 +99,15 @@ def _blank_of_new(exercise: Exercise) -> str:
 
 
 def _without_place(old: Old, used: set[tuple[str, tuple[str, int]]]) -> list[Conflict]:
-    """Code of the learner's for which the new version has no place."""
+    """Code of the learner's for which the new version has no region."""
     taken = opened(old.blank, old.mine)
     found = []
-    for place in places(old.blank):
-        text = taken.own.get(place.key, place.text)
-        if (old.name, place.key) not in used and text != place.text:
-            where = f"exercise {place.exercise}, {place.function} in {old.name}"
-            why = "the new version has no such place"
-            found.append(Conflict(where, why, "\n".join(place.text), "\n".join(text), ""))
+    for gap in gaps(old.blank):
+        text = taken.own.get(gap.key, gap.text)
+        if (old.name, gap.key) not in used and text != gap.text:
+            where = f"exercise {gap.exercise}, {gap.function} in {old.name}"
+            why = "the new version has no such region"
+            found.append(Conflict(where, why, "\n".join(gap.text), "\n".join(text), ""))
     return found
 
 

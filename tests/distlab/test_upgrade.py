@@ -161,11 +161,11 @@ def test_regions_are_found_in_every_template() -> None:
     """Each ``raise`` of each template is a region, in the file's order, with its own name."""
     for exercise in templates.files_of(load_course()):
         text = templates.template_of(exercise)
-        found = frames.places(text)
+        found = frames.gaps(text)
         raises = text.splitlines()
         wanted = [line for line in raises if frames.RAISE.match(line)]
-        assert [place.text[-1] for place in found] == wanted, exercise.file
-        assert len({place.key for place in found}) == len(found)
+        assert [gap.text[-1] for gap in found] == wanted, exercise.file
+        assert len({gap.key for gap in found}) == len(found)
         assert frames.opened(text, text).closed == []
 
 
@@ -195,7 +195,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             path.read_text().replace("import torch\n", "import math\n\nimport torch\n", 1)
         )
     project = made[1] / "pyproject.toml"
-    version = course_version()
+    version = course_version(root())
     project.write_text(project.read_text().replace(f'version = "{version}"', 'version = "9.9"'))
     for target in made:
         handout.write_manifest(load_course(target), target)
