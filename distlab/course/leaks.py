@@ -23,17 +23,13 @@ COMMENT = re.compile(r"(?<!\S)#.*$", re.M)
 READ = (".py", ".md", ".toml", ".json", ".ipynb", ".yaml", ".txt", "")
 
 STREAMS = "what times a GPU's stream reads like this in PyTorch's documentation"
-SIGNALS = "how Python ends a process that may be gone"
 IDIOM = "how PyTorch is called by anybody"
 EXPECTED = "the check computes what it expects"
+# a line that anybody writes who ends a process that may be gone
+IDIOMS = ("with contextlib.suppress(ProcessLookupError):",)
 # where a part of an exercise's region is meant to be, and why
 SHARED = {
     ("distlab/observe/gpu_clock.py", "4.10"): STREAMS,
-    ("distlab/commands/gpu_run.py", "4.5"): SIGNALS,
-    ("distlab/ranks/parent.py", "4.5"): SIGNALS,
-    ("distlab/ranks/stacks.py", "4.5"): SIGNALS,
-    ("distlab/virtual/reports.py", "4.5"): SIGNALS,
-    ("tests/phase4/jobs.py", "4.5"): SIGNALS,
     ("distlab/reference/workloads.py", "2.17"): "the GPT whose layers the exercise cuts",
     ("tests/phase2/test_parallel_transformer.py", "2.17"): EXPECTED,
     ("tests/phase2/pipeline_orders.py", "2.9"): EXPECTED,
@@ -113,4 +109,6 @@ def secret_of(course: Course) -> Secret:
             found.lines.pop(" ".join(line.split()), None)
         for window in _windows(public):
             found.windows.pop(window, None)
+    for line in IDIOMS:
+        found.lines.pop(line, None)
     return found
