@@ -1,4 +1,4 @@
-"""Checks of exercises 1.3 to 1.6: how often the host waits for its GPU, by NCCL's rules."""
+"""Checks of exercises 1.3 to 1.5: how often the host waits for its GPU, by NCCL's rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch._dynamo  # torch.optim imports it when an optimizer is made: once h
 import torch.nn.functional as F
 
 from distlab.grading import exercise, expect_few_waits
-from tests.phase1.loaders import data_of, loader_of
+from tests.phase1.loaders import data_of
 from tests.phase1.test_trainer_loop import net
 
 
@@ -53,17 +53,3 @@ def test_a_step_waits_three_times_for_the_gpu(impl, run, seed):
             impl.train_step(model, optimizer, inputs, targets)
 
     expect_few_waits(run(body, 2), 3, "train_step")
-
-
-@exercise("1.6", "nccl", asserts="host")
-def test_evaluation_reads_sums_at_the_end(impl, run, seed):
-    """The host waits for its GPU twice per batch at most, for the copies, and four times beside."""
-    batches = 6
-
-    def body(ctx):
-        model = net(seed, ctx.device)
-        loader = loader_of(impl, ctx, data_of(seed, 4 * batches), 4, seed, shuffle=False)
-        with ctx.region("step"):
-            impl.evaluate(model, loader, device=ctx.device)
-
-    expect_few_waits(run(body, 2), 2 * batches + 4, f"{batches} batches")
