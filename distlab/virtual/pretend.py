@@ -132,6 +132,11 @@ def _makers() -> None:
     torch.tensor, torch.as_tensor = placing(torch.tensor), placing(torch.as_tensor)
     torch.asarray = placing(torch.asarray)
 
+    def new_tensor(self: Tensor, data: Any, **more: Any) -> Tensor:
+        return torch.tensor(data, **{"dtype": self.dtype, "device": self.device} | more)
+
+    _replace(new_tensor=new_tensor)
+
 
 def _generators() -> None:
     """Generators of a GPU draw as the CPU's."""

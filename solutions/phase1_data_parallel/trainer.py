@@ -87,7 +87,7 @@ def average_gradients(
 
     Cost per rank: 2(W-1)/W of the trainable parameters' bytes that have a gradient on some rank,
     and of at most 8 bytes per parameter, and 8, to agree on samples and missing gradients. The host
-    waits for a GPU twice at most: to tell it what this rank has, and to read what all have.
+    waits for a GPU three times at most, however many parameters there are.
     """
     # --- exercise 1.4: start
     # Step 1: keep the trainable parameters, each once (dict.fromkeys keeps the order)
@@ -136,8 +136,8 @@ def train_step(
     parameter of ``model``, whether ``optimizer`` holds it or not. Every rank takes the optimizer
     step; a parameter that no rank uses has no gradient in it. If no rank has a sample the loss is
     0.0, and no parameter has a gradient. Only gradients and a few numbers travel, and only within
-    ``group``. The host waits for a GPU three times at most: twice in ``average_gradients``, and
-    once for the loss.
+    ``group``. The host waits for a GPU six times at most: three times in ``average_gradients``, and
+    three times for the loss.
     """
     # --- exercise 1.5: start
     # Step 1: forget the last step's gradients (to None, so that unused ones are seen)

@@ -174,6 +174,7 @@ READS: list[tuple[str, int, Callable[[torch.Tensor], Any]]] = [
     ("arithmetic", 0, lambda x: (x * 2).sum().add_(1)),
     ("move there", 1, lambda x: x.copy_(torch.ones(3))),
     ("made there", 1, lambda x: torch.tensor([1.0, 2.0], device=x.device)),
+    ("new there", 1, lambda x: x + x.new_tensor([1.0, 2.0, 3.0])),
     ("as there", 1, lambda x: torch.as_tensor([1.0], device=x.device)),
     ("to", 1, lambda x: torch.ones(3).to(x.device)),
     ("synchronise", 1, lambda x: torch.cuda.synchronize()),

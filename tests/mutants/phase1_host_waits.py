@@ -22,16 +22,19 @@ MUTANTS = [
         becomes="    if any(p.grad is not None and p.grad.isnan().all().item() for p in trainable):\n"
         "        num_samples = 0\n"
         "    known = [num_samples] + [p.grad is not None for p in trainable]\n",
-        caught_by="test_averaging_waits_twice_for_the_gpu",
+        caught_by="test_averaging_hardly_waits_for_the_gpu",
         told_as="host",
     ),
     Mutant(
-        id="step-reads-its-own-loss",
+        id="step-asks-each-weight",
         exercise="1.5",
-        mistake="the own loss is read before the gradients are averaged",
-        text="        sums[0].add_(loss.detach(), alpha=len(targets))\n",
-        becomes="        sums[0] = loss.item() * len(targets)\n",
-        caught_by="test_a_step_waits_three_times_for_the_gpu",
+        mistake="each weight is asked whether it is finite",
+        text="    optimizer.step()\n    pending.wait()\n",
+        becomes="    optimizer.step()\n"
+        "    if any(p.isnan().any() for p in model.parameters()):\n"
+        '        raise ValueError("a weight is not finite")\n'
+        "    pending.wait()\n",
+        caught_by="test_a_step_hardly_waits_for_the_gpu",
         told_as="host",
     ),
     Mutant(
