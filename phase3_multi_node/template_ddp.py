@@ -63,7 +63,7 @@ class DDP(BucketedDDP):
     first rank's samples. Each forward then changes the rank's own copy, so evaluate and save the
     first rank's.
 
-    From the second backward on the host never waits for a GPU without ``agree``, and with it at
+    From the third backward on the host never waits for a GPU without ``agree``, and with it at
     most twice per backward, at its end.
 
     Several backward passes one after the other: each adds its mean to the gradient. One backward

@@ -327,7 +327,7 @@ def trace_evaluation(impl):
 
 @exercise("1.6", "nccl", asserts="host")
 def test_evaluation_reads_sums_at_the_end(impl, run, seed):
-    """The host waits for its GPU twice per batch at most, for the copies, and eight times beside."""
+    """The host waits for its GPU twice per batch at most, for the copies, and 8 times beside."""
     batches = 6
 
     def body(ctx):

@@ -484,9 +484,9 @@ def test_only_agreeing_waits_for_the_gpu(impl, run, seed):
     def body(ctx):
         for agree in (False, True):
             model = impl.DDP(switch(seed).to(ctx.device), agree=agree)
-            for step in range(2):
+            for step in range(3):
                 loss = loss_of(model, seed, ctx.rank, step, "a")
-                with ctx.region(f"agree={agree}" if step else "first"):
+                with ctx.region(f"agree={agree}" if step == 2 else "first"):
                     loss.backward()
 
     results = run(body, 2)
