@@ -125,7 +125,7 @@ def expect_few_waits(results: RankResults, most: int, what: str, region: str = "
                 f"enough; each time the GPU runs out of work while the host waits{where}",
                 cause="host",
                 rank=rank,
-                line=found[-1].line,
+                line=max(found, key=found.count).line,
             )
 
 
