@@ -16,7 +16,7 @@ from ..sandbox import Limits
 from .implementation import Implementation, Source, find_source
 from .live import View
 from .obstacles import at_import, comes_back, in_the_file
-from .runners import HERE, NcclRunner, Place, Runner, VirtualRunner
+from .runners import HERE, BriefNcclRunner, NcclRunner, Place, Runner, VirtualRunner
 from .verdicts import TIERS, CheckResult, ExerciseResult, NotRun
 
 
@@ -191,7 +191,8 @@ class Session:
         if tier in ("virtual", "nccl") and fork_obstacle():
             raise NotRun("needs", f"forked processes: {fork_obstacle()}")
         files = self.source(exercise).files()
-        kind = {"virtual": VirtualRunner, "nccl": NcclRunner}.get(tier, Runner)
+        nccl = NcclRunner if self.request.tier else BriefNcclRunner
+        kind = {"virtual": VirtualRunner, "nccl": nccl}.get(tier, Runner)
         return kind(files, self.seed, "cuda" if tier == "cuda" else "cpu", self.place)
 
     def record(self, exercise: Exercise, check: CheckResult) -> None:

@@ -195,6 +195,7 @@ def _pretend_cuda() -> None:
         state = current()
         for work in [] if state is None else [*state.works.values()]:
             work.complete()
+        read("synchronize")
 
     def read(what: str) -> None:
         state = current()

@@ -65,5 +65,5 @@ class RankState:
     model: Any = None
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     notices: dict[str, Notice] = field(default_factory=dict)
-    reads: list[tuple[str, str, str]] = field(default_factory=list)  # of a GPU by its host: the
-    # operator, the line, the region
+    reads: list[tuple[str, str, str]] = field(default_factory=list)  # its host waited for its GPU:
+    # the operator, the line, the region

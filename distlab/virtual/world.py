@@ -156,7 +156,7 @@ class World:
         return Flight(state.rank.index, state.works, self.learner_files)
 
     def read(self, state: RankState, what: str) -> None:
-        """The rank's host looks at values of its GPU."""
+        """The rank's host waits for its GPU."""
         line = source_line(learner_line(sys._getframe(1), self.learner_files))
         state.reads.append((what, line, state.ledger.region))
 
