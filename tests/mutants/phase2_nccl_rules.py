@@ -84,6 +84,22 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
+        id="tie-groups-of-pipelines-alone",
+        exercise="2.8",
+        mistake="a rank that has no stage makes no group: NCCL divides the world's communicator "
+        "for each, and waits for every rank",
+        text="    return {ranks: dist.new_group(ranks) for ranks in dict.fromkeys(sets)}\n",
+        becomes="""    local = {"use_local_synchronization": True}
+    if any(dist.get_rank() in ranks for ranks in pipelines):
+        return {ranks: dist.new_group(ranks, **local) for ranks in dict.fromkeys(sets)}
+    nobody = dist.GroupMember.NON_GROUP_MEMBER
+    return {ranks: nobody for ranks in dict.fromkeys(sets)}
+""",
+        caught_by="test_every_rank_makes_the_groups_of_tied_stages",
+        told_as="hang",
+        tier="nccl",
+    ),
+    Mutant(
         id="tie-groups-synchronised-locally",
         exercise="2.8",
         mistake="only members make the group of a tied parameter: NCCL divides the world's "

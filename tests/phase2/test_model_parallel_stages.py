@@ -202,7 +202,7 @@ def sharing() -> list[nn.Module]:
     return layers
 
 
-@exercise("2.8", "virtual", asserts="tie-groups group life")
+@exercise("2.8", "virtual cuda", asserts="tie-groups group life")
 def test_every_rank_makes_the_groups_of_tied_stages(impl, run, seed):
     """tie_groups: one per set of stages, made by all ranks of the world, in the same order."""
     pipelines = [[3, 1, 4], [0, 5, 2]]  # rank 6 has no stage
@@ -214,10 +214,10 @@ def test_every_rank_makes_the_groups_of_tied_stages(impl, run, seed):
         sums = {}
         for ranks, group in found.items():
             if ctx.rank in ranks:
-                x = torch.tensor([ctx.rank])
+                x = torch.tensor([ctx.rank], device=ctx.device)
                 dist.all_reduce(x, group=group)
                 sums[",".join(map(str, ranks))] = x.item()
-        everybody = torch.tensor([1])
+        everybody = torch.tensor([1], device=ctx.device)
         dist.all_reduce(everybody, group=dist.new_group(range(7)))  # as many groups on all ranks
         return sums, everybody.item(), sorted(",".join(map(str, ranks)) for ranks in found)
 
