@@ -84,18 +84,18 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
-        id="tie-groups-of-pipelines-alone",
+        id="tie-groups-of-whole-pipelines-alone",
         exercise="2.8",
-        mistake="a rank that has no stage makes no group: NCCL divides the world's communicator "
-        "for each, and waits for every rank",
+        mistake="a group of all stages of a pipeline is made by them alone: NCCL divides the "
+        "world's communicator for it, and waits for the ranks outside of the pipeline, too",
         text="    return {ranks: dist.new_group(ranks) for ranks in dict.fromkeys(sets)}\n",
-        becomes="""    local = {"use_local_synchronization": True}
-    if any(dist.get_rank() in ranks for ranks in pipelines):
-        return {ranks: dist.new_group(ranks, **local) for ranks in dict.fromkeys(sets)}
-    nobody = dist.GroupMember.NON_GROUP_MEMBER
-    return {ranks: nobody for ranks in dict.fromkeys(sets)}
+        becomes="""    whole = [tuple(sorted(ranks)) for ranks in pipelines]
+    return {
+        ranks: dist.new_group(ranks, use_local_synchronization=ranks in whole)
+        for ranks in dict.fromkeys(sets)
+    }
 """,
-        caught_by="test_every_rank_makes_the_groups_of_tied_stages",
+        caught_by="test_ranks_outside_come_to_the_groups_of_a_pipeline",
         told_as="hang",
         tier="nccl",
     ),

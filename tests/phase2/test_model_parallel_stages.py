@@ -236,6 +236,21 @@ def test_every_rank_makes_the_groups_of_tied_stages(impl, run, seed):
         expect_equal(found, sorted(names.values()), what=what, rank=rank, cause="tie-groups")
 
 
+@exercise("2.8", "virtual gloo cuda", asserts="tie-groups group")
+def test_ranks_outside_come_to_the_groups_of_a_pipeline(impl, run, seed):
+    """tie_groups of one pipeline, all stages of which share a parameter; rank 0 has no stage."""
+
+    def body(ctx):
+        (group,) = impl.tie_groups(sharing(), [0, 3, 6], [[2, 1]]).values()
+        x = torch.tensor([ctx.rank], device=ctx.device)
+        if ctx.rank:
+            dist.all_reduce(x, group=group)
+        return x.item()
+
+    got = [*run(body, 3)]
+    expect_equal(got, [0, 3, 3], what="sums over the ranks of the group", cause="tie-groups")
+
+
 @exercise("2.8", "virtual", asserts="refused refusals")
 def test_stage_refuses_a_group_that_nobody_has_made(impl, run, seed):
     """A tied parameter whose group is not given, in a part of the world: ValueError, unsent."""
