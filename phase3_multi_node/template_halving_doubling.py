@@ -22,7 +22,6 @@ MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction op
 
 from __future__ import annotations
 
-import torch.distributed as dist
 from torch import Tensor
 
 from given.agreement import Group
@@ -44,7 +43,8 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
     tensor that is not contiguous), none afterwards. With W ≠ P it can't be NCCL's first collective
     of a group without ``device_id``: all ranks must join. Raises as ``check_arguments`` does.
     """
-    # Step 1: the ranks from P on hand in their tensor and wait for the result
+    # Step 1: the ranks from P on hand in their tensor and wait for the result; by `exchange` they,
+    #         too, begin with a batch, which NCCL needs of all ranks before the group's first one
     # Step 2: partners know the same piece; the lower rank keeps its first half and gives the
     #         second away; what comes is combined with what is kept
     # Step 3: the way back is the same list of partners in reverse, with the results
