@@ -8,7 +8,8 @@ N bytes, W ranks, α seconds per message and β per byte, what must happen one a
 
 P: the largest power of two that is at most W; in brackets what W ≠ P adds. Invariant: with each
 round of the halving a rank's piece gets half as long and holds the parts of twice as many ranks.
-Every element is combined on one way only: all ranks end with the same bits.
+Every element is combined on one way only: all ranks end with the same bits. On a GPU each rank
+begins with a batch, also one above P: NCCL waits for all ranks before the first batch of a group.
 
 Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
 MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction operations" (other W).
