@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
 import math
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,26 +23,39 @@ from distlab.course.catalogue import root
 from distlab.ranks import RankContext, RankFailure
 from distlab.virtual import VirtualResults, load_cluster, run_virtual
 from given.process_group import process_group
-from solutions.phase1_data_parallel import trainer
+from solutions.phase1_data_parallel import collectives, trainer
 from solutions.phase2_advanced import train_gpt
-from solutions.phase3_multi_node import train_two_nodes, two_node_measuring
+from solutions.phase3_multi_node import (
+    allreduce_choice,
+    hierarchical_allreduce,
+    train_two_nodes,
+    two_node_measuring,
+)
 from solutions.phase3_multi_node.halving_doubling import halving_doubling_all_reduce
 from solutions.phase3_multi_node.parameter_server import fit
 
 assert torch._dynamo
+PROGRAMS = {
+    "trainer": trainer,
+    "collectives": collectives,
+    "train_gpt": train_gpt,
+    "allreduce_choice": allreduce_choice,
+    "hierarchical_allreduce": hierarchical_allreduce,
+}
+NODES = dataclasses.replace(load_cluster("laptop"), gpus_per_node=2)
 FILES = tuple(map(str, (root() / "solutions").glob("*/*.py")))
 
 
-def run(main: str, world_size: int, *arguments: str) -> VirtualResults:
+def run(main: str, world_size: int, *arguments: str, **more: Any) -> VirtualResults:
     """The program on ranks that have no group, in each way in which PyTorch runs NCCL."""
 
     def body(ctx: RankContext) -> bool:
         sys.argv = [main, *arguments]
-        {"trainer": trainer, "train_gpt": train_gpt}[main].main()
+        PROGRAMS[main].main()
         return dist.is_initialized()
 
     options = {"rules": "nccl", "seed": 1, "process_group": False, "learner_files": FILES}
-    results = run_virtual(body, world_size, **options, timeout=120)
+    results = run_virtual(body, world_size, **options, **more, timeout=120)
     assert [*results] == [False] * world_size
     return results
 
@@ -47,6 +63,25 @@ def run(main: str, world_size: int, *arguments: str) -> VirtualResults:
 def test_the_trainer_of_phase_1() -> None:
     results = run("trainer", 2, "--epochs", "1", "--device", "cuda")
     assert "digits_mlp: 2 ranks on cuda, 1 epochs" in results.output[0]
+
+
+def test_all_reduces_are_measured() -> None:
+    results = run("collectives", 3, "--sizes", "40", "400", "--device", "cuda")
+    assert "busbw MB/s" in results.output[0]
+
+
+def test_all_reduces_are_measured_and_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = partial(allreduce_choice.measure, [400, 4000, 40000], repeats=1)
+    monkeypatch.setattr(allreduce_choice, "measure", lambda sizes, device: few(device=device))
+    results = run("allreduce_choice", 3, "--device", "cuda")
+    assert results.output[0].count("predicted") == 3 * len(allreduce_choice.PATTERNS)
+
+
+def test_all_reduces_are_compared_on_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_node = SimpleNamespace(gethostname=lambda: os.environ["GROUP_RANK"])
+    monkeypatch.setattr(hierarchical_allreduce, "socket", of_node)
+    results = run("hierarchical_allreduce", 4, "--device", "cuda", cluster=NODES)
+    assert "ranks by node: ((0, 1), (2, 3))" in results.output[0]
 
 
 def test_tensor_and_pipeline_parallel_training() -> None:
@@ -64,16 +99,15 @@ def test_all_strategies_on_two_nodes(rules: str, tmp_path: Path) -> None:
     options.json = numbers
 
     def body(ctx: RankContext) -> None:
-        train_two_nodes.options_of = lambda: options
+        train_two_nodes.options_of = lambda: copy.copy(options)  # each rank notes its device
         train_two_nodes.socket = SimpleNamespace(gethostname=lambda: os.environ["GROUP_RANK"])
         two_node_measuring.gc = SimpleNamespace(freeze=int, unfreeze=int)
         two_node_measuring.live_bytes = int  # ranks of one process have one garbage collector
         two_node_measuring.bytes_sent = lambda _: next(sent)
         train_two_nodes.main()
 
-    cluster = dataclasses.replace(load_cluster("laptop"), gpus_per_node=2)
     how = {"rules": rules, "process_group": False, "learner_files": FILES}
-    results = run_virtual(body, 4, **how, cluster=cluster, timeout=120)
+    results = run_virtual(body, 4, **how, cluster=NODES, timeout=120)
     assert "2 + 2 ranks on 2 nodes" in results.output[0]
     for rows in json.loads(numbers.read_text())["tables"].values():
         scores = {row["strategy"]: row["score"] for row in rows}

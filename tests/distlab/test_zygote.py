@@ -77,7 +77,8 @@ def test_closures_and_what_they_print(grader: int) -> None:
 
     results = run_ranks(body, 2, device="cuda")
     assert [*results] == [grader, grader + 1]
-    assert results.output == [f"rank {rank} of {grader}\n" for rank in (0, 1)]
+    for rank, output in enumerate(results.output):  # torch 2.8 prints a line of gloo's before
+        assert output.endswith(f"rank {rank} of {grader}\n")
 
 
 def test_the_death_of_a_rank_is_told(grader: int) -> None:
