@@ -32,13 +32,13 @@ def register(create: Callable[[Any, Any], dist.ProcessGroup]) -> None:
 
 
 def stand_in(
-    making: Callable[[str, bool, Any], str],
+    making: Callable[[str, Any, Any], str],
     name: Callable[[Any], str | None],
     environment: Callable[[], dict[str, Any]],
 ) -> None:
     """Stand in for other backends.
 
-    ``making(backend, is_part, device)`` is called wherever torch would split the world's
+    ``making(backend, ranks, device)`` is called wherever torch would split the world's
     communicator for a new group, and returns the backend to use; ``name(group)`` is what a group's
     backend is called. ``environment()`` is what a launcher's environment says of the store, the
     rank and their number.
@@ -49,7 +49,7 @@ def stand_in(
 
     @functools.wraps(helper)
     def create(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any) -> Any:
-        chosen = making(str(backend), bool(ranks), more.get("device_id"))
+        chosen = making(str(backend), ranks, more.get("device_id"))
         return helper(size, rank, ranks, dist.Backend(chosen), *args, **more)
 
     @functools.wraps(named)

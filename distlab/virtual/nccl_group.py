@@ -126,6 +126,15 @@ class NcclGroup(VirtualGroup):
         return node, found or torch.device("cuda", torch.cuda.current_device())
 
     # -- communicators --------------------------------------------------------------------------
+    def splits_for(self, backend: str, ranks: Sequence[int]) -> bool:
+        """Whether a new group makes this rank split this one, the default group.
+
+        For a group of gloo's torch 2.8 lets the ranks that are not in it split, and nobody else
+        (``_new_process_group_helper``; ``_get_split_source`` of 2.15 knows better).
+        """
+        outside = self.member.index not in ranks
+        return self.rules.bound and (backend != "gloo" or (self.rules.eager and outside))
+
     def split(self) -> None:
         """Take part in making a group, as a member or not (``perform_nocolor_split``)."""
         self._communicator(None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,23 +137,23 @@ class World:
         host = by_gloo if state.backend == BOTH else None
         return NcclGroup(self, ranks, channel, options.group_rank, rules, made, device, host)
 
-    def making(self, backend: str, is_part: bool, device: torch.device | None) -> str:
+    def making(self, backend: str, ranks: Sequence[int], device: torch.device | None) -> str:
         """The calling rank is about to make a group, or to learn that it is not in it.
 
-        ``is_part``: of the default group's ranks. ``device``: the one that torch is told to bind.
+        ``ranks``: none for the default group. ``device``: the one that torch is told to bind.
         Returns the name of the backend that makes it.
         """
-        state = self.mine
+        state, kept = self.mine, internals.NAME
         parent = state.groups.default_pg
-        if is_part and backend == internals.NAME:  # no other was asked for: that of the default one
+        if ranks and backend == kept:  # no other was asked for: that of the default group
             backend = state.default_backend
         state.backend = backend
-        if not is_part:
+        if not ranks:
             state.device, state.default_backend = device, backend
-        elif backend != "gloo" and isinstance(parent, NcclGroup) and parent.rules.bound:
+        elif isinstance(parent, NcclGroup) and parent.splits_for(backend, ranks):
             parent.split()
         stands_for = ("gloo", "nccl", BOTH) if self.rules.nccl else ("gloo",)
-        return internals.NAME if backend in stands_for else backend
+        return kept if backend in stands_for else backend
 
     def flight(self, state: RankState) -> Flight:
         """What is under way on the rank."""

@@ -71,6 +71,20 @@ def test_it_takes_tensors_of_both_and_has_gloos_order(rules: str) -> None:
     assert [*run_virtual(body, 2, rules=rules, learner_files=HERE)] == [[3.0] * 3] * 2
 
 
+def test_ranks_outside_of_it_wait_for_ever_in_torch_2_8() -> None:
+    """They split the world's communicator, and the members of a group of gloo's do not."""
+
+    def body(ctx: RankContext) -> None:
+        dist.new_group([0, 1], backend="gloo")
+        dist.barrier()
+
+    for rules in ("nccl2", "legacy lazy"):
+        run_virtual(body, 3, rules=rules, learner_files=HERE)
+    with pytest.raises(RankFailure, match="ranks 0 and 1 never came to it") as caught:
+        run_virtual(body, 3, rules="legacy eager", learner_files=HERE)
+    assert "rank 2 waits in new_group, which splits the world's communicator" in str(caught.value)
+
+
 def test_it_passes_no_messages_of_gpus() -> None:
     def body(ctx: RankContext) -> None:
         group = dist.new_group(backend="gloo")
