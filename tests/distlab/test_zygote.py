@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from distlab.grading import plugin
 from distlab.host import gpus
 from distlab.host.processes import children
 from distlab.ranks import RankContext, RankFailure, process, run_ranks, start, zygote
@@ -98,6 +100,17 @@ def test_where_it_is_gone_there_is_none(grader: int) -> None:
         pass
     assert zygote.current() is None
     assert grader not in children()
+
+
+@pytest.mark.parametrize(("tiers", "made"), [(["virtual", "gloo"], 0), (["gloo", "cuda"], 1)])
+def test_the_grader_makes_it_before_the_first_check_on_gpus(
+    tiers: list[str], made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(plugin.zygote, "prepare", lambda: calls.append(1))
+    items = [SimpleNamespace(callspec=SimpleNamespace(params={"tier": tier})) for tier in tiers]
+    plugin.pytest_collection_finish(SimpleNamespace(items=items))
+    assert sum(calls) == made
 
 
 def test_on_the_cpu_there_is_none() -> None:
