@@ -28,7 +28,6 @@ from ..host import gpus
 from ..host.processes import become_subreaper, die_with_parent, not_for_children
 from .process import rank_main
 
-HIGH = 1000  # descriptors from here on are no task's
 MOST = 16  # descriptors of one rank
 ADOPTED = 10.0  # seconds until the grader has got the rank
 
@@ -51,7 +50,7 @@ class Zygote:
         import cloudpickle  # start-up time: only ranks of GPUs and new processes need it
 
         told = cloudpickle.dumps((rank, world_size, *task))
-        content = pickle.dumps((dict(os.environ), sys.path, fds, told))
+        content = pickle.dumps((gpus.environment(), sys.path, fds, told))
         socket.send_fds(self.socket, [len(content).to_bytes(8, "little")], fds)
         self.socket.sendall(content)
         return int.from_bytes(_receive(self.socket, 8), "little")
@@ -140,7 +139,8 @@ def _become(content: bytes, fds: list[int], work: socket.socket, grader: int) ->
         while os.getppid() != grader and time.monotonic() < end:
             time.sleep(1e-4)
         environ, path, numbers, task = pickle.loads(content)
-        kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in fds]
+        above = max(*numbers, *fds) + 1
+        kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]
         work.close()
         for fd in fds:
             os.close(fd)

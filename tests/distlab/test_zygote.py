@@ -52,12 +52,19 @@ def on_the_cpu(rank: int, world_size: int, kind: str) -> tuple[torch.device, str
     return torch.device("cpu"), "gloo"
 
 
-def train(ctx: RankContext, factor: float) -> list[object]:
+class Seen:
+    """Becomes, where it is read, what is visible there: as if a module of the task had asked."""
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return visible, ()
+
+
+def train(ctx: RankContext, factor: float, seen: Seen) -> list[object]:
     x = torch.ones(3, requires_grad=True)
     (factor * x).sum().backward()
     assert x.grad is not None
     dist.all_reduce(x.grad)
-    return [x.grad.tolist(), visible(), list(PLACES), os.getppid(), os.environ.get("ADDED")]
+    return [x.grad.tolist(), seen, visible(), list(PLACES), os.getppid(), os.environ.get("ADDED")]
 
 
 def test_ranks_are_forked_from_it(grader: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +72,9 @@ def test_ranks_are_forked_from_it(grader: int, monkeypatch: pytest.MonkeyPatch) 
     assert "no GPU" in start.fork_problem("cuda")
     monkeypatch.setenv("ADDED", "later")
     for factor in (2.0, 3.0):
-        results = run_ranks(train, 2, factor, device="cuda")
-        shown = [[2 * factor] * 3, ["4", "6"], ["before the zygote"], os.getpid(), "later"]
+        results = run_ranks(train, 2, factor, Seen(), device="cuda")
+        both = ["4", "6"]
+        shown = [[2 * factor] * 3, both, both, ["before the zygote"], os.getpid(), "later"]
         assert [*results] == [shown, shown]
         assert len(results.logs[1].events) == 1
     assert grader in children()
