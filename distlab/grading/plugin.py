@@ -18,6 +18,7 @@ from ..course.catalogue import Exercise
 from ..host.forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
 from ..observe.failure import CheckFailed
+from ..ranks import zygote
 from ..reference.compare import best
 from .definitions import definition
 from .implementation import Implementation, protect_this_process
@@ -123,9 +124,17 @@ def _first_tier(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Many checks will fork many ranks; for a few of them it would not pay."""
+    """Many checks will fork many ranks; for a few of them it would not pay. No check has computed
+    anything yet, so this is where ranks of GPUs can be forked from."""
     if len(session.items) >= MANY:
         prepare_to_fork()
+    if any(tier_of(item) == "cuda" for item in session.items):
+        zygote.prepare()
+
+
+def pytest_sessionfinish() -> None:
+    """No process is left."""
+    zygote.end()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -59,6 +59,7 @@ class RankState:
     communications: int = 0
     inits: int = 0  # how often the rank has made its default group
     backend: str = ""  # of the group that it makes
+    default_backend: str = ""  # of its default group
     device: torch.device | None = None  # that the program has bound to its default group
     compute_since: float = 0.0
     looks: Looks = field(default_factory=Looks)  # taken where it sleeps for long
