@@ -17,6 +17,7 @@ from ..course import progress
 from ..course.catalogue import Phase, load_course
 from ..host.processes import TERMINATED, Terminated, terminable
 from ..host.terminal import console
+from ..sandbox import Limits
 from .choice import phase_of
 from .implementation import find_source
 from .live import View
@@ -44,6 +45,9 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--partial", action="store_true", help="a share of the points for a share of the checks"
+    )
+    parser.add_argument(
+        "--sandbox", action="store_true", help="run the code in namespaces of its own (Linux)"
     )
     parser.add_argument("-k", dest="keyword", default="", help="only checks whose name matches")
     return parser
@@ -97,6 +101,7 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
         known=frozenset(known),
         partial=options.partial,
         tier=options.tier,
+        sandbox=Limits() if options.sandbox else None,
     )
     if not (out.is_terminal or watched):
         report = run_session(phase, request, options.keyword, options.junitxml or "")
@@ -117,7 +122,8 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
     if options.json:
         Path(options.json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
     print_report(report, phase, out)
-    out.print(f"graded in {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
+    spent = f"graded in {time.monotonic() - begun:.1f} s, course version {report.course_version}"
+    out.print(spent, style="dim", highlight=False)
     if not report.exercises:
         asked = f"-k {options.keyword!r}" if options.keyword else f"--tier {options.tier}"
         raise ValueError(f"no check matches {asked}")

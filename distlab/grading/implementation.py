@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.abc
 import importlib.util
@@ -14,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from ..course.catalogue import Exercise, Phase, functions_of, load_course, root
+from ..course.catalogue import Exercise, Phase, load_course, root
 from ..host import gpus
+from .answers import Stand, carried, carry, code_of, compiled, path_of, program, stands
 from .shortcuts import Guard, guard_of, hide_answers
 
 PACKAGE = "implementation"
@@ -101,7 +101,7 @@ class Implementation:
 
     Only usable inside a rank: the grader's own process never runs learner code. Functions of the
     exercises in ``substitutes`` are taken from the solution instead. While an exercise is
-    ``graded``, its answer may not be taken from elsewhere.
+    ``graded`` and ``guarded``, its answer may not be taken from elsewhere.
     """
 
     def __init__(
@@ -110,14 +110,28 @@ class Implementation:
         module: str,
         substitutes: Sequence[Exercise] = (),
         graded: Exercise | None = None,
+        guarded: bool = True,
     ) -> None:
         self._source = source
         self._module = module
         self._substitutes = tuple(substitutes)
+        self._stands: dict[str, Stand] | None = None
+        self._graded = graded
         self._guard: Guard | None = None
-        if graded is not None:
+        if graded is not None and guarded:
             own = {str(source.path(each.file)) for each in graded.phase.exercises}
             self._guard = guard_of(graded, tuple(own))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a sandbox: with what ranks may need of the solutions, without the course's map."""
+        stood = stands(self._substitutes)
+        code = carry(tuple(stood.values()), self._graded, self._source.folder.name)
+        left = {"_substitutes": (), "_graded": None, "_stands": stood}
+        return {"own": vars(self) | left, "code": code}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state["own"])
+        carried(state["code"])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -128,7 +142,8 @@ class Implementation:
         """The implementation's module ``name``, for example ``data_loader``."""
         assert os.getpid() != _grader, "learner code runs in ranks only; use impl inside a body"
         if not any(isinstance(f, _Finder) for f in sys.meta_path):
-            sys.meta_path.insert(0, _Finder(self._source, self._substitutes))
+            stood = stands(self._substitutes) if self._stands is None else self._stands
+            sys.meta_path.insert(0, _Finder(self._source, stood))
             if self._guard is not None:
                 self._guard.install()
         rank = getattr(threading.current_thread(), "virtual_rank", "")  # modules of its own
@@ -151,24 +166,23 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     parts together) is imported with the learner's parts.
     """
 
-    def __init__(self, source: Source, substitutes: tuple[Exercise, ...]) -> None:
+    def __init__(self, source: Source, stood: dict[str, Stand]) -> None:
         self.source = source
-        self.substitutes = substitutes
+        self.stood = stood
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         package, _, stem = fullname.rpartition(".")
         if not package.startswith(PACKAGE) or "." in package:
             return None
-        file = self._file(stem.removeprefix("template_"))
+        name = stem.removeprefix("template_")
+        taken = self._program(name)
+        file = path_of(taken) if taken else self.source.path(name)
         return importlib.util.spec_from_file_location(fullname, file, loader=self)
 
-    def _file(self, name: str) -> Path:
-        file = self.source.path(name)
-        if not file.is_file():
-            program = root() / "solutions" / self.source.folder.name / f"{name}.py"
-            if program.is_file() and "# --- exercise" not in program.read_text(encoding="utf-8"):
-                return program
-        return file
+    def _program(self, name: str) -> str:
+        """The program of the solutions that stands for a module that the learner has not."""
+        there = self.source.path(name).is_file()
+        return "" if there else program(self.source.folder.name, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         package, _, stem = spec.name.rpartition(".")
@@ -182,27 +196,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return  # under its other name
         vars(module)["__imported__"] = True
         name = module.__name__.rpartition(".")[2].removeprefix("template_")
-        file = self._file(name)
-        replaced = [e for e in self.substitutes if e.file == name]
-        if replaced and (_whole(replaced) or not _importable(file)):
-            file, replaced = replaced[0].solution_path, []  # on the learner's other files
-        exec(_compiled(file, file.stat().st_mtime_ns), vars(module))
-        for exercise in replaced:
-            for function in functions_of(exercise):
-                owner = function.split(".")[0]
-                setattr(module, owner, getattr(solution(exercise.phase, name), owner))
-
-
-@functools.lru_cache
-def _compiled(file: Path, changed: int) -> CodeType:
-    """The file's code, shared by the virtual ranks of a process; ``changed``: its last save."""
-    return compile(file.read_bytes(), str(file), "exec")
-
-
-def _whole(replaced: list[Exercise]) -> bool:
-    """Whether every exercise of the file is taken from the solution."""
-    every = {e.id for e in replaced[0].phase.exercises if e.file == replaced[0].file}
-    return every == {e.id for e in replaced}
+        file, taken, stand = self.source.path(name), self._program(name), self.stood.get(name)
+        if stand is not None and (stand.whole or not _importable(file)):
+            taken, stand = stand.module, None  # on the learner's other files
+        code = code_of(taken) if taken else compiled(file)
+        exec(code, vars(module))
+        if stand is not None:
+            for owner in stand.owners:
+                setattr(module, owner, getattr(imported(stand.module), owner))
 
 
 def _importable(file: Path) -> bool:
@@ -214,7 +215,12 @@ def _importable(file: Path) -> bool:
 
 
 def solution(phase: Phase, module: str) -> ModuleType:
-    """The solution's module, which all ranks of a process share: the only import of solutions."""
-    found = importlib.import_module(f"solutions.{phase.folder}.{module}")
+    """The solution's module."""
+    return imported(f"solutions.{phase.folder}.{module}")
+
+
+def imported(module: str) -> ModuleType:
+    """A solution's module, which all ranks of a process share: the only import of solutions."""
+    found = importlib.import_module(module)
     hide_answers()
     return found

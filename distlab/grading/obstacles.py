@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 from ..course.catalogue import Exercise
-from ..ranks import RankContext, RankFailure, run_ranks
+from ..ranks import RankContext, RankFailure
 from . import runners
 from .implementation import Implementation, Source, blank_lines
+from .runners import Place
 from .verdicts import NotRun
 
 
@@ -50,14 +51,17 @@ def _regions(exercise: Exercise) -> int:
     return max(1, text.count(f"# --- exercise {exercise.id}: start"))
 
 
-def at_import(source: Source, exercise: Exercise, impl: Implementation) -> NotRun | None:
+def at_import(
+    source: Source, exercise: Exercise, impl: Implementation, place: Place
+) -> NotRun | None:
     """Import the learner's file once, in a rank of its own, before any check needs it."""
+    name = exercise.file
 
     def body(ctx: RankContext) -> None:
-        impl.module(exercise.file)
+        impl.module(name)
 
     try:
-        run_ranks(
+        place.run_ranks(
             body,
             1,
             timeout=runners.RUN_LIMIT,

@@ -22,7 +22,7 @@ from .implementation import Implementation, protect_this_process
 from .judge import verdict_of
 from .runners import Runner
 from .session import SESSION, Request, Session
-from .verdicts import TIERS, NotRun
+from .verdicts import TIERS, CheckResult, NotRun
 
 KEPT_OUTPUT = 4096  # characters of what a rank printed
 TROUBLE = ("fail", "error", "hang", "crash")
@@ -149,20 +149,29 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if check.verdict != "pass" and not check.printed and isinstance(runner, Runner):
         check.printed = dict(enumerate(runner.printed))  # the check judged what ranks returned
     check.printed = {rank: text[-KEPT_OUTPUT:] for rank, text in check.printed.items()}
+    if item.config.stash[SESSION].hides(exercise):
+        check.printed = {}
     if check.verdict in ("fail", "hang") and not check.line:
         source = inspect.getsource(item.function)  # type: ignore[attr-defined]
         file = item.path.read_text(encoding="utf-8")
         own = item.config.stash[SESSION].source(exercise).path(exercise.file)
         check.line = definition(own, exercise, source, file)
     item.config.stash[SESSION].record(exercise, check)
-    if check.verdict == "needs":
-        report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, f"Skipped: needs {check.message}")
-    elif error is not None:
-        report.longrepr = f"{check.verdict}: {check.message}" + (
-            f"\n  your line: {check.line}" if check.line else ""
-        )
+    if error is not None:
+        _tell(report, item, check)
     return report
+
+
+def _tell(report: pytest.TestReport, item: pytest.Item, check: CheckResult) -> None:
+    """What others read (JUnit's XML): needs and blocked are skipped, blank is a failure."""
+    said = f"{check.verdict}: {check.message}"
+    if check.verdict in ("needs", "blocked"):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, f"Skipped: {said}")
+        return
+    if check.verdict == "blank":
+        report.when = "call"  # JUnit calls what fails before it an error, not a failure
+    report.longrepr = said + (f"\n  your line: {check.line}" if check.line else "")
 
 
 def _title(item: pytest.Item) -> str:
@@ -219,12 +228,14 @@ def run(request: pytest.FixtureRequest, tier: str) -> Runner:
 
 
 @pytest.fixture
-def nodes() -> type[Network]:
+def nodes(request: pytest.FixtureRequest) -> type[Network]:
     """``with nodes(2, rate="200mbit") as net``, then ``run(body, 4, enter=net.placement(…))``.
 
     Nodes on this machine, joined by links of that speed (gloo tier only); the check is "needs"
     where there can be none.
     """
+    if request.config.stash[SESSION].request.sandbox:
+        raise NotRun("needs", "a cluster on this machine (not in a sandbox)")
     obstacle = cluster_obstacle()
     if obstacle is not None:
         raise NotRun("needs", f"a cluster on this machine ({obstacle})")

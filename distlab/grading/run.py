@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
+from .. import sandbox
 from ..course.catalogue import Phase, root
 from ..host.processes import (
     become_subreaper,
@@ -65,6 +68,24 @@ def call_pytest(files: Iterable[str], plugins: list[object], *options: str) -> N
     gc.unfreeze()
 
 
+@contextlib.contextmanager
+def walled(session: Session) -> Iterator[None]:
+    """Ranks run in a sandbox inside, if the request asks for one. Raises ValueError if there can be
+    none here, or if the submission can't be put into one."""
+    limits = session.request.sandbox
+    if limits is None:
+        yield
+        return
+    why = sandbox.obstacle()
+    if why:
+        raise ValueError(f"no sandbox can be made here: {why}")
+    impl = session.request.impl
+    named = {"solutions": root() / "solutions", "templates": root()}.get(impl, Path(impl))
+    modules = "distlab.grading.implementation", "torch._dynamo"  # the first takes what they need
+    with sandbox.Sandbox(root(), named, limits, modules) as session.place:
+        yield
+
+
 def run_session(
     phase: Phase,
     request: Request,
@@ -80,7 +101,8 @@ def run_session(
     carrier = Carrier(chosen.session(view))
     options = [*(("-k", keyword) if keyword else ())]
     options += [f"--junitxml={junitxml}"] if junitxml else []
-    call_pytest(chosen.files, [carrier], *options)
+    with walled(carrier.session):
+        call_pytest(chosen.files, [carrier], *options)
     if carrier.interrupt is not None:
         raise carrier.interrupt
     return chosen.report(carrier.session, carrier.problems, whole=not keyword)

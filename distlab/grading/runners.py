@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..host import gpus
 from ..host.program_clock import spent
@@ -19,13 +19,36 @@ RUN_LIMIT = 10.0  # for one run of ranks, unless the check says otherwise
 INTERLEAVINGS = 2  # explored by every run on virtual ranks
 DELAYED = 8  # the same, where timing is what is checked
 R = TypeVar("R", bound=RankResults)
+Body = Callable[..., Any]
+
+
+class Place(Protocol):
+    """Where ranks run: ``run_ranks`` and ``run_worlds`` of this machine, or of a sandbox on it."""
+
+    def run_ranks(self, body: Body, size: int, /, *args: Any, **options: Any) -> RankResults:
+        """Real ranks."""
+
+    def run_worlds(
+        self, body: Body, sizes: Sequence[int], /, *args: Any, **options: Any
+    ) -> list[VirtualResults]:
+        """Virtual ones."""
+
+
+class Here:
+    """This machine, without walls around ranks."""
+
+    run_ranks = staticmethod(run_ranks)
+    run_worlds = staticmethod(run_worlds)
+
+
+HERE = Here()
 
 
 class Runner:
     """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
 
-    def __init__(self, files: tuple[str, ...], seed: int, device: str) -> None:
-        self.files, self.seed, self.device = files, seed, device
+    def __init__(self, files: tuple[str, ...], seed: int, device: str, place: Place = HERE) -> None:
+        self.files, self.seed, self.device, self.place = files, seed, device, place
         self.end = spent() + CHECK_LIMIT
         self.printed: list[str] = []  # by each rank of the run whose values were read last
 
@@ -43,14 +66,13 @@ class Runner:
         asked = options.pop("timeout", RUN_LIMIT)
         return round(min(asked, max(1.0, self.end - spent())), 1)
 
-    def __call__(
-        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
-    ) -> RankResults:
+    def __call__(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
         """``run_ranks`` with the defaults of checks."""
         defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
         limit = self.limit(options)
         try:
-            results = run_ranks(body, world_size, *args, timeout=limit, **(defaults | options))
+            options = {"timeout": limit} | defaults | options
+            results = self.place.run_ranks(body, world_size, *args, **options)
         except RankFailure as failure:
             if failure.cause == SHARED_GPU and self.device == "cuda" and gpus.count() < world_size:
                 raise NotRun("needs", f"{world_size} GPUs: {failure.message}") from None
@@ -58,7 +80,7 @@ class Runner:
         return self.note(results)
 
     def worlds(
-        self, body: Callable[..., Any], world_sizes: Sequence[int], *args: Any, **options: Any
+        self, body: Body, world_sizes: Sequence[int], *args: Any, **options: Any
     ) -> list[RankResults]:
         """The results for several world sizes."""
         return [self(body, w, *args, **options) for w in world_sizes]
@@ -69,22 +91,18 @@ class VirtualRunner(Runner):
 
     rules = "gloo"
 
-    def __call__(
-        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
-    ) -> RankResults:
+    def __call__(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
         """``run_virtual`` with the defaults of checks."""
         return self.worlds(body, (world_size,), *args, **options)[0]
 
     def worlds(
-        self, body: Callable[..., Any], world_sizes: Sequence[int], *args: Any, **options: Any
+        self, body: Body, world_sizes: Sequence[int], *args: Any, **options: Any
     ) -> list[RankResults]:
         """The results for several world sizes."""
         more = DELAYED if options.pop("delays", False) else INTERLEAVINGS
         return [*self._run(body, world_sizes, args, {"seed": self.seed, "seeds": more} | options)]
 
-    def simulate(
-        self, body: Callable[..., Any], world_size: int, *args: Any, **options: Any
-    ) -> VirtualResults:
+    def simulate(self, body: Body, world_size: int, *args: Any, **options: Any) -> VirtualResults:
         """One run in the order of virtual time, for checks of the clock; see ``run_virtual``.
 
         Its ``clock`` and ``traffic`` are those of the ``cluster`` given. (Links that an adversarial
@@ -94,13 +112,13 @@ class VirtualRunner(Runner):
 
     def _run(
         self,
-        body: Callable[..., Any],
+        body: Body,
         world_sizes: Sequence[int],
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> list[VirtualResults]:
         limit = self.limit(options)
-        every = run_worlds(
+        every = self.place.run_worlds(
             body,
             world_sizes,
             *args,

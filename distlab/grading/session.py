@@ -12,10 +12,11 @@ from ..course.catalogue import Course, Exercise, load_course
 from ..host import gpus
 from ..host.system import fork_obstacle
 from ..host.terminal import short
+from ..sandbox import Limits
 from .implementation import Implementation, Source, find_source
 from .live import View
 from .obstacles import at_import, comes_back, in_the_file
-from .runners import NcclRunner, Runner, VirtualRunner
+from .runners import HERE, NcclRunner, Place, Runner, VirtualRunner
 from .verdicts import TIERS, CheckResult, ExerciseResult, NotRun
 
 
@@ -25,7 +26,8 @@ class Request:
     are graded by one check at a time), and a file that can't be imported fails its first check.
     ``first``: checks that run before others; ``brief``: no check runs after one has failed.
     ``partial``: a share of the points for a share of the checks. ``guarded``: answers taken from
-    elsewhere fail; a right alternative to one exercise may take the rest from the solution."""
+    elsewhere fail; a right alternative to one exercise may take the rest from the solution.
+    ``sandbox``: ranks run in one, within these limits."""
 
     impl: str = "solutions"
     device: str = "auto"
@@ -39,6 +41,7 @@ class Request:
     brief: bool = False
     partial: bool = False
     guarded: bool = True
+    sandbox: Limits | None = None
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Session:
     not_run: dict[str, NotRun | None] = field(default_factory=dict)
     imports: dict[tuple[int, str], NotRun | None] = field(default_factory=dict)
     view: View | None = None
+    place: Place = HERE
     sources: dict[int, Source] = field(default_factory=dict)
     files: dict[int, list[Path]] = field(default_factory=dict)  # at the beginning
 
@@ -151,24 +155,32 @@ class Session:
             return None
         key = exercise.phase.number, exercise.file
         if key not in self.imports:
-            self.imports[key] = at_import(source, exercise, self.implementation(exercise))
+            self.imports[key] = at_import(
+                source, exercise, self.implementation(exercise), self.place
+            )
         return self.imports[key]
 
     def implementation(self, exercise: Exercise) -> Implementation:
         """The module under test, with solutions for what is not there yet."""
         source, substitutes = self.source(exercise), self.substitutes(exercise)
-        graded = exercise if self.request.guarded else None
-        return Implementation(source, exercise.file, substitutes, graded)
+        guarded = self.request.guarded
+        return Implementation(source, exercise.file, substitutes, exercise, guarded)
+
+    def hides(self, exercise: Exercise) -> bool:
+        """Whether what ranks print is not shown: they could print a solution that they run with."""
+        return self.request.sandbox is not None and bool(self.substitutes(exercise))
 
     def runner(self, exercise: Exercise, tier: str) -> Runner:
         """What runs a check's ranks on its tier."""
         if tier == "cuda" and not gpus.count():
             raise NotRun("needs", "a CUDA GPU")
+        if tier == "cuda" and self.request.sandbox:
+            raise NotRun("needs", "a CUDA GPU, which a sandbox doesn't have")
         if tier in ("virtual", "nccl") and fork_obstacle():
             raise NotRun("needs", f"forked processes: {fork_obstacle()}")
         files = self.source(exercise).files()
         kind = {"virtual": VirtualRunner, "nccl": NcclRunner}.get(tier, Runner)
-        return kind(files, self.seed, "cuda" if tier == "cuda" else "cpu")
+        return kind(files, self.seed, "cuda" if tier == "cuda" else "cpu", self.place)
 
     def record(self, exercise: Exercise, check: CheckResult) -> None:
         """Note a check's result; after a hang the exercise's other checks are not run."""

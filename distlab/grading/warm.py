@@ -16,11 +16,12 @@ import pytest
 
 from ..course.catalogue import load_course
 from ..host.processes import children, die_with_parent, end_strays
+from ..sandbox import Limits
 from ..virtual import reap_children
 from .choice import plan
 from .implementation import protect_this_process
 from .plugin import pytest_collection_modifyitems
-from .run import Carrier, call_pytest
+from .run import Carrier, call_pytest, walled
 from .session import SESSION, Request, Session
 from .verdicts import Report, dumped, loaded
 
@@ -50,6 +51,7 @@ class WarmGrader:
         assert self._requests is not None
         assert self._reports is not None
         fields = vars(request) | {"known": sorted(request.known)}
+        fields["sandbox"] = request.sandbox and vars(request.sandbox)
         self._requests.write(json.dumps([phase, fields]) + "\n")
         self._requests.flush()
         text = self._reports.readline().strip()
@@ -118,13 +120,15 @@ class _Loop:
             protect_this_process()
             phase, fields = json.loads(line)
             fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            fields["sandbox"] = fields["sandbox"] and Limits(**fields["sandbox"])
             request = Request(**fields | {"known": frozenset(fields["known"])})
             chosen = plan(load_course().phase(phase), request)
             state = session.config.stash[SESSION] = chosen.session()
             items = [item for item in session.items if str(item.path) in chosen.files]
             pytest_collection_modifyitems(session.config, items)
-            for item, following in zip(items, [*items[1:], None], strict=False):
-                session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            with walled(state):
+                for item, following in zip(items, [*items[1:], None], strict=False):
+                    session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             text = dumped(chosen.report(state)).encode()
             with os.fdopen(self.telling, "wb") as reports:
                 reports.write(text)

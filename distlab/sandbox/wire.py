@@ -1,0 +1,195 @@
+"""What goes through the socket of a sandbox: trusted requests in, plain data out.
+
+A request is pickled: it comes from the grader. An answer comes from where untrusted code runs: it
+is JSON, and what ``torch.save`` wrote, which is read with ``weights_only=True``. Each field of it is
+checked, and what does not fit is an answer that can't be read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..observe.log import Event, Log
+from ..observe.raised import printable
+from ..ranks.process import content_of
+from ..ranks.results import RankFailure, RankReport, RankResults
+from ..virtual import VirtualResults
+from ..virtual.reports import HostRead
+
+HEAD = 8  # bytes: the length of what follows
+LONGEST = 100_000  # characters of a text
+MORE = ("clocks", "traffic", "unmodelled", "peaks", "flops")  # what virtual results have
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "int | None": (int, type(None)),
+    "float | None": (float, int, type(None)),
+}
+
+
+class Unreadable(Exception):
+    """An answer is not what an agent sends."""
+
+
+def send(to: socket.socket, content: bytes) -> None:
+    """One frame."""
+    to.sendall(len(content).to_bytes(HEAD, "little"))
+    to.sendall(content)
+
+
+def receive(source: socket.socket) -> bytes:
+    """One frame; empty at the end."""
+    size = int.from_bytes(_exactly(source, HEAD), "little")
+    return _exactly(source, size)
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = source.recv(min(size - len(data), 1 << 20))
+        if not part:
+            return b""
+        data += part
+    return bytes(data)
+
+
+# -- inside ---------------------------------------------------------------------------------------
+def packed(results: Sequence[RankResults]) -> bytes:
+    """What runs returned."""
+    runs = []
+    for each in results:
+        run: dict[str, Any] = {"logs": [_log(log) for log in each.logs], "output": each.output}
+        if isinstance(each, VirtualResults):
+            run |= {name: getattr(each, name) for name in MORE}
+            run["host_reads"] = each.host_reads
+        runs.append(run)
+    return _joined({"runs": runs}, content_of([list(each) for each in results]))
+
+
+def packed_failure(failure: RankFailure) -> bytes:
+    """How a run failed."""
+    told = ("message", "kind", "cause", "rank", "line", "interleaving")
+    fields = {name: getattr(failure, name) for name in told}
+    reports = [vars(report) for report in failure.reports]
+    return _joined({"failure": fields | {"reports": reports}})
+
+
+def packed_error(error: BaseException) -> bytes:
+    """What is wrong with the request itself."""
+    return _joined({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
+
+
+def _log(log: Log) -> dict[str, Any]:
+    events = [vars(event) for event in log.events]
+    return vars(log) | {"events": events, "on_gpu": sorted(log.on_gpu)}
+
+
+def _joined(data: dict[str, Any], values: bytes = b"") -> bytes:
+    text = json.dumps(data).encode()
+    return len(text).to_bytes(HEAD, "little") + text + values
+
+
+# -- outside --------------------------------------------------------------------------------------
+def unpacked(answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
+    """The results of runs of these sizes; raises what the run raised, or Unreadable."""
+    try:
+        size = HEAD + int.from_bytes(answer[:HEAD], "little")
+        data = json.loads(answer[HEAD:size])
+        if "error" in data:
+            raise RuntimeError(_text(data["error"]))
+        if "failure" in data:
+            raise _failure(data["failure"])
+        values = torch.load(io.BytesIO(answer[size:]), weights_only=True, map_location="cpu")
+        return [
+            _results(run, own, world_size)
+            for run, own, world_size in zip(data["runs"], values, world_sizes, strict=True)
+        ]
+    except (RankFailure, RuntimeError):
+        raise
+    except Exception as error:
+        raise Unreadable(str(error)) from None
+
+
+def _results(run: dict[str, Any], values: Any, world_size: int) -> RankResults:
+    logs = [_unpacked_log(log) for log in run["logs"]]
+    output = [_text(text) for text in run["output"]]
+    if not len(values) == len(logs) == len(output) == world_size:
+        raise Unreadable(f"{len(values)} results of {world_size} ranks")
+    if "clocks" not in run:
+        return RankResults(list(values), logs, output)
+    reads = [[HostRead(*map(_text, read)) for read in each] for each in run["host_reads"]]
+    more = {
+        "clocks": _numbers(run["clocks"]),
+        "traffic": _counts(run["traffic"]),
+        "unmodelled": _counts(run["unmodelled"]),
+        "peaks": _numbers(run["peaks"]),
+        "flops": _numbers(run["flops"]),
+        "host_reads": reads,
+    }
+    return VirtualResults(list(values), logs, output, more)
+
+
+def _failure(fields: dict[str, Any]) -> RankFailure:
+    reports = []
+    for each in fields["reports"]:
+        state, line, output = (_text(each[name]) for name in ("state", "line", "output"))
+        reports.append(RankReport(_number(each["rank"]), state, line, output, dict(each["detail"])))
+    rank, seed = fields["rank"], fields["interleaving"]
+    failure = RankFailure(
+        _text(fields["message"]),
+        kind=_text(fields["kind"]),
+        cause=_text(fields["cause"]),
+        rank=None if rank is None else _number(rank),
+        line=_text(fields["line"]),
+        reports=reports,
+    )
+    failure.interleaving = None if seed is None else _number(seed)
+    return failure
+
+
+def _unpacked_log(fields: dict[str, Any]) -> Log:
+    spans = [(_text(n), float(start), float(end)) for n, start, end in fields["spans"]]
+    events = [_event(event) for event in fields["events"]]
+    begin, on_gpu = float(fields["picture_from"]), frozenset(map(_number, fields["on_gpu"]))
+    return Log(_number(fields["rank"]), events, spans, begin, on_gpu)
+
+
+def _event(fields: dict[str, Any]) -> Event:
+    found = {}
+    for each in dataclasses.fields(Event):
+        value = fields[each.name]
+        if each.name == "group":
+            value = tuple(map(_number, value))
+        elif type(value) not in _KINDS[str(each.type)]:
+            raise Unreadable(f"{each.name} of an event is {value!r}")
+        found[each.name] = value
+    return Event(**found)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST:
+        raise Unreadable("a text is no text, or too long")
+    return printable(value)
+
+
+def _number(value: object) -> int:
+    if type(value) is not int:
+        raise Unreadable(f"no whole number: {value!r}")
+    return value
+
+
+def _numbers(values: Sequence[object]) -> list[Any]:
+    return [value if type(value) is float else _number(value) for value in values]
+
+
+def _counts(values: dict[str, object]) -> dict[str, int]:
+    return {_text(name): _number(count) for name, count in values.items()}
