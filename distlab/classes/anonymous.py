@@ -35,16 +35,16 @@ def vocabulary(course: Course) -> frozenset[str]:
     for folder in sorted(folders):
         texts += _texts(folder, "*.md") + _texts(base / "solutions" / folder.name, "*.py")
     texts += _texts(base / "given", "*.py")
-    return frozenset(part.lower() for text in texts for part in WORD.findall(_split(text)))
+    return frozenset(part.lower() for text in texts for part in _words_of(text))
 
 
 def _texts(folder: Path, pattern: str) -> list[str]:
     return [p.read_text(encoding="utf-8", errors="replace") for p in sorted(folder.glob(pattern))]
 
 
-def _split(text: str) -> str:
-    """Words of names in camel case apart: ``DataLoader`` has two."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
+def _words_of(text: str) -> list[str]:
+    """The words of a text or of a name: ``DataLoader`` has two."""
+    return WORD.findall(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text))
 
 
 class Mask:
@@ -53,7 +53,7 @@ class Mask:
     def __init__(self, secrets: Iterable[str], known: frozenset[str]) -> None:
         self.known = known
         whole = {s.strip() for s in secrets if len(s.strip()) > SHORT}
-        parts = {p for s in whole for p in WORD.findall(_split(s)) if len(p) > SHORT}
+        parts = {p for s in whole for p in _words_of(s.split("@")[0]) if len(p) > SHORT}
         hidden = whole | {p for p in parts if p.lower() not in known}
         self._parts = {p.lower() for p in hidden}
         ordered = sorted(hidden, key=lambda s: (-len(s), s))
@@ -69,9 +69,7 @@ class Mask:
         """Whether a name in code tells nothing about who wrote it."""
         if self._pattern.search(name) or name.lower() in self._parts:
             return False
-        return all(
-            len(part) <= SHORT or part.lower() in self.known for part in WORD.findall(_split(name))
-        )
+        return all(len(part) <= SHORT or part.lower() in self.known for part in _words_of(name))
 
     def keeps_number(self, text: str) -> bool:
         """Whether a number in code is too short for a student's number."""

@@ -100,8 +100,7 @@ def _filled(svg: ElementTree.Element, verdict: str, x: float, y: float, w: float
 def _label_in_bar(svg: ElementTree.Element, text: str, x: float) -> None:
     """On a white plate, as the pattern runs below."""
     wide = 6.0 + 7 * len(text)
-    plate = {"width": wide, "height": 13, "rx": 2, "fill": "#FFFFFF"}
-    _element(svg, "rect", x=x - wide / 2, y=2.5, **plate)
+    _element(svg, "rect", x=x - wide / 2, y=2.5, width=wide, height=13, rx=2, fill="#FFFFFF")
     _element(svg, "text", text, x=x, y=13, text_anchor="middle", font_size=11, fill=INK)
 
 
@@ -144,11 +143,11 @@ def columns(
     _element(svg, "path", d=f"M{left},{bottom} H{width - 6}", stroke=INK, stroke_width=1)
     _text(svg, below, left + room / 2, height - 6, 12, PALE)
     if line is not None:
-        place = left + room * line[0]
-        dashed = {"stroke": INK, "stroke_width": 1.5, "stroke_dasharray": "5 4"}
-        _element(svg, "path", d=f"M{place:.1f},18 V{bottom}", **dashed)
+        at = left + room * line[0]
+        path = f"M{at:.1f},18 V{bottom}"
+        _element(svg, "path", d=path, stroke=INK, stroke_width=1.5, stroke_dasharray="5 4")
         anchor = "end" if line[0] > 0.6 else "start"
-        _text(svg, line[1], place + (-5 if anchor == "end" else 5), 24, 12, INK, anchor)
+        _text(svg, line[1], at + (-5 if anchor == "end" else 5), 24, 12, INK, anchor)
     return _markup(svg)
 
 

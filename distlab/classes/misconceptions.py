@@ -130,7 +130,9 @@ def _known(mutants: Sequence[Mutant], exercise: str, cause: str, check: str) -> 
     return tuple(
         m.mistake
         for m in mutants
-        if m.exercise == exercise and cause in m.causes and check in ("", m.caught_by)
+        if (m.exercise, m.tier) == (exercise, "")
+        and cause in m.causes
+        and check in ("", m.caught_by)
     )[:EXAMPLES]
 
 

@@ -43,11 +43,12 @@ class Graded:
 
 @dataclass(frozen=True)
 class Student:
-    """One student's result."""
+    """One student's result. ``digest``: of the submission that counts."""
 
     id: str
     score: float
     max_score: float
+    digest: str
     problem: str
     days_late: float
     submitted: datetime.datetime | None
@@ -123,6 +124,7 @@ def _student(data: dict[str, Any]) -> Student:
         id=str(data["student"]),
         score=float(data["score"]),
         max_score=float(data["max_score"]),
+        digest=str(data.get("submission_hash") or ""),
         problem=str(data.get("problem") or ""),
         days_late=float((data.get("late") or {}).get("days", 0)),
         submitted=moment(data.get("submitted")),

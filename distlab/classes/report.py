@@ -22,10 +22,11 @@ from ..grading.wrong import Mutant
 from .anonymous import Mask, vocabulary
 from .drawing import columns, patterns, shares, swatch
 from .guideline import place_of, quoted
-from .history import NONE, Commits
 from .misconceptions import Misconception, in_order, misconceptions, recurring
-from .outcomes import ClassResults, Student, load_results, moment
+from .outcomes import ClassResults, Student, moment
 from .page import render
+from .repository import Commits
+from .results import write
 from .snippets import Line, snippet
 from .timeline import time_line
 
@@ -71,21 +72,19 @@ class Card:
 
 
 def write_report(
-    results: Path,
-    folders: Mapping[str, Path] | None = None,
-    histories: Mapping[str, Commits] | None = None,
+    folder: Path,
+    results: ClassResults,
+    folders: Mapping[str, Path],
+    histories: Mapping[str, Commits],
     mutants: Sequence[Mutant] = (),
-    course: Course | None = None,
 ) -> Path:
-    """Write ``report.html`` into the results folder; ValueError if it is none.
+    """Write ``report.html`` into the results' folder.
 
     ``folders``: the unpacked submission of each student, ``histories``: when each committed;
     ``mutants``: the course's wrong implementations, whose mistakes are named.
     """
-    found = load_results(results)
-    text = page(found, folders or {}, histories or {}, mutants, course or load_course())
-    path = results / "report.html"
-    path.write_text(text, encoding="utf-8")
+    path = folder / "report.html"
+    write(path, page(results, folders, histories, mutants, load_course()))
     return path
 
 
@@ -125,7 +124,7 @@ def page(
         recurring=[(what_they_do(c), n, ids) for c, n, ids in recurring(found)],
         tiers=_tiers(graded),
         time=time_line(
-            [histories.get(s.id, NONE).times for s in results.students],
+            [histories.get(s.id, Commits()).times for s in results.students],
             [s.submitted for s in results.students if s.submitted],
             moment(config.get("due")),
         ),

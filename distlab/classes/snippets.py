@@ -103,12 +103,15 @@ def _without_names(
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     last = function.end_lineno or function.lineno
-    replaced: dict[str, str] = {}
-    for each in reversed(_tokens(text)):
-        if function.lineno <= each.start[0] and each.end[0] <= last:
-            _replace(lines, each, replaced, mask)
+    inside = [t for t in _tokens(text) if function.lineno <= t.start[0] and t.end[0] <= last]
+    names = dict.fromkeys(
+        t.string for t in inside if t.type == token.NAME and not mask.keeps(t.string)
+    )
+    new_names = {name: f"name_{number}" for number, name in enumerate(names, 1)}
+    for each in reversed(inside):  # from the end, so that places before it stay
+        _replace(lines, each, new_names, mask)
     return [
-        (number, _numbered(lines[number - 1].rstrip(), replaced))
+        (number, lines[number - 1].rstrip())
         for number in range(function.lineno, last + 1)
         if number not in skipped and lines[number - 1].strip()
     ]
@@ -122,7 +125,7 @@ def _tokens(text: str) -> list[tokenize.TokenInfo]:
 
 
 def _replace(
-    lines: list[str], each: tokenize.TokenInfo, replaced: dict[str, str], mask: Mask
+    lines: list[str], each: tokenize.TokenInfo, new_names: dict[str, str], mask: Mask
 ) -> None:
     """Take the token's text out of the lines if it could tell who wrote it."""
     middle = getattr(token, "FSTRING_MIDDLE", -1)  # since Python 3.12
@@ -132,8 +135,8 @@ def _replace(
         new = f'"{HIDDEN}"'
     elif each.type == middle:
         new = HIDDEN
-    elif each.type == token.NAME and not mask.keeps(each.string):
-        new = replaced.setdefault(each.string, f"\0{len(replaced)}\0")
+    elif each.type == token.NAME and each.string in new_names:
+        new = new_names[each.string]
     elif each.type == token.NUMBER and not mask.keeps_number(each.string):
         new = HIDDEN
     else:
@@ -142,12 +145,6 @@ def _replace(
     lines[first - 1] = lines[first - 1][:start] + new + lines[last - 1][end:]
     for number in range(first, last):
         lines[number] = ""
-
-
-def _numbered(line: str, replaced: dict[str, str]) -> str:
-    """Names are numbered from the function's beginning, but tokens were replaced from its end."""
-    count = len(replaced)
-    return re.sub("\0(\\d+)\0", lambda m: f"name_{count - int(m[1])}", line)
 
 
 def _window(lines: list[tuple[int, str]], number: int) -> list[Line]:

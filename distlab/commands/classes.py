@@ -14,6 +14,7 @@ from rich.text import Text
 from ..classes.config import ClassConfig, load_class
 from ..course.catalogue import load_course
 from ..host.terminal import say
+from . import class_report
 
 RULES = "class.toml"
 
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "regrade", parents=[both], help="show whose points other checks or rules change, and why"
     )
     again.add_argument("--accept", action="store_true", help="put the new results in place")
+    class_report.add_arguments(parts)
     shown = parts.add_parser("check", help="say what a file of rules means")
     shown.add_argument("config", type=Path, nargs="?", default=Path(RULES))
 
@@ -43,6 +45,10 @@ def class_(options: argparse.Namespace, out: Console) -> int:
     """Do what is asked for; the exit status."""
     if options.part == "check":
         return check(load_class(options.config), out)
+    if options.part == "report":
+        return class_report.report(options, out)
+    if options.part == "similar":
+        return class_report.similar(options, out)
     config = load_class(options.config)
     if options.phases:
         known = [p.number for p in load_course().phases if p.exercises]

@@ -37,6 +37,8 @@ OF_RUNS = {
     "endless-loop": "have a loop that never ends",
     "running": "do far too much work for a small case",
     "mismatch": "let ranks call different collectives, or with different shapes or dtypes",
+    "exception": "raise an exception",
+    "error": "have a file that can't be imported",
     "crash": "end a rank's process",
     "absent-rank": "address a rank that takes no part",
     "invented-communication": "communicate where nothing is to be communicated",
