@@ -21,8 +21,8 @@ from .anonymous import HIDDEN, Mask
 from .misconceptions import Misconception, Witness
 
 MOST_BYTES = 400_000
-MOST_LINES = 16
-BEFORE = 9  # lines of them before the line named, where the function is longer
+MOST_LINES = 24
+BEFORE = 14  # lines of them before the line named, where the function is longer
 NAMED = re.compile(r"^(?P<file>[^:]+\.py):(?P<line>\d+)")
 
 

@@ -227,7 +227,7 @@ def test_code_is_shown_for_two_students_or_more(tmp_path: Path) -> None:
     page = told(made_results(tmp_path / "r2", two), dict.fromkeys(two, work.parent))
     shown = page.split("<pre>")[1].split("</pre>")[0]
     assert '<span class="mark">n = 28</span>' in shown
-    assert shown.count("<span") == 17  # 16 lines, and one for those left out
+    assert shown.count("<span") == 25  # 24 lines, and one for those left out
 
 
 @pytest.mark.parametrize("text", ["def f(:\n", "x = '\0'\n", "", "def other():\n    pass\n"])
