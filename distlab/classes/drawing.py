@@ -115,16 +115,16 @@ def columns(
     width: int = 660,
     height: int = 190,
 ) -> Markup:
-    """A column per count. ``line``: a dashed line at this place (0 to 1 over all), and its label.
+    """A column per count. ``line``: a dashed line at this point (0 to 1 over all), and its label.
     ``what`` is counted; ``below`` says what the labels are."""
     svg = _canvas(width, height, f"{what}: " + ", ".join(_pairs(labels, counts)))
     left, top, bottom = 34, 46, height - 40
     room, highest = width - left - 6, max([*counts, 1])
     _element(svg, "text", what, x=2, y=12, font_size=12, fill=PALE)
     step = room / max(len(counts), 1)
-    for place, (count, label) in enumerate(zip(counts, labels, strict=True)):
+    for index, (count, label) in enumerate(zip(counts, labels, strict=True)):
         tall = (bottom - top) * count / highest
-        x, middle = left + place * step, left + (place + 0.5) * step
+        x, middle = left + index * step, left + (index + 0.5) * step
         if count:
             _element(
                 svg,

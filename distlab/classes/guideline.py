@@ -24,10 +24,10 @@ def quoted(exercise: Exercise) -> Markup:
     if section is None:
         return Markup("")
     blocks = [block.strip() for block in re.split(r"\n\s*\n", section[1]) if block.strip()]
-    place = next((i for i, block in enumerate(blocks) if block.startswith(PITFALLS)), None)
-    chosen = blocks[0] if place is None else blocks[place]
-    if place is not None and chosen == PITFALLS:  # a list below it
-        chosen = "\n\n".join(blocks[place : place + 2])
+    index = next((i for i, block in enumerate(blocks) if block.startswith(PITFALLS)), None)
+    chosen = blocks[0] if index is None else blocks[index]
+    if index is not None and chosen == PITFALLS:  # a list below it
+        chosen = "\n\n".join(blocks[index : index + 2])
     reader = MarkdownIt("commonmark", {"html": False}).disable(["image"])
     return Markup(reader.render(chosen))
 

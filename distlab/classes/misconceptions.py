@@ -87,9 +87,9 @@ def misconceptions(
     for student in students:
         for exercise in student.exercises:
             counted.add(exercise.id)
-            for place, failed in enumerate(exercise.failed):
+            for index, failed in enumerate(exercise.failed):
                 key = _key(exercise, failed)
-                if place == 0:
+                if index == 0:
                     found.setdefault(key, []).append(Witness(student, exercise, failed))
                 also.setdefault(key, set()).add(student.id)
     later = builders(course, counted)
@@ -143,9 +143,9 @@ def recurring(found: Iterable[Misconception]) -> list[tuple[str, int, list[str]]
         if is_of_a_rule(each.cause):
             where.setdefault(each.cause, []).append(each)
     rows = []
-    for cause, places in where.items():
-        ids = sorted({p.exercise for p in places}, key=in_order)
-        who = {w.student.id for p in places for w in p.witnesses}
+    for cause, found_in in where.items():
+        ids = sorted({p.exercise for p in found_in}, key=in_order)
+        who = {w.student.id for p in found_in for w in p.witnesses}
         if len(ids) > 1:
             rows.append((cause, len(who), ids))
     return sorted(rows, key=lambda row: (-row[1], row[0]))

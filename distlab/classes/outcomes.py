@@ -89,10 +89,11 @@ def load_results(folder: Path) -> ClassResults:
             about = _object(folder / "class.json")
         except ValueError as error:
             unread.append(f"class.json: {error}")
+    worth = dict((about.get("config") or {}).get("points") or {})
     students = []
     for path in sorted((folder / "students").glob("*/result.json")):
         try:
-            students.append(_student(_object(path)))
+            students.append(_student(_object(path), worth))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             unread.append(f"a student's result.json: {reason}")
@@ -118,8 +119,8 @@ def _object(path: Path) -> dict[str, Any]:
     return data
 
 
-def _student(data: dict[str, Any]) -> Student:
-    exercises = [_graded(e) for phase in data.get("phases", ()) for e in phase["exercises"]]
+def _student(data: dict[str, Any], worth: dict[str, float]) -> Student:
+    exercises = [_graded(e, worth) for phase in data.get("phases", ()) for e in phase["exercises"]]
     return Student(
         id=str(data["student"]),
         score=float(data["score"]),
@@ -133,7 +134,8 @@ def _student(data: dict[str, Any]) -> Student:
     )
 
 
-def _graded(data: dict[str, Any]) -> Graded:
+def _graded(data: dict[str, Any], worth: dict[str, float]) -> Graded:
+    """``worth``: the points of exercises that count otherwise than in the course."""
     if data["verdict"] not in VERDICTS:
         raise ValueError(f"no verdict: {data['verdict']!r}")
     return Graded(
@@ -141,7 +143,7 @@ def _graded(data: dict[str, Any]) -> Graded:
         title=str(data["title"]),
         verdict=data["verdict"],
         points=float(data["points"]),
-        max_points=float(data["max_points"]),
+        max_points=float(worth.get(str(data["id"]), data["max_points"])),
         failed=_failed(data["checks"]) if data["verdict"] in FAILING else (),
     )
 

@@ -61,7 +61,7 @@ class Row:
 class Card:
     """A misconception as the page shows it: in full, or in a line of a table."""
 
-    place: int
+    number: int
     full: bool
     found: Misconception
     sentence: str
@@ -226,13 +226,13 @@ def _cards(
     urgent = [m for m in found if m.count >= LEAST][:FIRST]
     ranked = sorted(found, key=lambda m: -m.count)
     cards: list[Card] = []
-    for place, each in enumerate(ranked, 1):
+    for number, each in enumerate(ranked, 1):
         exercise = known.get(each.exercise)
-        full = each.count >= LEAST and (place <= CARDS or each in urgent)
+        full = each.count >= LEAST and (number <= CARDS or each in urgent)
         new = not any(c.guideline and c.found.exercise == each.exercise for c in cards)
         cards.append(
             Card(
-                place=place,
+                number=number,
                 full=full,
                 found=each,
                 sentence=mask.text(each.sentence(graded)),

@@ -28,11 +28,10 @@ NAMED = re.compile(r"^(?P<file>[^:]+\.py):(?P<line>\d+)")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of code; ``named``: the grader pointed at it. ``left_out``: lines before it are."""
+    """A line of code, or a mark where others are left out; ``named``: the grader pointed at it."""
 
     text: str
-    named: bool
-    left_out: bool = False
+    named: bool = False
 
 
 def snippet(
@@ -108,7 +107,7 @@ def _without_names(
         t.string for t in inside if t.type == token.NAME and not mask.keeps(t.string)
     )
     new_names = {name: f"name_{number}" for number, name in enumerate(names, 1)}
-    for each in reversed(inside):  # from the end, so that places before it stay
+    for each in reversed(inside):  # from the end, so that positions before it stay
         _replace(lines, each, new_names, mask)
     return [
         (number, lines[number - 1].rstrip())
@@ -149,11 +148,11 @@ def _replace(
 
 def _window(lines: list[tuple[int, str]], number: int) -> list[Line]:
     """At most MOST_LINES of them, with the line that is named."""
-    place = next((i for i, (n, _) in enumerate(lines) if n == number), 0)
-    first = max(0, min(place - BEFORE, len(lines) - MOST_LINES))
+    index = next((i for i, (n, _) in enumerate(lines) if n == number), 0)
+    first = max(0, min(index - BEFORE, len(lines) - MOST_LINES))
     chosen = lines[first : first + MOST_LINES]
     dedented = textwrap.dedent("\n".join(text for _, text in chosen)).split("\n")
-    return [
-        Line(text, n == number, left_out=i == 0 and first > 0)
-        for i, ((n, _), text) in enumerate(zip(chosen, dedented, strict=True))
-    ]
+    shown = [Line(text, n == number) for (n, _), text in zip(chosen, dedented, strict=True)]
+    before = [Line(HIDDEN)] if first > 0 else []
+    after = [Line(HIDDEN)] if first + MOST_LINES < len(lines) else []
+    return [*before, *shown, *after]

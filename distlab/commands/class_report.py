@@ -24,8 +24,7 @@ def add_arguments(parts: Any) -> None:
     alike = parts.add_parser("similar", help="a hint: which submissions have code in common")
     alike.add_argument("submissions", type=Path, help="a folder with one entry for each student")
     alike.add_argument("--out", type=Path, required=True, help="the page to write")
-    for part in (told, alike):
-        part.add_argument("--config", type=Path, help="the rules, for example class.toml")
+    alike.add_argument("--config", type=Path, help="the rules, for example class.toml")
 
 
 def report(options: argparse.Namespace, out: Console) -> int:
@@ -41,11 +40,11 @@ def report(options: argparse.Namespace, out: Console) -> int:
         histories: dict[str, Commits] = {}
         if options.submissions is not None:
             # start-up time: as above
-            from ..classes.handed_in import lay_out
+            from ..classes.handed_in import lay_out, rules_of
 
             digests = {s.id: s.digest for s in results.students}
-            config = load_class(options.config)
-            folders, histories = lay_out(options.submissions, config, Path(folder), digests)
+            rules = rules_of(results)
+            folders, histories = lay_out(options.submissions, rules, Path(folder), digests)
             missing = len({s.id for s in results.graded} - {*folders})
             if missing:
                 say(out, f"graded, but not in {options.submissions}: {missing}", "yellow")

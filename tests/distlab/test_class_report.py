@@ -15,7 +15,7 @@ import pytest
 from distlab import cli
 from distlab.classes.anonymous import Mask, vocabulary
 from distlab.classes.config import ClassConfig
-from distlab.classes.handed_in import lay_out
+from distlab.classes.handed_in import lay_out, rules_of
 from distlab.classes.misconceptions import misconceptions, recurring
 from distlab.classes.outcomes import load_results
 from distlab.classes.report import write_report
@@ -94,6 +94,12 @@ def test_weight_counts_students_points_and_what_builds_on_it(tmp_path: Path) -> 
         ("1.4", 2, 2 * 15 * 2, ("1.5",)),
         ("1.5", 3, 3 * 15, ()),
     ]
+
+
+def test_points_are_those_of_the_class(tmp_path: Path) -> None:
+    class_ = {f"s{i}": [failed("1.4", "summed")] for i in range(2)}
+    results = load_results(made_results(tmp_path / "r", class_, points={"1.4": 40}))
+    assert [m.weight for m in misconceptions(results.graded, load_course())] == [2 * 40]
 
 
 def test_a_student_counts_once_and_others_are_told_beside(tmp_path: Path) -> None:
@@ -227,7 +233,9 @@ def test_code_is_shown_for_two_students_or_more(tmp_path: Path) -> None:
     page = told(made_results(tmp_path / "r2", two), dict.fromkeys(two, work.parent))
     shown = page.split("<pre>")[1].split("</pre>")[0]
     assert '<span class="mark">n = 28</span>' in shown
-    assert shown.count("<span") == 25  # 24 lines, and one for those left out
+    assert shown.count("<span") == 24 + 2  # a mark for the lines that are left out on each side
+    assert shown.startswith("<span>…</span>")
+    assert shown.endswith("<span>…</span>")
 
 
 @pytest.mark.parametrize("text", ["def f(:\n", "x = '\0'\n", "", "def other():\n    pass\n"])
@@ -332,6 +340,19 @@ def test_the_time_line_has_the_commits(tmp_path: Path, submissions: Path) -> Non
     assert 'aria-label="commits: -6: 1, -1: 2"' in page
     assert ">due</text>" in page
     assert "Zoë" not in page
+
+
+def test_members_of_a_team_have_its_submission(tmp_path: Path, submissions: Path) -> None:
+    folder = made_results(tmp_path / "r", {}, teams={"kim-2": ["ada", "grace"]})
+    entries = {e.student: e for e in find_entries(submissions, ClassConfig())}
+    digest = unpack(entries["kim-2"], tmp_path / "kim", ClassConfig()).digest
+    for name in ("ada", "grace"):
+        write_result(folder, name, [passed("1.4")], submission_hash=digest)
+    results = load_results(folder)
+    digests = {s.id: s.digest for s in results.students}
+    folders, histories = lay_out(submissions, rules_of(results), tmp_path / "to", digests)
+    assert {*folders} == {"ada", "grace"}
+    assert [len(h.times) for h in histories.values()] == [3, 3]
 
 
 def test_without_history_there_is_no_time_line(tmp_path: Path, submissions: Path) -> None:

@@ -19,8 +19,6 @@ def test_tables_are_those_of_the_course() -> None:
 def test_minutes_follow_from_words_and_lines() -> None:
     exercise = load_course().exercise("1.3")
     assert workload.lines(exercise) == 5
-    words = len(GUIDE.split())
-    assert words > 500
     assert workload.minutes(exercise) == 30  # 10 + 172 words / 130 + 5 lines x 3, rounded up
 
 
