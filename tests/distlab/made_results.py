@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distlab.classes.outcomes import load_results
+from distlab.classes.report import write_report
+from distlab.classes.repository import Commits
 from distlab.course.catalogue import load_course
+from distlab.grading.wrong import Mutant
 
 Told = Mapping[str, Any]
 
@@ -75,3 +81,21 @@ def write_result(folder: Path, student: str, exercises: Sequence[Told], **more: 
     path = folder / "students" / student / "result.json"
     path.parent.mkdir()
     path.write_text(json.dumps(data | more))
+
+
+def told(
+    folder: Path,
+    folders: Mapping[str, Path] | None = None,
+    histories: Mapping[str, Commits] | None = None,
+    mutants: tuple[Mutant, ...] = (),
+) -> str:
+    """The page that is written."""
+    found = load_results(folder)
+    path = write_report(folder, found, folders or {}, histories or {}, mutants)
+    return path.read_text(encoding="utf-8")
+
+
+def text_of(page: str) -> str:
+    """What a reader reads, spaces folded."""
+    visible = re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.S)
+    return " ".join(html.unescape(visible).split())
