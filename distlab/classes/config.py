@@ -19,6 +19,7 @@ from ..course.catalogue import Exercise, load_course
 from .reading import Table, read_toml
 
 COUNTS = ("last", "best")
+LATER = ("after_due_date", "after_published", "hidden")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,18 @@ class Caps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gradescope:
+    """What students see on Gradescope, and when: ``visibility`` of all exercises, but
+    ``hidden_until`` of those in ``hidden``; ``stdout`` of what the grader prints."""
+
+    visibility: str = "visible"
+    hidden: tuple[str, ...] = ()
+    hidden_until: str = "after_due_date"
+    stdout: str = "hidden"
+    leaderboard: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassConfig:
     """The rules. ``phases`` empty: those that anybody handed something in for. ``points``: where
     an exercise counts other than in the course. ``due`` None: nobody is late."""
@@ -64,6 +77,7 @@ class ClassConfig:
     pattern: str = ""
     teams: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     caps: Caps = field(default_factory=Caps)
+    gradescope: Gradescope = field(default_factory=Gradescope)
 
     @property
     def zone(self) -> datetime.tzinfo:
@@ -123,7 +137,7 @@ def load_class(path: Path | None = None) -> ClassConfig:
         return ClassConfig()
     top = read_toml(path)
     top.known("class", "dates", "late", "extensions", "exercises", "grading", "students", "teams",
-              "limits")  # fmt: skip
+              "limits", "gradescope")  # fmt: skip
     about = top.table("class")
     about.known("name", "time_zone")
     zone = _zone(about)
@@ -149,6 +163,7 @@ def load_class(path: Path | None = None) -> ClassConfig:
         pattern=_pattern(students),
         teams=_teams(top.table("teams")),
         caps=_caps(top.table("limits")),
+        gradescope=_gradescope(top.table("gradescope")),
     )
     for table, ids in ((students, found.students), (top.table("teams"), _names(found.teams))):
         for each in ids:
@@ -190,6 +205,21 @@ def _caps(table: Table) -> Caps:
         memory_gb=table.number("memory_gb", default.memory_gb, least=1),
         unpacked_mb=table.number("unpacked_mb", default.unpacked_mb, least=1),
         files=int(table.number("files", default.files, least=1, whole=True)),
+    )
+
+
+def _gradescope(table: Table) -> Gradescope:
+    table.known(*Gradescope.__dataclass_fields__)
+    ids, hidden = [e.id for e in load_course().exercises], table.texts("hidden")
+    for each in hidden:
+        if each not in ids:
+            table.wrong("hidden", f"there is no exercise {each!r}", ids, each)
+    return Gradescope(
+        visibility=table.choice("visibility", ("visible", *LATER)),
+        hidden=hidden,
+        hidden_until=table.choice("hidden_until", LATER),
+        stdout=table.choice("stdout", (*reversed(LATER), "visible")),
+        leaderboard=table.flag("leaderboard"),
     )
 
 

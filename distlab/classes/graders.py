@@ -20,12 +20,13 @@ from .submissions import Submission
 
 class ClassGrader:
     """Grades in children of this process; ``walls``: learners' code runs in a sandbox.
+    ``container``: this machine is one, and the code runs as another user.
 
     Checks are collected once for each phase, and stay collected.
     """
 
-    def __init__(self, walls: bool = True) -> None:
-        self.walls = walls
+    def __init__(self, walls: bool = True, container: bool = False) -> None:
+        self.walls, self.container = walls, container
         self.warm: dict[int, WarmGrader] = {}
 
     def __call__(self, submission: Submission, config: ClassConfig) -> StudentReports:
@@ -49,7 +50,8 @@ class ClassGrader:
         elsewhere = [
             e.id for e in load_course().exercises if e.phase.number not in submission.phases
         ]
-        limits = Limits(memory_bytes=int(config.caps.memory_gb * 2**30))
+        most = int(config.caps.memory_gb * 2**30)
+        limits = Limits(memory_bytes=most, container=self.container)
         request = Request(
             impl=str(submission.folder),
             device="cpu",

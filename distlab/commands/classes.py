@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ..classes.config import ClassConfig, load_class
-from ..course.catalogue import load_course
+from ..course.catalogue import load_course, root
 from ..host.terminal import say
+from . import class_report
 
 RULES = "class.toml"
 
@@ -30,19 +31,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     both.add_argument(
         "--unsafe", action="store_true", help="without a sandbox: only code that you trust"
     )
+    both.add_argument(
+        "--container",
+        action="store_true",
+        help="this machine is a container for a class: no namespaces, code runs as another user",
+    )
     parts.add_parser("grade", parents=[both], help="grade what has not been graded yet")
     again = parts.add_parser(
         "regrade", parents=[both], help="show whose points other checks or rules change, and why"
     )
     again.add_argument("--accept", action="store_true", help="put the new results in place")
+    class_report.add_arguments(parts)
     shown = parts.add_parser("check", help="say what a file of rules means")
     shown.add_argument("config", type=Path, nargs="?", default=Path(RULES))
+    zipped = parts.add_parser("gradescope", help="write the zip of Gradescope's autograder")
+    zipped.add_argument("out", type=Path, help="the zip to write")
+    zipped.add_argument("--config", type=Path, help="the rules, for example class.toml")
+    pushed = parts.add_parser("github", help="write the workflow of GitHub Classroom")
+    pushed.add_argument("out", type=Path, nargs="?", help="the file to write; default: printed")
+    pushed.add_argument("--phases", type=int, nargs="+", default=[1])
 
 
-def class_(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """Do what is asked for; the exit status."""
     if options.part == "check":
         return check(load_class(options.config), out)
+    if options.part in ("gradescope", "github"):
+        # start-up time: it imports torch, which other commands need not wait for
+        from . import places
+
+        if options.part == "gradescope":
+            return places.gradescope(options.out, options.config, out)
+        return places.workflow(options.out, options.phases, out)
+    if options.part == "report":
+        return class_report.report(options, out)
+    if options.part == "similar":
+        return class_report.similar(options, out)
     config = load_class(options.config)
     if options.phases:
         known = [p.number for p in load_course().phases if p.exercises]
@@ -54,7 +78,7 @@ def class_(options: argparse.Namespace, out: Console) -> int:
             raise ValueError("--phases: none of the exercises in [exercises] only is in them")
     if options.jobs < 1:
         raise ValueError("--jobs: at least 1")
-    why = "" if options.unsafe else _obstacle()
+    why = "" if options.unsafe else _obstacle(options)
     if why:
         raise ValueError(
             f"no sandbox can be made here: {why}. --unsafe grades without one: submissions then "
@@ -63,11 +87,14 @@ def class_(options: argparse.Namespace, out: Console) -> int:
     return (grade if options.part == "grade" else regrade)(config, options, out)
 
 
-def _obstacle() -> str:
+def _obstacle(options: argparse.Namespace) -> str:
     # start-up time: it imports torch, which other commands need not wait for
-    from ..sandbox import obstacle
+    from ..sandbox import container, obstacle
 
-    return obstacle()
+    if not options.container:
+        return obstacle()
+    os.umask(0o077)  # learner code runs on this machine, too: no result is for it
+    return container.obstacle(root()) or container.is_open(options.submissions)
 
 
 def grade(config: ClassConfig, options: argparse.Namespace, out: Console) -> int:
@@ -91,8 +118,8 @@ def _grade_into(to: Path, config: ClassConfig, options: argparse.Namespace, out:
         entries,
         to,
         jobs=options.jobs,
-        grader=ClassGrader(walls=not options.unsafe),
-        place="unsafe" if options.unsafe else "sandbox",
+        grader=ClassGrader(walls=not options.unsafe, container=options.container),
+        place="unsafe" if options.unsafe else "container" if options.container else "sandbox",
         progress=Progress(out),
     )
     for student, attempt in final.items():

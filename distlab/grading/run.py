@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ..host.processes import (
     not_for_children,
     terminable,
 )
+from . import implementation
 from .choice import phase_of, plan
 from .lifetime import contained
 from .live import View
@@ -52,7 +54,10 @@ class Carrier:
 
 
 def call_pytest(files: Iterable[str], plugins: list[object], *options: str) -> None:
-    """pytest on these check files, silently and without what a grader has no use for."""
+    """pytest on these check files, silently and without what a grader has no use for.
+
+    To be called within ``contained``.
+    """
     arguments = [
         *files,
         *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "distlab.grading.plugin"),
@@ -63,27 +68,34 @@ def call_pytest(files: Iterable[str], plugins: list[object], *options: str) -> N
     ]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins cost time
     gc.freeze()  # torch is no garbage: looking through it takes half a second each time
-    with contained():
-        pytest.main(arguments, plugins=plugins)
+    pytest.main(arguments, plugins=plugins)
     gc.unfreeze()
 
 
 @contextlib.contextmanager
 def walled(session: Session) -> Iterator[None]:
-    """Ranks run in a sandbox inside, if the request asks for one. Raises ValueError if there can be
-    none here, or if the submission can't be put into one."""
+    """Ranks run in a sandbox inside, if the request asks for one; it shares the grader's temporary
+    files. Raises ValueError if there can be none here, or if the submission can't be put into one.
+    """
     limits = session.request.sandbox
     if limits is None:
         yield
         return
-    why = sandbox.obstacle()
+    why = sandbox.container.obstacle(root()) if limits.container else sandbox.obstacle()
     if why:
         raise ValueError(f"no sandbox can be made here: {why}")
     impl = session.request.impl
     named = {"solutions": root() / "solutions", "templates": root()}.get(impl, Path(impl))
-    modules = "distlab.grading.implementation", "torch._dynamo"  # the first takes what they need
-    with sandbox.Sandbox(root(), named, limits, modules) as session.place:
-        yield
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
+        kind = sandbox.Container if limits.container else sandbox.Sandbox
+        place = kind(root(), named, limits, [implementation.__name__], Path(folder))
+        try:
+            with place as session.place:
+                tempfile.tempdir = folder
+                yield
+        finally:
+            tempfile.tempdir = before
 
 
 def run_session(
@@ -101,7 +113,7 @@ def run_session(
     carrier = Carrier(chosen.session(view))
     options = [*(("-k", keyword) if keyword else ())]
     options += [f"--junitxml={junitxml}"] if junitxml else []
-    with walled(carrier.session):
+    with contained(), walled(carrier.session):
         call_pytest(chosen.files, [carrier], *options)
     if carrier.interrupt is not None:
         raise carrier.interrupt

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from typing import Any
+
+from ..course.version import course_version
 
 TIERS = ("virtual", "gloo", "nccl", "cuda")
 SHOWN_TIER = {"nccl": "nccl rules (simulated)"}
 VERDICTS = ("pass", "fail", "blank", "error", "hang", "crash", "needs", "blocked")
+
+
+def now() -> str:
+    """This moment, in UTC, as ISO 8601 writes it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass
@@ -87,7 +95,8 @@ class ExerciseResult:
 
 @dataclass
 class Report:
-    """All that was graded in one run."""
+    """All that was graded in one run. ``references``: how the recorded runs that it was compared
+    with were made, by workload."""
 
     phase: int
     impl: str
@@ -95,10 +104,11 @@ class Report:
     device: str
     exercises: list[ExerciseResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    course_version: str = ""
-    graded: str = ""  # when: ISO 8601, UTC
+    course_version: str = field(default_factory=course_version)
+    graded: str = field(default_factory=now)
     student: str | None = None  # nobody, where learners grade their own work
     submission_hash: str | None = None
+    references: dict[str, str] = field(default_factory=dict)
 
     @property
     def score(self) -> int:
@@ -135,6 +145,7 @@ class Report:
             "seed": self.seed,
             "device": self.device,
             "tiers": tier_totals(self.exercises),
+            "references": self.references,
             "exercises": [_exercise_json(e) for e in self.exercises],
         }
 

@@ -20,6 +20,7 @@ from ..sandbox import Limits
 from ..virtual import reap_children
 from .choice import plan
 from .implementation import protect_this_process
+from .lifetime import contained
 from .plugin import pytest_collection_modifyitems
 from .run import Carrier, call_pytest, walled
 from .session import SESSION, Request, Session
@@ -89,7 +90,8 @@ def _wait_for_requests(phase: int, request: Request, asked: int, telling: int) -
     try:
         everything = Request(device=request.device, tier=request.tier)
         files = plan(load_course().phase(phase), everything).files
-        call_pytest(files, [Carrier(Session(everything)), _Loop(asked, telling)])
+        with contained():
+            call_pytest(files, [Carrier(Session(everything)), _Loop(asked, telling)])
     finally:
         os._exit(0)
 

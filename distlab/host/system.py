@@ -21,7 +21,7 @@ TRIAL_LIMIT = 20.0  # seconds
 def prctl(option: int, value: int) -> bool:
     """Set a property of this process; whether the system knows such properties and took it."""
     call = getattr(ctypes.CDLL(None), "prctl", None)
-    return call is not None and call(option, value) == 0
+    return call is not None and call(option, value, 0, 0, 0) == 0
 
 
 def loopback() -> str:

@@ -15,8 +15,10 @@ import pickle
 import shutil
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..host.forking import prepare_to_fork
@@ -25,45 +27,51 @@ from ..host.system import prctl
 from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
-from . import wire
+from . import files, wire
 from .limits import Limits
-from .walls import HOSTNAME, PRIVATE
+from .walls import HOSTNAME
 
-SET_DUMPABLE = 4
+SET_DUMPABLE, NO_NEW_PRIVS = 4, 38
 FIRST = 2  # its number in the sandbox, after that of bubblewrap
 Body = Callable[..., Any]
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(text: str) -> None:
     """Answer requests until nobody can ask any more."""
-    number, user, text, *modules = arguments
-    if (os.getpid(), socket.gethostname()) != (FIRST, HOSTNAME):
+    task = json.loads(text)
+    limits = Limits(**task["limits"])
+    walled = (os.getpid(), socket.gethostname()) == (FIRST, HOSTNAME)
+    if task["user"] is not None and (walled or limits.container):
+        _become(task["user"])
+    if not (_alone() if limits.container else walled):
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
-    if user:
-        _become(int(user))
-    limits = Limits(**json.loads(text))
+    if limits.container:
+        prctl(NO_NEW_PRIVS, 1)
+        os.chdir("/tmp")
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
     become_subreaper()
     prctl(SET_DUMPABLE, 0)
-    own = set(_files())
+    private = task["private"]
+    own = set(_files(private))
+    os.chdir(private[0])  # of ranks: they may write there
     import torch
 
     torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
-    for name in modules:
+    for name in task["modules"]:
         importlib.import_module(name)
     prepare_to_fork()
     null = os.open(os.devnull, os.O_RDWR)
     for each in (0, 1, 2):
         os.dup2(null, each)
     os.close(null)
-    with socket.socket(fileno=int(number)) as asked:
+    with socket.socket(fileno=task["socket"]) as asked:
         wire.send(asked, b"ready")
         while request := wire.receive(asked):
             not_for_children.append(asked.fileno())
-            answer = _answer(request)
+            answer = _answered(request)
             not_for_children.remove(asked.fileno())
-            clean = _clean(own)
+            clean = _clean(private, own)
             wire.send(asked, bytes([clean]) + answer)
             if not clean:
                 break
@@ -76,20 +84,52 @@ def _become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
+def _alone() -> bool:
+    """Whether this process is the only one of its user, and the user not root."""
+    return os.getuid() != 0 and not any(map(_is_mine, filter(str.isdigit, os.listdir("/proc"))))
+
+
+def _is_mine(number: str) -> bool:
+    """Whether this is another process of the user that still lives."""
+    try:
+        status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
+        mine = os.stat(f"/proc/{number}").st_uid == os.getuid()
+    except OSError:
+        return False
+    return mine and int(number) != os.getpid() and status.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def _as_rank(limits: Limits) -> None:
     """In each process that is forked here."""
     prctl(SET_DUMPABLE, 1)  # the parent looks at what its ranks wait for
     limits.hold_rank()
 
 
-def _answer(request: bytes) -> bytes:
+def _answered(request: bytes) -> bytes:
+    """What came of it, after the files that the run has left."""
+    name, rest = wire.parted(request)
+    given, asked = wire.parted(rest)
+    folder = Path(os.fsdecode(name)) if name else None
+    left = b""
     try:
-        kind, body, sizes, args, options = pickle.loads(request)
-        return wire.packed(_run(kind, body, sizes, args, options))
+        if folder is not None:
+            files.unpacked(given, folder)
+        modules, kind, body, sizes, args, options = pickle.loads(asked)
+        for module in modules:
+            with contextlib.suppress(ImportError):  # of one kind of machine only
+                importlib.import_module(module)
+        answer = wire.packed(_run(kind, body, sizes, args, options))
     except RankFailure as failure:
-        return wire.packed_failure(failure)
+        answer = wire.packed_failure(failure)
     except BaseException as error:
-        return wire.packed_error(error)
+        answer = wire.packed_error(error)
+    _end_others()
+    if folder is not None:
+        try:
+            left = files.packed(folder)
+        except (files.TooMuch, OSError) as error:
+            answer = wire.packed_failure(RankFailure(f"files can't be read: {error}", kind="crash"))
+    return wire.joined(left, answer)
 
 
 def _run(
@@ -101,40 +141,48 @@ def _run(
 
 
 # -- between two runs -----------------------------------------------------------------------------
-def _clean(own: set[str]) -> bool:
-    """Kill every other process inside and remove every file; whether nothing is left."""
+def _end_others() -> None:
+    """Kill every other process inside."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     reap_children()
     with contextlib.suppress(ChildProcessError):
-        for _ in range(100_000):
+        while True:
             os.waitpid(-1, 0)
-    left = [path for path in _files(own) if path not in own]
+
+
+def _clean(private: Sequence[str], own: set[str]) -> bool:
+    """Remove every file that was not there at first; whether none is left."""
+    left = [path for path in _files(private, own) if path not in own]
     for path in left:
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RecursionError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 os.unlink(path)
     return not any(os.path.lexists(path) for path in left)
 
 
-def _files(own: Collection[str] | None = None) -> list[str]:
+def _files(private: Sequence[str], own: Collection[str] | None = None) -> list[str]:
     """What lies where this user may write: also in folders that were there before (``own``, first
-    all), which lead to what is shown inside."""
+    all), which lead to what is shown inside. In a container others have files there, too."""
     found = []
-    todo = list(PRIVATE)
+    todo = list(private)
     while todo:
         folder = todo.pop()
-        device = os.stat(folder).st_dev
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                found.append(entry.path)
-                old = own is None or entry.path in own
-                if old and entry.is_dir(follow_symlinks=False):
-                    todo += [entry.path] if entry.stat().st_dev == device else []
+        with contextlib.suppress(OSError):  # others' folders are closed, their files come and go
+            device = os.stat(folder).st_dev
+            for name in os.listdir(folder):
+                path = os.path.join(folder, name)
+                status = os.lstat(path)
+                if own is not None and status.st_uid != os.getuid():
+                    continue
+                found.append(path)
+                old = own is None or path in own
+                if old and stat.S_ISDIR(status.st_mode):
+                    todo += [path] if status.st_dev == device else []
     return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

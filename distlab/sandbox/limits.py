@@ -7,6 +7,8 @@ import os
 import resource
 from dataclasses import dataclass
 
+IDS = 1000  # how many graders can have an unused user id of their own
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -15,18 +17,20 @@ class Limits:
     ``seconds``: of one run of ranks, on the clock of the ranks' own program; also of a process's
     processor time. ``memory_bytes``: of each process, and of all together where a cgroup can be
     made. ``processes``: threads count. ``file_bytes``: of one file. ``tmp_bytes``: of all files.
-    ``answer_bytes``: of what one run of ranks returns.
+    ``answer_bytes``: of what one run of ranks returns. ``container``: no namespaces are made, and
+    ranks run as another user (``container.py``).
     """
 
     seconds: float = 120.0
-    memory_bytes: int = 8 << 30
-    processes: int = 1024
+    memory_bytes: int = 4 << 30
+    processes: int = 512
     file_bytes: int = 256 << 20
     tmp_bytes: int = 512 << 20
-    answer_bytes: int = 512 << 20
+    answer_bytes: int = 256 << 20
+    container: bool = False
 
     def __post_init__(self) -> None:
-        small = [name for name, value in vars(self).items() if value <= 0]
+        small = [k for k, value in vars(self).items() if value <= 0 and value is not False]
         if small:
             raise ValueError(f"{small[0]} of a sandbox must be positive")
 
@@ -62,4 +66,4 @@ def nobody() -> int | None:
     with open("/proc/self/uid_map", encoding="ascii") as file:
         lines = [[*map(int, line.split())] for line in file]
     first, count = max((inside, count) for inside, _, count in lines)
-    return min(first + count, 1 << 31) - 16 - os.getpid() % 1000
+    return min(first + count, 1 << 31) - 16 - os.getpid() % IDS

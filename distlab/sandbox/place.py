@@ -22,21 +22,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from ..course.catalogue import load_course
 from ..host.processes import not_for_children
 from ..host.program_clock import EVERY, ProgramClock
 from ..ranks.results import RankFailure, RankResults
 from ..virtual import VirtualResults
-from . import wire
+from . import files, wire
+from .cgroups import Group
 from .filter import open_filter
 from .limits import Limits, nobody
-from .walls import command
+from .request import imported, pickled
+from .walls import NAMES, PRIVATE, command
 
 START_LIMIT = 120.0  # seconds until an agent has imported torch
 MORE_TIME = 30.0  # seconds on the program's clock that a run may take beside its own limit
 LARGEST_FILE = 4 << 20  # bytes of a learner's file
+# a shell joins its control groups, whose files come before "--", and becomes the program
+JOIN = """
+while [ "$1" != -- ]; do echo 0 > "$1"; shift; done
+shift
+exec "$@"
+"""
 Body = Callable[..., Any]
 
 
@@ -48,15 +54,19 @@ class Sandbox:
     Raises ValueError if a file of the submission is none, or too large.
     """
 
+    private: tuple[str, ...] = PRIVATE  # where ranks may write
+
     def __init__(
         self,
         course: Path,
         submission: Path,
         limits: Limits | None = None,
         modules: Sequence[str] = (),
+        shared: Path | None = None,
     ) -> None:
         self.course, self.submission = course.resolve(), submission.resolve()
         self.limits, self.modules = limits or Limits(), tuple(modules)
+        self.shared = None if shared is None else shared.resolve()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._ready = False
@@ -64,7 +74,7 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         self._copy = tempfile.mkdtemp(prefix="distlab-sandbox-")
         try:
-            self._shown = list(self._copies(Path(self._copy)))
+            self._shown = [*self._copies(Path(self._copy)), *_names(Path(self._copy))]
             self._start()
         except BaseException:
             self.__exit__()
@@ -101,22 +111,51 @@ class Sandbox:
             yield copy, folder
 
     # -- the agent --------------------------------------------------------------------------------
+    def user(self) -> int | None:
+        """Whose id ranks have; None: that of the one who calls."""
+        return nobody()
+
+    def _walls(
+        self, own: Sequence[Path], filter_fd: int | None
+    ) -> tuple[list[str], dict[str, Any]]:
+        """What stands before the agent in the command line, and options to start it with."""
+        return command(self.course, self._shown, own, self.limits, filter_fd), {}
+
     def _start(self) -> None:
         """Start an agent; it gets ready while the caller does other things."""
         ours, theirs = socket.socketpair()
-        user, filter_fd = nobody(), open_filter()
+        filter_fd, own = open_filter(), [] if self.shared is None else [self.shared]
         inherited = [theirs.fileno(), *([] if filter_fd is None else [filter_fd])]
-        arguments = [str(theirs.fileno()), "" if user is None else str(user)]
-        arguments += [json.dumps(vars(self.limits)), *self.modules]
-        walls = command(self.course, self._shown, self.limits, filter_fd)
+        task = {
+            "socket": theirs.fileno(),
+            "user": self.user(),
+            "limits": vars(self.limits),
+            "private": [*self.private, *map(str, own)],
+            "modules": self.modules,
+        }
+        walls, options = self._walls(own, filter_fd)
+        self._group = Group(self.limits)
         with theirs:
             self._process = subprocess.Popen(
-                [*walls, sys.executable, "-m", "distlab.sandbox.agent", *arguments],
+                [
+                    "/bin/sh",
+                    "-c",
+                    JOIN,
+                    "sh",
+                    *self._group.entrances,
+                    "--",
+                    *walls,
+                    sys.executable,
+                    "-m",
+                    "distlab.sandbox.agent",
+                    json.dumps(task),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=inherited,
                 start_new_session=True,
+                **options,
             )
         if filter_fd is not None:
             os.close(filter_fd)
@@ -135,6 +174,7 @@ class Sandbox:
             self._process.wait()
             assert self._process.stderr is not None
             self._process.stderr.close()
+            self._group.remove()
         self._socket = self._process = None
 
     def _wait_until_ready(self) -> None:
@@ -160,8 +200,8 @@ class Sandbox:
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> list[RankResults]:
-        _travel_with_checks(self.course)
-        request = cloudpickle.dumps((kind, body, sizes, args, options))
+        task = imported(body, self.course), kind, body, sizes, args, options
+        request = self._files_in() + pickled(task, self.course)
         if self._process is None:
             self._start()
         if not self._ready:
@@ -171,10 +211,38 @@ class Sandbox:
         if answer[:1] != b"\1":
             self._end()  # the agent could not tidy up
         try:
-            return wire.unpacked(answer[1:], sizes)
+            left, answer = wire.parted(answer[1:])
+            self._files_out(left)
+            return self._reader(options).results(answer, sizes)
         except wire.Unreadable as error:
             self._end()
             raise _lost(f"what came out of the sandbox can't be read: {error}") from None
+
+    def _reader(self, options: dict[str, Any]) -> wire.Reader:
+        """For an answer: learners see lines of their own code, of checks and of the toolkit."""
+        folders = [str(self.course / name) + os.sep for name in ("tests", "given", "distlab")]
+        shown = *options.get("learner_files", ()), *folders
+        return wire.Reader(shown, self.limits.answer_bytes)
+
+    def _files_in(self) -> bytes:
+        """The shared folder, and what lies in it."""
+        if self.shared is None:
+            return wire.joined(b"", wire.joined(b""))
+        there = files.packed(self.shared, self._not_shared())
+        return wire.joined(os.fsencode(self.shared), wire.joined(there))
+
+    def _files_out(self, left: bytes) -> None:
+        if self.shared is None:
+            return
+        try:
+            files.unpacked(left, self.shared, self._not_shared())
+        except (ValueError, LookupError, TypeError, OSError) as error:
+            raise wire.Unreadable(str(error)) from None
+
+    def _not_shared(self) -> set[Path]:
+        """What the grader itself has in that folder."""
+        assert self.shared is not None
+        return {Path(self._copy), *self.shared.glob("pytest-of-*")}
 
     def _exchange(self, request: bytes, seconds: float) -> bytes:
         """The answer to the request; raises RankFailure if none comes in time."""
@@ -208,6 +276,14 @@ class Sandbox:
         return bytes(data[wire.HEAD :])
 
 
+def _names(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Files that say who is who inside, and where they are there."""
+    for name, text in NAMES.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o644)
+        yield folder / name, Path("/etc") / name
+
+
 def _lost(message: str, kind: str = "crash") -> RankFailure:
     return RankFailure(message, kind=kind)
 
@@ -222,12 +298,3 @@ def _content(path: Path, submission: Path) -> bytes:
     if real.stat().st_size > LARGEST_FILE:
         raise ValueError(f"{path} has more than {LARGEST_FILE:,} bytes")
     return real.read_bytes()
-
-
-def _travel_with_checks(course: Path) -> None:
-    """What is defined in files of checks goes by value: there are no such files inside."""
-    tests = str(course / "tests") + os.sep
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__file__", None)
-        if isinstance(name, str) and name.startswith(tests):
-            cloudpickle.register_pickle_by_value(module)

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .limits import Limits, nobody
@@ -19,6 +19,12 @@ from .limits import Limits, nobody
 TRIAL_LIMIT = 30.0  # seconds
 PARTS = ("distlab", "given", "clusters", "course.toml")  # of the course, which ranks need
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+NAMES = {  # files of /etc without which gloo does not know this host, nor Python its user
+    "hosts": "127.0.0.1 localhost sandbox\n",
+    "nsswitch.conf": "hosts: files\npasswd: files\ngroup: files\n",
+    "passwd": "nobody:x:65534:65534::/tmp:/bin/sh\n",
+    "group": "nogroup:x:65534:\n",
+}
 SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts")
 PRIVATE = ("/tmp", "/dev/shm")  # where what runs inside may write
 HOSTNAME = "sandbox"
@@ -63,11 +69,16 @@ def _walls() -> list[str]:
 
 
 def command(
-    course: Path, shown: Iterable[tuple[Path, Path]], limits: Limits, filter_fd: int | None
+    course: Path,
+    shown: Iterable[tuple[Path, Path]],
+    private: Sequence[Path],
+    limits: Limits,
+    filter_fd: int | None,
 ) -> list[str]:
     """bubblewrap with all that a run of ranks needs, up to the program to start.
 
-    ``shown``: more files, as (source, path inside). ``filter_fd``: the system calls' filter.
+    ``shown``: more files, (source, path inside). ``private``: more folders to write to.
+    ``filter_fd``: the filter of system calls.
     """
     found = [*_walls(), "--hostname", HOSTNAME, "--proc", "/proc", "--dev", "/dev"]
     for path in map(Path, SYSTEM):
@@ -75,20 +86,30 @@ def command(
             found += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
             found += ["--ro-bind", str(path), str(path)]
-    for name in PRIVATE:
-        found += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", name]
-    places = [(folder, folder) for folder in _python()]
+    places = [*((folder, folder) for folder in _python()), *shown]
     places += [(course / name, course / name) for name in PARTS]
-    places += shown
-    targets = [target for _, target in places] + [Path(name) for name in SETTINGS]
+    targets = [*(target for _, target in places), *map(Path, SETTINGS), *private]
     above = {folder for target in targets for folder in list(target.parents)[:-1]}
+    writable = ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs"]
+    for name in PRIVATE:
+        found += [*writable, name]
     for folder in sorted(above - {Path(name) for name in PRIVATE}):
         found += ["--perms", "0755", "--dir", str(folder)]  # else only root could pass
     for name in SETTINGS:
         found += ["--ro-bind-try", name, name]
     for source, target in places:
         found += ["--ro-bind", str(source), str(target)]
-    settings = {
+    for folder in private:
+        found += [*writable, str(folder)]
+    for name, value in settings(course).items():
+        found += ["--setenv", name, value]
+    found += ["--chdir", "/", "--remount-ro", "/"]  # Python imports from where it starts
+    return found if filter_fd is None else [*found, "--seccomp", str(filter_fd)]
+
+
+def settings(course: Path) -> dict[str, str]:
+    """The environment of what runs inside."""
+    return {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
         "USER": "nobody",  # torch asks who it is, and no list of users is here
@@ -96,12 +117,9 @@ def command(
         "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/bin", "/bin")),
         "PYTHONPATH": str(course),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
     }
-    for name, value in settings.items():
-        found += ["--setenv", name, value]
-    found += ["--chdir", "/tmp", "--remount-ro", "/"]
-    return found if filter_fd is None else [*found, "--seccomp", str(filter_fd)]
 
 
 def _python() -> Iterator[Path]:

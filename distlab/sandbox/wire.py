@@ -1,7 +1,7 @@
 """What goes through the socket of a sandbox: trusted requests in, plain data out.
 
-A request is pickled: it comes from the grader. An answer comes from where untrusted code runs: it
-is JSON, and what ``torch.save`` wrote, which is read with ``weights_only=True``. Each field of it is
+A request is pickled: it comes from the grader. An answer comes from where untrusted code runs. It
+is JSON, and what ``torch.save`` wrote, which is read with ``weights_only=True``. Each field is
 checked, and what does not fit is an answer that can't be read.
 """
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..observe.log import Event, Log
 from ..observe.raised import printable
@@ -25,6 +27,7 @@ from ..virtual.reports import HostRead
 
 HEAD = 8  # bytes: the length of what follows
 LONGEST = 100_000  # characters of a text
+LONGEST_TEXT = 64 << 20  # bytes of everything but values
 MORE = ("clocks", "traffic", "unmodelled", "peaks", "flops")  # what virtual results have
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -34,6 +37,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "int | None": (int, type(None)),
     "float | None": (float, int, type(None)),
 }
+_KINDS_OF = {each.name: _KINDS.get(str(each.type), ()) for each in dataclasses.fields(Event)}
+del _KINDS_OF["group"]  # the one that is a list
 
 
 class Unreadable(Exception):
@@ -42,14 +47,24 @@ class Unreadable(Exception):
 
 def send(to: socket.socket, content: bytes) -> None:
     """One frame."""
-    to.sendall(len(content).to_bytes(HEAD, "little"))
-    to.sendall(content)
+    to.sendall(joined(content))
 
 
 def receive(source: socket.socket) -> bytes:
     """One frame; empty at the end."""
     size = int.from_bytes(_exactly(source, HEAD), "little")
     return _exactly(source, size)
+
+
+def joined(first: bytes, rest: bytes = b"") -> bytes:
+    """Two parts in one."""
+    return len(first).to_bytes(HEAD, "little") + first + rest
+
+
+def parted(both: bytes) -> tuple[bytes, bytes]:
+    """The two parts again."""
+    size = HEAD + int.from_bytes(both[:HEAD], "little")
+    return both[HEAD:size], both[size:]
 
 
 def _exactly(source: socket.socket, size: int) -> bytes:
@@ -72,7 +87,7 @@ def packed(results: Sequence[RankResults]) -> bytes:
             run |= {name: getattr(each, name) for name in MORE}
             run["host_reads"] = each.host_reads
         runs.append(run)
-    return _joined({"runs": runs}, content_of([list(each) for each in results]))
+    return _with_values({"runs": runs}, content_of([list(each) for each in results]))
 
 
 def packed_failure(failure: RankFailure) -> bytes:
@@ -80,12 +95,12 @@ def packed_failure(failure: RankFailure) -> bytes:
     told = ("message", "kind", "cause", "rank", "line", "interleaving")
     fields = {name: getattr(failure, name) for name in told}
     reports = [vars(report) for report in failure.reports]
-    return _joined({"failure": fields | {"reports": reports}})
+    return _with_values({"failure": fields | {"reports": reports}})
 
 
 def packed_error(error: BaseException) -> bytes:
     """What is wrong with the request itself."""
-    return _joined({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
+    return _with_values({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
 
 
 def _log(log: Log) -> dict[str, Any]:
@@ -93,55 +108,95 @@ def _log(log: Log) -> dict[str, Any]:
     return vars(log) | {"events": events, "on_gpu": sorted(log.on_gpu)}
 
 
-def _joined(data: dict[str, Any], values: bytes = b"") -> bytes:
-    text = json.dumps(data).encode()
-    return len(text).to_bytes(HEAD, "little") + text + values
+def _with_values(data: dict[str, Any], values: bytes = b"") -> bytes:
+    return joined(json.dumps(data).encode(), values)
 
 
 # -- outside --------------------------------------------------------------------------------------
-def unpacked(answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
-    """The results of runs of these sizes; raises what the run raised, or Unreadable."""
-    try:
-        size = HEAD + int.from_bytes(answer[:HEAD], "little")
-        data = json.loads(answer[HEAD:size])
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads answers; a line is one of the code ``shown`` to learners, or it is no file's.
+
+    (The grader looks up the text of lines: of no other file may it be made to tell one.)
+    """
+
+    shown: tuple[str, ...]  # files, and folders with a slash at the end
+    most: int  # bytes of all tensors, as if each element had memory of its own
+
+    def results(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
+        """The results of runs of these sizes; raises what the run raised, or Unreadable."""
+        try:
+            found = self._read(answer, world_sizes)
+        except Exception as error:
+            raise Unreadable(str(error)) from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _read(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults] | Exception:
+        text, content = parted(answer)
+        if len(text) > LONGEST_TEXT:
+            raise Unreadable("its text is too long")
+        data = json.loads(text)
         if "error" in data:
-            raise RuntimeError(_text(data["error"]))
+            return RuntimeError(_text(data["error"]))
         if "failure" in data:
-            raise _failure(data["failure"])
-        values = torch.load(io.BytesIO(answer[size:]), weights_only=True, map_location="cpu")
+            return _failure(data["failure"])
+        values = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+        if sum(each.numel() * each.element_size() for each in tensors) > self.most:
+            raise Unreadable(f"its tensors have more than {self.most:,} bytes")
         return [
-            _results(run, own, world_size)
+            self._results(run, own, world_size)
             for run, own, world_size in zip(data["runs"], values, world_sizes, strict=True)
         ]
-    except (RankFailure, RuntimeError):
-        raise
-    except Exception as error:
-        raise Unreadable(str(error)) from None
 
+    def _results(self, run: dict[str, Any], values: Any, world_size: int) -> RankResults:
+        logs = [self._log(log) for log in run["logs"]]
+        output = [str(text) for text in run["output"]]
+        if not len(values) == len(logs) == len(output) == world_size:
+            raise Unreadable(f"{len(values)} results of {world_size} ranks")
+        if "clocks" not in run:
+            return RankResults(list(values), logs, output)
+        reads = [[HostRead(*map(_text, read)) for read in each] for each in run["host_reads"]]
+        more = {
+            "clocks": _numbers(run["clocks"]),
+            "traffic": _counts(run["traffic"]),
+            "unmodelled": _counts(run["unmodelled"]),
+            "peaks": _numbers(run["peaks"]),
+            "flops": _numbers(run["flops"]),
+            "host_reads": reads,
+        }
+        return VirtualResults(list(values), logs, output, more)
 
-def _results(run: dict[str, Any], values: Any, world_size: int) -> RankResults:
-    logs = [_unpacked_log(log) for log in run["logs"]]
-    output = [_text(text) for text in run["output"]]
-    if not len(values) == len(logs) == len(output) == world_size:
-        raise Unreadable(f"{len(values)} results of {world_size} ranks")
-    if "clocks" not in run:
-        return RankResults(list(values), logs, output)
-    reads = [[HostRead(*map(_text, read)) for read in each] for each in run["host_reads"]]
-    more = {
-        "clocks": _numbers(run["clocks"]),
-        "traffic": _counts(run["traffic"]),
-        "unmodelled": _counts(run["unmodelled"]),
-        "peaks": _numbers(run["peaks"]),
-        "flops": _numbers(run["flops"]),
-        "host_reads": reads,
-    }
-    return VirtualResults(list(values), logs, output, more)
+    def _log(self, fields: dict[str, Any]) -> Log:
+        spans = [(_text(n), float(start), float(end)) for n, start, end in fields["spans"]]
+        events = [self._event(event) for event in fields["events"]]
+        begin, on_gpu = float(fields["picture_from"]), frozenset(map(_number, fields["on_gpu"]))
+        return Log(_number(fields["rank"]), events, spans, begin, on_gpu)
+
+    def _event(self, fields: dict[str, Any]) -> Event:
+        found: dict[str, Any] = {"group": tuple(map(_number, fields["group"]))}
+        for name, kinds in _KINDS_OF.items():
+            value = fields[name]
+            if type(value) not in kinds:
+                raise Unreadable(f"{name} of an event is {value!r}")
+            found[name] = _text(value) if type(value) is str else value
+        path, _, number = found["line"].rpartition(":")
+        if os.path.isabs(path) and not self._is_shown(path):
+            found["line"] = f"{os.path.basename(path)}:{number}"
+        return Event(**found)
+
+    def _is_shown(self, path: str) -> bool:
+        folders = tuple(each for each in self.shown if each.endswith(os.sep))
+        return path in self.shown or (path.startswith(folders) and os.path.normpath(path) == path)
 
 
 def _failure(fields: dict[str, Any]) -> RankFailure:
     reports = []
     for each in fields["reports"]:
-        state, line, output = (_text(each[name]) for name in ("state", "line", "output"))
+        state, line = _text(each["state"]), _text(each["line"])
+        output = printable(str(each["output"]))
         reports.append(RankReport(_number(each["rank"]), state, line, output, dict(each["detail"])))
     rank, seed = fields["rank"], fields["interleaving"]
     failure = RankFailure(
@@ -154,25 +209,6 @@ def _failure(fields: dict[str, Any]) -> RankFailure:
     )
     failure.interleaving = None if seed is None else _number(seed)
     return failure
-
-
-def _unpacked_log(fields: dict[str, Any]) -> Log:
-    spans = [(_text(n), float(start), float(end)) for n, start, end in fields["spans"]]
-    events = [_event(event) for event in fields["events"]]
-    begin, on_gpu = float(fields["picture_from"]), frozenset(map(_number, fields["on_gpu"]))
-    return Log(_number(fields["rank"]), events, spans, begin, on_gpu)
-
-
-def _event(fields: dict[str, Any]) -> Event:
-    found = {}
-    for each in dataclasses.fields(Event):
-        value = fields[each.name]
-        if each.name == "group":
-            value = tuple(map(_number, value))
-        elif type(value) not in _KINDS[str(each.type)]:
-            raise Unreadable(f"{each.name} of an event is {value!r}")
-        found[each.name] = value
-    return Event(**found)
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,153 @@
+"""The container as the sandbox: where no namespaces can be had, ranks run as another user.
+
+Most containers of a class's platform allow no namespaces, and are thrown away after a grading. Root
+grades in them; ranks run with the id of a user that nobody has, so file modes and the kernel's
+rules for signals and memory are the walls. The network, /proc and world-writable folders are shared
+with the grader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .limits import IDS, nobody
+from .place import Sandbox
+from .walls import PARTS, PRIVATE, settings
+
+ANSWERS = ("solutions", "tests", "references", ".git")  # of the course
+
+
+class Container(Sandbox):
+    """The same place for ranks, without namespaces: this machine is a container, and root's."""
+
+    private = (*PRIVATE, "/var/tmp", "/run/lock")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._open = contextlib.ExitStack()  # what the other user may read
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self._open.close()
+
+    def user(self) -> int:
+        """No sandbox made of namespaces has this id: all its processes are killed after a run."""
+        return user()
+
+    def _copies(self, to: Path) -> Iterator[tuple[Path, Path]]:
+        for copy, folder in super()._copies(to):
+            self._open.enter_context(open_to(self.user(), folder))
+            yield copy, folder
+
+    def _walls(
+        self, own: Sequence[Path], filter_fd: int | None
+    ) -> tuple[list[str], dict[str, Any]]:
+        return [], {"env": settings(self.course), "cwd": self.course}
+
+    def _exchange(self, request: bytes, seconds: float) -> bytes:
+        with contextlib.ExitStack() as stack:
+            if self.shared is not None:
+                stack.enter_context(lent(self.user(), self.shared))
+            return super()._exchange(request, seconds)
+
+    def _end(self) -> None:
+        super()._end()
+        _kill_all(self.user())
+
+
+def obstacle(course: Path) -> str:
+    """Why ranks can't run as another user here, in one line; "" if they can."""
+    if os.geteuid() != 0:
+        return "only root can run code as another user"
+    said = next(filter(None, (is_open(course / name) for name in ANSWERS)), "")
+    if said:
+        return said
+    needed = [*(course / name for name in PARTS), Path(sys.executable).resolve(), Path(sys.prefix)]
+    for path in dict.fromkeys(each for name in needed for each in (name, *name.parents)):
+        if not stat.S_IMODE(path.stat().st_mode) & (0o001 if path.is_dir() else 0o004):
+            return f"other users may not use {path}: `chmod go+rX {path}`"
+    return ""
+
+
+def is_open(path: Path) -> str:
+    """That other users may read the file or folder, in one line; "" if not."""
+    if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o007:
+        return f"every user may read {path}: `chmod -R go-rwx {path}`"
+    return ""
+
+
+def user() -> int:
+    """An id that nobody has, and no sandbox that root makes of namespaces; each grader its own."""
+    unused = nobody()
+    if unused is None:
+        raise ValueError("only root can run code as another user")
+    return unused - IDS
+
+
+@contextlib.contextmanager
+def open_to(user: int, folder: Path) -> Iterator[None]:
+    """The user may read what is in ``folder`` and nobody else; above it the user may pass."""
+    own = [folder, *folder.rglob("*")]
+    for path in own:
+        _hand(path, user, 0o750 if path.is_dir() else 0o640)
+    _let_pass(folder)
+    try:
+        yield
+    finally:
+        for path in own:
+            if os.path.lexists(path):
+                _hand(path, 0, 0o700 if path.is_dir() else 0o600)
+
+
+@contextlib.contextmanager
+def lent(user: int, folder: Path) -> Iterator[None]:
+    """The user has an empty folder of this name; then it is again as it was.
+
+    Meanwhile nothing of the grader lies where the user may write: what ranks leave there comes out
+    as data.
+    """
+    kept = folder.with_name(f"{folder.name}-kept")
+    folder.rename(kept)
+    folder.mkdir(mode=0o700)
+    os.chown(folder, user, user)
+    _let_pass(folder)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        kept.rename(folder)
+
+
+def _hand(path: Path, group: int, mode: int) -> None:
+    """Links stay as they are: ``Sandbox`` has refused those that leave the submission."""
+    if not path.is_symlink():
+        os.chown(path, 0, group)
+        path.chmod(mode)
+
+
+def _let_pass(folder: Path) -> None:
+    for above in folder.parents:
+        mode = stat.S_IMODE(above.stat().st_mode)
+        if not mode & 0o001:
+            above.chmod(mode | 0o001)
+
+
+def _kill_all(user: int) -> None:
+    """End all processes of the user, however they have hidden."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
