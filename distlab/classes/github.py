@@ -43,7 +43,7 @@ jobs:
           python-version: "3.13"
           cache: pip
           cache-dependency-path: pyproject.toml
-      - run: make cpu
+      - run: python scripts/environment.py --cpu
       # a grading that finds mistakes ends with 1; one that could not begin leaves no file
 {gradings}
       - name: Points of each exercise

