@@ -21,7 +21,7 @@ WORKFLOW = """\
 # GitHub Classroom runs this at each push to a student's repository, a hand-out of the course.
 # Made by: python -m distlab class github --phases {numbers}
 #
-# A student can edit this file, and the checks: grade again what counts (docs/classes.md).
+# A student can edit this file, and the checks: grade again what counts (docs/places.md).
 name: Autograding Tests
 
 on: [push, repository_dispatch]
