@@ -26,7 +26,7 @@ class Limits:
     processes: int = 512
     file_bytes: int = 256 << 20
     tmp_bytes: int = 512 << 20
-    answer_bytes: int = 512 << 20
+    answer_bytes: int = 256 << 20
     container: bool = False
 
     def __post_init__(self) -> None:

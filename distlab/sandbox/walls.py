@@ -103,7 +103,7 @@ def command(
         found += [*writable, str(folder)]
     for name, value in settings(course).items():
         found += ["--setenv", name, value]
-    found += ["--chdir", "/tmp", "--remount-ro", "/"]
+    found += ["--chdir", "/", "--remount-ro", "/"]  # Python imports from where it starts
     return found if filter_fd is None else [*found, "--seccomp", str(filter_fd)]
 
 
@@ -117,6 +117,7 @@ def settings(course: Path) -> dict[str, str]:
         "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/bin", "/bin")),
         "PYTHONPATH": str(course),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
     }
 
