@@ -39,7 +39,7 @@ percent_per_day = 10
 cut_off_days = 5
 
 [exercises]
-phases = {phases}
+only = [{only}]
 """
 
 
@@ -99,16 +99,18 @@ def made_class(
         made.entry = write_entry(folder, made.student, made.shape, versions, rng)
         class_.append(made)
         works.append(versions)
-    (out / "class.toml").write_text(RULES.format(phases=list(phases)), encoding="utf-8")
+    only = ", ".join(f'"{e.id}"' for e in chosen)
+    (out / "class.toml").write_text(RULES.format(only=only), encoding="utf-8")
     (out / "made.json").write_text(json.dumps([asdict(m) for m in class_], indent=1) + "\n")
     return class_
 
 
 def _common(exercises: list[Exercise], rng: random.Random) -> dict[str, list[tuple[Mutant, float]]]:
     """Wrong implementations per exercise, a few of them far more common than others."""
+    every = all_mutants()
     found: dict[str, list[tuple[Mutant, float]]] = {}
     for exercise in exercises:
-        mutants = [m for m in all_mutants() if m.exercise == exercise.id and not m.tier]
+        mutants = [m for m in every if m.exercise == exercise.id and not m.tier]
         rng.shuffle(mutants)
         found[exercise.id] = [(m, 1 / (place + 1) ** 2) for place, m in enumerate(mutants)]
     return found

@@ -66,6 +66,10 @@ def alternatives_for(
         mine = [p for p in there if f" {exercise.phase.number}." in p.read_text().splitlines()[0]]
         if mine:
             found[exercise.phase.number, exercise.file] = rng.choice(mine)
+    for (phase, _), path in list(found.items()):
+        for beside in re.findall(r"(?m)^from \.(\w+) import", path.read_text(encoding="utf-8")):
+            if (path.parent / f"{beside}.py").is_file():  # they go together
+                found[phase, beside] = path.parent / f"{beside}.py"
     return found
 
 
@@ -74,7 +78,8 @@ def _with(solution: str, alternative: Path, name: str) -> str:
     text = alternative.read_text(encoding="utf-8")
     tree = ast.parse(text)
     lines = text.splitlines()
-    keeps: set[str] = set()  # of the solution: the alternative builds on them
+    keeps: set[str] = set()  # of the solution: the alternative calls them
+    bases: set[str] = set()  # of these its classes are derived: they come first
     for node in reversed(tree.body):
         own = node is tree.body[0] and ast.get_docstring(tree) is not None
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
@@ -84,6 +89,7 @@ def _with(solution: str, alternative: Path, name: str) -> str:
             renamed = [a for a in node.names if a.asname and a.asname != a.name]
             if beside == name:
                 keeps |= {a.name for a in node.names}
+                bases |= {a.name for a in renamed}
                 instead = [f"{a.asname} = {a.name}" for a in renamed]
             else:
                 names = ", ".join(ast.unparse(a) for a in node.names)
@@ -93,12 +99,25 @@ def _with(solution: str, alternative: Path, name: str) -> str:
     new = {n for n, _ in functions_in(tree)} | {
         n.name for n in tree.body if isinstance(n, ast.ClassDef)
     }
-    kept = solution.splitlines()
-    for found in reversed(ast.parse(solution).body):
-        if isinstance(found, (ast.FunctionDef, ast.ClassDef)) and found.name in new - keeps:
-            begin = min([found.lineno, *(d.lineno for d in found.decorator_list)])
-            del kept[begin - 1 : _end(kept, found.end_lineno or found.lineno)]
-    return "\n".join([*kept, "", "", *lines]) + "\n"
+    return "\n".join(_replaced(solution, new - keeps, bases, lines)) + "\n"
+
+
+def _replaced(solution: str, new: set[str], bases: set[str], by: list[str]) -> list[str]:
+    """The solution's lines with ``by`` instead of what is ``new``, behind its ``bases``."""
+    lines = solution.splitlines()
+    kept, cut = [0], set[int]()
+    for node in ast.parse(solution).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in new | bases:
+            begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+            end = _end(lines, node.end_lineno or node.lineno)
+            if node.name in bases:
+                kept.append(end)
+            else:
+                cut |= {*range(begin, end)}
+    place = max(kept) or min(cut, default=len(lines))
+    above = [line for number, line in enumerate(lines[:place]) if number not in cut]
+    below = [line for number, line in enumerate(lines[place:], place) if number not in cut]
+    return [*above, "", "", *by, "", "", *below]
 
 
 def _end(lines: list[str], number: int) -> int:

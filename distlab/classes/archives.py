@@ -55,6 +55,8 @@ def kind_of(path: Path) -> str:
 
 def files_in(path: Path, caps: Caps, zone: datetime.tzinfo) -> list[File]:
     """The Python files of a submission; ``zone``: of times in a zip, which name none."""
+    if not path.exists():
+        raise Refused(f"{path.name} is not there")
     kind = kind_of(path)
     if kind == "zip":
         return list(_in_zip(path, caps, zone))
@@ -67,8 +69,6 @@ def files_in(path: Path, caps: Caps, zone: datetime.tzinfo) -> list[File]:
             File(name, data, when)
             for name, data, when in repository_files(path, wanted, LARGEST_FILE)
         ]
-    if not path.exists():
-        raise Refused(f"{path.name} is not there")
     raise Refused(f"{path.name} can't be read here: a folder, .zip, .tar.gz or git repository can")
 
 

@@ -63,6 +63,8 @@ def find_entries(folder: Path, config: ClassConfig) -> list[Entry]:
         attempts = _archives_of(path, config.caps) or [path]
         for each in attempts:
             name = each.relative_to(folder).as_posix()
+            if name in told:
+                continue
             found.append(Entry(student_of(path.name, config), each, None, shown(name)))
     for name, (student, submitted) in told.items():
         path = Path(name.removeprefix("file://"))
