@@ -86,7 +86,7 @@ def run_autograder(base: Path) -> dict:
     inside = closed_python()
     if inside:
         command = ["unshare", "--mount", "sh", "-c", OPEN_ROOT, str(base), inside, *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "unshare failed" in done.stderr or "permission denied" in done.stderr:
         pytest.skip("Python lies in /root, and no mount namespace can be had to show it")
     result = base / "results" / "results.json"
