@@ -1,8 +1,10 @@
 """Grade your work on phase 1: ``python test_phase1.py [1.4 …] [--json FILE]``."""
 
+import gc
 import sys
 
 if __name__ == "__main__":
+    gc.disable()  # of what is imported nothing is garbage: looking takes a tenth of the time
     try:
         from distlab.grading import main
     except ImportError as error:
@@ -10,4 +12,5 @@ if __name__ == "__main__":
             f"{sys.executable} lacks {error.name}: run `make env`, then "
             "`source .venv/bin/activate` (or .venv/bin/python test_phase1.py)"
         )
+    gc.enable()
     sys.exit(main(phase=1))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from distlab.course.catalogue import root
-from distlab.reference.compare import cpu_name
+from distlab.reference.provenance import cpu_name
 
 from .common import Table
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 
-from .commands import classes, cluster, doctor, simulate
+from .commands import classes, cluster, doctor, handout, references, upgrade
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
@@ -19,9 +21,25 @@ from .course.version import course_version
 from .host.processes import TERMINATED, Terminated, terminable
 from .host.terminal import console
 
+# commands with ``add_arguments`` and ``main`` of their own
+PLAIN: dict[str, tuple[str, ModuleType]] = {
+    "cluster": ("several nodes on this machine (Linux)", cluster),
+    "doctor": ("what this machine can run", doctor),
+    "references": ("reference runs there are; two side by side", references),
+    "upgrade": ("a new version of the course, with your work", upgrade),
+    "handout": ("for instructors: a folder for learners", handout),
+    "class": ("for instructors: grade a class", classes),
+}
+# the same, whose modules import torch: start-up time
+LATE = {
+    "simulate": "predict how training scales on a cluster",
+    "bundle": "a verdict in one file, to be looked at elsewhere",
+    "record": "record reference runs of this machine",
+}
+
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """The options of all commands; those of ``simulate`` are asked for only if it is the one."""
+    """The options of all commands."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
     parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
     commands = parser.add_subparsers(dest="command", title="commands")
@@ -37,25 +55,16 @@ def _parser(command: str) -> argparse.ArgumentParser:
     traced = commands.add_parser("trace", parents=[one], help="draw what your ranks do")
     traced.add_argument("--impl", default="templates", help="templates, solutions or a folder")
     traced.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the files")
-    predicted = commands.add_parser("simulate", help="predict how training scales on a cluster")
-    if command == "simulate":
-        simulate.add_arguments(predicted)
-    nodes = commands.add_parser("cluster", help="several nodes on this machine (Linux)")
-    cluster.add_arguments(nodes)
-    classes.add_arguments(commands.add_parser("class", help="for instructors: grade a class"))
-    doctor.add_arguments(commands.add_parser("doctor", help="what this machine can run"))
+    for name, (about, module) in PLAIN.items():
+        module.add_arguments(commands.add_parser(name, help=about))
+    for name, about in LATE.items():
+        own = commands.add_parser(name, help=about)
+        if command == name:
+            _late(name).add_arguments(own)
     promised = commands.add_parser(
         "contract", parents=[one], help="what an exercise promises, and which check asserts it"
     )
     promised.add_argument("--draft", action="store_true", help="an entry of the contract file")
-    packed = commands.add_parser("bundle", help="a verdict in one file, to be looked at elsewhere")
-    packed.add_argument("exercise", nargs="?", help="for example 1.4")
-    packed.add_argument("--impl", default="templates", help="templates or a folder")
-    packed.add_argument("--seed", type=int, help="of the run that gave the verdict")
-    packed.add_argument("--partial", action="store_true", help="points as with --partial")
-    packed.add_argument("--out", type=Path, help="default: bundle-EXERCISE.zip")
-    packed.add_argument("--open", type=Path, metavar="FILE", help="grade a bundle again")
-    packed.add_argument("--unsafe", action="store_true", help="open it without a sandbox")
     made = commands.add_parser("templates", help="for contributors: templates from solutions")
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
@@ -63,38 +72,28 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _late(command: str) -> ModuleType:
+    """The module of a command that imports torch: other commands need not wait for it."""
+    return importlib.import_module(f".commands.{command}", __package__)
+
+
 def run(options: argparse.Namespace, out: Console) -> int:
     """Do what the command line asks for; the exit status."""
-    if options.command == "doctor":
-        return doctor.doctor(options, out)
+    if options.command in (*PLAIN, *LATE):
+        late = options.command in LATE
+        module = _late(options.command) if late else PLAIN[options.command][1]
+        return int(module.main(options, out))
     course = load_course()
     if options.command is None:
         return show_map(course, out)
     if options.command == "templates":
         return make_templates(course, options.write, options.force, out)
-    if options.command == "simulate":
-        return simulate.simulate(options, out)
-    if options.command == "cluster":
-        return cluster.cluster(options, out)
-    if options.command == "class":
-        return classes.class_(options, out)
     if options.command == "watch":
         return watch(course, options.exercise, out)
-    if options.command == "bundle":
-        # start-up time: it imports torch, which other commands need not wait for
-        from .commands import bundle
-
-        if options.open is not None:
-            return bundle.reopen(options.open, options.unsafe, out)
-        if options.exercise is None:
-            raise ValueError("bundle which exercise? `distlab bundle 1.4`, or --open FILE")
-        return bundle.pack(course.exercise(options.exercise), options, out)
     exercise = course.exercise(options.exercise)
     if options.command == "contract":
-        # start-up time: it imports torch, which other commands need not wait for
-        from .commands import contract
-
-        return (contract.draft if options.draft else contract.show)(exercise, out)
+        contract = _late("contract")
+        return int((contract.draft if options.draft else contract.show)(exercise, out))
     if options.command == "hint":
         return hint(exercise, out)
     if options.command == "reset":

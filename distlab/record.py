@@ -1,8 +1,8 @@
-"""``python -m distlab.record``, alone or under torchrun: see ``reference/record.py``."""
+"""``python -m distlab.record``, alone or under torchrun: ``distlab record`` as a module."""
 
 import sys
 
-from .reference.record import main
+from .cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["record", *sys.argv[1:]]))

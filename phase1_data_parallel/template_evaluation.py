@@ -57,7 +57,8 @@ def evaluate(
     drops the remainder leaves those samples out. A batch, or all of a rank's, may be empty; the
     model is called with samples only. It is evaluated in eval mode, on ``device``, without
     gradients. Each of its modules is left in the mode it was in, also when something raises;
-    afterwards gradients are recorded as before. One message per rank.
+    afterwards gradients are recorded as before. One message per rank. The host waits for a GPU at
+    most twice per batch, to copy it there, and eight times at the end.
     """
     # Step 2: eval mode, and back to the mode each module was in, also when something raises
     # Step 3: of each batch only the entries before the padding count; a batch may be empty

@@ -65,7 +65,8 @@ def accumulate(model: nn.Module, window: Iterable[MicroBatch], total: float) -> 
     Returns the sum of the losses (not divided) as a float, 0.0 for an empty window.
 
     Reads the window once, in order. Every micro-batch goes through the model by itself, and its
-    activations are freed before the next one runs.
+    activations are freed before the next one runs. The host waits for a GPU once at most, for the
+    losses.
     """
     # Step 3: the sum of a micro-batch's losses over the total of the window: no mean of its own
     # Step 4: backward at once, so that its activations can go; autograd adds to p.grad
@@ -95,7 +96,8 @@ def accumulate_and_reduce(
 
     Cost per rank: one all-reduce of the trainable parameters' bytes (one per dtype that they have),
     and at most two of single numbers, whatever the number of micro-batches. As in ``accumulate``,
-    the activations of one micro-batch are freed before the next one runs.
+    the activations of one micro-batch are freed before the next one runs. The host waits for a GPU
+    four times at most, whatever the number of micro-batches.
     """
     # Step 1: all ranks need the global number of counted targets before the first backward
     # Step 2: accumulate locally: nothing is sent between micro-batches
@@ -112,8 +114,9 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> 
     have. A larger norm becomes ``max_norm``. In place: every ``p.grad`` remains the same tensor.
     Gradients within the limit are not touched. A parameter that is listed twice counts once, one
     without gradient not at all; without any gradient the norm is 0.0. A norm that is not finite
-    changes nothing: the caller decides. No communication. Raises ValueError if ``max_norm`` is not
-    positive or is NaN, before anything is changed; infinity is no limit.
+    changes nothing: the caller decides. No communication. The host waits for a GPU once, for the
+    norm. Raises ValueError if ``max_norm`` is not positive or is NaN, before anything is changed;
+    infinity is no limit.
     """
     # Step 1: the norm of all gradients together, in float64, as if they were one vector
     # Step 2: one factor for all, and only if the norm is beyond the limit

@@ -63,6 +63,9 @@ class DDP(BucketedDDP):
     first rank's samples. Each forward then changes the rank's own copy, so evaluate and save the
     first rank's.
 
+    From the third backward on the host never waits for a GPU without ``agree``, and with it at
+    most twice per backward, at its end.
+
     Several backward passes one after the other: each adds its mean to the gradient. One backward
     may go through several wrappers, and through one wrapper's forwards of several calls. Nothing of
     a step stays alive but its gradients, which lie in the buckets.

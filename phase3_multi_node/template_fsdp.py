@@ -148,6 +148,7 @@ class FSDP(HookedUnits[FlatParameter]):
     must not be parameters, nor views of them. After a forward or backward that raised on all ranks
     the next forward, an evaluation's too, begins anew. Freeze, cast or move parameters before
     wrapping: later, forward raises ValueError. Training and evaluation mode make no difference.
+    Forward and backward never let the host wait for a GPU.
 
     Raises ValueError, on every rank that sees it and before any communication: if units overlap
     or are not inside ``module``, if a parameter is tied across units, if parameters are on several
@@ -212,8 +213,9 @@ def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
     ``max_norm`` then. Returns the norm before, a float, the same on every rank of ``model.group``.
 
     A norm that is not finite, or at most ``max_norm``, changes nothing. Squares are added in
-    float64. One all-reduce of one number. Shards may be on the CPU, also in a group of NCCL, which
-    adds up on GPUs alone. Raises ValueError first if ``max_norm`` is not positive.
+    float64. One all-reduce of one number. The host waits for a GPU once, to read the norm. Shards
+    may be on the CPU, also in a group of NCCL, which adds up on GPUs alone. Raises ValueError first
+    if ``max_norm`` is not positive.
     """
     # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root.
     #          Shards may be on the CPU, where NCCL adds nothing (`device_in`)

@@ -14,7 +14,8 @@ N bytes, W ranks, α seconds per message and β per byte, what must happen one a
 
 P: the largest power of two that is at most W; in brackets what W ≠ P adds. Invariant: with each
 round of the halving a rank's piece gets half as long and holds the parts of twice as many ranks.
-Every element is combined on one way only: all ranks end with the same bits.
+Every element is combined on one way only: all ranks end with the same bits. On a GPU each rank
+begins with a batch, also one above P: NCCL waits for all ranks before the first batch of a group.
 
 Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
 MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction operations" (other W).
@@ -22,7 +23,6 @@ MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction op
 
 from __future__ import annotations
 
-import torch.distributed as dist
 from torch import Tensor
 
 from given.agreement import Group
@@ -44,7 +44,7 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
     tensor that is not contiguous), none afterwards. With W ≠ P it can't be NCCL's first collective
     of a group without ``device_id``: all ranks must join. Raises as ``check_arguments`` does.
     """
-    # Step 1: the ranks from P on hand in their tensor and wait for the result
+    # Step 1: the ranks from P on hand in their tensor, by `exchange` as well, and await the result
     # Step 2: partners know the same piece; the lower rank keeps its first half and gives the
     #         second away; what comes is combined with what is kept
     # Step 3: the way back is the same list of partners in reverse, with the results

@@ -141,7 +141,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         Returns what ``closure``, called first and once, with autograd, returns. ``more`` goes to
         the inner optimizer's ``step``. Each bucket, or each parameter, is one message of at most
         ``bucket_bytes``. All are on their way before the first is waited for, and all have arrived
-        at the end.
+        at the end. The host does not wait for a GPU, unless the inner optimizer lets it.
         """
         loss = None
         if closure is not None:

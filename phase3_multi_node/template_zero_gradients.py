@@ -47,7 +47,7 @@ class Zero2Optimizer(ZeroOptimizer):
     Backward sends (W-1)/W·P bytes per rank, a message of at most ``bucket_bytes`` for each bucket
     or parameter, and one byte per parameter at the end. A bucket leaves when its last gradient has
     come, and its gradients are freed then; backward goes on while it travels. At most two are on
-    their way.
+    their way. In a backward the host waits for a GPU twice at most, at the end.
 
     A parameter that is given to a second Zero2Optimizer belongs to this one alone from then on.
 
@@ -112,8 +112,9 @@ class Zero2Optimizer(ZeroOptimizer):
 
         Returns the norm before, the same on every rank. Gradients within the limit are not touched,
         and a norm that is not finite changes nothing. The sum of squares is taken in float64, so
-        float16 does not overflow. One all-reduce of 8 bytes. Raises ValueError on every rank,
-        before it, if ``max_norm`` is not positive (NaN is not).
+        float16 does not overflow. One all-reduce of 8 bytes. The host waits for a GPU once, to read
+        the norm. Raises ValueError on every rank, before the message, if ``max_norm`` is not
+        positive (NaN is not).
         """
         # Step 11: sum the squares of the own elements, then over the ranks; only then the root
         raise NotImplementedError("exercise 3.14")

@@ -8,7 +8,8 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from distlab.course.catalogue import END, START, Exercise, Phase, functions_in, root
+from distlab.course.catalogue import Exercise, Phase, root
+from distlab.course.regions import END, START, functions_in
 from distlab.course.templates import generate, sibling_import
 from distlab.grading.wrong import Mutant
 

@@ -44,6 +44,7 @@ WAITING = (
     "joining-answers-too-much",
     "joining-old-answers",
     "joining-old-call",
+    "locked_beats-4.5",
     "watchdog-all-blamed",
     "watchdog-disk-ends-the-watch",
     "watchdog-failure-not-told",

@@ -21,7 +21,7 @@ WORKFLOW = """\
 # GitHub Classroom runs this at each push to a student's repository, a hand-out of the course.
 # Made by: python -m distlab class github --phases {numbers}
 #
-# A student can edit this file, and the checks: grade again what counts (docs/places.md).
+# A student can edit this file, and the checks: grade again what counts (docs/class_places.md).
 name: Autograding Tests
 
 on: [push, repository_dispatch]
@@ -43,7 +43,7 @@ jobs:
           python-version: "3.13"
           cache: pip
           cache-dependency-path: pyproject.toml
-      - run: python scripts/environment.py --cpu
+      - run: make cpu
       # a grading that finds mistakes ends with 1; one that could not begin leaves no file
 {gradings}
       - name: Points of each exercise

@@ -5,15 +5,11 @@ from __future__ import annotations
 import datetime
 import difflib
 import math
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from ..host.toml import tomllib
 
 LARGEST = 1 << 20  # bytes of a file of rules
 

@@ -1,4 +1,4 @@
-"""Read the last commit of a git repository that nobody trusts.
+"""Read the last commit of a git repository that nobody trusts, and when the others were made.
 
 A repository's own settings can name programs that git runs: filters, hooks, signature checkers,
 transports. So only commands that read objects are used, no transport is allowed, and what leads to
@@ -12,9 +12,11 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 LISTING = 32 << 20  # bytes of the list of a commit's files
+HISTORY = 8 << 20  # bytes of the list of commits
 PATIENCE = 120  # seconds that git may take to read one object
 CLEAN = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -73,6 +75,34 @@ def repository_files(
         if data is None:
             raise Refused(f"{name!a} can't be read, or has more than {largest >> 20} MB")
         yield name, data, when
+
+
+@dataclass(frozen=True)
+class Commits:
+    """When they were made, and names and addresses of those who made them."""
+
+    times: tuple[datetime.datetime, ...] = ()
+    people: frozenset[str] = frozenset()
+
+
+def commits(path: Path) -> Commits:
+    """The history of a repository whose files ``repository_files`` has read; none otherwise."""
+    place = path / ".git" if (path / ".git").is_dir() else path
+    last = _last_commit(place) if is_repository(path) else None
+    if last is None:
+        return Commits()
+    form = "--format=%ct %an%x00%ae%x00%cn%x00%ce"
+    listing = _git(place, "rev-list", form, "--max-count=5000", last, most=HISTORY) or b""
+    times: list[datetime.datetime] = []
+    people: set[str] = set()
+    for line in listing.decode("utf-8", "replace").split("\n"):
+        found = re.fullmatch(r"(\d{1,11}) (.*\0.*\0.*\0.*)", line)
+        if found:
+            times.append(datetime.datetime.fromtimestamp(int(found[1]), datetime.timezone.utc))
+            people.update(
+                part for each in found[2].split("\0") for part in (each, each.split("@")[0])
+            )
+    return Commits(tuple(times), frozenset(people))
 
 
 def _last_commit(place: Path) -> str | None:

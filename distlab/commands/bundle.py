@@ -11,10 +11,30 @@ from rich.console import Console
 
 from .. import sandbox
 from ..classes import bundle
-from ..course.catalogue import Exercise
+from ..course.catalogue import Exercise, load_course
 from ..grading import grade
 from ..grading.report import print_report
 from ..host.terminal import command, say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("exercise", nargs="?", help="for example 1.4")
+    parser.add_argument("--impl", default="templates", help="templates or a folder")
+    parser.add_argument("--seed", type=int, help="of the run that gave the verdict")
+    parser.add_argument("--partial", action="store_true", help="points as with --partial")
+    parser.add_argument("--out", type=Path, help="default: bundle-EXERCISE.zip")
+    parser.add_argument("--open", type=Path, metavar="FILE", help="grade a bundle again")
+    parser.add_argument("--unsafe", action="store_true", help="open it without a sandbox")
+
+
+def main(options: argparse.Namespace, out: Console) -> int:
+    """Pack a verdict, or look at one again."""
+    if options.open is not None:
+        return reopen(options.open, options.unsafe, out)
+    if options.exercise is None:
+        raise ValueError("bundle which exercise? `distlab bundle 1.4`, or --open FILE")
+    return pack(load_course().exercise(options.exercise), options, out)
 
 
 def pack(exercise: Exercise, options: argparse.Namespace, out: Console) -> int:

@@ -14,6 +14,7 @@ from rich.text import Text
 from ..classes.config import ClassConfig, load_class
 from ..course.catalogue import load_course, root
 from ..host.terminal import say
+from . import class_report
 
 RULES = "class.toml"
 
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "regrade", parents=[both], help="show whose points other checks or rules change, and why"
     )
     again.add_argument("--accept", action="store_true", help="put the new results in place")
+    class_report.add_arguments(parts)
     shown = parts.add_parser("check", help="say what a file of rules means")
     shown.add_argument("config", type=Path, nargs="?", default=Path(RULES))
     zipped = parts.add_parser("gradescope", help="write the zip of Gradescope's autograder")
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pushed.add_argument("--phases", type=int, nargs="+", default=[1])
 
 
-def class_(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """Do what is asked for; the exit status."""
     if options.part == "check":
         return check(load_class(options.config), out)
@@ -61,6 +63,10 @@ def class_(options: argparse.Namespace, out: Console) -> int:
         if options.part == "gradescope":
             return places.gradescope(options.out, options.config, out)
         return places.workflow(options.out, options.phases, out)
+    if options.part == "report":
+        return class_report.report(options, out)
+    if options.part == "similar":
+        return class_report.similar(options, out)
     config = load_class(options.config)
     if options.phases:
         known = [p.number for p in load_course().phases if p.exercises]

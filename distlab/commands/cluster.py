@@ -26,7 +26,7 @@ def add_arguments(cluster: argparse.ArgumentParser) -> None:
     started.add_argument("program", nargs=argparse.REMAINDER, metavar="-- command")
 
 
-def cluster(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """Run a program on a cluster on this machine; its exit status."""
 
     def write(stream: str, text: bytes) -> None:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from ..course.catalogue import load_course, root
+from ..course.catalogue import load_course, need_solutions, root
 from ..host import gpus
 from ..host.terminal import console
 from ..reference import compare as references
@@ -30,6 +30,7 @@ WEIGHT_TOLERANCE = 1e-4
 
 def train(file: Path) -> None:
     """Train the workload on 4 ranks under torchrun, in the solution's own program."""
+    need_solutions("the demo")
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(RANKS), "-m", "solutions.phase1_data_parallel.trainer"),

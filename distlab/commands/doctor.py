@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="with --cuda: folder of the records")
 
 
-def doctor(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """Print a line per finding; 0 if the course can be worked through here, else 1."""
     if options.cuda:
         # start-up time: it imports torch

@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..course.catalogue import load_course, root
+from ..course.catalogue import load_course, need_solutions, root
 from ..grading.lifetime import contained
 from ..host import gpus, nvml
 from ..host.processes import descendants
 from ..host.terminal import say, short
-from ..reference import gpu_record
+from ..reference import gpu_record, sealed
 from .gpu_page import page
 from .machine_torch import nccl_backends, usable_gpus
 
@@ -47,7 +47,8 @@ RAISED = re.compile(
 @dataclass(frozen=True)
 class Part:
     """One program of the run; ``limit``: seconds, after which it counts as hung. ``reports``: it
-    prints what came of it, else it has passed if its exit status is 0."""
+    prints what came of it, else it has passed if its exit status is 0. ``prefix``: what starts
+    Python, if something does."""
 
     name: str
     backend: str
@@ -55,6 +56,7 @@ class Part:
     limit: float
     environment: Mapping[str, str] = field(default_factory=dict)
     reports: bool = True
+    prefix: Sequence[str] = ()
 
 
 def parts(count: int, backends: Mapping[str, Mapping[str, str]]) -> list[Part]:
@@ -96,7 +98,7 @@ def run(part: Part) -> dict[str, Any]:
     begun = time.monotonic()
     with contained():
         process = subprocess.Popen(
-            [sys.executable, *part.command],
+            [*part.prefix, sys.executable, *part.command],
             cwd=root(),
             env=gpus.environment() | own,
             stdin=subprocess.DEVNULL,
@@ -168,6 +170,7 @@ def _last(said: str) -> str:
 
 def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
     """Run all parts and write record and page; 0 if no part failed, 1 if one did or no GPU is."""
+    need_solutions("distlab doctor --cuda")
     names, obstacle = usable_gpus()
     if not names:
         print(f"distlab: doctor --cuda needs a GPU, and there is none: {obstacle}", file=sys.stderr)
@@ -204,7 +207,7 @@ def _keep(path: Path, names: Sequence[str], done: list[dict[str, Any]], complete
     for suffix in (".json", ".md") if complete else ():
         partial.with_suffix(suffix).unlink(missing_ok=True)
     target = path if complete else partial
-    gpu_record.write(target, data)
+    sealed.write(target, data)
     target.with_suffix(".md").write_text(page(data), encoding="utf-8")
 
 

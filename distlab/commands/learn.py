@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..course import progress, templates
-from ..course.catalogue import Course, Exercise, root
+from ..course.catalogue import Course, Exercise, need_solutions, root
 from ..course.excerpts import excerpts
 from ..host.terminal import command, say, short
 
@@ -131,6 +131,7 @@ def yes() -> bool:
 
 def solution(exercise: Exercise, give_up: bool, out: Console) -> int:
     """The solution's functions, once the exercise passed or was given up."""
+    need_solutions("distlab solution")
     if give_up:
         for warning in progress.update(exercise.id, gave_up=True):
             say(out, warning, "yellow")

@@ -15,7 +15,7 @@ def gradescope(to: Path, rules: Path | None, out: Console) -> int:
     """Write the zip that is uploaded as an autograder."""
     config = autograder.pack(to, rules)
     graded = ", ".join(f"phase {n}" for n in config.phases)
-    say(out, f"{to}: upload it under Configure Autograder (docs/places.md)")
+    say(out, f"{to}: upload it under Configure Autograder (docs/class_places.md)")
     say(out, f"graded: {graded or 'each phase that a student hands in; class.toml can name them'}")
     return 0
 

@@ -9,12 +9,12 @@ from typing import Any, get_args, get_type_hints
 
 from rich.console import Console
 
+from ..simulate.plan import Plan
+from ..simulate.report import load_plan, run
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    # start-up time: it imports torch, which other commands need not wait for
-    from ..simulate.plan import Plan
-
     types = get_type_hints(Plan)
     for field in fields(Plan):
         parser.add_argument(f"--{field.name.replace('_', '-')}", **_argument(field, types))
@@ -36,11 +36,7 @@ def _argument(field: Field[Any], types: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def simulate(options: argparse.Namespace, out: Console) -> int:
+def main(options: argparse.Namespace, out: Console) -> int:
     """Predict step time, efficiency and memory for several numbers of GPUs."""
-    # start-up time: as above
-    from ..simulate.plan import Plan
-    from ..simulate.report import load_plan, run
-
     given = {field.name: getattr(options, field.name) for field in fields(Plan)}
     return run(load_plan(options.config, given), options.out, out)

@@ -7,12 +7,13 @@ import sys
 from rich.console import Console
 
 from ..course import templates
-from ..course.catalogue import Course
+from ..course.catalogue import Course, need_solutions
 from ..host.terminal import short
 
 
 def make_templates(course: Course, write: bool, force: bool, out: Console) -> int:
     """Check that the templates are in step with the solutions, or write them."""
+    need_solutions("distlab templates")
     if write:
         for path in templates.write(course, force):
             out.print(f"wrote {short(path)}", highlight=False)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from ..course import progress
-from ..course.catalogue import Exercise
+from ..course.catalogue import Exercise, has_solutions
 from ..host.terminal import short
 
 
@@ -25,7 +25,7 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     source = find_source(impl, exercise.phase)
     passes = set(progress.known_passes(exercise.phase)) | {exercise.id}
     others = [e for e in exercise.phase.exercises if e.id not in passes]
-    replaced = others if impl == "templates" else []
+    replaced = others if impl == "templates" and has_solutions() else []
     scenario = _scenario(exercise)
     body = scenario(Implementation(source, exercise.file, replaced))
     try:

@@ -9,24 +9,32 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import json
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from ..host.toml import tomllib
+from .regions import functions_in, regions_of
 
-START = re.compile(r"^\s*# --- exercise (?P<id>\d+\.\d+): start\s*$")
-END = re.compile(r"^\s*# --- exercise (?P<id>\d+\.\d+): end\s*$")
+INDEX = "course.index.json"  # stands for the solutions where there are none
 
 
 def root() -> Path:
     """The course's folder."""
     return Path(__file__).resolve().parents[2]
+
+
+def has_solutions(folder: Path | None = None) -> bool:
+    """Whether the solutions are here: in a hand-out they are not."""
+    return ((folder or root()) / "solutions").is_dir()
+
+
+def need_solutions(what: str) -> None:
+    """ValueError with one line if there are none."""
+    if not has_solutions():
+        raise ValueError(f"{what} needs the solutions, and this hand-out has none")
 
 
 @dataclass(frozen=True)
@@ -155,64 +163,53 @@ def _exercise(entry: dict[str, Any], phases: list[Phase], base: Path) -> Exercis
     return Exercise(**(entry | lists), phase=phase, folder=base)
 
 
-@dataclass(frozen=True)
-class Region:
-    """The lines (1-based, markers included) of one solution region."""
-
-    exercise: str
-    start: int
-    end: int
-
-    def within(self, node: ast.FunctionDef) -> bool:
-        """Whether the region lies in the function's body; its end may be a line behind it."""
-        return node.lineno < self.start and self.end <= (node.end_lineno or 0) + 1
-
-
-def regions_of(text: str, name: str = "solution") -> list[Region]:
-    """The regions of a solution file, in order; ValueError names the line of a broken marker."""
-    found: list[Region] = []
-    open_: tuple[str, int] | None = None
-    for number, line in enumerate(text.splitlines(), 1):
-        start, end = START.match(line), END.match(line)
-        if start:
-            if open_:
-                raise ValueError(f"{name}:{number}: region {open_[0]} has not ended")
-            open_ = start["id"], number
-        elif end:
-            if not open_ or open_[0] != end["id"]:
-                raise ValueError(f"{name}:{number}: end of {end['id']} without its start")
-            found.append(Region(open_[0], open_[1], number))
-            open_ = None
-        elif "# --- exercise" in line:
-            raise ValueError(f"{name}:{number}: not a region marker: {line.strip()}")
-    if open_:
-        raise ValueError(f"{name}: region {open_[0]} never ends")
-    return found
-
-
 def functions_of(exercise: Exercise) -> list[str]:
     """Qualified names of the functions whose bodies hold the exercise's regions."""
+    if not exercise.solution_path.is_file():
+        return list(_indexed(exercise)["functions"])
     text = exercise.solution_path.read_text(encoding="utf-8")
     spans = [r for r in regions_of(text) if r.exercise == exercise.id]
     return [n for n, node in _parsed(text) if any(r.within(node) for r in spans)]
+
+
+def places_of(exercise: Exercise) -> int:
+    """How many regions the exercise has: places in its file where something is to be written."""
+    if not exercise.solution_path.is_file():
+        return int(_indexed(exercise)["regions"])
+    text = exercise.solution_path.read_text(encoding="utf-8")
+    return sum(r.exercise == exercise.id for r in regions_of(text))
+
+
+def write_index(course: Course, folder: Path) -> Path:
+    """Write what a grader reads of solutions into ``folder``, for where there are none: names and
+    numbers, no code."""
+    entries = {
+        e.id: {"functions": functions_of(e), "regions": places_of(e)} for e in course.exercises
+    }
+    path = folder / INDEX
+    path.write_text(json.dumps({"exercises": entries}, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _indexed(exercise: Exercise) -> dict[str, Any]:
+    path = exercise.folder / INDEX
+    if not path.is_file():
+        raise ValueError(f"neither {exercise.solution_path} nor {INDEX} is here")
+    found = _entries(path.read_text(encoding="utf-8"))
+    if exercise.id not in found:
+        raise ValueError(f"{INDEX} has no exercise {exercise.id}")
+    return found[exercise.id]
+
+
+@functools.cache
+def _entries(text: str) -> dict[str, dict[str, Any]]:
+    return dict(json.loads(text)["exercises"])
 
 
 @functools.cache
 def _parsed(text: str) -> list[tuple[str, ast.FunctionDef]]:
     """A grader asks for every check."""
     return functions_in(ast.parse(text))
-
-
-def functions_in(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
-    """Functions and methods of a module, by their qualified names."""
-    found = []
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            found.append((node.name, node))
-        elif isinstance(node, ast.ClassDef):
-            methods = [m for m in node.body if isinstance(m, ast.FunctionDef)]
-            found += [(f"{node.name}.{m.name}", m) for m in methods]
-    return found
 
 
 def check_files(exercise: Exercise) -> list[Path]:

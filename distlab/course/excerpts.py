@@ -8,7 +8,8 @@ import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .catalogue import Exercise, Region, functions_in, regions_of
+from .catalogue import Exercise
+from .regions import Region, functions_in, regions_of
 
 
 @dataclass(frozen=True)

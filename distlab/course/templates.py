@@ -15,16 +15,10 @@ import textwrap
 from collections.abc import Collection
 from pathlib import Path
 
-from .catalogue import (
-    Course,
-    Exercise,
-    Region,
-    features_for,
-    functions_of,
-    load_course,
-    regions_of,
-)
+from .catalogue import Course, Exercise, features_for, functions_of, load_course
+from .regions import Region, regions_of
 
+BLANK = "blank"  # folder of a hand-out
 SIBLING = re.compile(r"^(\s*from )(\.)(\w+) import ")
 SOLUTIONS = re.compile(r"^\s*(from|import) solutions\b")
 
@@ -99,9 +93,22 @@ def files_of(course: Course) -> list[Exercise]:
     return list(first.values())
 
 
+def handed_out(exercise: Exercise) -> Path:
+    """Where a hand-out keeps the template as it was before the learner began."""
+    return exercise.folder / BLANK / exercise.phase.folder / exercise.template_path.name
+
+
+def documented(exercise: Exercise) -> str:
+    """A text with the docstrings that the learner reads: the solution's, or the blank template."""
+    path = exercise.solution_path
+    return (path if path.is_file() else handed_out(exercise)).read_text(encoding="utf-8")
+
+
 def template_of(exercise: Exercise) -> str:
     """The template's text of the exercise's file."""
     path = exercise.solution_path
+    if not path.is_file():
+        return handed_out(exercise).read_text(encoding="utf-8")
     return generate(path.read_text(encoding="utf-8"), exercise.phase.number, path.name)
 
 

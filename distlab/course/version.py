@@ -5,19 +5,12 @@ What pip remembers of an installed course is older than the folder after the nex
 
 from __future__ import annotations
 
-import functools
-import sys
 from pathlib import Path
 
+from ..host.toml import tomllib
 from .catalogue import root
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
-
-@functools.cache
 def course_version(folder: Path | None = None) -> str:
     """The version of the course in ``folder`` (default: this one); ValueError if it has none."""
     path = (folder or root()) / "pyproject.toml"

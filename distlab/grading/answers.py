@@ -20,7 +20,15 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..course.catalogue import Exercise, check_files, functions_in, functions_of, load_course, root
+from ..course.catalogue import (
+    Exercise,
+    check_files,
+    functions_of,
+    has_solutions,
+    load_course,
+    root,
+)
+from ..course.regions import functions_in
 
 SOLUTIONS = "solutions"
 _TAKEN = re.compile(r'\.solution\(\s*(\d)\s*,\s*"(\w+)"')  # by a check, from another exercise
@@ -49,6 +57,11 @@ def stands(substitutes: Sequence[Exercise]) -> dict[str, Stand]:
         whole = every == {e.id for e in replaced}
         found[file] = Stand(f"{SOLUTIONS}.{phase.folder}.{file}", tuple(owners), whole)
     return found
+
+
+def absent() -> bool:
+    """Whether there are no solutions at all, neither here nor carried here: in a hand-out."""
+    return _carried is None and not has_solutions()
 
 
 def path_of(module: str) -> Path:

@@ -111,6 +111,24 @@ def expect_refused(results: RankResults, calls: Sequence[str], *, cause: str = "
             )
 
 
+def expect_few_waits(results: RankResults, most: int, what: str, region: str = "step") -> None:
+    """Fail if a rank's host waited for its GPU more than ``most`` times in ``region``.
+
+    For runs by NCCL's rules: nobody notes it elsewhere.
+    """
+    for rank, reads in enumerate(getattr(results, "host_reads", ())):
+        found = [read for read in reads if read.region == region]
+        if len(found) > most:
+            where = "".join(f"\n  {each.what} at {each.line}" for each in dict.fromkeys(found))
+            fail(
+                f"{what}: rank {rank}'s host waits for its GPU {len(found)} times, and {most} are "
+                f"enough; each time the GPU runs out of work while the host waits{where}",
+                cause="host",
+                rank=rank,
+                line=max(found, key=found.count).line,
+            )
+
+
 def expect_close(
     got: torch.Tensor | None,
     want: torch.Tensor,

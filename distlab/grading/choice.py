@@ -47,6 +47,7 @@ class Plan:
         device = "cuda" if self.request.device == "cuda" else "cpu"
         number, impl = self.phase.number, self.request.impl
         report = Report(number, impl, session.seed, device, notes=list(notes))
+        report.references = session.references
         for exercise in self.every:
             if exercise.id not in self.selected:
                 continue

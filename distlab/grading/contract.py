@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..course import templates
 from ..course.catalogue import Exercise, check_files, functions_of, root
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from ..host.toml import tomllib
 
 AXES = {
     "group": "a subgroup, no prefix and not in order of rank, while other ranks do other things",
@@ -98,7 +94,7 @@ def _compare(found: Contract) -> None:
 
 def sentences(exercise: Exercise) -> list[tuple[str, str]]:
     """(function, sentence) of the docstrings of the exercise's functions and of their classes."""
-    tree = ast.parse(exercise.solution_path.read_text(encoding="utf-8"))
+    tree = ast.parse(templates.documented(exercise))
     wanted = set(functions_of(exercise))
     return [
         (name, " ".join(sentence.split()))

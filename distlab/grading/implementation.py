@@ -16,9 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..course.catalogue import Exercise, Phase, load_course, root
+from ..course.catalogue import Exercise, Phase, load_course, need_solutions, root
 from ..host import gpus
-from .answers import Stand, carried, carry, code_of, compiled, path_of, program, stands
+from ..observe.failure import CheckFailed
+from .answers import Stand, absent, carried, carry, code_of, compiled, path_of, program, stands
 from .shortcuts import Guard, guard_of, hide_answers
 
 PACKAGE = "implementation"
@@ -59,6 +60,7 @@ def find_source(impl: str, phase: Phase) -> Source:
     Raises ValueError with what to do if the folder holds none.
     """
     if impl == "solutions":
+        need_solutions("--impl solutions")
         return Source(impl, root() / "solutions" / phase.folder)
     if impl == "templates":
         return Source(impl, root() / phase.folder, "template_")
@@ -159,6 +161,15 @@ class Implementation:
         return solution(load_course().phase(phase), name)
 
 
+class NotHandedOut(CheckFailed):
+    """Raised in a rank by a check that needs a part of the solutions, in a hand-out."""
+
+    kind = "needs"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, cause="needs")
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports ``implementation.X`` and ``implementation.template_X`` from the learner's X.
 
@@ -181,8 +192,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def _program(self, name: str) -> str:
         """The program of the solutions that stands for a module that the learner has not."""
-        there = self.source.path(name).is_file()
-        return "" if there else program(self.source.folder.name, name)
+        if self.source.path(name).is_file():
+            return ""
+        if absent() and name not in {e.file for e in load_course().exercises}:
+            raise NotHandedOut(f"the course's own {name}: it isn't handed out")
+        return program(self.source.folder.name, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         package, _, stem = spec.name.rpartition(".")
@@ -216,6 +230,9 @@ def _importable(file: Path) -> bool:
 
 def solution(phase: Phase, module: str) -> ModuleType:
     """The solution's module."""
+    if absent():
+        part = f"{module} of phase {phase.number}"
+        raise NotHandedOut(f"the course's own {part}: it isn't handed out")
     return imported(f"solutions.{phase.folder}.{module}")
 
 

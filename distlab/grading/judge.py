@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ..course.catalogue import has_solutions
 from ..observe.failure import CheckFailed
 from ..observe.lines import source_line
 from ..ranks.results import RankFailure
@@ -17,7 +18,8 @@ def verdict_of(error: BaseException | None) -> CheckResult:
     if isinstance(error, NotRun):
         return CheckResult(**vars(error.result))
     if isinstance(error, RankFailure):
-        verdict = error.kind if error.kind in ("hang", "crash", "blank", "error") else "fail"
+        known = ("hang", "crash", "blank", "error", *(() if has_solutions() else ("needs",)))
+        verdict = error.kind if error.kind in known else "fail"
         printed = {r.rank: r.output for r in error.reports}
         return CheckResult(
             "", verdict, error.message, error.cause, error.rank, error.line, printed=printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ..course.catalogue import Exercise
+from ..course.catalogue import Exercise, places_of
 from ..ranks import RankContext, RankFailure
 from . import runners
 from .implementation import Implementation, Source, blank_lines
@@ -41,14 +41,9 @@ def in_the_file(source: Source, exercise: Exercise) -> NotRun | None:
     if source.name != "solutions" and path.resolve() == exercise.solution_path.resolve():
         message = f"{name} is a link to the solution: write it yourself"
         return NotRun("fail", message, cause="shortcut")
-    if left and _regions(exercise) <= len(left):
+    if left and places_of(exercise) <= len(left):
         return NotRun("blank", f"still to be written, {name} line {left[0]}")
     return None
-
-
-def _regions(exercise: Exercise) -> int:
-    text = exercise.solution_path.read_text(encoding="utf-8")
-    return max(1, text.count(f"# --- exercise {exercise.id}: start"))
 
 
 def at_import(

@@ -17,6 +17,9 @@ import torch
 from ..course.catalogue import Exercise
 from ..host.forking import prepare_to_fork
 from ..netcluster import Network, cluster_obstacle
+from ..observe.failure import CheckFailed
+from ..ranks import zygote
+from ..reference.compare import best
 from .definitions import definition
 from .implementation import Implementation, protect_this_process
 from .judge import verdict_of
@@ -107,14 +110,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             and (not wanted.exercises or exercise.id in wanted.exercises)
             and (not wanted.checks or item.name.split("[")[0] in wanted.checks)
         ]
+    if wanted.once:
+        items[:] = [item for item in items if tier_of(item) == _first_tier(item)]
     if session.view is not None:
         session.view.checks.update(e.id for item in items if (e := exercise_of(item)))
 
 
+def _first_tier(item: pytest.Item) -> str:
+    """The first tier that its check declares, if it runs ranks."""
+    marker = item.get_closest_marker("exercise")
+    runs = marker is not None and "run" in getattr(item, "fixturenames", ())
+    return marker.kwargs["tiers"][0] if marker is not None and runs else tier_of(item)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Many checks will fork many ranks; for a few of them it would not pay."""
+    """Many checks will fork many ranks; for a few of them it would not pay. No check has computed
+    anything yet, so this is where ranks of GPUs can be forked from."""
     if len(session.items) >= MANY:
         prepare_to_fork()
+    if any(tier_of(item) == "cuda" for item in session.items):
+        zygote.prepare()
+
+
+def pytest_sessionfinish() -> None:
+    """No process is left."""
+    zygote.end()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -193,12 +213,14 @@ def tier() -> str:
 
 
 @pytest.fixture
-def cases(tier: str) -> Callable[..., tuple[Any, ...]]:
+def cases(request: pytest.FixtureRequest, tier: str) -> Callable[..., tuple[Any, ...]]:
     """``cases(3, 1, 2, 4, 5)``: what to check, the most telling one first.
 
-    All of them on virtual ranks, which are cheap; the first on real ones.
+    All of them on virtual ranks, which are cheap; the first on real ones, and by NCCL's rules where
+    nobody has asked for these.
     """
-    return lambda *every: every if tier in ("virtual", "nccl") else every[:1]
+    asked = request.config.stash[SESSION].request.tier
+    return lambda *every: every if tier == "virtual" or asked == "nccl" else every[:1]
 
 
 @pytest.fixture
@@ -225,6 +247,24 @@ def run(request: pytest.FixtureRequest, tier: str) -> Runner:
     if exercise is None:
         raise NotRun("error", "a check that uses run must be marked @exercise(…)")
     return session.runner(exercise, tier)
+
+
+@pytest.fixture
+def reference(request: pytest.FixtureRequest) -> Callable[[str], tuple[dict[str, Any], str]]:
+    """``reference("digits_mlp")``: the recorded run to compare with, and how it was made.
+
+    The report names it.
+    """
+    used = request.config.stash[SESSION].references
+
+    def take(name: str) -> tuple[dict[str, Any], str]:
+        try:
+            data, used[name] = best(name)
+        except ValueError as error:
+            raise CheckFailed(str(error), cause="reference") from None
+        return data, used[name]
+
+    return take
 
 
 @pytest.fixture

@@ -71,6 +71,8 @@ def print_report(report: Report, phase: Phase, out: Console) -> None:
     for exercise in report.exercises:
         if exercise.verdict not in ("pass", "blank", "needs", "blocked"):
             _print_failure(exercise, out)
+        elif exercise.verdict == "blocked" and exercise.decisive is not None:
+            say(out, f"{exercise.id} is blocked: {exercise.decisive.message}", STYLE["blocked"])
     _print_needs(report, out)
     out.print(Text(f"score: {report.score} of {report.max_score} points", "bold"))
     _print_next(report, out)
@@ -182,6 +184,8 @@ def _print_needs(report: Report, out: Console) -> None:
     tiers = {check.tier for exercise in report.exercises for check in exercise.checks}
     if tiers - {"virtual", "gloo"}:
         say(out, f"the project's own solutions: {gpu_record.words()}", "dim")
+    for name, made in report.references.items():
+        say(out, f"compared with the reference run of {name}: {made}", "dim")
     if absent:
         say(out, "distlab doctor says what this machine lacks, and how to get it", "dim")
 

@@ -11,6 +11,7 @@ from ..observe.log import SHARED_GPU
 from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import VirtualResults, run_worlds
+from ..virtual.rules import rules_named
 from .verdicts import NotRun
 
 # seconds on a machine that does nothing else (``ProgramClock``)
@@ -47,9 +48,11 @@ HERE = Here()
 class Runner:
     """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
 
+    ways = 1  # in which each run is made: limits are for one of them
+
     def __init__(self, files: tuple[str, ...], seed: int, device: str, place: Place = HERE) -> None:
         self.files, self.seed, self.device, self.place = files, seed, device, place
-        self.end = spent() + CHECK_LIMIT
+        self.end = spent() + CHECK_LIMIT * self.ways
         self.printed: list[str] = []  # by each rank of the run whose values were read last
 
     def note(self, results: R) -> R:
@@ -63,7 +66,7 @@ class Runner:
 
     def limit(self, options: dict[str, Any]) -> float:
         """Seconds for the next run: what its options say, as far as the check has them left."""
-        asked = options.pop("timeout", RUN_LIMIT)
+        asked = options.pop("timeout", RUN_LIMIT) * self.ways
         return round(min(asked, max(1.0, self.end - spent())), 1)
 
     def __call__(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
@@ -90,6 +93,7 @@ class VirtualRunner(Runner):
     """The same on virtual ranks: several interleavings each time, several sizes in one process."""
 
     rules = "gloo"
+    interleavings, delayed = INTERLEAVINGS, DELAYED
 
     def __call__(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
         """``run_virtual`` with the defaults of checks."""
@@ -99,7 +103,7 @@ class VirtualRunner(Runner):
         self, body: Body, world_sizes: Sequence[int], *args: Any, **options: Any
     ) -> list[RankResults]:
         """The results for several world sizes."""
-        more = DELAYED if options.pop("delays", False) else INTERLEAVINGS
+        more = self.delayed if options.pop("delays", False) else self.interleavings
         return [*self._run(body, world_sizes, args, {"seed": self.seed, "seeds": more} | options)]
 
     def simulate(self, body: Body, world_size: int, *args: Any, **options: Any) -> VirtualResults:
@@ -135,3 +139,13 @@ class NcclRunner(VirtualRunner):
     """The same by NCCL's rules, in each of the ways in which PyTorch runs it."""
 
     rules = "nccl"
+    ways = len(rules_named(rules))
+
+
+class BriefNcclRunner(NcclRunner):
+    """The same where nobody has asked for this tier: one interleaving of each way.
+
+    What NCCL's order blocks is blocked in all interleavings.
+    """
+
+    interleavings = delayed = 1

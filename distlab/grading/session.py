@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..course.catalogue import Course, Exercise, load_course
+from ..course.catalogue import Course, Exercise, has_solutions, load_course
 from ..host import gpus
 from ..host.system import fork_obstacle
 from ..host.terminal import short
@@ -16,7 +16,7 @@ from ..sandbox import Limits
 from .implementation import Implementation, Source, find_source
 from .live import View
 from .obstacles import at_import, comes_back, in_the_file
-from .runners import HERE, NcclRunner, Place, Runner, VirtualRunner
+from .runners import HERE, BriefNcclRunner, NcclRunner, Place, Runner, VirtualRunner
 from .verdicts import TIERS, CheckResult, ExerciseResult, NotRun
 
 
@@ -27,6 +27,7 @@ class Request:
     ``first``: checks that run before others; ``brief``: no check runs after one has failed.
     ``partial``: a share of the points for a share of the checks. ``guarded``: answers taken from
     elsewhere fail; a right alternative to one exercise may take the rest from the solution.
+    ``once``: each check on the first of its tiers only.
     ``sandbox``: ranks run in one, within these limits."""
 
     impl: str = "solutions"
@@ -41,6 +42,7 @@ class Request:
     brief: bool = False
     partial: bool = False
     guarded: bool = True
+    once: bool = False
     sandbox: Limits | None = None
 
 
@@ -57,6 +59,7 @@ class Session:
     place: Place = HERE
     sources: dict[int, Source] = field(default_factory=dict)
     files: dict[int, list[Path]] = field(default_factory=dict)  # at the beginning
+    references: dict[str, str] = field(default_factory=dict)  # recorded runs compared with
 
     def __post_init__(self) -> None:
         chosen = self.request.seed
@@ -95,7 +98,10 @@ class Session:
         return exercise_id in self.results and self.results[exercise_id].verdict == "pass"
 
     def substitutes(self, exercise: Exercise) -> list[Exercise]:
-        """The exercises that are taken from the solution while this one is graded."""
+        """The exercises that are taken from the solution while this one is graded: none without
+        solutions, the learner's own are then all that there is."""
+        if not has_solutions():
+            return []
         found = {e.id: e for e in self.built_on(exercise)}
         for other in exercise.phase.exercises:  # imported along, so it must not break the import
             if other.file != exercise.file and not self.passed(other.id):
@@ -115,7 +121,8 @@ class Session:
         """Raise NotRun if the exercise's checks can't or need not run on this tier."""
         if exercise.id not in self.not_run:
             self.not_run[exercise.id] = self._obstacle(exercise)
-            self.result(exercise).used_solution_of = [e.id for e in self.built_on(exercise)]
+            used = self.built_on(exercise) if has_solutions() else []
+            self.result(exercise).used_solution_of = [e.id for e in used]
         obstacle = self.not_run[exercise.id] or self.deleted(exercise)
         if obstacle is not None:
             raise obstacle
@@ -151,6 +158,11 @@ class Session:
         failing = [e for e in exercise.requires if not self.passed(e)]
         if failing:
             return NotRun("blocked", f"comes after {' and '.join(failing)}: solve that first")
+        unsolved = [] if has_solutions() else [e.id for e in self.built_on(exercise)]
+        if unsolved:
+            do = "does" if len(unsolved) == 1 else "do"
+            message = f"needs your own {' and '.join(unsolved)}, which {do} not pass yet"
+            return NotRun("blocked", message)
         if self.request.trusted:
             return None
         key = exercise.phase.number, exercise.file
@@ -179,7 +191,8 @@ class Session:
         if tier in ("virtual", "nccl") and fork_obstacle():
             raise NotRun("needs", f"forked processes: {fork_obstacle()}")
         files = self.source(exercise).files()
-        kind = {"virtual": VirtualRunner, "nccl": NcclRunner}.get(tier, Runner)
+        nccl = NcclRunner if self.request.tier else BriefNcclRunner
+        kind = {"virtual": VirtualRunner, "nccl": nccl}.get(tier, Runner)
         return kind(files, self.seed, "cuda" if tier == "cuda" else "cpu", self.place)
 
     def record(self, exercise: Exercise, check: CheckResult) -> None:

@@ -95,7 +95,8 @@ class ExerciseResult:
 
 @dataclass
 class Report:
-    """All that was graded in one run."""
+    """All that was graded in one run. ``references``: how the recorded runs that it was compared
+    with were made, by workload."""
 
     phase: int
     impl: str
@@ -107,6 +108,7 @@ class Report:
     graded: str = field(default_factory=now)
     student: str | None = None  # nobody, where learners grade their own work
     submission_hash: str | None = None
+    references: dict[str, str] = field(default_factory=dict)
 
     @property
     def score(self) -> int:
@@ -143,6 +145,7 @@ class Report:
             "seed": self.seed,
             "device": self.device,
             "tiers": tier_totals(self.exercises),
+            "references": self.references,
             "exercises": [_exercise_json(e) for e in self.exercises],
         }
 

@@ -4,7 +4,7 @@ The first backward of a process starts one thread of autograd for each GPU, also
 are on the CPU, and asks CUDA for its devices. No fork of such a process can use autograd or CUDA.
 So GPUs are hidden before: the process and its forks compute as on a machine without GPUs. A rank
 that is to use a GPU sees them again; where CUDA has answered already, with none, such a rank is
-started as a new process.
+forked from a process that has not asked (``ranks/zygote.py``), or started as a new one.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from ..host.processes import become_subreaper, children, end_strays, exit_status
 from ..host.program_clock import EVERY, ProgramClock
 from ..observe.log import Mismatch, SequenceCheck
 from . import report as rank_report
+from . import zygote
 from .member import Member
 from .options import Options
 from .process import group_timeout, rank_main
@@ -73,12 +74,13 @@ class Parent:
         fds = (stack, looks, pipe_write, output_write)
         task = (self.fn, self.args, self.options, os.getpid(), self.store, *fds)
         process = None
-        if anew:
-            seen = gpus.environment() if self.options.device == "cuda" else None
-            needed = (*fds, self.store_fd)
+        needed, on_gpu = (*fds, self.store_fd), self.options.device == "cuda"
+        pid = zygote.fork(needed, rank, self.world_size, *task) if anew and on_gpu else None
+        if anew and pid is None:
+            seen = gpus.environment() if on_gpu else None
             process = spawn(seen, output_write, needed, rank, self.world_size, *task)
             pid = process.pid
-        else:
+        elif pid is None:
             pid = os.fork()
             if pid == 0:
                 others = [fd for m in self.members for fd in m.files]

@@ -1,4 +1,7 @@
-"""Start the process of a rank: a fork of this one, or a new Python where forking is not safe."""
+"""Start the process of a rank: a fork of this one, or a new Python where forking is not safe.
+
+A rank on a GPU is forked from the zygote where this process can't fork it (``zygote.py``).
+"""
 
 from __future__ import annotations
 

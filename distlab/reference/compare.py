@@ -10,14 +10,8 @@ the CPU's stands in where there is none with the data that there are here.
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
 import math
-import os
 import platform
-import resource
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -30,6 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..course.catalogue import root
+from . import sealed
+from .provenance import peak_memory, provenance
+from .sealed import digest
 from .workloads import DATA, Workload, build_model, build_optimizer, data_hash, epoch_order
 
 # float32 on CPU ranks against the record: rounding (6e-8 per operation) grows with each step of
@@ -38,11 +35,6 @@ from .workloads import DATA, Workload, build_model, build_optimizer, data_hash, 
 # follow the sign of tiny gradients) 2e-5 over 46 steps and 5e-3 over 230, so compare it over few
 # steps, or in float64.
 LOSS_TOLERANCE = 1e-4
-
-
-def digest(data: object) -> str:
-    """SHA-256 of data's canonical JSON."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 class OtherData(ValueError):
@@ -64,13 +56,19 @@ def _all_batches(chosen: Workload, epochs: int) -> Iterator[tuple[Tensor, Tensor
 
 
 def train_alone(
-    chosen: Workload, *, epochs: int, device: str = "cpu", dtype: torch.dtype = torch.float64
+    chosen: Workload,
+    *,
+    epochs: int,
+    steps: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[list[float], list[float], torch.nn.Module]:
-    """(losses, gradient norms, trained model) of one process: the plain loop."""
+    """(losses, gradient norms, trained model) of one process: the plain loop, of ``steps`` steps
+    at most."""
     model = build_model(chosen.model, chosen.seed, dtype).to(device)
     optimizer = build_optimizer(chosen, model)
     losses, norms = [], []
-    for inputs, targets in global_batches(chosen, epochs):
+    for inputs, targets in islice(global_batches(chosen, epochs), steps):
         optimizer.zero_grad()
         inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
         loss = F.cross_entropy(model(inputs), targets.to(device).flatten())
@@ -83,10 +81,9 @@ def train_alone(
 
 
 def record(chosen: Workload, device: str) -> dict[str, Any]:
-    """Train the workload on one device and return its record."""
-    on_gpu = device == "cuda"
+    """Train the workload with one process on one device and return its record."""
     dtype = torch.float64
-    if on_gpu:
+    if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
     losses, norms, model = train_alone(chosen, epochs=chosen.epochs, device=device, dtype=dtype)
@@ -105,40 +102,9 @@ def record(chosen: Workload, device: str) -> dict[str, Any]:
         },
         "dtype": str(dtype).removeprefix("torch."),
         "samples_per_second": samples / seconds,
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else _peak_memory(),
-        "device": device,
-        "device_name": torch.cuda.get_device_name() if on_gpu else cpu_name(),
-        "cores": os.cpu_count(),
-        "driver": _driver() if on_gpu else None,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if on_gpu else None,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
+        "peak_memory_bytes": peak_memory(device),
     }
-    return data | {"hash": digest(data)}
-
-
-def _peak_memory() -> int:
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes if platform.system() == "Darwin" else kilobytes * 1024
-
-
-def cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.machine()
-
-
-def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.split()[0]
+    return data | provenance(device)
 
 
 def reference_path(device: str, name: str, folder: Path | None = None) -> Path:
@@ -148,20 +114,9 @@ def reference_path(device: str, name: str, folder: Path | None = None) -> Path:
 
 def load(device: str, name: str, folder: Path | None = None) -> dict[str, Any]:
     """A record whose hashes hold; ValueError says in one line what is wrong with it otherwise."""
+    again = f"distlab record --device {device} --workload {name}"
     path = reference_path(device, name, folder)
-    again = f"record it anew: python -m distlab.record --device {device} --workload {name}"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        claimed = data.pop("hash")
-        sound = claimed == digest(data)
-        sound = sound and data["configuration_hash"] == digest(data["configuration"])
-    except FileNotFoundError:
-        raise ValueError(f"no reference run {device}/{name}: {again}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"reference run {path.name} can't be read ({error}): {again}") from None
-    if not sound:
-        raise ValueError(f"reference run {path.name} is corrupt (its hash differs): {again}")
-    return data
+    return sealed.read(path, f"reference run {device}/{path.name}", again)
 
 
 def expect_same_data(reference: dict[str, Any]) -> None:

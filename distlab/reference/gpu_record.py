@@ -8,14 +8,13 @@ between GPUs: a group of one rank sends nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from ..course.catalogue import root
-from .compare import digest
+from . import sealed
 
 NEVER = "never run on NCCL"
 DEVICE = "cuda"
@@ -29,25 +28,9 @@ def record_path(gpus: list[str], folder: Path | None = None) -> Path:
     return (folder or root() / "references") / DEVICE / f"nccl-{name}.json"
 
 
-def write(path: Path, data: dict[str, Any]) -> None:
-    """Write a record with its hash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data | {"hash": digest(data)}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
 def read(path: Path) -> dict[str, Any]:
     """A record whose hash holds; ValueError says in one line what is wrong with it otherwise."""
-    again = "record it anew: distlab doctor --cuda"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        claimed = data.pop("hash")
-        sound = claimed == digest(data)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"GPU record {path.name} can't be read ({error}): {again}") from None
-    if not sound:
-        raise ValueError(f"GPU record {path.name} is corrupt (its hash differs): {again}")
-    return data
+    return sealed.read(path, f"GPU record {path.name}", "distlab doctor --cuda")
 
 
 def records(folder: Path | None = None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
+from ..course.catalogue import has_solutions, need_solutions
 from ..hardware import load_cluster
 from .models import ModelSpec, model_spec
 
@@ -57,7 +58,7 @@ class Plan:
     gpus: tuple[int, ...] = _option((1, 2, 4, 8, 16), "numbers of GPUs", metavar="N")
     model: str = _option("resnet50", "resnet50, vit_b16, gpt-1b, gpt-7b or mlp")
     strategy: str = _option("ddp", "ddp; phase 3: bucketed, ring, zero1, fsdp …")
-    impl: str = _option("solutions", "solutions, mine or torch")
+    impl: str = _option(IMPLS[0] if has_solutions() else IMPLS[1], "solutions, mine or torch")
     collective: str = _option("backend", "backend, ring, tree or hierarchical")
     batch: int = _option(0, "samples per GPU")
     dtype: str = _option("", "of weights and activations")
@@ -87,6 +88,8 @@ class Plan:
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.impl == "solutions":
+            need_solutions("impl solutions")
         if self.impl == "torch" and not STRATEGIES[self.strategy].of_torch:
             raise ValueError(f"strategy {self.strategy} is simulated with solutions or mine")
         if not self.gpus or min(self.gpus) < 1:

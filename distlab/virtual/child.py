@@ -95,12 +95,13 @@ class Child:
             world = World(world_size, options, seed, self._note, rules)
             enter(world)
             world.scheduler.run(partial(self._body, world), STACK)
+            whole = all(rank.finished for rank in world.scheduler.ranks)  # who is late may go on
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
             ended = [v for r, v in enumerate(values) if r not in absent]
-            failed = None in ended or any(state.notices for state in world.states)
+            failed = not whole or None in ended or any(state.notices for state in world.states)
             if failed or values != first or (rules, number) == every[-1]:
-                _report(world, self.pipe, seed)
+                _report(world, self.pipe, seed, whole)
                 break
         return not failed
 
@@ -173,8 +174,8 @@ class RankData:
     reads: list[Any] | tuple[()] = ()
 
 
-def _report(world: World, pipe: Pipe, seed: int | None) -> None:
-    """Everything the parent needs, rank by rank."""
+def _report(world: World, pipe: Pipe, seed: int | None, whole: bool) -> None:
+    """Everything the parent needs, rank by rank; ``whole``: all ranks were done at the end."""
     loops = _loops(world)
     frames = sys._current_frames()
     for state in world.states:
@@ -184,7 +185,7 @@ def _report(world: World, pipe: Pipe, seed: int | None) -> None:
         frame = frames.get(rank.thread.ident or 0) if rank.thread else None
         data = _rank_data(world, state, frame)
         pipe.send(b"V", _dumps(vars(data)).encode())
-    summary = _summary(world, seed, frames) | {"loops": loops}
+    summary = _summary(world, seed, frames, whole) | {"loops": loops}
     pipe.send(b"F", _dumps(summary).encode())
 
 
@@ -214,11 +215,13 @@ def _position(world: World, rank: VirtualRank) -> tuple[float, int]:
     return rank.clock, len(world.states[rank.index].ledger.events)
 
 
-def _summary(world: World, seed: int | None, frames: dict[int, FrameType]) -> dict[str, Any]:
+def _summary(
+    world: World, seed: int | None, frames: dict[int, FrameType], whole: bool
+) -> dict[str, Any]:
     """How the run ended, and what clocks, links and compute models say."""
     ranks = world.scheduler.ranks
     verdict = "deadlock" if world.scheduler.deadlocked else "done"
-    if verdict == "done" and not all(rank.finished for rank in ranks):
+    if verdict == "done" and not whole:
         verdict = "timeout"
     running = world.scheduler.running
     stacks = {}

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 MIXES = {"copy_", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"}
 MIXES |= {"index_fill_"}  # C++ takes it on the CPU for x[index] = number
 READS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero", "_unique2"}
-MOVES = {"copy_"}  # a read by the host, if from a GPU to the CPU
+MOVES = {"copy_"}  # the host waits, if it goes from one kind of device to the other
 KEPT = {"lift_fresh", "alias", "detach", "_unsafe_view"}
 GENERATORS: dict[int, str] = {}  # address of a generator: "cuda" if it is one of a GPU
 MADE = object()  # the mark of what C++ made for some other tensor: it goes where that is
@@ -117,7 +117,8 @@ class Kind:
 class DeviceModel(TorchDispatchMode):
     """Follows on one rank which tensor is on which device, and who touches what is in flight.
 
-    ``read`` is told of each operator by which the host looks at a GPU's values.
+    ``read`` is told of each operator in which the host waits for a GPU: it looks at values, or
+    copies some there (``aten/src/ATen/native/cuda/Copy.cu``, ``memcpy_and_sync``).
     """
 
     kinds: ClassVar[dict[Any, Kind]] = {}
@@ -146,7 +147,7 @@ class DeviceModel(TorchDispatchMode):
         elif kind.changes and isinstance(args[0], Tensor):
             target = mark_of(args[0])
             _refuse_generator(kwargs, device_of(args[0]))
-        if isinstance(mark, torch.device) and (kind.reads or (kind.moves and target is None)):
+        if isinstance(mark, torch.device) and (kind.reads or (kind.moves and _waits(*args))):
             self.read(kind.name)
         out = func(*args, **kwargs)
         if target is not None and not kind.changes:
@@ -159,6 +160,13 @@ class DeviceModel(TorchDispatchMode):
         for key, value in (*enumerate(args), *kwargs.items()):
             for tensor in tensors_of((value,)):
                 self.flight.touch(tensor, key in kind.changes)
+
+
+def _waits(to: Tensor, source: Tensor, non_blocking: bool = False) -> bool:
+    """Whether the host waits in ``copy_``. A number is no tensor: C++ makes one of ``x[0] = 1``."""
+    if mark_of(to) is None:
+        return True
+    return mark_of(source) is None and source.dim() > 0 and not non_blocking
 
 
 def _common(kind: Kind, given: list[Tensor]) -> Any:

@@ -20,6 +20,7 @@ from torch.distributed import ReduceOp
 from ..observe.lines import learner_line, source_line
 from ..observe.log import two_in_one_buffer
 from ..observe.operators import share_memory
+from .gloo_refusals import refuse
 from .machine import Machine
 from .moves import COMBINE
 from .part import Part
@@ -77,16 +78,13 @@ class VirtualGroup(dist.ProcessGroup):
     # -- posting --------------------------------------------------------------------------------
     def _post(self, op: str, outputs: Sequence[Tensor], **fields: Any) -> VirtualWork:
         for tensor in (*fields.get("gives", ()), *fields.get("gets", ())):
-            if tensor.is_sparse or self._elsewhere(tensor):
+            if tensor.is_sparse or (tensor.is_cuda and not self.world.rules.nccl):
                 kind = "sparse" if tensor.is_sparse else "CUDA"
                 raise ValueError(f"virtual ranks can't communicate a {kind} tensor")
         return self._issue(Part(self.member, op, self.ranks, **fields), outputs)
 
-    def _elsewhere(self, tensor: Tensor) -> bool:
-        """Whether a tensor is not where these ranks communicate from."""
-        return tensor.is_cuda
-
     def _issue(self, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
+        refuse(part)
         return self._issue_on(self.channel, part, outputs)
 
     def _issue_on(self, channel: Any, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
@@ -109,8 +107,6 @@ class VirtualGroup(dist.ProcessGroup):
             op = ReduceOp.SUM
         if not any(op == known for known, _ in COMBINE):
             raise ValueError(f"virtual ranks have no reduction {op}")
-        if op == ReduceOp.AVG and any(t.device.type == "cpu" for t in tensors):
-            raise ValueError("ReduceOp.AVG needs NCCL; on the CPU sum, then divide")
         return op
 
     # -- messages -------------------------------------------------------------------------------
@@ -137,13 +133,8 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _buffer(self, tensors: Any) -> Sequence[Tensor]:
         mine = [tensors] if isinstance(tensors, Tensor) else tensors
-        if len(mine) != 1 or self._elsewhere(mine[0]):
-            raise ValueError("a message on virtual ranks is one tensor in the memory of the CPU")
-        if not mine[0].is_contiguous():
-            shape, strides = tuple(mine[0].shape), mine[0].stride()
-            raise ValueError(
-                f"a message must be contiguous: a tensor of shape {shape} has strides {strides}"
-            )
+        if len(mine) != 1:
+            raise ValueError("a message is one tensor")
         return mine
 
     def _not_in_use(self, buffer: Tensor, source: str) -> None:

@@ -32,13 +32,13 @@ def register(create: Callable[[Any, Any], dist.ProcessGroup]) -> None:
 
 
 def stand_in(
-    making: Callable[[str, bool, Any], str],
+    making: Callable[[str, Any, Any], str],
     name: Callable[[Any], str | None],
     environment: Callable[[], dict[str, Any]],
 ) -> None:
     """Stand in for other backends.
 
-    ``making(backend, is_part, device)`` is called wherever torch would split the world's
+    ``making(backend, ranks, device)`` is called wherever torch would split the world's
     communicator for a new group, and returns the backend to use; ``name(group)`` is what a group's
     backend is called. ``environment()`` is what a launcher's environment says of the store, the
     rank and their number.
@@ -49,7 +49,7 @@ def stand_in(
 
     @functools.wraps(helper)
     def create(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any) -> Any:
-        chosen = making(str(backend), bool(ranks), more.get("device_id"))
+        chosen = making(str(backend), ranks, more.get("device_id"))
         return helper(size, rank, ranks, dist.Backend(chosen), *args, **more)
 
     @functools.wraps(named)
@@ -67,7 +67,7 @@ def stand_in(
 
     @functools.wraps(join)
     def init_process_group(*args: Any, **more: Any) -> None:
-        join(*args, **more if "store" in more else more | environment())
+        join(*args, **more if "store" in more else more | environment() | {"init_method": None})
 
     def rendezvous(*_: Any, **__: Any) -> Iterator[tuple[Any, ...]]:
         yield tuple(environment()[key] for key in ("store", "rank", "world_size"))
@@ -89,10 +89,10 @@ def batch_at_once() -> None:
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
         group = p2p_op_list[0].group if p2p_op_list else None
         group = group or dist.group.WORLD
-        if not getattr(group, "supports_coalescing", False):
+        device = p2p_op_list[0].tensor.device if p2p_op_list else None
+        if device is None or not group._get_backend(device).supports_coalescing:
             return one_by_one(p2p_op_list)
         c10d._check_p2p_op_list(p2p_op_list)
-        device = p2p_op_list[0].tensor.device
         with c10d._coalescing_manager(group, device, async_ops=True) as batch:
             for each in p2p_op_list:
                 end = "group_dst" if each.op is dist.isend else "group_src"

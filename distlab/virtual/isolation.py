@@ -24,7 +24,7 @@ from .group import VirtualGroup
 from .nccl_group import NcclGroup
 from .pretend import Pretended
 from .state import RankState
-from .world import World
+from .world import BOTH, World
 
 KEPT_OUTPUT = 64 * 1024
 READ_CLOCK = 5e-8  # virtual seconds that reading the time takes, so that a loop until a time ends
@@ -37,11 +37,11 @@ def enter(world: World) -> None:
     global _world
     if _world is None:
         internals.register(lambda options, _: entered().create_group(options))
+        internals.stand_in(lambda *new: entered().making(*new), _backend_name, _environment)
         _own_clock()
         _own_random()
         _no_cuda()
         if world.rules.nccl:
-            internals.stand_in(lambda *new: entered().making(*new), _backend_name, _environment)
             internals.batch_at_once()
             _pretend_cuda()
         listen(_noticed)
@@ -179,6 +179,8 @@ def _no_cuda() -> None:
 
 
 def _backend_name(group: Any) -> str | None:
+    if type(group) is NcclGroup and group.host is not None:
+        return BOTH
     return {NcclGroup: "nccl", VirtualGroup: "gloo"}.get(type(group))
 
 
@@ -195,6 +197,7 @@ def _pretend_cuda() -> None:
         state = current()
         for work in [] if state is None else [*state.works.values()]:
             work.complete()
+        read("synchronize")
 
     def read(what: str) -> None:
         state = current()

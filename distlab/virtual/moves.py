@@ -38,7 +38,7 @@ def copy(target: Tensor, source: Tensor) -> None:
         set_shadow(target, values if values is None else values.reshape(target.shape))
         return
     source = source.data
-    target.data.copy_(source if source.shape == target.shape else source.view(target.shape))
+    target.data.copy_(source if source.shape == target.shape else source.reshape(target.shape))
 
 
 def _barrier(parts: list[Part]) -> None:

@@ -29,6 +29,7 @@ from ..observe.log import P2P
 from .communicators import Communicator, Gpu, Splits
 from .devices import gpu_of
 from .flight import poison
+from .gloo_refusals import BITWISE
 from .group import VirtualGroup
 from .machine import Machine
 from .order import Entry
@@ -36,7 +37,6 @@ from .part import Part
 from .rules import Rules
 from .work import VirtualWork
 
-BITWISE = {"BAND": ReduceOp.BAND, "BOR": ReduceOp.BOR, "BXOR": ReduceOp.BXOR}
 DTYPES = {
     torch.int8,
     torch.uint8,
@@ -93,7 +93,8 @@ class NcclGroup(VirtualGroup):
     """One rank's membership; ``channel.shared`` holds the communicators, the same for all.
 
     ``made``: the group's own communicator is there already, from a split. ``device``: the one that
-    ``init_process_group`` was given; where one is bound without it, the current one.
+    ``init_process_group`` was given; where one is bound without it, the current one. ``host``: gloo
+    beside NCCL, for what is in the host's memory (``cpu:gloo,cuda:nccl``).
     """
 
     def __init__(
@@ -105,9 +106,10 @@ class NcclGroup(VirtualGroup):
         rules: Rules,
         made: bool,
         device: torch.device | None,
+        host: VirtualGroup | None = None,
     ) -> None:
         super().__init__(world, ranks, channel, rank)
-        self.rules = rules
+        self.rules, self.host = rules, host
         self.batch: list[tuple[Part, Sequence[Tensor]]] | None = None
         self.made, self.bound = made, device
         if rules.bound:
@@ -124,6 +126,15 @@ class NcclGroup(VirtualGroup):
         return node, found or torch.device("cuda", torch.cuda.current_device())
 
     # -- communicators --------------------------------------------------------------------------
+    def splits_for(self, backend: str, ranks: Sequence[int]) -> bool:
+        """Whether a new group makes this rank split this one, the default group.
+
+        For a group of gloo's torch 2.8 lets the ranks that are not in it split, and nobody else
+        (``_new_process_group_helper``; ``_get_split_source`` of 2.15 knows better).
+        """
+        outside = self.member.index not in ranks
+        return self.rules.bound and (backend != "gloo" or (self.rules.eager and outside))
+
     def split(self) -> None:
         """Take part in making a group, as a member or not (``perform_nocolor_split``)."""
         self._communicator(None)
@@ -147,7 +158,15 @@ class NcclGroup(VirtualGroup):
         return found
 
     # -- issuing --------------------------------------------------------------------------------
+    def _get_backend(self, device: torch.device) -> VirtualGroup:
+        return self.host if self.host is not None and device.type == "cpu" else self
+
+    def _by_gloo(self, tensors: Sequence[Tensor]) -> bool:
+        return self.host is not None and bool(tensors) and gpu_of(tensors[0]) is None
+
     def _issue(self, part: Part, outputs: Sequence[Tensor]) -> VirtualWork:
+        if self._by_gloo((*part.gives, *part.gets)):
+            return super()._issue(part, outputs)
         self._refuse(part)
         if self.batch is not None:
             self.batch.append((part, outputs))
@@ -181,9 +200,6 @@ class NcclGroup(VirtualGroup):
         return BatchWork(works)
 
     # -- what is refused ------------------------------------------------------------------------
-    def _elsewhere(self, tensor: Tensor) -> bool:
-        return False  # ``_refuse_device`` says what PyTorch says
-
     def _refuse(self, part: Part) -> None:
         if part.tag:
             raise ValueError(
@@ -196,7 +212,8 @@ class NcclGroup(VirtualGroup):
                 raise ValueError(
                     f"Tensors must be contiguous: {part.op} was given one of shape "
                     f"{tuple(tensor.shape)} with strides {tensor.stride()}. gloo's collectives "
-                    "forgive it, where the strides are the same on all ranks; use .contiguous()"
+                    "forgive it, if there are no gaps and all ranks have the same strides; use "
+                    ".contiguous()"
                 )
             dtype = tensor.dtype
             if dtype.is_complex and part.op not in P2P:
@@ -223,6 +240,8 @@ class NcclGroup(VirtualGroup):
             )
 
     def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> Any:
+        if self._by_gloo(tensors):
+            return super()._reduction(opts, tensors)
         op = getattr(opts, "reduceOp", opts)
         op = ReduceOp.SUM if op is None else op
         for name, bitwise in BITWISE.items():
@@ -237,6 +256,8 @@ class NcclGroup(VirtualGroup):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> VirtualWork:
         """NCCL has no receive from any rank."""
+        if self._by_gloo(self._buffer(tensors)):
+            return super().recv_anysource(tensors, tag)
         raise RuntimeError(
             "Backend nccl does not support recvAnysource: name the source rank. gloo forgives it, "
             "for it takes the first message that comes"

@@ -53,13 +53,17 @@ class IssueOrder:
 
     def told(self) -> str:
         """Why what gloo would deliver now can't be; empty if there is nothing of this kind."""
-        lines = []
+        pairs = []
         for _, queue in sorted(self.queues.items(), key=lambda item: item[0][1]):  # by rank
-            behind = [p for e in list(queue)[1:] for p in e.parts if _is_held(p)]
-            if behind:
+            held = [p for e in list(queue)[1:] for p in e.parts if _is_held(p)]
+            for part in sorted(held, key=self._awaited, reverse=True)[:1]:
                 first = next(p for p in queue[0].parts if not p.done)
-                rank = first.rank.index
-                lines.append(f"  rank {rank}: {_shown(behind[0])} is behind {_shown(first)}")
+                pairs.append((part, first))
+        circle = [pair for pair in pairs if self._awaited(pair[0])] or pairs
+        lines = [
+            f"  rank {first.rank.index}: {_shown(part)} is behind {_shown(first)}"
+            for part, first in circle
+        ]
         if not lines:
             return ""
         return (
@@ -68,6 +72,10 @@ class IssueOrder:
             + "\n".join(lines)
             + "\nissue them in one order on all ranks, or messages together by batch_isend_irecv"
         )
+
+    def _awaited(self, part: Part) -> bool:
+        """Whether it is what the first operation of another rank waits for."""
+        return any(other is not part and is_first(other) for other in part.transfer.parts)
 
 
 def is_first(part: Part) -> bool:

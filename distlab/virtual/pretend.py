@@ -37,8 +37,6 @@ class Pretended:
             @staticmethod
             def forward(ctx: Any, x: Tensor, device: torch.device, dtype: Any, more: Any) -> Tensor:
                 ctx.of = device_of(x), x.dtype
-                if ctx.of[0] != CPU:
-                    read("to")
                 out = real_to(x, dtype, **more | {"copy": True})
                 put(out, None if device == CPU else device)
                 return out
@@ -54,13 +52,16 @@ class Pretended:
             device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **given)
             more = {"memory_format": layout} if layout is not None else {}
             more |= {"copy": True} if kwargs.get("copy") else {}
-            dtype = self.dtype if dtype is None else dtype
-            if device is None or indexed(device) == device_of(self):
+            dtype, here = self.dtype if dtype is None else dtype, device_of(self)
+            if device is None or indexed(device) == here:
                 return real_to(self, dtype, non_blocking, **more)
-            return Move.apply(self, indexed(device), dtype, more)
+            there = indexed(device)
+            if CPU in (here, there) and not (non_blocking and here == CPU):
+                read("to")
+            return Move.apply(self, there, dtype, more)
 
         def cuda(self: Tensor, device: Any = "cuda", non_blocking: bool = False) -> Tensor:
-            return self.to(indexed("cuda" if device is None else device))
+            return self.to(indexed("cuda" if device is None else device), non_blocking=non_blocking)
 
         _replace(to=to, cuda=cuda, cpu=lambda tensor, memory_format=None: tensor.to(CPU))
 
@@ -130,6 +131,11 @@ def _makers() -> None:
 
     torch.tensor, torch.as_tensor = placing(torch.tensor), placing(torch.as_tensor)
     torch.asarray = placing(torch.asarray)
+
+    def new_tensor(self: Tensor, data: Any, **more: Any) -> Tensor:
+        return torch.tensor(data, **{"dtype": self.dtype, "device": self.device} | more)
+
+    _replace(new_tensor=new_tensor)
 
 
 def _generators() -> None:

@@ -26,8 +26,9 @@ GRACE = 5.0  # seconds on its clock that the child may take to report after its 
 
 
 class HostRead(NamedTuple):
-    """A rank's host looked at values of its GPU, and so waited for it: by which operator, at which
-    line, in which region of ``RankContext``."""
+    """A rank's host waited for its GPU: it looked at values, copied some there in the blocking way
+    (as ``torch.tensor(…, device=…)`` does), or synchronised. By which operator, at which line, in
+    which region of ``RankContext``."""
 
     what: str
     line: str
@@ -40,7 +41,7 @@ class VirtualResults(RankResults):
     ``clocks``: virtual seconds at which each rank was done. ``traffic``: bytes by kind of link.
     ``unmodelled``: operators without a rule of their own in the compute model, and how often.
     ``peaks``: most bytes of tensors alive on each rank (with a compute model). ``host_reads``: for
-    each rank the times that its host looked at values of its GPU (under NCCL's rules).
+    each rank the times that its host waited for its GPU (under NCCL's rules).
     """
 
     def __init__(

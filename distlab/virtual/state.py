@@ -59,11 +59,12 @@ class RankState:
     communications: int = 0
     inits: int = 0  # how often the rank has made its default group
     backend: str = ""  # of the group that it makes
+    default_backend: str = ""  # of its default group
     device: torch.device | None = None  # that the program has bound to its default group
     compute_since: float = 0.0
     looks: Looks = field(default_factory=Looks)  # taken where it sleeps for long
     model: Any = None
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     notices: dict[str, Notice] = field(default_factory=dict)
-    reads: list[tuple[str, str, str]] = field(default_factory=list)  # of a GPU by its host: the
-    # operator, the line, the region
+    reads: list[tuple[str, str, str]] = field(default_factory=list)  # its host waited for its GPU:
+    # the operator, the line, the region

@@ -18,6 +18,7 @@ from ..observe.failure import CheckFailed
 from ..observe.log import P2P, signature
 from ..observe.operators import Sending
 from .flight import hold
+from .gloo_refusals import other_strides
 from .internals import Unseen
 from .moves import MOVE, copy, own_parts
 from .network import Network
@@ -244,6 +245,9 @@ class Transfers:
             raise Mismatched("ranks are in different collectives", first, part)
         if part.reduce_op is not None and part.reduce_op != first.reduce_op:
             raise Mismatched("ranks reduce with different operators", first, part)
+        strides = other_strides(first, part) if part.entry is None else ""
+        if strides:
+            raise Mismatched(strides, first, part)
 
     def unmatched(self) -> list[Part]:
         """Messages of which only one end was ever issued."""

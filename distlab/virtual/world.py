@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from .store import VirtualStore
 from .transport import Mismatched, Transfers
 from .work import VirtualWork
 
+BOTH = "cpu:gloo,cuda:nccl"
 _torch_random = torch.default_generator
 _torch_dtype = torch.get_default_dtype()
 _set_dtype = torch.set_default_dtype  # the one that tells nobody
@@ -126,37 +127,40 @@ class World:
             )
         key = options.group_id, ranks, state.inits if self.rules.nccl else 0
         channel = self.channels.setdefault(key, Channel(options.group_id))
+        by_gloo = VirtualGroup(self, ranks, channel, options.group_rank)
         if not self.rules.nccl or state.backend == "gloo":
-            return VirtualGroup(self, ranks, channel, options.group_rank)
+            return by_gloo
         rules, device = self.rules, state.device
         if device is not None:
             rules = replace(rules, bound=True, eager=True, pairs=False)
         made = rules.bound and state.groups.default_pg is not None
-        return NcclGroup(self, ranks, channel, options.group_rank, rules, made, device)
+        host = by_gloo if state.backend == BOTH else None
+        return NcclGroup(self, ranks, channel, options.group_rank, rules, made, device, host)
 
-    def making(self, backend: str, is_part: bool, device: torch.device | None) -> str:
+    def making(self, backend: str, ranks: Sequence[int], device: torch.device | None) -> str:
         """The calling rank is about to make a group, or to learn that it is not in it.
 
-        ``is_part``: of the default group's ranks. ``device``: the one that torch is told to bind.
+        ``ranks``: none for the default group. ``device``: the one that torch is told to bind.
         Returns the name of the backend that makes it.
         """
-        if not self.rules.nccl:
-            return backend
-        state = self.mine
-        state.backend = backend
+        state, kept = self.mine, internals.NAME
         parent = state.groups.default_pg
-        if not is_part:
-            state.device = device
-        elif backend != "gloo" and isinstance(parent, NcclGroup) and parent.rules.bound:
+        if ranks and backend == kept:  # no other was asked for: that of the default group
+            backend = state.default_backend
+        state.backend = backend
+        if not ranks:
+            state.device, state.default_backend = device, backend
+        elif isinstance(parent, NcclGroup) and parent.splits_for(backend, ranks):
             parent.split()
-        return internals.NAME if backend in ("nccl", "gloo") else backend
+        stands_for = ("gloo", "nccl", BOTH) if self.rules.nccl else ("gloo",)
+        return kept if backend in stands_for else backend
 
     def flight(self, state: RankState) -> Flight:
         """What is under way on the rank."""
         return Flight(state.rank.index, state.works, self.learner_files)
 
     def read(self, state: RankState, what: str) -> None:
-        """The rank's host looks at values of its GPU."""
+        """The rank's host waits for its GPU."""
         line = source_line(learner_line(sys._getframe(1), self.learner_files))
         state.reads.append((what, line, state.ledger.region))
 

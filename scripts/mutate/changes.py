@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlab.course.catalogue import Exercise, functions_in, regions_of
+from distlab.course.catalogue import Exercise
+from distlab.course.regions import functions_in, regions_of
 
 from .operators import ON_NODES
 

@@ -67,8 +67,10 @@ def all_reduce_root(tensor: Tensor, op: Op = "sum", root: int = 0, group: Group 
     ranks of the group, divided at the end for the mean. ``tensor`` has the same shape and dtype on
     all ranks; it may be empty or strided, on each rank in another way. Nothing beside it changes,
     no gradient is recorded, and a leaf stays a leaf. 2(W-1) messages of N bytes in all, by
-    point-to-point calls only. Raises ValueError on every rank, before anything is sent, for an
-    unknown ``op``, the mean of anything but floating-point numbers, or a root outside the group.
+    point-to-point calls only. It ends by NCCL's rules, too, by which the messages of a rank run one
+    after another, in the order in which they were started. Raises ValueError on every rank, before
+    anything is sent, for an unknown ``op``, the mean of anything but floating-point numbers, or a
+    root outside the group.
     """
     # --- exercise 1.7: start
     # Step 1: refuse bad arguments first, alike on all ranks
@@ -114,7 +116,8 @@ def all_reduce_direct(tensor: Tensor, op: Op = "sum", group: Group = None) -> No
 
     Same contract as ``all_reduce_root``, without a root: W(W-1) messages of N bytes in all, one
     from each rank to each other. All ranks combine in rank order, so the results are equal to the
-    last bit.
+    last bit. It ends by NCCL's rules, too, by which messages that were not started as one batch run
+    one after another.
     """
     # --- exercise 1.8: start
     # Step 1: post all receives (into separate buffers) and all sends as one batch: P2POp,
@@ -141,7 +144,8 @@ def all_reduce_chain(tensor: Tensor, op: Op = "sum", group: Group = None) -> Non
 
     Same contract as ``all_reduce_root``, without a root: 2(W-1) messages of N bytes in all, only
     between neighbours; each rank sends at most 2N, the ends N. Rank r combines what ranks 0 … r-1
-    made with its own value, so the bits are those of a loop, too.
+    made with its own value, so the bits are those of a loop, too. It ends by NCCL's rules, too: no
+    rank starts a receive that others stand behind and that waits for them.
     """
     # --- exercise 1.8: start
     # Step 4: receive from the left (not rank 0), combine, send to the right (not the last rank)

@@ -52,7 +52,8 @@ def broadcast_model_state(model: nn.Module, src: int = 0, group: Group = None) -
     on each rank in another way. They stay the same objects in the same memory, with the gradients
     that they have; no gradient is recorded. A tensor that the model holds under several names
     (tied, or a parameter that is a buffer, too) is sent once. The source sends the bytes of
-    parameters and buffers once to all, or once to each rank; only ranks of ``group`` take part.
+    parameters and buffers once to all, or once to each rank; only ranks of ``group`` take part. The
+    host never waits for a GPU.
     """
     # --- exercise 1.3: start
     # Step 1: model.parameters() and model.buffers() each name a tied tensor once (state_dict() does
@@ -85,7 +86,8 @@ def average_gradients(
     model.
 
     Cost per rank: 2(W-1)/W of the trainable parameters' bytes that have a gradient on some rank,
-    and of at most 8 bytes per parameter, and 8, to agree on samples and missing gradients.
+    and of at most 8 bytes per parameter, and 8, to agree on samples and missing gradients. The host
+    waits for a GPU three times at most, however many parameters there are.
     """
     # --- exercise 1.4: start
     # Step 1: keep the trainable parameters, each once (dict.fromkeys keeps the order)
@@ -134,7 +136,8 @@ def train_step(
     parameter of ``model``, whether ``optimizer`` holds it or not. Every rank takes the optimizer
     step; a parameter that no rank uses has no gradient in it. If no rank has a sample the loss is
     0.0, and no parameter has a gradient. Only gradients and a few numbers travel, and only within
-    ``group``.
+    ``group``. The host waits for a GPU six times at most: three times in ``average_gradients``, and
+    three times for the loss.
     """
     # --- exercise 1.5: start
     # Step 1: forget the last step's gradients (to None, so that unused ones are seen)

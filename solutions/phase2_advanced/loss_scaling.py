@@ -86,9 +86,9 @@ class LossScaler:
 
         "All ranks" are those of ``group``. Ranks may hold different gradients (shards), or none; a
         rank may have no parameters. Every ``p.grad`` remains the same tensor, of its own dtype. One
-        all-reduce of a single number. A parameter listed twice is divided once. Raises ValueError,
-        before anything is changed or sent, at a second call for the same step: ``update`` ends a
-        step.
+        all-reduce of a single number. The host waits for a GPU once, to read that number. A
+        parameter listed twice is divided once. Raises ValueError, before anything is changed or
+        sent, at a second call for the same step: ``update`` ends a step.
         """
         # --- exercise 2.6: start
         # Step 3: refuse to divide twice

@@ -57,6 +57,9 @@ class DDP(BucketedDDP):
     first rank's samples. Each forward then changes the rank's own copy, so evaluate and save the
     first rank's.
 
+    From the third backward on the host never waits for a GPU without ``agree``, and with it at
+    most twice per backward, at its end.
+
     Several backward passes one after the other: each adds its mean to the gradient. One backward
     may go through several wrappers, and through one wrapper's forwards of several calls. Nothing of
     a step stays alive but its gradients, which lie in the buckets.
@@ -167,9 +170,9 @@ class DDP(BucketedDDP):
         has_gradient = [p.grad is not None for p in self.trainable]
         quitter = dist.get_rank(self.group) + 1 if self.given_up else 0
         device = self.trainable[0].device
-        facts = torch.tensor([quitter, *has_gradient], dtype=torch.int32, device=device)
         self._flush()
         if self.agree:
+            facts = torch.tensor([quitter, *has_gradient], dtype=torch.int32, device=device)
             dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group)
         super()._finish()
         if not self.agree:

@@ -77,7 +77,9 @@ class HybridFlat(FlatParameter):
 
         The fast reduce-scatter is waited for here. What crosses is not: it travels beside the next
         unit's backward. Across, a rank sends 2(M-1)/M·chunk elements, zeros too. Without gradients
-        nothing is sent.
+        nothing is sent. On a GPU the wait holds up the compute's stream, not the host, as long as
+        the fast links take: what crosses is started in this stream, behind the sum that it needs. A
+        stream of their own for both, as in PyTorch's FSDP, would free the compute.
         """
         # --- exercise 3.19: start
         # Step 2: first reduce-scatter, then all-reduce: 1/L of the bytes leave the node

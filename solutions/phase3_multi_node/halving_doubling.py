@@ -8,7 +8,8 @@ N bytes, W ranks, α seconds per message and β per byte, what must happen one a
 
 P: the largest power of two that is at most W; in brackets what W ≠ P adds. Invariant: with each
 round of the halving a rank's piece gets half as long and holds the parts of twice as many ranks.
-Every element is combined on one way only: all ranks end with the same bits.
+Every element is combined on one way only: all ranks end with the same bits. On a GPU each rank
+begins with a batch, also one above P: NCCL waits for all ranks before the first batch of a group.
 
 Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
 MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction operations" (other W).
@@ -16,7 +17,6 @@ MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction op
 
 from __future__ import annotations
 
-import torch.distributed as dist
 from torch import Tensor
 
 from given.agreement import Group
@@ -39,7 +39,7 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
     of a group without ``device_id``: all ranks must join. Raises as ``check_arguments`` does.
     """
     # --- exercise 3.6: start
-    # Step 1: the ranks from P on hand in their tensor and wait for the result
+    # Step 1: the ranks from P on hand in their tensor, by `exchange` as well, and await the result
     # Step 2: partners know the same piece; the lower rank keeps its first half and gives the
     #         second away; what comes is combined with what is kept
     # Step 3: the way back is the same list of partners in reverse, with the results
@@ -49,13 +49,13 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
         if not flat.numel():
             return
         if rank >= core:
-            dist.send(flat, group=group, group_dst=rank - core)
-            dist.recv(flat, group=group, group_src=rank - core)
+            wait(exchange(flat, rank - core, flat[:0], rank - core, group))
+            wait(exchange(flat[:0], rank - core, flat, rank - core, group))
             return
         guest = rank + core if rank + core < world_size else None
         buffer = flat.new_empty(flat.numel() if guest else (flat.numel() + 1) // 2)
         if guest:
-            dist.recv(buffer, group=group, group_src=guest)
+            wait(exchange(flat[:0], guest, buffer, guest, group))
             COMBINE[op](flat, buffer)
         piece, path = flat, []
         for distance in [1 << k for k in reversed(range(core.bit_length() - 1))]:
@@ -73,5 +73,5 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
         for partner, keep, give in reversed(path):
             wait(exchange(keep, partner, give, partner, group))
         if guest:
-            dist.send(flat, group=group, group_dst=guest)
+            wait(exchange(flat, guest, flat[:0], guest, group))
     # --- exercise 3.6: end

@@ -55,7 +55,7 @@ class BucketedDDP(nn.Module):
     before. A gradient that is there before backward takes part in the mean. Both ways of
     ``zero_grad`` work, ``create_graph`` does not. A backward that raises leaves the wrapper
     unusable. What a hook leaves in a bucket's buffer is the gradient. A wrapper that is dropped is
-    freed and reduces no more.
+    freed and reduces no more. From the third backward on the host never waits for a GPU.
 
     Raises ValueError on a rank that is not in ``group``, for a module without trainable
     parameters or with some on several devices, for embeddings with sparse gradients, for bucket

@@ -10,6 +10,9 @@ of known length.
 A fair comparison takes a link that is slow for the model, or computing hides the differences; at
 20 Mbit/s a ring all-reduce of the CNN's 61 kB takes 40 ms, of the GPT's 841 kB 500 ms, several
 times what they compute.
+
+``--device cuda`` trains on GPUs over NCCL. The bytes are those of one network interface: tell NCCL
+to use it (NCCL_NET=Socket, NCCL_SOCKET_IFNAME).
 """
 
 from __future__ import annotations
@@ -125,6 +128,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Six strategies on two nodes, side by side.")
     parser.add_argument("--cnn-steps", type=int, default=80)
     parser.add_argument("--gpt-steps", type=int, default=20)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--every", type=int, default=5, help="steps of a DiLoCo round")
     parser.add_argument("--plot", type=Path, help="picture, written by rank 0")
     parser.add_argument("--json", type=Path, help="the tables as numbers, written by rank 0")
@@ -152,14 +156,14 @@ def run(groups: NodeGroups, options: argparse.Namespace) -> None:
             print(text, flush=True)
 
     sizes = " + ".join(str(len(ranks)) for ranks in groups.topology.nodes)
-    rate = link_rate(groups)
+    rate = link_rate(groups, options.device)
     title = f"{sizes} ranks on {len(groups.topology.nodes)} nodes, link of {rate / 1e6:.0f} Mbit/s"
     show(f"{title} (measured with one message)")
     show(
         "the formula for FSDP is that of rings: gloo's reduce-scatter sends what an all-reduce does"
     )
     tables = {name: train_all(workload(name), groups, options, show) for name in options.steps}
-    after, beside = overlap()
+    after, beside = overlap(options.device)
     show(
         f"\na backward of {BUSY_LAYERS * BUSY_SECONDS * 1e3:.0f} ms with {BUSY_LAYERS} buckets of "
         f"{BUSY_BYTES / 1e3:.0f} kB: {after * 1e3:.0f} ms if each is waited for at once,\n"
@@ -183,7 +187,8 @@ def main() -> None:
             "python -m solutions.phase3_multi_node.train_two_nodes"
         )
     options = options_of()
-    with launched("train_two_nodes", "cpu") as at:  # it is the network that is measured
+    with launched("train_two_nodes", options.device, point_to_point=True) as at:
+        options.device = at.device
         own = own_place(os.environ, socket.gethostname())
         topology = topology_of(exchange_places(own, at.store, at.rank, at.world_size))
         if len(topology.nodes) < 2 or not topology.even:

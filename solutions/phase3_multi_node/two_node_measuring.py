@@ -39,6 +39,12 @@ BUSY_BYTES = 4 * BUSY_WIDTH**2
 SCORES = {"digits": ("test accuracy", "{:.1%}", 360), "text": ("validation loss", "{:.3f}", 100)}
 
 
+def settle(device: torch.device) -> None:
+    """Return when ``device`` has done what it was given: a GPU's host runs ahead of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def bytes_sent(interface: str) -> int:
     """Bytes that this node has put on ``interface`` so far."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
@@ -49,23 +55,29 @@ def bytes_sent(interface: str) -> int:
 
 
 class Meter:
-    """This rank's batches; notes time and bytes after every round of ``every`` steps."""
+    """This rank's batches on ``device``; notes time and bytes after each ``every`` steps."""
 
     def __init__(
-        self, batches: Iterator[tuple[Tensor, Tensor]], every: int, interface: str
+        self,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        every: int,
+        interface: str,
+        device: torch.device,
     ) -> None:
         self.batches, self.every, self.interface = batches, every, interface
+        self.device = device
         self.marks: list[tuple[float, int]] = []
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for step, batch in enumerate(self.batches):
+        for step, (inputs, targets) in enumerate(self.batches):
             if step and step % self.every == 0:
                 self.mark()
-            yield batch
+            yield inputs.to(self.device), targets.to(self.device)
         self.mark()
 
     def mark(self) -> None:
         """Note where time and bytes stand."""
+        settle(self.device)
         self.marks.append((time.perf_counter(), bytes_sent(self.interface)))
 
     def per_step(self) -> tuple[float, float]:
@@ -110,7 +122,8 @@ def live_bytes() -> int:
 def score_of(model: nn.Module, chosen: Workload) -> float:
     """Share of right answers on the digits, loss per character on the text, of the test data."""
     *_, count = SCORES[chosen.data]
-    inputs, targets = DATA[chosen.data](False)[:count]
+    device = next(model.parameters()).device
+    inputs, targets = (each.to(device) for each in DATA[chosen.data](False)[:count])
     logits, targets = model.eval()(inputs), targets.flatten()
     if chosen.data == "digits":
         return (logits.argmax(1) == targets).float().mean().item()
@@ -136,17 +149,18 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
     count = options.steps[chosen.name]
     DATA[chosen.data](), DATA[chosen.data](False)
     gc.freeze()  # live_bytes counts what is made from now on
-    model = build_model(chosen.model, chosen.seed)
+    model = build_model(chosen.model, chosen.seed).to(options.device)
     expected = formula(name, model, groups, options.every)
     train, trained = STRATEGIES[name](model, chosen, groups, options.every)
     share = batches_of(chosen, count, max(0, rank - servers), world_size - servers)
-    meter = Meter(share, options.every, options.interface)
+    meter = Meter(share, options.every, options.interface, options.device)
     dist.barrier()
     train(meter)
     seconds, sent = meter.per_step()
     state = live_bytes()
     gc.unfreeze()
-    mine = torch.tensor([seconds, sent, state, score_of(trained, chosen)], dtype=torch.float64)
+    numbers = [seconds, sent, state, score_of(trained, chosen)]
+    mine = torch.tensor(numbers, dtype=torch.float64, device=options.device)
     flat = mine.new_empty(world_size * len(mine))
     dist.all_gather_into_tensor(flat, mine)
     table = flat.view(world_size, -1)
@@ -154,10 +168,10 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
     return Row(name, seconds, sent, expected, table[:, 2].max().item(), table[0, 3].item())
 
 
-def link_rate(groups: NodeGroups, nbytes: int = 2_000_000) -> float:
+def link_rate(groups: NodeGroups, device: torch.device, nbytes: int = 2_000_000) -> float:
     """Bits per second from the first node to the second, one pair of ranks alone."""
     (first, *_), (second, *_), *_ = groups.topology.nodes
-    data, seconds = torch.zeros(nbytes // 4), 0.0
+    data, seconds = torch.zeros(nbytes // 4, device=device), 0.0
     for _ in range(2):  # the first message opens the connection
         dist.barrier()
         begun = time.perf_counter()
@@ -165,8 +179,9 @@ def link_rate(groups: NodeGroups, nbytes: int = 2_000_000) -> float:
             dist.send(data, second)
         elif dist.get_rank() == second:
             dist.recv(data, first)
+            settle(device)
             seconds = time.perf_counter() - begun
-    found = torch.tensor(seconds)
+    found = torch.tensor(seconds, device=device)
     dist.broadcast(found, second)
     return 8 * nbytes / found.item()
 
@@ -184,12 +199,12 @@ class Busy(nn.Linear):
         return y
 
 
-def overlap(count: int = 2) -> tuple[float, float]:
+def overlap(device: torch.device, count: int = 2) -> tuple[float, float]:
     """Seconds per backward with a bucket per layer: waited for one by one, or at the end."""
     found = []
     for hook in (blocking(dist.all_reduce), None):
         model = BucketedDDP(
-            nn.Sequential(*(Busy() for _ in range(BUSY_LAYERS))),
+            nn.Sequential(*(Busy() for _ in range(BUSY_LAYERS))).to(device),
             bucket_bytes=1,
             first_bucket_bytes=1,
         )
@@ -199,6 +214,7 @@ def overlap(count: int = 2) -> tuple[float, float]:
             if step == 1:  # the first one opens connections
                 dist.barrier()
                 begun = time.perf_counter()
-            model(torch.ones(1, BUSY_WIDTH, requires_grad=True)).sum().backward()
+            model(torch.ones(1, BUSY_WIDTH, device=device, requires_grad=True)).sum().backward()
+        settle(device)
         found.append((time.perf_counter() - begun) / count)
     return found[0], found[1]

@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distlab.reference.workloads import Workload, build_optimizer
+from given.agreement import Group, takes_cpu
 from given.bucket_hooks import Hook
 
 from .comm_hooks import blocking
@@ -121,9 +122,9 @@ class OptimizingServer(Server):
     Its model's parameters are the values that it serves.
     """
 
-    def __init__(self, model: nn.Module, chosen: Workload) -> None:
+    def __init__(self, model: nn.Module, chosen: Workload, group: Group) -> None:
         named = dict(model.named_parameters())
-        super().__init__(named, servers=SERVERS, lr=chosen.lr)
+        super().__init__(named, servers=SERVERS, lr=chosen.lr, group=group)
         self.parameters = {key: named[key] for key in self.values}
         for key, p in self.parameters.items():
             p.data = self.values[key]
@@ -143,11 +144,13 @@ class OptimizingServer(Server):
 
 
 def served(model: nn.Module, chosen: Workload, groups: NodeGroups, every: int) -> Prepared:
-    """Exercise 3.22: rank 0 serves, the others train."""
+    """Exercise 3.22: rank 0 serves, the others train. Values travel from the CPU, so they need a
+    group of gloo beside one of NCCL."""
+    group = None if takes_cpu(None) else dist.new_group(backend="gloo")
     if dist.get_rank() >= SERVERS:
-        client = Client(dict(model.named_parameters()), servers=SERVERS)
+        client = Client(dict(model.named_parameters()), servers=SERVERS, group=group)
         return partial(train_worker, client, model), model
-    server = OptimizingServer(model, chosen)
+    server = OptimizingServer(model.cpu(), chosen, group)
     return lambda _: serve_synchronous(server), model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import shutil
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from distlab.course.catalogue import (
     Phase,
     functions_of,
     load_course,
-    regions_of,
+    places_of,
     root,
     validate,
+    write_index,
 )
 from distlab.course.excerpts import Excerpt, excerpts, excerpts_of
+from distlab.course.regions import regions_of
 from distlab.grading.implementation import Implementation
 from distlab.grading.wrong import mutants_per_exercise
 
@@ -260,3 +263,17 @@ def test_every_solution_can_be_shown(phase: Phase) -> None:
         for each in shown:
             ast.parse(each.text)
             assert lines[each.line - 1].strip() == each.text.splitlines()[0]
+
+
+def test_an_index_stands_for_the_solutions_where_there_are_none(tmp_path: Path) -> None:
+    """It says the same of every exercise, and holds names and numbers only."""
+    shutil.copy(root() / "course.toml", tmp_path)
+    elsewhere = load_course(tmp_path).exercise("1.4")
+    with pytest.raises(ValueError, match=r"neither .*trainer\.py nor course\.index\.json is here"):
+        functions_of(elsewhere)
+    text = write_index(COURSE, tmp_path).read_text()
+    for here, there in zip(COURSE.exercises, load_course(tmp_path).exercises, strict=True):
+        assert (functions_of(there), places_of(there)) == (functions_of(here), places_of(here))
+    words = set(re.findall(r"[^\W\d]\w*", text))
+    named = {word for e in COURSE.exercises for name in functions_of(e) for word in name.split(".")}
+    assert words - named == {"exercises", "functions", "regions"}

@@ -60,7 +60,7 @@ def test_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "no permission to make network namespaces (Operation not permitted)"
     monkeypatch.setattr(machine, "cluster_obstacle", lambda **_: reason)
     monkeypatch.setattr(machine, "missing_tools", dict)
-    status, text = text_of(doctor.doctor, options())
+    status, text = text_of(doctor.main, options())
     assert status == 0
     assert f"  --  nodes on this machine: {reason}. To get it: call it as root" in text
     assert "  --  links with latency: no nodes, see above" in text
@@ -73,7 +73,7 @@ def test_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_course_in_a_read_only_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine.os, "access", lambda *_: False)
     file = tmp_path / "doctor.json"
-    status, text = text_of(doctor.doctor, options(json=file))
+    status, text = text_of(doctor.main, options(json=file))
     assert status == 1
     assert "  NO  disk: the course's folder is read-only. To get it: chmod" in text
     last = text.splitlines()[-1]
@@ -269,7 +269,7 @@ def test_cuda_without_a_gpu_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(nvml, "pynvml", Nvml([]))
-    assert text_of(doctor.doctor, options(cuda=True, out=tmp_path)) == (1, "")
+    assert text_of(doctor.main, options(cuda=True, out=tmp_path)) == (1, "")
     said = "distlab: doctor --cuda needs a GPU, and there is none: the driver lists none\n"
     assert capsys.readouterr().err == said
     assert not [*tmp_path.iterdir()]

@@ -17,7 +17,7 @@ from distlab.course.catalogue import load_course, root
 from distlab.grading.report import print_report
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
 from distlab.host import gpus, nvml, system
-from distlab.reference import gpu_record
+from distlab.reference import gpu_record, sealed
 from tests.distlab.pretend_driver import GPUS, NAME, Nvml, text_of
 
 WATCHED = ("host waits", "sanitizer")
@@ -159,12 +159,12 @@ def test_what_reports_say_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyP
     part = {"name": "ddp", "status": "passed"}
     known = {"complete": True, "date": "2026-01-02", "parts": [part, part | {"status": "failed"}]}
     one, two = (gpu_record.record_path(GPUS[:count], tmp_path) for count in (1, 2))
-    gpu_record.write(one, known | {"gpus": GPUS[:1]})
+    sealed.write(one, known | {"gpus": GPUS[:1]})
     said = f"run on NCCL with one rank (1 x {NAME}); between GPUs never run on NCCL"
     assert gpu_record.words(tmp_path) == said
-    gpu_record.write(two, known | {"gpus": GPUS, "complete": False})
+    sealed.write(two, known | {"gpus": GPUS, "complete": False})
     assert gpu_record.words(tmp_path) == said
-    gpu_record.write(two, known | {"gpus": GPUS})
+    sealed.write(two, known | {"gpus": GPUS})
     told = f"run on NCCL (2 x {NAME}, 2026-01-02: parts 1 passed, 1 failed)"
     assert gpu_record.words(tmp_path) == told
     two.write_text(two.read_text().replace('"passed"', '"failed"'))

@@ -172,7 +172,17 @@ READS: list[tuple[str, int, Callable[[torch.Tensor], Any]]] = [
     ("equal", 1, lambda x: torch.equal(x, x + 1)),
     ("nonzero", 1, lambda x: x.nonzero()),
     ("arithmetic", 0, lambda x: (x * 2).sum().add_(1)),
-    ("move there", 0, lambda x: x.copy_(torch.ones(3))),
+    ("move there", 1, lambda x: x.copy_(torch.ones(3))),
+    ("made there", 1, lambda x: torch.tensor([1.0, 2.0], device=x.device)),
+    ("new there", 1, lambda x: x + x.new_tensor([1.0, 2.0, 3.0])),
+    ("as there", 1, lambda x: torch.as_tensor([1.0], device=x.device)),
+    ("to", 1, lambda x: torch.ones(3).to(x.device)),
+    ("synchronise", 1, lambda x: torch.cuda.synchronize()),
+    ("move beside", 0, lambda x: x.copy_(torch.ones(3), non_blocking=True)),
+    ("to beside", 0, lambda x: torch.ones(3).to(x.device, non_blocking=True)),
+    ("cuda beside", 0, lambda x: torch.ones(3).cuda(non_blocking=True)),
+    ("fill there", 0, lambda x: torch.full((3,), 2.0, device=x.device)),
+    ("number", 0, lambda x: x.__setitem__(0, 4.0)),
     ("on the host", 0, lambda x: torch.ones(3).sum().item()),
 ]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import mmap
+import re
 import sys
 from pathlib import Path
 
@@ -11,13 +14,14 @@ import torch._dynamo  # once here instead of in every forked grader
 import torch.distributed as dist
 from rich.console import Console
 
-from distlab.course.catalogue import load_course
+from distlab.course.catalogue import load_course, root
 from distlab.grading import exercise
 from distlab.grading.report import print_report
 from distlab.grading.run import grade
-from distlab.grading.runners import NcclRunner
+from distlab.grading.runners import BriefNcclRunner, NcclRunner
 from distlab.grading.session import Request
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
+from distlab.grading.wrong import all_mutants
 from distlab.ranks import RankContext, RankFailure
 
 COURSE = load_course()
@@ -35,15 +39,61 @@ def tiers_of(request: Request) -> dict[str, set[str]]:
 
 def test_checks_of_gpus_run_where_the_tier_is_asked_for() -> None:
     asked = Request(exercises=("1.6",), tier="nccl", trusted=True)
-    assert tiers_of(asked) == {"test_evaluation_is_exact": {"nccl"}}
+    always = {name: {"nccl"} for name in always_run()["1.6"]}
+    assert tiers_of(asked) == {"test_evaluation_is_exact": {"nccl"}} | always
     ordinary = Request(exercises=("1.6",), checks=("test_evaluation_is_exact",), trusted=True)
     assert "nccl" not in tiers_of(ordinary)["test_evaluation_is_exact"]
+
+
+def always_run() -> dict[str, set[str]]:
+    """The names of the checks that run by NCCL's rules in every run, by exercise."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((root() / "tests").glob("phase*/test_*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            marks = getattr(node, "decorator_list", ())
+            for mark in (m for m in marks if ast.unparse(m).startswith("exercise(")):
+                named = {k.arg: ast.unparse(k.value) for k in mark.keywords}
+                tiers = ast.unparse(mark.args[1]) if len(mark.args) > 1 else ""
+                if named.get("nccl") == "True" or "nccl" in tiers:
+                    found.setdefault(mark.args[0].value, set()).add(node.name)
+    return found
 
 
 def test_a_check_declares_whether_it_always_runs() -> None:
     for always in (False, True):
         mark = exercise("1.6", "virtual gloo cuda", nccl=always).mark
         assert mark.kwargs["nccl"] is always
+    asked = {"impl": "templates", "device": "cpu", "exercises": ("1.7", "1.8")}
+    ran = {c.name for e in grade(1, Request(**asked)).exercises for c in e.checks}
+    names = always_run()["1.7"] | always_run()["1.8"]
+    assert {name.split("[")[0] for name in ran if name.endswith("[nccl]")} == names
+
+
+def test_what_always_runs_is_said() -> None:
+    """And every exercise with a mistake that only NCCL's rules see has such a check."""
+    ids = [e.id for e in COURSE.exercises if e.id in always_run()]
+    page = (root() / "docs" / "nccl_rules.md").read_text(encoding="utf-8")
+    said = re.search(
+        r"These exercises have a check by NCCL's rules in every run: (.*?)\.\n", page, re.S
+    )
+    assert said is not None
+    assert said[1].split() == ", ".join(ids).split()
+    assert {m.exercise for m in all_mutants() if m.tier == "nccl"} <= {*ids}
+
+
+def test_nobody_asked_for_it() -> None:
+    """Then each way is run once, for one size; the limits are for one way."""
+    runs = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def body(ctx: RankContext) -> None:
+        runs[0] += ctx.rank == 0
+
+    for kind, count in ((BriefNcclRunner, 3), (NcclRunner, 6)):
+        runs[0] = 0
+        run = kind((__file__,), 5, "cpu")
+        run(body, 2, delays=kind is BriefNcclRunner)
+        assert runs[0] == count
+        assert run.limit({"timeout": 2.0}) == 6.0
 
 
 def test_every_way_of_nccl_is_run() -> None:

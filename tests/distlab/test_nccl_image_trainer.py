@@ -29,10 +29,14 @@ STRATEGIES = {
     "zero2": ["--strategy=zero2"],
     "fsdp": ["--strategy=fsdp"],
     "fsdp, offloaded": ["--strategy=fsdp", "--offload"],
+    "hybrid on two nodes": ["--strategy=hybrid", "--node-size=2"],
     "ring": ["--pattern=ring"],
     "hierarchical": ["--pattern=hierarchical"],
+    "tree": ["--pattern=tree"],
+    "halving and doubling": ["--pattern=halving_doubling"],
     "all of random-K": ["--compression=randomk", "--compression-ratio=1.0"],
 }
+ROUNDED = ("bf16", "int8", "onebit", "powersgd", "topk")
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +53,11 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fl
     return found, next(iter(PROFILES.values()))
 
 
-@pytest.mark.parametrize("arguments", STRATEGIES.values(), ids=STRATEGIES)
-def test_every_strategy_trains_by_the_rules_of_nccl(
-    data: Path, alone: tuple[list[float], Profile], tmp_path: Path, arguments: list[str]
-) -> None:
-    right, profile = alone
-    assert len(right) == STEPS
+def curves(data: Path, profile: Profile, out: Path, arguments: list[str]) -> list[list[float]]:
+    """The losses in each way in which PyTorch runs NCCL."""
+    found = []
     for rules in ("nccl2", "legacy lazy", "legacy eager"):
-        config = config_of(
-            data, tmp_path / rules, "--device=cuda", "--async-save=false", *arguments
-        )
+        config = config_of(data, out / rules, "--device=cuda", "--async-save=false", *arguments)
 
         def body(ctx: RankContext, config=config) -> bool:  # type: ignore[no-untyped-def]
             signal.signal = lambda *_: None  # type: ignore[assignment]
@@ -68,5 +67,29 @@ def test_every_strategy_trains_by_the_rules_of_nccl(
             return Trainer(config, ctx.device).run()
 
         options = {"rules": rules, "learner_files": FILES, "timeout": 100}
-        assert [*run_virtual(body, 2, **options)] == [True, True]
-        assert loss_curve(config) == pytest.approx(right, rel=2e-4)
+        size = 4 if "--strategy=hybrid" in arguments else 2
+        assert [*run_virtual(body, size, **options)] == [True] * size
+        found.append(loss_curve(config))
+    return found
+
+
+@pytest.mark.parametrize("arguments", STRATEGIES.values(), ids=STRATEGIES)
+def test_every_strategy_trains_by_the_rules_of_nccl(
+    data: Path, alone: tuple[list[float], Profile], tmp_path: Path, arguments: list[str]
+) -> None:
+    right, profile = alone
+    assert len(right) == STEPS
+    for losses_of_mode in curves(data, profile, tmp_path, arguments):
+        assert losses_of_mode == pytest.approx(right, rel=2e-4)
+
+
+@pytest.mark.parametrize("compression", ROUNDED)
+def test_every_compression_travels_by_the_rules_of_nccl(
+    data: Path, alone: tuple[list[float], Profile], tmp_path: Path, compression: str
+) -> None:
+    """The same losses in all modes, near those without compression in the first step."""
+    right, profile = alone
+    first, *others = curves(data, profile, tmp_path, [f"--compression={compression}"])
+    assert len(first) == STEPS
+    assert first[0] == pytest.approx(right[0], rel=2e-4)
+    assert others == [first] * 2

@@ -70,6 +70,25 @@ def test_an_exchange_that_receives_first_on_both_ends(rules: str) -> None:
     assert next(iter(run_virtual(exchange, 2))).tolist() == [1.0] * 4
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_of_what_is_behind_the_message_names_what_others_wait_for(count: int) -> None:
+    """Both edges of a ring: a receive is behind the first receive, too, but closes no circle."""
+
+    def body(ctx: RankContext) -> None:
+        before, after = (ctx.rank - 1) % count, (ctx.rank + 1) % count
+        handles = [dist.irecv(numbers(ctx, 0), before), dist.irecv(numbers(ctx, 0), after)]
+        handles += [dist.isend(numbers(ctx, 1), after), dist.isend(numbers(ctx, 2), before)]
+        for handle in handles:
+            handle.wait()
+
+    told = deadlock(body, count, "nccl2").message
+    for rank in range(count):
+        before, after = (rank - 1) % count, (rank + 1) % count
+        assert f"rank {rank}: send of 4 float32 elements to rank {after} (test" in told
+        assert f"is behind recv of 4 float32 elements from rank {before} (test" in told
+    assert told.count("is behind") == count
+
+
 @pytest.mark.parametrize("rules", MODES)
 def test_an_exchange_in_one_order(rules: str) -> None:
     def body(ctx: RankContext) -> torch.Tensor:

@@ -21,6 +21,7 @@ from distlab.host.system import tells_of_processes
 from distlab.observe.memory import PeakMemory
 from distlab.ranks import RankContext, RankFailure
 from distlab.virtual import reap_children, run_virtual, run_worlds
+from distlab.virtual.child import TIME_IS_UP
 
 HERE = (__file__,)
 ANY_ORDER = [None, 0, 7]
@@ -469,6 +470,17 @@ def test_endless_loop_ends_with_the_time_limit() -> None:
     assert found.kind == "hang"
     assert (found.cause, found.rank) == ("endless-loop", 1)
     assert "rank 1 is in a loop that does not end   at test_virtual.py" in found.message
+
+
+def test_a_rank_that_is_done_after_the_limit_is_late() -> None:
+    """While its end is told: there is no result that lacks it."""
+
+    def body(ctx: RankContext) -> int:
+        os.kill(os.getpid(), TIME_IS_UP)
+        threading.Event().wait(0.1)  # in this world's own time, not in the rank's
+        return ctx.rank
+
+    assert failure_of(body, 1).kind == "hang"
 
 
 def test_foreign_threads_and_cuda_are_refused_in_one_line() -> None:

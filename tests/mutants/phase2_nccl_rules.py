@@ -84,6 +84,22 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
+        id="tie-groups-of-whole-pipelines-alone",
+        exercise="2.8",
+        mistake="a group of all stages of a pipeline is made by them alone: NCCL divides the "
+        "world's communicator for it, and waits for the ranks outside of the pipeline, too",
+        text="    return {ranks: dist.new_group(ranks) for ranks in dict.fromkeys(sets)}\n",
+        becomes="""    whole = [tuple(sorted(ranks)) for ranks in pipelines]
+    return {
+        ranks: dist.new_group(ranks, use_local_synchronization=ranks in whole)
+        for ranks in dict.fromkeys(sets)
+    }
+""",
+        caught_by="test_ranks_outside_come_to_the_groups_of_a_pipeline",
+        told_as="hang",
+        tier="nccl",
+    ),
+    Mutant(
         id="tie-groups-synchronised-locally",
         exercise="2.8",
         mistake="only members make the group of a tied parameter: NCCL divides the world's "

@@ -103,6 +103,12 @@ MUTANTS = [
         text="            handles = exchange(give, rank ^ distance, incoming, rank ^ distance, group)\n",
         becomes="            handles = [dist.irecv(incoming, group=group, group_src=rank ^ distance)]\n"
         "            handles.append(dist.isend(give, group=group, group_dst=rank ^ distance))\n",
+        more=[
+            (
+                "from torch import Tensor\n",
+                "import torch.distributed as dist\nfrom torch import Tensor\n",
+            )
+        ],
         caught_by="test_halving_doubling_on_every_rank",
         told_as="hang",
         tier="nccl",
@@ -111,13 +117,13 @@ MUTANTS = [
         id="guest-result-awaited-early",
         exercise="3.6",
         mistake="a rank above P queues the receive of the result before its tensor leaves",
-        text="            dist.send(flat, group=group, group_dst=rank - core)\n"
-        "            dist.recv(flat, group=group, group_src=rank - core)\n"
+        text="            wait(exchange(flat, rank - core, flat[:0], rank - core, group))\n"
+        "            wait(exchange(flat[:0], rank - core, flat, rank - core, group))\n"
         "            return\n",
         becomes="            result = flat.clone()\n"
-        "            arriving = dist.irecv(result, group=group, group_src=rank - core)\n"
-        "            dist.send(flat, group=group, group_dst=rank - core)\n"
-        "            arriving.wait()\n"
+        "            arriving = exchange(flat[:0], rank - core, result, rank - core, group)\n"
+        "            wait(exchange(flat, rank - core, flat[:0], rank - core, group))\n"
+        "            wait(arriving)\n"
         "            flat.copy_(result)\n"
         "            return\n",
         caught_by="test_halving_doubling_on_every_rank",

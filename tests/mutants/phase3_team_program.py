@@ -175,6 +175,16 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
+        id="teams-leaders-of-gloo",
+        exercise="3.30",
+        mistake="the leaders' group is gloo's beside NCCL: it passes no messages of a GPU",
+        text=LEADERS,
+        becomes='    leaders = dist.new_group(firsts, backend="gloo")\n',
+        caught_by=GROUPS,
+        told_as="exception",
+        tier="nccl",
+    ),
+    Mutant(
         id="teams-own-first",
         exercise="3.30",
         mistake="each rank makes its own team first: ranks make groups in different orders",

@@ -324,6 +324,12 @@ MUTANTS = [
                 dist.recv(incoming, group=group, group_src=rank ^ distance)
             COMBINE[op](keep, incoming)
 """,
+        more=[
+            (
+                "from torch import Tensor\n",
+                "import torch.distributed as dist\nfrom torch import Tensor\n",
+            )
+        ],
         caught_by="test_halving_doubling_on_every_rank",
         told_as="hang",
     ),
@@ -345,6 +351,12 @@ MUTANTS = [
                     dist.recv(incoming, group=group, group_src=rank ^ distance)
             COMBINE[op](keep, incoming)
 """,
+        more=[
+            (
+                "from torch import Tensor\n",
+                "import torch.distributed as dist\nfrom torch import Tensor\n",
+            )
+        ],
         caught_by="test_halving_doubling_takes_two_log_w_rounds",
         told_as="too-slow",
     ),
@@ -360,6 +372,12 @@ MUTANTS = [
         dist.all_reduce(flat, kind, group=group)
         return
 """,
+        more=[
+            (
+                "from torch import Tensor\n",
+                "import torch.distributed as dist\nfrom torch import Tensor\n",
+            )
+        ],
         caught_by="test_halving_doubling_costs_what_the_formula_says",
         told_as="forbidden-operator",
     ),

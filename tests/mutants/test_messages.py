@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
-from distlab.course.catalogue import Exercise, load_course, regions_of
+from distlab.course.catalogue import Exercise, load_course
+from distlab.course.regions import regions_of
 from distlab.grading.contract import contract
 from distlab.grading.session import Request
 from distlab.grading.warm import WarmGrader

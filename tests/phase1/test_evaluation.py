@@ -10,7 +10,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from distlab.grading import exercise, expect_equal, expect_refusals, fail, refusal, trace
+from distlab.grading import (
+    exercise,
+    expect_equal,
+    expect_few_waits,
+    expect_refusals,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.reference.workloads import WORKLOADS, build_model, digits
 from tests.phase1.groups import group_of, order_in
 from tests.phase1.loaders import data_of, loader_of
@@ -315,3 +323,17 @@ def trace_evaluation(impl):
             impl.evaluate(model, loader)
 
     return body
+
+
+@exercise("1.6", "nccl", asserts="host")
+def test_evaluation_reads_sums_at_the_end(impl, run, seed):
+    """The host waits for its GPU twice per batch at most, for the copies, and 8 times beside."""
+    batches = 6
+
+    def body(ctx):
+        model = moody(seed).to(ctx.device)
+        loader = loader_of(impl, ctx, data_of(seed, 4 * batches), 4, seed, shuffle=False)
+        with ctx.region("step"):
+            impl.evaluate(model, loader, device=ctx.device)
+
+    expect_few_waits(run(body, 2), 2 * batches + 8, f"{batches} batches")

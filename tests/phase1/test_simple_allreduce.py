@@ -351,7 +351,12 @@ def test_root_combines_all_operators(impl, run, seed, cases):
     check_values(run, impl, seed, ("all_reduce_root",), cases(3, 1, 2, 4, 5))
 
 
-@exercise("1.7", "virtual gloo cuda", asserts="through-the-root point-to-point cost resources")
+@exercise(
+    "1.7",
+    "virtual gloo cuda",
+    nccl=True,
+    asserts="through-the-root point-to-point cost resources nccl-order",
+)
 def test_root_uses_point_to_point_only(impl, run, seed, cases):
     """2(W-1) messages, point-to-point only, to and from the root, every handle waited for."""
     check_cost(run, impl, "all_reduce_root", "root", seed, cases(4, 2, 3, 5))
@@ -387,13 +392,13 @@ def test_direct_and_chain_combine(impl, run, seed, cases):
     check_values(run, impl, seed, names, cases(3, 1, 2, 4, 5))
 
 
-@exercise("1.8", "virtual gloo cuda", asserts="direct-cost cost resources")
+@exercise("1.8", "virtual gloo cuda", nccl=True, asserts="direct-cost cost resources nccl-order")
 def test_direct_costs_what_the_formula_says(impl, run, seed, cases):
     """W(W-1) messages, (W-1)N bytes sent by each rank."""
     check_cost(run, impl, "all_reduce_direct", "direct", seed, cases(4, 2, 3, 5))
 
 
-@exercise("1.8", "virtual gloo cuda", asserts="chain-cost cost resources")
+@exercise("1.8", "virtual gloo cuda", nccl=True, asserts="chain-cost cost resources nccl-order")
 def test_chain_costs_what_the_formula_says(impl, run, seed, cases):
     """2(W-1) messages, neighbours only, at most 2N bytes sent by each rank."""
     check_cost(run, impl, "all_reduce_chain", "chain", seed, cases(4, 2, 3, 5))

@@ -160,6 +160,7 @@ def compare_tried(tried: list[int], answer: int, upper: int, what: str, rank: in
 @exercise(
     "2.4",
     "virtual gloo cuda",
+    nccl=True,
     asserts="largest equal-sizes few-trials bounded tried agree out-of-memory cost alone",
 )
 def test_search_finds_the_largest_on_all_ranks(impl, run, cases):

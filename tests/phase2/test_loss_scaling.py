@@ -12,7 +12,15 @@ import torch._dynamo  # torch.optim imports it when an optimizer is made: once h
 import torch.distributed as dist
 from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_equal, expect_refusals, fail, refusal
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_few_waits,
+    expect_refusals,
+    fail,
+    refusal,
+)
 from tests.phase2.windows import plain
 
 NOWHERE = 1e-30  # a minimum that is never reached
@@ -369,3 +377,18 @@ def test_bad_settings_are_refused(impl, run):
     expect_refusals(said, [str(settings) for settings in bad])
     for settings, text in zip(good, taken, strict=True):
         expect_equal(text, "!it was accepted", what=f"{settings}", cause="refused")
+
+
+@exercise("2.6", "nccl", asserts="host")
+def test_unscaling_waits_once_for_the_gpu(impl, run, seed):
+    """However many gradients there are, the host waits for its GPU once, for all ranks' number."""
+
+    def body(ctx):
+        parameters = [nn.Parameter(torch.ones(n, device=ctx.device)) for n in (3, 1, 4)]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        scaler = impl.LossScaler(scale=4.0)
+        with ctx.region("step"):
+            scaler.unscale(parameters)
+
+    expect_few_waits(run(body, 2), 1, "unscale")

@@ -98,7 +98,7 @@ def check_gradients(run, impl, seed: int, world_size: int, make) -> None:
             expect_close(got, right, what=name, rank=rank, rtol=1e-9, atol=1e-11)
 
 
-@exercise("2.8", "virtual gloo cuda", asserts="gradients own-layers summed")
+@exercise("2.8", "virtual gloo cuda", nccl=True, asserts="gradients own-layers summed")
 def test_gradients_of_every_stage(impl, run, seed, cases):
     """forward_backward gives every stage the gradients of one process; tied ones are summed."""
     for world_size, make in cases((3, gpt), (2, gpt), (4, mlp), (1, gpt)):

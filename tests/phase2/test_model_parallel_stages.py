@@ -202,7 +202,7 @@ def sharing() -> list[nn.Module]:
     return layers
 
 
-@exercise("2.8", "virtual", asserts="tie-groups group life")
+@exercise("2.8", "virtual cuda", asserts="tie-groups group life")
 def test_every_rank_makes_the_groups_of_tied_stages(impl, run, seed):
     """tie_groups: one per set of stages, made by all ranks of the world, in the same order."""
     pipelines = [[3, 1, 4], [0, 5, 2]]  # rank 6 has no stage
@@ -214,10 +214,10 @@ def test_every_rank_makes_the_groups_of_tied_stages(impl, run, seed):
         sums = {}
         for ranks, group in found.items():
             if ctx.rank in ranks:
-                x = torch.tensor([ctx.rank])
+                x = torch.tensor([ctx.rank], device=ctx.device)
                 dist.all_reduce(x, group=group)
                 sums[",".join(map(str, ranks))] = x.item()
-        everybody = torch.tensor([1])
+        everybody = torch.tensor([1], device=ctx.device)
         dist.all_reduce(everybody, group=dist.new_group(range(7)))  # as many groups on all ranks
         return sums, everybody.item(), sorted(",".join(map(str, ranks)) for ranks in found)
 
@@ -234,6 +234,21 @@ def test_every_rank_makes_the_groups_of_tied_stages(impl, run, seed):
         expect_equal(everybody, 7, what="a group that is made afterwards", rank=rank)
         what = f"the ranks of the groups that rank {rank} knows"
         expect_equal(found, sorted(names.values()), what=what, rank=rank, cause="tie-groups")
+
+
+@exercise("2.8", "virtual gloo cuda", asserts="tie-groups group")
+def test_ranks_outside_come_to_the_groups_of_a_pipeline(impl, run, seed):
+    """tie_groups of one pipeline, all stages of which share a parameter; rank 0 has no stage."""
+
+    def body(ctx):
+        (group,) = impl.tie_groups(sharing(), [0, 3, 6], [[2, 1]]).values()
+        x = torch.tensor([ctx.rank], device=ctx.device)
+        if ctx.rank:
+            dist.all_reduce(x, group=group)
+        return x.item()
+
+    got = [*run(body, 3)]
+    expect_equal(got, [0, 3, 3], what="sums over the ranks of the group", cause="tie-groups")
 
 
 @exercise("2.8", "virtual", asserts="refused refusals")

@@ -14,6 +14,7 @@ from torch import nn
 from distlab.grading import (
     exercise,
     expect_equal,
+    expect_few_waits,
     expect_refusals,
     expect_refused,
     fail,
@@ -578,3 +579,19 @@ def test_a_wrong_boundary_is_named(impl, run, seed):
 def trace_gpipe(impl):
     """GPipe with 8 micro-batches."""
     return paced_scenario(lambda module: module.make_schedule("gpipe", 4, 8))(impl)
+
+
+@exercise("2.10", "nccl", asserts="host")
+def test_a_pipelined_step_waits_once_for_the_gpu(impl, run, seed):
+    """However many micro-batches there are, the host waits for its GPU once, for the loss."""
+
+    def body(ctx):
+        parts = cut([layer.to(ctx.device) for layer in layers(seed)], 2)
+        x, y = (t.to(ctx.device) for t in batch(seed, 4 * PER))
+        shapes = boundaries(parts, x[:PER])
+        schedule = impl.make_schedule("gpipe", 2, 4)
+        pipeline = impl.Pipeline([parts[ctx.rank]], schedule, F.cross_entropy, shapes)
+        with ctx.region("step"):
+            pipeline.step(x, y)
+
+    expect_few_waits(run(body, 2), 1, "a step of 4 micro-batches")

@@ -54,7 +54,7 @@ def share_of(name: str, full: torch.Tensor, rank: int, world_size: int) -> torch
     return full
 
 
-@exercise("2.18", "virtual gloo cuda", asserts="gather scatter layout")
+@exercise("2.18", "virtual gloo cuda", nccl=True, asserts="gather scatter layout")
 def test_gather_and_scatter_are_conjugate(impl, run, seed, cases):
     """All-gather forward is reduce-scatter backward and the other way round; for any strides."""
     worlds = cases(3, 1, 2, 4)

@@ -279,7 +279,7 @@ def test_buckets_keep_gradients_and_hold_no_second_copy(impl, run):
 
 
 # -- what the ranks agree on ----------------------------------------------------------------------
-@exercise("3.9", "virtual gloo cuda", asserts="first-ranks-order order-cost group cost")
+@exercise("3.9", "virtual gloo cuda", nccl=True, asserts="first-ranks-order order-cost group cost")
 def test_first_ranks_order_is_everybodys(impl, run, cases):
     """All ranks get the order of the group's first rank, also in a group without global rank 0."""
     for world_size, members in cases((4, [3, 1]), (3, [0, 1, 2]), (2, [1]), (1, [0])):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_equal, fail
+from distlab.grading import exercise, expect_close, expect_equal, expect_few_waits, fail
 from distlab.host.program_clock import until
 from distlab.observe.memory import PeakMemory
 
@@ -475,3 +475,20 @@ def test_backward_where_the_user_wants_it(impl, run, seed):
                 for other in range(3):
                     (loss_of(alone, seed, other, step, "ab") / 3).backward()
             compare(each, with_zeros(gradients(alone), alone), rank, name)
+
+
+@exercise("3.11", "nccl", asserts="host")
+def test_only_agreeing_waits_for_the_gpu(impl, run, seed):
+    """The host waits for its GPU twice at most in a backward if the ranks agree, else never."""
+
+    def body(ctx):
+        for agree in (False, True):
+            model = impl.DDP(switch(seed).to(ctx.device), agree=agree)
+            for step in range(3):
+                loss = loss_of(model, seed, ctx.rank, step, "a")
+                with ctx.region(f"agree={agree}" if step == 2 else "first"):
+                    loss.backward()
+
+    results = run(body, 2)
+    for agree, most in ((False, 0), (True, 2)):
+        expect_few_waits(results, most, f"a backward, agree={agree}", f"agree={agree}")

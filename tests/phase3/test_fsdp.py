@@ -11,6 +11,7 @@ from distlab.grading import (
     exercise,
     expect_close,
     expect_equal,
+    expect_few_waits,
     expect_refusals,
     fail,
     refusal,
@@ -411,3 +412,21 @@ def test_wrong_calls_are_refused(impl, run, seed):
 def trace_fsdp(impl):
     """Two steps of a small GPT, a unit for each block."""
     return traced(lambda *args: impl.FSDP(*args))
+
+
+@exercise("3.15", "nccl", asserts="host")
+def test_sharding_does_not_wait_for_the_gpu(impl, run, seed):
+    """In forward and backward the host never waits for its GPU, and once for the norm."""
+
+    def body(ctx):
+        inner = net(seed, ctx.device)
+        model = impl.FSDP(inner, inner.units())
+        data = batch(seed, ctx.rank, device=ctx.device)
+        with ctx.region("step"):
+            loss_of(model, data).backward()
+        with ctx.region("clip"):
+            impl.clip_by_global_norm(model, 1e-3)
+
+    results = run(body, 2)
+    expect_few_waits(results, 0, "forward and backward")
+    expect_few_waits(results, 1, "clip_by_global_norm", "clip")

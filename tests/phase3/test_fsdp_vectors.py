@@ -352,7 +352,7 @@ def test_clipping(impl, run, seed):
             fail("a limit was refused after a message", cause="late-check", rank=rank)
 
 
-@exercise("3.15", "virtual gloo cuda", asserts="clip-on-cpu")
+@exercise("3.15", "virtual gloo cuda", nccl=True, asserts="clip-on-cpu")
 def test_clipping_of_shards_on_the_cpu(impl, run, seed):
     """Offloaded shards: their gradients are on the CPU, and the group adds up where it can."""
 

@@ -26,7 +26,9 @@ LARGE = 10_080
 TENSOR = ALPHA + 4 * LARGE * BETA  # one message of the whole tensor
 
 
-@exercise("3.6", "virtual gloo cuda", asserts="reduction same-bits any-tensor dtype alone")
+@exercise(
+    "3.6", "virtual gloo cuda", nccl=True, asserts="reduction same-bits any-tensor dtype alone"
+)
 def test_halving_doubling_on_every_rank(impl, run, seed, cases):
     """All operators, any length and W, also no power of two, the same bits on every rank."""
     call = lambda tensor, op: impl.halving_doubling_all_reduce(tensor, op)

@@ -109,13 +109,18 @@ def compare_values(results, placement: tuple[int, ...], seed: int) -> None:
                 )
 
 
-@exercise("3.8", "virtual gloo cuda", asserts="combine any-tensor same-bits in-place dtype group")
+@exercise(
+    "3.8",
+    "virtual gloo cuda",
+    nccl=True,
+    asserts="combine any-tensor same-bits in-place dtype group",
+)
 def test_even_nodes_combine(impl, run, seed, cases):
     """Sum, mean and max, any length, any placement of ranks on nodes of equal size."""
     check_values(run, impl, seed, cases(*EVEN))
 
 
-@exercise("3.8", "virtual gloo cuda", asserts="combine any-tensor same-bits dtype group")
+@exercise("3.8", "virtual gloo cuda", nccl=True, asserts="combine any-tensor same-bits dtype group")
 def test_uneven_nodes_combine(impl, run, seed, cases):
     """The same where nodes have different numbers of ranks."""
     check_values(run, impl, seed, cases(*UNEVEN))

@@ -279,7 +279,7 @@ def test_models_that_differ_are_refused(impl, run):
     check_models_that_differ(run, lambda model: impl.LocalSGD(model, every=2))
 
 
-@exercise("3.25", "virtual gloo cuda", asserts="trained train-cost alone")
+@exercise("3.25", "virtual gloo cuda", nccl=True, asserts="trained train-cost alone")
 def test_train_counts_empty_batches(impl, run, seed, cases):
     """train(): a rank with an empty batch takes part in the round; loss over all samples."""
     for world_size, outer in cases((3, True), (2, False), (1, True)):

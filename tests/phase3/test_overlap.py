@@ -12,7 +12,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from distlab.grading import exercise, expect_close, expect_equal, expect_refusals, fail, refusal
+from distlab.grading import (
+    exercise,
+    expect_close,
+    expect_equal,
+    expect_few_waits,
+    expect_refusals,
+    fail,
+    refusal,
+)
 from tests.phase3.bad_input import check_models_that_differ
 from tests.phase3.raised import reworded
 
@@ -484,3 +492,17 @@ def test_modules_that_differ_are_refused(impl, run):
 def freeze_first(model: nn.Module) -> nn.Module:
     next(model.parameters()).requires_grad_(False)
     return model
+
+
+@exercise("3.10", "nccl", asserts="host")
+def test_backward_does_not_wait_for_the_gpu(impl, run, seed):
+    """From the third backward on the host never waits for its GPU."""
+
+    def body(ctx):
+        model = impl.BucketedDDP(net(seed).to(ctx.device), bucket_bytes=200)
+        for step in range(3):
+            loss = loss_of(model, seed, ctx.rank, step)
+            with ctx.region("step" if step == 2 else "first"):
+                loss.backward()
+
+    expect_few_waits(run(body, 2), 0, "the third backward")

@@ -63,7 +63,7 @@ def ring_time(steps: int, world_size: int) -> float:
 
 
 # -- 3.1 ------------------------------------------------------------------------------------------
-@exercise("3.1", "virtual gloo cuda", asserts="reduction chunks any-tensor dtype alone")
+@exercise("3.1", "virtual gloo cuda", nccl=True, asserts="reduction chunks any-tensor dtype alone")
 def test_reduce_scatter_completes_the_own_chunk(impl, run, seed, cases):
     """Rank r's chunk r holds the sum, mean or maximum of all ranks, for any length and W."""
     call = lambda tensor, op: impl.ring_reduce_scatter(tensor, op)
@@ -380,7 +380,7 @@ DIFFERENT = {
 }
 
 
-@exercise("3.3", "virtual gloo cuda", asserts="agree check alone refusals life")
+@exercise("3.3", "virtual gloo cuda", nccl=True, asserts="agree check alone refusals life")
 def test_check_tells_every_rank(impl, run, cases):
     """With check=True every rank raises ValueError at a difference; what agrees is reduced."""
 

@@ -254,7 +254,7 @@ def test_bad_arguments_are_refused(impl, run):
     expect_refused(results, calls)
 
 
-@exercise("3.21", "virtual gloo cuda", asserts="least exact dtype group")
+@exercise("3.21", "virtual gloo cuda", nccl=True, asserts="least exact dtype group")
 def test_ranks_agree_on_the_budget(impl, run, seed, cases):
     """Ranks with different memory free come to the least of it, in their group, in 8 bytes."""
 

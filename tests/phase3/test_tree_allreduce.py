@@ -87,7 +87,9 @@ def test_tree_broadcasts_from_any_root(impl, run, seed, cases):
                 )
 
 
-@exercise("3.5", "virtual gloo cuda", asserts="all-reduce same-bits any-tensor dtype alone")
+@exercise(
+    "3.5", "virtual gloo cuda", nccl=True, asserts="all-reduce same-bits any-tensor dtype alone"
+)
 def test_tree_all_reduce_on_every_rank(impl, run, seed, cases):
     """All operators, any length and W, in place, the same bits on every rank."""
     call = lambda tensor, op: impl.tree_all_reduce(tensor, op)

@@ -10,7 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from distlab.grading import exercise, expect_equal, expect_refused, fail, refusal, trace
+from distlab.grading import (
+    exercise,
+    expect_equal,
+    expect_few_waits,
+    expect_refused,
+    fail,
+    refusal,
+    trace,
+)
 from distlab.observe.memory import held_by
 from tests.phase3.zero_models import (
     AT_THE_START,
@@ -348,7 +356,7 @@ def test_each_dtype_stays(impl, run):
     judge_dtypes(run(body, 2), share=1)
 
 
-@exercise("3.13", "virtual gloo cuda", asserts="state load groups life resources")
+@exercise("3.13", "virtual gloo cuda", nccl=True, asserts="state load groups life resources")
 def test_state_moves_to_another_world_size(impl, run, seed, cases):
     """What 3 ranks save, 2 ranks and the plain optimizer load, and train on with it."""
     kind, options = OPTIMIZERS["AdamW"]
@@ -528,3 +536,18 @@ def test_wrong_calls_are_refused(impl, run, seed):
 def trace_zero(impl):
     """Two steps of twelve equal layers in four buckets."""
     return traced(lambda *args, **options: impl.ZeroOptimizer(*args, **options))
+
+
+@exercise("3.13", "nccl", asserts="host")
+def test_a_step_does_not_wait_for_the_gpu(impl, run, seed):
+    """With an inner optimizer that does not wait for the GPU the host does not, either."""
+
+    def body(ctx):
+        model = awkward(seed, ctx.device)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = impl.ZeroOptimizer(parameters, torch.optim.SGD, lr=0.1, bucket_bytes=300)
+        mean_gradients(model, seed, 2, 0, ctx.device)
+        with ctx.region("step"):
+            optimizer.step()
+
+    expect_few_waits(run(body, 2), 0, "step")

@@ -15,6 +15,7 @@ from distlab.grading import (
     exercise,
     expect_close,
     expect_equal,
+    expect_few_waits,
     expect_refusals,
     expect_refused,
     fail,
@@ -522,3 +523,22 @@ def test_a_gradient_that_is_complete_twice_is_an_error(impl, run):
 def trace_zero2(impl):
     """Two steps of twelve equal layers in four buckets."""
     return traced(lambda *args, **options: impl.Zero2Optimizer(*args, **options))
+
+
+@exercise("3.14", "nccl", asserts="host")
+def test_backward_waits_twice_for_the_gpu(impl, run, seed):
+    """The host waits for its GPU twice at most in a backward, and once for the norm."""
+
+    def body(ctx):
+        model = awkward(seed, ctx.device)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = impl.Zero2Optimizer(parameters, torch.optim.SGD, lr=0.1, bucket_bytes=300)
+        loss = loss_of(model, seed, ctx.rank, 0, ctx.device)
+        with ctx.region("backward"):
+            loss.backward()
+        with ctx.region("clip"):
+            optimizer.clip_by_global_norm(1e-3)
+
+    results = run(body, 2)
+    expect_few_waits(results, 2, "a backward", "backward")
+    expect_few_waits(results, 1, "clip_by_global_norm", "clip")

@@ -27,7 +27,7 @@ STEPS, CALLS = 5, 400
 SHAPES = ((8, 5), (7,))  # 47 entries
 
 
-@exercise("4.7", "virtual gloo cuda", asserts="count shared residual unscaled same-bits")
+@exercise("4.7", "virtual gloo cuda", nccl=True, asserts="count shared residual unscaled same-bits")
 def test_sums_at_shared_positions_and_owes_the_rest(impl, run, seed, cases):
     """k positions, the same on all ranks; residuals are summed there, unscaled, and sent later."""
     for world_size, dtype in cases((3, torch.float64), (2, torch.float32), (1, torch.float64)):

@@ -54,7 +54,7 @@ def test_told_to_leave(impl, run, seed):
 
 
 # -- leaving --------------------------------------------------------------------------------------
-@exercise("4.14", "virtual gloo cuda", asserts="agreed noted bytes cost dtype")
+@exercise("4.14", "virtual gloo cuda", nccl=True, asserts="agreed noted bytes cost dtype")
 def test_leaving_is_agreed_on(impl, run, seed, cases):
     """A signal on any rank is every rank's answer; 4 bytes in one message."""
     for world_size in cases(3, 2, 4, 1):

@@ -53,7 +53,9 @@ def expect_near(got: float, want: float, what: str, cause: str, rank: int, **wro
 
 
 # -- reports of all ranks --------------------------------------------------------------------------
-@exercise("4.11", "virtual gloo cuda", asserts="all-ranks sums means rates largest-memory")
+@exercise(
+    "4.11", "virtual gloo cuda", nccl=True, asserts="all-ranks sums means rates largest-memory"
+)
 def test_report_is_of_all_ranks(impl, run, cases):
     """Loss, rates and times over all ranks and steps of a window, the same on every rank."""
     for world_size in cases(3, 1, 4):

@@ -34,12 +34,12 @@ class _Windows(Iterator[list[T]]):
         return window
 
 
-def _backward_one(model: nn.Module, inputs: Tensor, targets: Tensor, total: float) -> float:
+def _backward_one(model: nn.Module, inputs: Tensor, targets: Tensor, total: float) -> Tensor:
     losses = F.cross_entropy(model(inputs), targets, ignore_index=IGNORED, reduction="none")
     loss = losses.sum()
     if loss.requires_grad:
         torch.autograd.backward(loss, torch.full_like(loss, 1.0 / total))
-    return loss.item()
+    return loss.detach().to(torch.float64)
 
 
 def windows(micro_batches: Iterable[T], steps: int) -> Iterator[list[T]]:
@@ -49,10 +49,8 @@ def windows(micro_batches: Iterable[T], steps: int) -> Iterator[list[T]]:
 
 
 def accumulate(model: nn.Module, window: Iterable[MicroBatch], total: float) -> float:
-    result = 0.0
-    for micro_batch in window:
-        result += _backward_one(model, *micro_batch, total)
-    return result
+    results = [_backward_one(model, *micro_batch, total) for micro_batch in window]
+    return torch.stack(results).sum().item() if results else 0.0
 
 
 def accumulate_and_reduce(
@@ -96,10 +94,8 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> 
     for p in parameters:
         if p.grad is not None:
             known[id(p)] = p.grad
-    squares = 0.0
-    for g in known.values():
-        squares += g.detach().to(torch.float64).square().sum().item()
-    norm = squares**0.5
+    squares = [g.detach().to(torch.float64).square().sum() for g in known.values()]
+    norm = torch.stack(squares).sum().item() ** 0.5 if squares else 0.0
     if norm > max_norm and norm != float("inf"):
         for g in known.values():
             g.detach().mul_(max_norm / norm)

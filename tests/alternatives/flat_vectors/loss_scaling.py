@@ -46,7 +46,7 @@ class LossScaler:
         if self.pending:
             raise ValueError("unscale was called twice in a step")
         seen: set[int] = set()
-        checks: list[bool] = []
+        checks: list[torch.Tensor] = []
         device = None
         for p in parameters:
             device = device or p.device
@@ -56,13 +56,15 @@ class LossScaler:
             g = p.grad.detach()
             divisor = torch.full((), self.scale, dtype=torch.float64, device=g.device)
             g.copy_(torch.div(g.double(), divisor))
-            checks.append(bool(torch.isfinite(g).all()))
+            checks.append(torch.isfinite(g).all())
         if device is None:
             cuda = "nccl" in str(dist.get_backend(group))
             device = (
                 torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
             )
-        fine = torch.tensor([int(all(checks))], dtype=torch.int32, device=device)
+        fine = torch.ones(1, dtype=torch.int32, device=device)
+        for check in checks:
+            fine *= check.to(torch.int32)
         dist.all_reduce(fine, op=dist.ReduceOp.MIN, group=group)
         self.pending.append(fine.item() == 1)
         return self.pending[0]

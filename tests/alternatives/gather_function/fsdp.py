@@ -156,8 +156,9 @@ def clip_by_global_norm(model, max_norm):
     if not max_norm > 0:
         raise ValueError(f"the limit must be positive, not {max_norm}")
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    squares = sum(float((g.double() ** 2).sum()) for g in grads)
-    total = torch.tensor([squares], dtype=torch.float64, device=device_in(model.group))
+    total = torch.zeros(1, dtype=torch.float64, device=device_in(model.group))
+    for g in grads:
+        total += (g.double() ** 2).sum().to(total.device)
     dist.all_reduce(total, group=model.group)
     norm = math.sqrt(float(total))
     if math.isfinite(norm):

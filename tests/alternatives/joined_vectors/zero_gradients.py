@@ -109,13 +109,11 @@ class Zero2Optimizer(ZeroOptimizer):
         if not max_norm > 0:
             raise ValueError(f"a gradient can't be clipped to a norm of {max_norm}")
         parts = [piece.part.grad for piece in self.pieces]
-        total = sum(
-            (torch.view_as_real(g) if g.is_complex() else g).double().pow(2).sum().item()
-            for g in parts
-            if g is not None
-        )
         device = self.param_groups[0]["params"][0].device
-        known = torch.tensor([total], dtype=torch.float64, device=device)
+        known = torch.zeros(1, dtype=torch.float64, device=device)
+        for g in parts:
+            if g is not None:
+                known += (torch.view_as_real(g) if g.is_complex() else g).double().pow(2).sum()
         dist.all_reduce(known, group=self.group)
         norm = float(known) ** 0.5
         if norm > max_norm and norm != float("inf"):

@@ -43,7 +43,7 @@ def all_reduce_hierarchical(tensor, groups, op="sum", *, check=False):
     if op == "mean" and not tensor.dtype.is_floating_point:
         raise ValueError(f"no mean of {tensor.dtype}")
     if check:
-        own = torch.tensor([tensor.numel(), DTYPES.index(tensor.dtype)])
+        own = torch.tensor([tensor.numel(), DTYPES.index(tensor.dtype)], device=tensor.device)
         every = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(every, own)
         if any(not torch.equal(own, other) for other in every):

@@ -61,12 +61,13 @@ class Pass:
             ddp.learned = True
         if every is None:
             return
-        table = torch.stack(every)
-        for p, wanted in zip(ddp.params, table[:, 1:].any(0).tolist(), strict=True):
-            if not wanted or table[:, 0].any():
+        table = torch.stack(every).tolist()
+        quitters = [rank for rank, (quit, *_) in enumerate(table) if quit]
+        for k, p in enumerate(ddp.params, 1):
+            if quitters or not any(row[k] for row in table):
                 p.grad = None
-        if table[:, 0].any():
-            raise StepAborted(table[:, 0].nonzero()[-1].item())
+        if quitters:
+            raise StepAborted(quitters[-1])
 
 
 class DDP(nn.Module):

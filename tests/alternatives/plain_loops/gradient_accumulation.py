@@ -33,15 +33,15 @@ def windows(micro_batches: Iterable[T], steps: int) -> Iterator[list[T]]:
 
 
 def accumulate(model: nn.Module, window: Iterable[MicroBatch], total: float) -> float:
-    loss_sum = 0.0
+    loss_sum: Tensor | float = 0.0
     for inputs, targets in window:
         logits = model(inputs)
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        if loss.requires_grad and bool((targets != IGNORED).any()):
+        if loss.requires_grad:
             (loss / total).backward()
-        loss_sum += float(loss.detach())
+        loss_sum = loss_sum + loss.detach().double()
         del logits, loss
-    return loss_sum
+    return float(loss_sum)
 
 
 def accumulate_and_reduce(
@@ -51,8 +51,9 @@ def accumulate_and_reduce(
     for p in parameters:
         p.grad = None
     device = parameters[0].device
-    counted = sum((int((targets != IGNORED).sum()) for _, targets in window))
-    count = torch.tensor(counted, dtype=torch.int64, device=device)
+    count = torch.zeros((), dtype=torch.int64, device=device)
+    for _, targets in window:
+        count += torch.count_nonzero(targets != IGNORED)
     dist.all_reduce(count, group=group)
     total = int(count)
     local_loss = accumulate(model, window, max(total, 1) / loss_scale)
@@ -77,7 +78,8 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> 
     if not max_norm > 0:
         raise ValueError(f"the limit of the norm must be positive, not {max_norm}")
     gradients = [p.grad for p in dict.fromkeys(parameters) if p.grad is not None]
-    norms = [float(torch.linalg.vector_norm(g.detach(), dtype=torch.float64)) for g in gradients]
+    norms = [torch.linalg.vector_norm(g.detach(), dtype=torch.float64) for g in gradients]
+    norms = torch.stack(norms).tolist() if norms else []
     norm = math.hypot(*norms)
     if any(math.isnan(n) for n in norms):
         norm = math.nan

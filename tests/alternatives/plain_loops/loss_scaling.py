@@ -48,7 +48,7 @@ class LossScaler:
         if self.finite is not None:
             raise ValueError("the gradients of this step are unscaled already; update ends a step")
         distinct = list(dict.fromkeys(parameters))
-        overflow = False
+        extremes = []
         with torch.no_grad():
             for p in distinct:
                 g = p.grad
@@ -58,16 +58,16 @@ class LossScaler:
                     g.copy_(g.float() / self.scale)
                 else:
                     g.div_(self.scale)
-                low, high = torch.aminmax(g)
-                if not (math.isfinite(float(low)) and math.isfinite(float(high))):
-                    overflow = True
+                extremes += [x.double() for x in torch.aminmax(g)]
         if distinct:
             device = distinct[0].device
         elif dist.get_backend(group) == "nccl":
             device = torch.device("cuda", torch.cuda.current_device())
         else:
             device = torch.device("cpu")
-        found = torch.tensor(float(overflow), device=device)
+        found = torch.zeros((), device=device)
+        if extremes:
+            found += torch.stack(extremes).isfinite().logical_not().any()
         dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
         self.finite = not bool(found)
         return self.finite

@@ -17,9 +17,10 @@ def average_gradients(parameters, num_samples, group=None):
     facts = [float(p.grad is not None) for p in unique] + [float(num_samples)]
     have = torch.tensor(facts, dtype=torch.float64, device=unique[0].device)
     dist.all_reduce(have, group=group)
-    total = max(have[-1].item(), 1.0)
+    *there, samples = have.tolist()
+    total = max(samples, 1.0)
     for dtype in sorted({p.dtype for p in unique}, key=str):
-        chosen = [p for p, n in zip(unique, have[:-1], strict=True) if n and p.dtype == dtype]
+        chosen = [p for p, n in zip(unique, there, strict=True) if n and p.dtype == dtype]
         if not chosen:
             continue
         size = sum(p.numel() for p in chosen)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from given.agreement import Group
+from given.agreement import Group, device_in
 from given.fsdp_units import FlatUnit, HookedUnits, Parameters, owned_parameters
 
 
@@ -175,11 +175,11 @@ def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
     if not max_norm > 0.0:
         raise ValueError(f"the largest norm must be positive, not {max_norm!r}")
     flats = [flat for unit in model.units for flat in unit.flats]
-    total = 0.0
+    message = torch.zeros(1, dtype=torch.float64, device=device_in(model.group))
     for flat in flats:
         if flat.shard.grad is not None:
-            total += torch.linalg.vector_norm(flat.shard.grad, dtype=torch.float64).item() ** 2
-    message = torch.tensor([total], dtype=torch.float64, device=flats[0].full.device)
+            square = torch.linalg.vector_norm(flat.shard.grad, dtype=torch.float64) ** 2
+            message += square.to(message.device)
     dist.all_reduce(message, op=dist.ReduceOp.SUM, group=model.group)
     norm = float(message.item() ** 0.5)
     if norm != norm or norm == float("inf") or norm <= max_norm:

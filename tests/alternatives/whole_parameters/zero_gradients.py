@@ -14,7 +14,7 @@ class Zero2Optimizer(ZeroOptimizer):
         super().add_param_group(param_group)
         if not hasattr(self, "sums"):
             self.sums, self.order, self.gone, self.came, self.running = {}, [], 0, set(), False
-            self.flying = []
+            self.flying, self.used = [], set()
         for p in reversed(self.param_groups[-1]["params"]):
             if p.requires_grad and p.numel():
                 self.order.append(p)
@@ -64,8 +64,10 @@ class Zero2Optimizer(ZeroOptimizer):
         used = torch.tensor(flags, dtype=torch.uint8, device=self.order[0].device)
         dist.all_reduce(used, dist.ReduceOp.MAX, group=self.group)
         for p, [flag] in zip(self.order, used.tolist(), strict=True):
-            if not flag and not self.sums.get(p, torch.ones(1)).any():
-                del self.sums[p]
+            if flag:
+                self.used.add(p)
+            elif p not in self.used:
+                self.sums.pop(p, None)
 
     def before_step(self):
         for p, gradient in self.sums.items():
@@ -83,6 +85,7 @@ class Zero2Optimizer(ZeroOptimizer):
                 p.grad = p.detach() * float("nan")
             self.finish()
         self.sums.clear()
+        self.used.clear()
 
     @torch.no_grad()
     def clip_by_global_norm(self, max_norm):

@@ -31,21 +31,18 @@ def windows(micro_batches, steps):
 
 
 def accumulate(model, window, total):
-    losses = 0.0
+    losses = []
     for inputs, targets in window:
-        keep = targets != IGNORED
-        if not keep.any():
-            continue
-        mean = F.cross_entropy(model(inputs)[keep], targets[keep])
-        share = int(keep.sum())
-        (mean * (share / total)).backward()
-        losses += float(mean) * share
-    return losses
+        each = F.cross_entropy(model(inputs), targets, ignore_index=IGNORED, reduction="none")
+        each.backward(torch.full_like(each, 1 / total))
+        losses.append(each.detach().double())
+    return torch.cat(losses).sum().item() if losses else 0.0
 
 
 def accumulate_and_reduce(model, window, *, loss_scale=1.0, group=None):
     model.zero_grad(set_to_none=True)
-    facts = torch.tensor([0.0], dtype=torch.float64)
+    device = next(p.device for p in model.parameters() if p.requires_grad)
+    facts = torch.zeros(1, dtype=torch.float64, device=device)
     for _, targets in window:
         facts += (targets != IGNORED).sum()
     dist.all_reduce(facts, group=group)
@@ -61,7 +58,7 @@ def accumulate_and_reduce(model, window, *, loss_scale=1.0, group=None):
     for grads in per_dtype.values():
         flat = parameters_to_vector([g.contiguous() for g in grads])
         works.append((dist.all_reduce(flat, group=group, async_op=True), flat, grads))
-    mine = torch.tensor([losses], dtype=torch.float64)
+    mine = torch.tensor([losses], dtype=torch.float64, device=device)
     dist.all_reduce(mine, group=group)
     for work, flat, grads in works:
         work.wait()
@@ -73,7 +70,7 @@ def clip_by_global_norm(parameters, max_norm):
     if not max_norm > 0:
         raise ValueError(f"the limit must be positive, not {max_norm}")
     unique = {id(p): p for p in parameters}.values()
-    norm = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in unique if p.grad is not None))
+    norm = math.sqrt(sum((p.grad.double() ** 2).sum() for p in unique if p.grad is not None))
     if math.isfinite(norm) and norm > max_norm:
         for p in unique:
             if p.grad is not None:
