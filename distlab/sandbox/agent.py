@@ -27,7 +27,7 @@ from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
 from . import files, wire
-from .limits import Limits
+from .limits import Limits, become
 from .walls import HOSTNAME
 
 SET_DUMPABLE = 4
@@ -41,7 +41,7 @@ def main(text: str) -> None:
     if (os.getpid(), socket.gethostname()) != (FIRST, HOSTNAME):
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
     if task["user"] is not None:
-        _become(task["user"])
+        become(task["user"])
     limits = Limits(**task["limits"])
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
@@ -70,13 +70,6 @@ def main(text: str) -> None:
             wire.send(asked, bytes([clean]) + answer)
             if not clean:
                 break
-
-
-def _become(user: int) -> None:
-    """Take the id of nobody; all privileges go with that of root."""
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
 
 
 def _as_rank(limits: Limits) -> None:

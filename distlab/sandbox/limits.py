@@ -7,6 +7,8 @@ import os
 import resource
 from dataclasses import dataclass
 
+ENOUGH = 1 << 16  # user ids, of which some are nobody's
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -53,7 +55,8 @@ def _set(which: int, most: int) -> None:
 
 
 def nobody() -> int | None:
-    """A user id that no one has, for a sandbox that root makes; None if this is not root.
+    """A user id that no one has, for a sandbox that root makes; None if this is not root, or knows
+    no other ids (in a namespace of its own).
 
     Each sandbox has its own: the kernel counts processes by user.
     """
@@ -62,4 +65,13 @@ def nobody() -> int | None:
     with open("/proc/self/uid_map", encoding="ascii") as file:
         lines = [[*map(int, line.split())] for line in file]
     first, count = max((inside, count) for inside, _, count in lines)
+    if count < ENOUGH:
+        return None
     return min(first + count, 1 << 31) - 16 - os.getpid() % 1000
+
+
+def become(user: int) -> None:
+    """Take the id of nobody; all privileges go with that of root."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
