@@ -7,6 +7,7 @@ import os
 import resource
 from dataclasses import dataclass
 
+USER_IDS = "/proc/self/uid_map"
 ENOUGH = 1 << 16  # user ids, of which some are nobody's
 
 
@@ -62,7 +63,7 @@ def nobody() -> int | None:
     """
     if os.geteuid() != 0:
         return None
-    with open("/proc/self/uid_map", encoding="ascii") as file:
+    with open(USER_IDS, encoding="ascii") as file:
         lines = [[*map(int, line.split())] for line in file]
     first, count = max((inside, count) for inside, _, count in lines)
     if count < ENOUGH:
