@@ -28,7 +28,7 @@ from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
 from . import files, wire
-from .limits import Limits
+from .limits import Limits, become
 from .walls import HOSTNAME
 
 SET_DUMPABLE, NO_NEW_PRIVS = 4, 38
@@ -42,7 +42,7 @@ def main(text: str) -> None:
     limits = Limits(**task["limits"])
     walled = (os.getpid(), socket.gethostname()) == (FIRST, HOSTNAME)
     if task["user"] is not None and (walled or limits.container):
-        _become(task["user"])
+        become(task["user"])
     if not (_alone() if limits.container else walled):
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
     if limits.container:
@@ -74,13 +74,6 @@ def main(text: str) -> None:
             wire.send(asked, bytes([clean]) + answer)
             if not clean:
                 break
-
-
-def _become(user: int) -> None:
-    """Take the id of nobody; all privileges go with that of root."""
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
 
 
 def _alone() -> bool:

@@ -167,7 +167,7 @@ def test_a_container_that_is_set_up_wrong_is_refused(tmp_path: Path) -> None:
         (course / "course.toml").touch(0o644)
         said = container.obstacle(course)
         if os.geteuid() != 0:
-            assert said == "only root can run code as another user"
+            assert said == "only root with ids of other users can run code as another user"
             return
         where = f"{course}/solutions"
         assert said == f"every user may read {where}: `chmod -R go-rwx {where}`"
