@@ -137,7 +137,7 @@ class _Nameless:
         places |= {sys.base_prefix: "<python>", sys.prefix: "<python>"}
         places |= {str(Path.home()): "~", str(root()): "<course>"}
         if os.path.isdir(impl):
-            places |= {str(Path(impl).resolve()): "<work>", impl.rstrip("/"): "<work>"}
+            places |= {str(Path(impl).resolve()): "<work>", os.path.abspath(impl): "<work>"}
         usable = [place for place in places if len(place) > 1]
         longest = "|".join(map(re.escape, sorted(usable, key=len, reverse=True)))
         self._places = places

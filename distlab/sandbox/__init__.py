@@ -3,6 +3,7 @@
 from .container import Container
 from .limits import Limits
 from .place import Sandbox
+from .process import NotStarted
 from .walls import obstacle
 
-__all__ = ["Container", "Limits", "Sandbox", "obstacle"]
+__all__ = ["Container", "Limits", "NotStarted", "Sandbox", "obstacle"]

