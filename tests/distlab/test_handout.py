@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from distlab import cli
 from distlab.course import handout, leaks, shares, templates
 from distlab.course.catalogue import load_course, root, version_of
 from distlab.course.regions import regions_of
@@ -251,3 +252,13 @@ def test_watching_an_exercise_that_needs_an_unsolved_one(learner: Learner) -> No
     assert "grading 1.2 Distributed data loading" in said
     assert "1.2 is blocked: needs your own 1.1, which does not pass yet\n" in said
     assert "score: 0 of 10 points" in said
+
+
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["handout", str(tmp_path / "new"), "--phases", "4"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("distlab: what is chosen builds on other exercises")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
