@@ -83,12 +83,12 @@ def _old(exercise: Exercise, mine: Path) -> Old:
     """The learner's file; a deleted one counts as blank."""
     path, blank = mine / _name(exercise), _blank(exercise)
     try:
-        mine = path.read_text(encoding="utf-8") if path.is_file() else blank
+        written = path.read_text(encoding="utf-8") if path.is_file() else blank
     except UnicodeDecodeError:
         raise ValueError(
             f"{path} is no UTF-8 text: save it as UTF-8; nothing was changed"
         ) from None
-    return Old(path.name, blank, mine)
+    return Old(path.name, blank, written)
 
 
 def _name(exercise: Exercise) -> str:
