@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from distlab import cli
-from distlab.course import handout, leaks, shares, templates
+from distlab.course import catalogue, handout, leaks, shares, templates
 from distlab.course.catalogue import load_course, root, version_of
 from distlab.course.regions import regions_of
+from distlab.grading import implementation, judge
+from distlab.ranks.results import RankFailure
+from distlab.simulate.plan import Plan
 
 COURSE = load_course()
 SECRET = leaks.secret_of(COURSE)
@@ -262,3 +265,24 @@ def test_the_command_refuses_in_one_line(
     assert said.startswith("distlab: what is chosen builds on other exercises")
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_needs_is_believed_only_where_there_are_no_solutions(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a learner's file could raise it, to be spared a check."""
+    monkeypatch.setattr(judge, "has_solutions", lambda: there)
+    monkeypatch.setattr(implementation, "has_solutions", lambda: False)
+    with pytest.raises(implementation.NotHandedOut, match="own fsdp of phase 3") as raised:
+        implementation.solution(COURSE.phase(3), "fsdp")
+    error = raised.value
+    failure = RankFailure(error.message, kind=error.kind, cause=error.cause)
+    assert judge.verdict_of(failure).verdict == ("fail" if there else "needs")
+
+
+def test_solutions_are_not_simulated_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "has_solutions", lambda: False)
+    with pytest.raises(ValueError, match=r"^impl solutions needs the solutions, and this hand-out"):
+        Plan(impl="solutions")
+    assert Plan(impl="mine").impl == "mine"
