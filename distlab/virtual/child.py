@@ -95,13 +95,13 @@ class Child:
             world = World(world_size, options, seed, self._note, rules)
             enter(world)
             world.scheduler.run(partial(self._body, world), STACK)
-            whole = all(rank.finished for rank in world.scheduler.ranks)  # who is late may go on
+            late = [rank for rank in world.scheduler.ranks if not rank.finished]  # they may go on
             values = [rank.value for rank in world.scheduler.ranks]
             first = first or values
             ended = [v for r, v in enumerate(values) if r not in absent]
-            failed = not whole or None in ended or any(state.notices for state in world.states)
+            failed = bool(late) or None in ended or any(state.notices for state in world.states)
             if failed or values != first or (rules, number) == every[-1]:
-                _report(world, self.pipe, seed, whole)
+                _report(world, self.pipe, seed, late)
                 break
         return not failed
 
@@ -174,18 +174,18 @@ class RankData:
     reads: list[Any] | tuple[()] = ()
 
 
-def _report(world: World, pipe: Pipe, seed: int | None, whole: bool) -> None:
-    """Everything the parent needs, rank by rank; ``whole``: all ranks were done at the end."""
+def _report(world: World, pipe: Pipe, seed: int | None, late: list[VirtualRank]) -> None:
+    """Everything the parent needs, rank by rank; ``late``: those that were not done at the end."""
     loops = _loops(world)
     frames = sys._current_frames()
     for state in world.states:
         rank = state.rank
-        if rank.value is not None:
+        if rank.value is not None and rank not in late:
             pipe.send(b"R", rank.index.to_bytes(4, "little") + rank.value)
         frame = frames.get(rank.thread.ident or 0) if rank.thread else None
         data = _rank_data(world, state, frame)
         pipe.send(b"V", _dumps(vars(data)).encode())
-    summary = _summary(world, seed, frames, whole) | {"loops": loops}
+    summary = _summary(world, seed, frames, bool(late)) | {"loops": loops}
     pipe.send(b"F", _dumps(summary).encode())
 
 
@@ -216,12 +216,12 @@ def _position(world: World, rank: VirtualRank) -> tuple[float, int]:
 
 
 def _summary(
-    world: World, seed: int | None, frames: dict[int, FrameType], whole: bool
+    world: World, seed: int | None, frames: dict[int, FrameType], late: bool
 ) -> dict[str, Any]:
     """How the run ended, and what clocks, links and compute models say."""
     ranks = world.scheduler.ranks
     verdict = "deadlock" if world.scheduler.deadlocked else "done"
-    if verdict == "done" and not whole:
+    if verdict == "done" and late:
         verdict = "timeout"
     running = world.scheduler.running
     stacks = {}

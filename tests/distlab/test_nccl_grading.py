@@ -71,7 +71,7 @@ def test_a_check_declares_whether_it_always_runs() -> None:
 
 def test_what_always_runs_is_said() -> None:
     """And every exercise with a mistake that only NCCL's rules see has such a check."""
-    ids = sorted(always_run(), key=lambda name: [*map(int, name.split("."))])
+    ids = sorted(always_run(), key=lambda e: [int(number) for number in e.split(".")])
     page = (root() / "docs" / "nccl_rules.md").read_text(encoding="utf-8")
     said = re.search(
         r"These exercises have a check by NCCL's rules in every run: (.*?)\.\n", page, re.S
