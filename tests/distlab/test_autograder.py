@@ -98,7 +98,7 @@ def run_autograder(base: Path) -> dict:
     return found
 
 
-# what a shell gets hold of: the grader sees what Python opens, and calls it a shortcut
+# what a shell gets hold of: what Python opens, and programs that it names, are called a shortcut
 LOOK = """
 cd {base}
 course=source/course
@@ -117,14 +117,14 @@ for process in /proc/[0-9]*; do
     cat "$process/environ" > /dev/null 2>&1 && echo "read $process"
     kill -0 "${{process#/proc/}}" 2> /dev/null && echo "signal $process"  # the right alone
 done
-rm -f "$0" 2> /dev/null; [ -e "$0" ] || echo "remove $0"
+rm -f "$1" 2> /dev/null; [ -e "$1" ] || echo "remove $1"
 [ "$(id -u)" -gt 1000000 ] && echo nobody
 """
 ATTACK = """
     import subprocess
-    asked = ["/bin/sh", "-c", {look!r}, __file__]
+    open("/tmp/left-behind-{mark}", "w").write({look!r})
+    asked = ["/bin/sh", "/tmp/left-behind-{mark}", __file__]
     got = subprocess.run(asked, capture_output=True, text=True).stdout
-    open("/tmp/left-behind-{mark}", "w").write("x")
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     raise ValueError(f"got {{got.splitlines()}}")
 """
