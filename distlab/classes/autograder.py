@@ -20,12 +20,12 @@ from typing import Any
 from ..course.catalogue import root
 from ..host import zips
 from ..sandbox import container
-from .config import ClassConfig, load_class
+from .config import ClassConfig, clean_id, load_class
 from .engine import grade_class
 from .graders import ClassGrader
 from .gradescope import BROKEN, NO_RESULT, no_result, results
 from .results import write
-from .submissions import Entry, clean_id
+from .submissions import Entry
 
 PROGRAMS = ("setup.sh", "run_autograder")
 RULES = "class.toml"

@@ -7,6 +7,7 @@ without a time means the end of that day.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import re
 import zoneinfo
 from collections.abc import Mapping
@@ -118,6 +119,15 @@ def zone_called(name: str) -> datetime.tzinfo:
     return zoneinfo.ZoneInfo(name)
 
 
+def clean_id(text: str) -> str:
+    """An id that can be a folder's name and stand in a table; a changed one gets a mark."""
+    clean = re.sub(r"[^\w.@+ -]", "_", text.encode("utf-8", "replace").decode()).strip(" .")[:80]
+    if clean == text:
+        return clean
+    mark = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:6]
+    return f"{clean or 'student'}-{mark}"
+
+
 def load_class(path: Path | None = None) -> ClassConfig:
     """The rules in the file, or without one the defaults.
 
@@ -155,6 +165,10 @@ def load_class(path: Path | None = None) -> ClassConfig:
         caps=_caps(top.table("limits")),
         gradescope=_gradescope(top.table("gradescope")),
     )
+    for table, ids in ((students, found.students), (top.table("teams"), _names(found.teams))):
+        for each in ids:
+            if clean_id(each) != each:
+                table.wrong(each, "an id has letters, digits, spaces and . @ + - _ alone")
     _agree(found, dates, extensions)
     return found
 
@@ -254,11 +268,15 @@ def _teams(table: Table) -> dict[str, tuple[str, ...]]:
     return teams
 
 
+def _names(teams: Mapping[str, tuple[str, ...]]) -> list[str]:
+    return [*teams, *(member for members in teams.values() for member in members)]
+
+
 def _agree(found: ClassConfig, dates: Table, extensions: Table) -> None:
     """What can only be seen in several keys together."""
     if found.release and found.due and found.due <= found.release:
         dates.wrong("due", f"{found.due} is not after the release, {found.release}")
-    names = {*found.students, *found.teams, *(m for t in found.teams.values() for m in t)}
+    names = {*found.students, *_names(found.teams)}
     for who, date in found.extensions.items():
         if found.due is None:
             extensions.wrong(who, "an extension needs a due date: set due in [dates]")

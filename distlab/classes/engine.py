@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..course.catalogue import load_course
+from ..host.processes import not_for_children
 from . import results, scoring
 from .config import ClassConfig
 from .progress import Progress
@@ -35,16 +36,19 @@ class Folder:
 
     path: Path
 
+    @property
+    def unpacked(self) -> Path:
+        """Where submissions are until it is clear that they are graded."""
+        return self.path / ".unpacked"
+
     def student(self, name: str) -> Path:
+        """A student's own part."""
         return self.path / "students" / name
 
     def files(self, submission: Submission) -> Path:
         """What a grading of these files has found."""
         number = submission.digest.removeprefix("sha256:")[:16]
         return self.student(submission.student) / "gradings" / f"{number}.json"
-
-    def log(self, name: str) -> Path:
-        return self.student(name) / "log.txt"
 
     def printed(self, name: str) -> Path:
         """What the grader's own process wrote while it graded."""
@@ -68,16 +72,16 @@ def grade_class(
     """
     folder = Folder(out.resolve())
     with _alone(folder.path):
-        attempts = _unpacked(config, submissions, folder)
-        config = with_phases(config, [s for each in attempts.values() for s in each])
+        unpacked = _unpacked(config, submissions, folder)
+        config = with_phases(config, [s for each in unpacked.values() for s in each])
         key = _begin(config, folder, place)
+        attempts = _in_place(unpacked, folder)
         todo = [s for each in attempts.values() for s in _counting(config, each)]
         todo = [s for s in todo if not _is_done(folder, s, key)]
         todo = list({folder.files(s): s for s in todo}.values())  # two attempts may be the same
         told = progress or Progress(None)
-        total = len(attempts)
-        left = {s.student for s in todo}
-        with told.following(total, total - len(left), jobs):
+        done = len({*attempts} - {s.student for s in todo})
+        with told.following(done + len(todo), done):
             _grade(config, todo, folder, jobs, grader, key, told)
         final = {student: _written(config, each, folder, key) for student, each in attempts.items()}
         rows = [(who, a) for name, a in final.items() for who in config.teams.get(name, (name,))]
@@ -94,7 +98,11 @@ def _alone(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(f"{path}: another grading is writing there") from None
-        yield
+        not_for_children.append(lock.fileno())  # else what outlives a killed run keeps it
+        try:
+            yield
+        finally:
+            not_for_children.remove(lock.fileno())
 
 
 def _unpacked(
@@ -106,18 +114,35 @@ def _unpacked(
     for entry in entries:
         owned.setdefault(config.team_of(entry.student), []).append(entry)
     found: dict[str, list[Submission]] = {}
+    shutil.rmtree(folder.unpacked, ignore_errors=True)
     for owner, mine in sorted(owned.items()):
-        beside = folder.student(owner) / "handed-in"
-        shutil.rmtree(beside, ignore_errors=True)
+        beside = folder.unpacked / owner
+        beside.mkdir(parents=True)
         attempts = []
         for number, entry in enumerate(mine, 1):
             own = dataclasses.replace(entry, student=owner)
             attempts.append(unpack(own, beside / f"entry-{number}", config))
         attempts.sort(key=lambda s: (s.submitted.timestamp() if s.submitted else 0, s.place))
-        for number, each in enumerate(attempts, 1):
-            there = each.folder.rename(beside / str(number))
-            attempts[number - 1] = dataclasses.replace(each, folder=there)
         found[owner] = attempts or [absent(owner, beside / "1")]
+    return found
+
+
+def _in_place(unpacked: dict[str, list[Submission]], folder: Folder) -> dict[str, list[Submission]]:
+    """The files of this run take the place of those of the last; who is gone has no result."""
+    for path in (folder.path / "students").glob("*/*"):
+        if path.parent.name not in unpacked and path.is_file():
+            path.unlink()
+    found: dict[str, list[Submission]] = {}
+    for owner, attempts in unpacked.items():
+        beside = folder.student(owner) / "handed-in"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        for number, each in enumerate(attempts, 1):
+            there = beside / str(number)
+            if each.folder.is_dir():
+                each.folder.rename(there)
+            found.setdefault(owner, []).append(dataclasses.replace(each, folder=there))
+    shutil.rmtree(folder.unpacked)
     return found
 
 
@@ -189,6 +214,8 @@ def _grade(
     told: Progress,
 ) -> None:
     """Grade these submissions and keep what is found, each as soon as it is."""
+    for each in todo:
+        folder.printed(each.student).unlink(missing_ok=True)
     work = work_off(
         range(len(todo)),
         jobs,
@@ -219,7 +246,8 @@ def _written(
     """The student's files are written; the attempt that counts."""
     attempts = []
     for number, each in enumerate(submissions, 1):
-        found = (None if each.problem else _found(folder, each, key)) or StudentReports()
+        kept = None if each.problem else _found(folder, each, key)
+        found = kept or StudentReports(graded=results.now())
         late = scoring.lateness(config, each.student, each.submitted)
         earned = scoring.points(config, found.reports)
         attempts.append(Attempt(number, each, found, late, earned))
@@ -227,10 +255,8 @@ def _written(
     final = max((a for a in attempts if id(a.submission) in possible), key=lambda a: a.score)
     home = folder.student(final.submission.student)
     results.write_student(home, config, final)
-    results.write(
-        folder.log(home.name),
-        results.log_text(config, attempts, final) + _said(folder.printed(home.name)),
-    )
+    text = results.log_text(config, attempts, final)
+    results.write(home / "log.txt", text + _said(folder.printed(home.name)))
     return final
 
 

@@ -20,14 +20,13 @@ class Progress:
         self.out = out
         self.running: dict[str, None] = {}
         self.total = self.done = self.fresh = 0
-        self.jobs = 1
         self.begun = 0.0
         self.live: Live | None = None
 
     @contextlib.contextmanager
-    def following(self, total: int, done: int, jobs: int) -> Iterator[None]:
-        """While ``total`` students are graded, of whom ``done`` were before."""
-        self.total, self.done, self.jobs, self.begun = total, done, jobs, time.monotonic()
+    def following(self, total: int, done: int) -> Iterator[None]:
+        """While ``total`` submissions are graded, of which ``done`` were before."""
+        self.total, self.done, self.begun = total, done, time.monotonic()
         if self.out is not None and done:
             self.out.print(f"{done} of {total} are done: nothing changed in them", highlight=False)
         if self.out is None or not self.out.is_terminal:

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..course.catalogue import Course, Exercise, functions_in, functions_of
+from ..course.catalogue import Course, Exercise, functions_of
+from ..course.regions import functions_in
 from .anonymous import HIDDEN, Mask
 from .misconceptions import Misconception, Witness
 

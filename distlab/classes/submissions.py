@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..course.catalogue import load_course
 from .archives import MANIFEST, File, files_in, kind_of, shown
-from .config import Caps, ClassConfig
+from .config import Caps, ClassConfig, clean_id
 from .repository import Refused
 
 TABLE = "submissions.csv"
@@ -103,15 +103,6 @@ def student_of(name: str, config: ClassConfig) -> str:
     pattern = re.compile(config.pattern) if config.pattern else ATTEMPT
     found = pattern.match(stem)
     return clean_id(found["student"] if found and found["student"] else stem)
-
-
-def clean_id(text: str) -> str:
-    """An id that can be a folder's name and stand in a table; a changed one gets a mark."""
-    clean = re.sub(r"[^\w.@+ -]", "_", text.encode("utf-8", "replace").decode()).strip(" .")[:80]
-    if clean == text:
-        return clean
-    mark = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:6]
-    return f"{clean or 'student'}-{mark}"
 
 
 def _table(path: Path, config: ClassConfig) -> dict[str, tuple[str, datetime.datetime | None]]:

@@ -43,7 +43,8 @@ class _Worker:
 
     def give(self, task: int) -> None:
         self.task, self.begun = task, time.monotonic()
-        self.ours.send_bytes(str(task).encode())
+        with contextlib.suppress(OSError):  # it has ended: whoever waits for its answer sees that
+            self.ours.send_bytes(str(task).encode())
 
     def end(self) -> int | None:
         """Kill it; how it had ended before, if it had."""
@@ -69,7 +70,7 @@ def _serve(theirs: Connection, work: Work, output: Callable[[int], Path]) -> NoR
     except EOFError:
         pass
     except BaseException:
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
     finally:
         os._exit(1)
 

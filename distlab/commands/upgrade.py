@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace, out: Console) -> int:
     """Bring this folder to the new version; 1 if something could not be carried over."""
     mine = root()
-    requirements = (mine / "pyproject.toml").read_bytes()
+    requirements = _requirements(mine)
     with tempfile.TemporaryDirectory(prefix="distlab-upgrade-") as temporary:
         if (mine / MANIFEST).is_file():
             if not Path(options.new).exists() or not options.new:
@@ -44,9 +45,15 @@ def main(options: argparse.Namespace, out: Console) -> int:
                 f"{mine} is neither a hand-out nor a clone: there is nothing to upgrade"
             )
     _tell(done, copy, out)
-    if (mine / "pyproject.toml").read_bytes() != requirements:
+    if _requirements(mine) != requirements:
         command(out, "requirements may have changed: ", "make env")
     return 1 if done.conflicts else 0
+
+
+def _requirements(folder: Path) -> str:
+    """What the environment is made from, whatever the course's version."""
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    return re.sub(r"^version = .*$", "", text, flags=re.MULTILINE)
 
 
 def _tell(done: Upgrade, copy: Path, out: Console) -> None:

@@ -27,15 +27,13 @@ def merge_clone(mine: Path, new: str, temporary: Path) -> tuple[Upgrade, Path]:
     """Merge the course at ``new`` (a repository; empty: where the clone is from) into ``mine``."""
     git(mine, "fetch", "--quiet", *([new, "HEAD"] if new else []))
     target = git(mine, "rev-parse", "FETCH_HEAD" if new else "@{upstream}")
-    if git(mine, "merge-base", "HEAD", target) == target:
+    common = git(mine, "merge-base", "HEAD", target)
+    if common == target:
         raise ValueError("there is nothing newer: nothing was changed")
-    packed, folder = temporary / "new.zip", temporary / "new"
-    git(mine, "archive", "--format=zip", f"--output={packed}", target)
-    with zipfile.ZipFile(packed) as archive:
-        archive.extractall(folder)
-    found = worked_out(mine, folder)
+    base = _extracted(mine, common, temporary / "base")
+    found = worked_out(mine, base, _extracted(mine, target, temporary / "new"))
     edited = git(mine, "diff", "--name-only", "HEAD", "--").splitlines()
-    copy = keep(mine, found, edited)
+    copy = keep(mine, base, found, edited)
     known = set(git(mine, "ls-tree", "-r", "--name-only", "HEAD").splitlines())
     ours = [name for name in known if _is_template(name)]
     try:
@@ -46,6 +44,15 @@ def merge_clone(mine: Path, new: str, temporary: Path) -> tuple[Upgrade, Path]:
         raise ValueError(f"{error} (your files are as they were)") from None
     write(mine, found)
     return found, copy
+
+
+def _extracted(repository: Path, commit: str, folder: Path) -> Path:
+    """The files of a commit, in a folder of their own."""
+    packed = folder.with_suffix(".zip")
+    git(repository, "archive", "--format=zip", f"--output={packed}", commit)
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(folder)
+    return folder
 
 
 def _is_template(name: str) -> bool:

@@ -46,28 +46,30 @@ class Upgrade:
         return [note for carried in self.files.values() for note in carried.notes]
 
 
-def worked_out(mine: Path, new: Path) -> Upgrade:
-    """What becomes of the learner's files in ``mine`` with the course in ``new``."""
-    ours, theirs = _course(mine), _course(new)
+def worked_out(mine: Path, base: Path, new: Path) -> Upgrade:
+    """What becomes of the learner's files in ``mine`` with the course in ``new``.
+
+    ``base``: the course that they were made from.
+    """
+    ours, theirs = _course(base), _course(new)
     lacking = [p.number for p in ours.phases if p.number not in {q.number for q in theirs.phases}]
     if lacking:
         raise ValueError(
             f"{new.name} lacks phase {lacking[0]}, which you have: nothing was changed"
         )
-    found = Upgrade(course_version(mine), course_version(new))
+    found = Upgrade(course_version(base), course_version(new))
     was = {e.id: e.was_in for e in theirs.exercises if e.was_in}
     for phase in theirs.phases:
         olds = {
-            e.template_path.name: _old(e)
+            e.template_path.name: _old(e, mine)
             for e in templates.files_of(ours)
             if e.phase.number == phase.number
         }
         used = set()
         for exercise in templates.files_of(theirs):
             if exercise.phase.number == phase.number:
-                name = exercise.template_path.name
-                carried = carry(name, _blank_of_new(exercise), olds, was)
-                found.files[f"{phase.folder}/{name}"] = carried
+                carried = carry(exercise.template_path.name, _blank(exercise), olds, was)
+                found.files[_name(exercise)] = carried
                 used |= carried.used
         found.gone += [c for old in olds.values() for c in _without_place(old, used)]
     return found
@@ -78,24 +80,27 @@ def _course(folder: Path) -> Course:
     return load_course(folder)
 
 
-def _old(exercise: Exercise) -> Old:
+def _old(exercise: Exercise, mine: Path) -> Old:
     """The learner's file; a deleted one counts as blank."""
-    path, blank = exercise.template_path, templates.template_of(exercise)
+    path, blank = mine / _name(exercise), _blank(exercise)
     try:
-        mine = path.read_text(encoding="utf-8") if path.is_file() else blank
+        written = path.read_text(encoding="utf-8") if path.is_file() else blank
     except UnicodeDecodeError:
         raise ValueError(
             f"{path} is no UTF-8 text: save it as UTF-8; nothing was changed"
         ) from None
-    return Old(path.name, blank, mine)
+    return Old(path.name, blank, written)
 
 
-def _blank_of_new(exercise: Exercise) -> str:
-    """The template as the new version has it, whatever somebody wrote into it."""
-    kept, path = templates.handed_out(exercise), exercise.template_path
-    if kept.is_file():
-        return kept.read_text(encoding="utf-8")
-    return templates.committed(path, exercise.folder) or path.read_text(encoding="utf-8")
+def _name(exercise: Exercise) -> str:
+    return f"{exercise.phase.folder}/{exercise.template_path.name}"
+
+
+def _blank(exercise: Exercise) -> str:
+    """The template as the course has it: a hand-out's is kept beside the learner's."""
+    kept = templates.handed_out(exercise)
+    path = kept if kept.is_file() else exercise.template_path
+    return path.read_text(encoding="utf-8")
 
 
 def _without_place(old: Old, used: set[tuple[str, tuple[str, int]]]) -> list[Conflict]:
@@ -112,7 +117,7 @@ def _without_place(old: Old, used: set[tuple[str, tuple[str, int]]]) -> list[Con
 
 
 # -- a copy ---------------------------------------------------------------------------------------
-def keep(mine: Path, upgrade: Upgrade, others: list[str]) -> Path:
+def keep(mine: Path, base: Path, upgrade: Upgrade, others: list[str]) -> Path:
     """Copy the learner's templates, their blanks and ``others`` to a folder of its own; the folder.
 
     Conflicts are written beside them.
@@ -123,12 +128,11 @@ def keep(mine: Path, upgrade: Upgrade, others: list[str]) -> Path:
         number += 1
         folder = folder.with_name(f"before-upgrade-{upgrade.old}-{number}")
     folder.mkdir(parents=True)
-    for exercise in templates.files_of(_course(mine)):
-        name = f"{exercise.phase.folder}/{exercise.template_path.name}"
-        blank = folder / templates.BLANK / name
+    for exercise in templates.files_of(_course(base)):
+        blank = folder / templates.BLANK / _name(exercise)
         blank.parent.mkdir(parents=True, exist_ok=True)
-        blank.write_text(templates.template_of(exercise), encoding="utf-8")
-        others = [*others, name]
+        blank.write_text(_blank(exercise), encoding="utf-8")
+        others = [*others, _name(exercise)]
     for name in others:
         if (mine / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -193,10 +197,10 @@ def replace_hand_out(mine: Path, new: Path) -> tuple[Upgrade, Path]:
         raise ValueError(
             f"you have version {before['course_version']} already: nothing was changed"
         )
-    found = worked_out(mine, new)
+    found = worked_out(mine, mine, new)
     own = [*found.files, *(n for n in changed_in(mine, ()) if n not in found.files)]
     own += [name for name in after["files"] if name not in before["files"]]
-    copy = keep(mine, found, own)
+    copy = keep(mine, mine, found, own)
     for name in before["files"].keys() - after["files"].keys():
         (mine / name).unlink(missing_ok=True)
     for name in [*(n for n in after["files"] if n not in found.files), MANIFEST]:

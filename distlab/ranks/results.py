@@ -52,7 +52,7 @@ class RankReport:
 
 
 class RankFailure(CheckFailed):
-    """The run failed: ``kind`` is exception, crash, hang, mismatch, blank or error.
+    """The run failed: ``kind`` is exception, crash, hang, mismatch, blank, needs or error.
 
     ``reports`` tells for each rank where it was; ``cause`` equals ``kind`` unless an exception
     raised in a rank carried a cause of its own.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distlab.classes import scoring
-from distlab.classes.config import Caps, ClassConfig, load_class
+from distlab.classes.config import Caps, ClassConfig, Gradescope, load_class
 from distlab.cli import main
 from distlab.course.catalogue import load_course, root
 
@@ -101,6 +101,8 @@ WRONG = {
     '[students]\npattern = "(a"': "pattern: .*no regular expression",
     '[students]\npattern = "(.*)"': "pattern: .*no group",
     '[teams]\na = ["x"]\nb = ["x"]': r"\[teams\] b: 'x' is in team 'a', too",
+    '[teams]\n"../a" = ["x"]': r"\[teams\] ../a: an id has letters, digits",
+    '[students]\nids = ["=1"]': r"\[students\] =1: an id has letters, digits",
     "[teams]\na = []": "a team needs at least one student",
     "[extensions]\nada = 2026-03-20": "ada: an extension needs a due date",
     "[dates]\ndue = 2026-03-16\n[extensions]\nada = 2026-03-10": "is not after the due date",
@@ -186,5 +188,6 @@ def test_the_documented_rules_are_all_that_there_are(tmp_path: Path) -> None:
     found, default = rules(tmp_path, block), ClassConfig()
     same = {n for n in vars(default) if getattr(found, n) == getattr(default, n)}
     assert same == {"caps"}, "its limits are the defaults"
+    assert all(f"\n{name} = " in block for name in Gradescope.__dataclass_fields__)
     for name in Caps.__dataclass_fields__:
         assert re.search(rf"(?m)^{name} = {getattr(default.caps, name)}\b", block), name

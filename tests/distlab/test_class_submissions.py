@@ -296,6 +296,16 @@ def test_a_repository_runs_none_of_its_programs(entries: Path) -> None:
     assert not ran.exists()
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
+@pytest.mark.parametrize("name", [FILE, PHASE])
+def test_what_can_not_be_read_is_told(entries: Path, name: str) -> None:
+    path = foldered(entries / "ada", {FILE: TEXT})
+    (path / name).chmod(0)
+    found = read(path)
+    (path / name).chmod(0o700)
+    assert found.problem == f"{name} can't be read: Permission denied"
+
+
 CONTENTS = {
     "BOM": b"\xef\xbb\xbfx = 1\r\n",
     "latin-1": "# -*- coding: latin-1 -*-\nname = 'Müller'\n".encode("latin-1"),

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from distlab.course import handout, leaks, shares, templates
+from distlab import cli
+from distlab.course import catalogue, handout, leaks, shares, templates
 from distlab.course.catalogue import load_course, root
 from distlab.course.regions import regions_of
 from distlab.course.version import course_version
+from distlab.grading import implementation, judge
+from distlab.ranks.results import RankFailure
+from distlab.simulate.plan import Plan
 
 COURSE = load_course()
 SECRET = leaks.secret_of(COURSE)
@@ -130,7 +134,7 @@ def test_a_submission_tells_what_it_was_made_from(few: Path, tmp_path: Path) -> 
     with zipfile.ZipFile(few.with_name("mine.zip")) as archive:
         archive.extractall(tmp_path)
     mine = tmp_path / "mine"
-    assert handout.made_from(mine) == course_version()
+    assert handout.made_from(mine) == course_version(root())
     assert handout.changed_in(mine) == []
     (mine / "phase1_data_parallel/template_trainer.py").write_text("")
     (mine / "tests/phase1/test_data_loader.py").write_text("")
@@ -252,3 +256,34 @@ def test_watching_an_exercise_that_needs_an_unsolved_one(learner: Learner) -> No
     assert "grading 1.2 Distributed data loading" in said
     assert "1.2 is blocked: needs your own 1.1, which does not pass yet\n" in said
     assert "score: 0 of 10 points" in said
+
+
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["handout", str(tmp_path / "new"), "--phases", "4"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("distlab: what is chosen builds on other exercises")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_needs_is_believed_only_where_there_are_no_solutions(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a learner's file could raise it, to be spared a check."""
+    monkeypatch.setattr(judge, "has_solutions", lambda: there)
+    monkeypatch.setattr(implementation, "has_solutions", lambda: False)
+    with pytest.raises(implementation.NotHandedOut, match="own fsdp of phase 3") as raised:
+        implementation.solution(COURSE.phase(3), "fsdp")
+    error = raised.value
+    failure = RankFailure(error.message, kind=error.kind, cause=error.cause)
+    assert judge.verdict_of(failure).verdict == ("fail" if there else "needs")
+
+
+def test_solutions_are_not_simulated_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "has_solutions", lambda: False)
+    with pytest.raises(ValueError, match=r"^impl solutions needs the solutions, and this hand-out"):
+        Plan(impl="solutions")
+    assert Plan(impl="mine").impl == "mine"
