@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import forked_commands
 import jsonschema
 import pytest
 import yaml
@@ -195,3 +197,33 @@ def test_the_reporter_is_given_every_exercise_by_its_name() -> None:
 def test_the_example_is_what_the_command_makes() -> None:
     example = (root() / "classroom" / "github-classroom.yml").read_text("utf-8")
     assert example == github.workflow(load_course().phases[:1])
+
+
+# -- commands -------------------------------------------------------------------------------------
+def class_(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit status, output and errors of ``distlab class …``."""
+    done = forked_commands.run([sys.executable, "-m", "distlab", "class", *map(str, arguments)])
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_commands_write_what_is_tested_here(tmp_path: Path) -> None:
+    assert class_("github")[:2] == (0, github.workflow(load_course().phases[:1]))
+    status, out, _ = class_("github", tmp_path / "workflows" / "grade.yml", "--phases", "1", "2")
+    assert (status, "commit it" in out) == (0, True)
+    written = (tmp_path / "workflows" / "grade.yml").read_text("utf-8")
+    assert written == github.workflow(load_course().phases[:2])
+    (tmp_path / "class.toml").write_text("[exercises]\nphases = [1, 2]\n")
+    status, out, errors = class_(
+        "gradescope", tmp_path / "out.zip", "--config", tmp_path / "class.toml"
+    )
+    assert (status, "graded: phase 1, phase 2" in out) == (0, True), errors
+    assert (tmp_path / "out.zip").is_file()
+
+
+def test_a_checkout_is_no_container_for_a_class(tmp_path: Path) -> None:
+    """Its answers are open to every user, or the caller is not root: refused in one line."""
+    (tmp_path / "in" / "ada").mkdir(parents=True)
+    status, _, errors = class_("grade", tmp_path / "in", "--out", tmp_path / "out", "--container")
+    assert (status, len(errors.strip().splitlines())) == (2, 1), errors
+    assert "no sandbox can be made here: " in errors
+    assert not (tmp_path / "out").exists()
