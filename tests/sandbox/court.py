@@ -7,6 +7,8 @@ grader's own; one sandbox serves all submissions: what it shows of them is writt
 from __future__ import annotations
 
 import ast
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,16 @@ from distlab.grading.judge import verdict_of
 from distlab.grading.runners import HERE
 from distlab.grading.session import Request, Session
 from distlab.grading.verdicts import CheckResult
+from distlab.host.processes import (
+    become_subreaper,
+    children,
+    die_with_parent,
+    end_strays,
+    forget_descriptors,
+    not_for_children,
+)
 from distlab.sandbox import Limits, Sandbox
+from distlab.virtual import reap_children
 from tests.phase1.test_trainer_averaging import test_mean_over_the_ranks as check
 
 EXERCISE = load_course().exercise("1.4")
@@ -57,6 +68,11 @@ class Court:
         places = [self.folder] if self.box is None else [self.folder, self.shown]
         for place in places:
             (place / "trainer.py").write_text(text, encoding="utf-8")
+        if self.box is None:
+            return self._judge_apart(tier, imported, guarded)
+        return self._judge(tier, imported, guarded)
+
+    def _judge(self, tier: str, imported: bool, guarded: bool) -> CheckResult:
         request = Request(
             impl=str(self.folder),
             device="cpu",
@@ -74,6 +90,31 @@ class Court:
         except BaseException as error:
             return verdict_of(error)
         return verdict_of(None)
+
+    def _judge_apart(self, tier: str, imported: bool, guarded: bool) -> CheckResult:
+        """In a child that has none of this process's descriptors, as ``grade`` does."""
+        become_subreaper()
+        before, parent = children(), os.getpid()
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                not_for_children.append(writing)
+                forget_descriptors({writing})
+                die_with_parent(parent)
+                found = self._judge(tier, imported, guarded)
+                os.write(writing, json.dumps(vars(found)).encode())
+                reap_children()
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            fields = json.load(pipe)
+        os.waitpid(pid, 0)
+        left = children() - before
+        end_strays(before)
+        assert not left
+        return CheckResult(**fields | {"printed": dict(enumerate(fields["printed"].values()))})
 
     @property
     def shown(self) -> Path:
