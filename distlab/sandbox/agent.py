@@ -88,21 +88,21 @@ def _answered(request: bytes) -> bytes:
     """What came of it, after the files that the run has left."""
     name, rest = wire.parted(request)
     given, asked = wire.parted(rest)
+    folder = Path(os.fsdecode(name)) if name else None
     left = b""
     try:
+        if folder is not None:
+            files.unpacked(given, folder)
         kind, body, sizes, args, options = pickle.loads(asked)
-        if name:
-            os.makedirs(name, exist_ok=True)
-            files.unpacked(given, Path(os.fsdecode(name)))
         answer = wire.packed(_run(kind, body, sizes, args, options))
     except RankFailure as failure:
         answer = wire.packed_failure(failure)
     except BaseException as error:
         answer = wire.packed_error(error)
     _end_others()
-    if name:
+    if folder is not None:
         try:
-            left = files.packed(Path(os.fsdecode(name)))
+            left = files.packed(folder)
         except (files.TooMuch, OSError) as error:
             answer = wire.packed_failure(RankFailure(f"files can't be read: {error}", kind="crash"))
     return wire.joined(left, answer)

@@ -27,6 +27,7 @@ class Group:
         self.folders: list[Path] = []
         name = f"distlab-{os.getpid()}-{next(_numbers)}"
         for above, settings in _places(limits):
+            _remove_old(above)
             folder = above / name
             with contextlib.suppress(OSError):
                 folder.mkdir()
@@ -50,6 +51,14 @@ class Group:
                     break
                 time.sleep(0.01)
         self.folders = []
+
+
+def _remove_old(above: Path) -> None:
+    """Groups of graders that were killed."""
+    for folder in above.glob("distlab-*-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _places(limits: Limits) -> list[tuple[Path, dict[str, int]]]:

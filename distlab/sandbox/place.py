@@ -65,9 +65,6 @@ class Sandbox:
         self.course, self.submission = course.resolve(), submission.resolve()
         self.limits, self.modules = limits or Limits(), tuple(modules)
         self.shared = None if shared is None else shared.resolve()
-        self.private = list(PRIVATE)
-        if self.shared and not any(self.shared.is_relative_to(name) for name in PRIVATE):
-            self.private.append(str(self.shared))
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._ready = False
@@ -115,17 +112,16 @@ class Sandbox:
     def _start(self) -> None:
         """Start an agent; it gets ready while the caller does other things."""
         ours, theirs = socket.socketpair()
-        filter_fd = open_filter()
+        filter_fd, own = open_filter(), [] if self.shared is None else [self.shared]
         inherited = [theirs.fileno(), *([] if filter_fd is None else [filter_fd])]
         task = {
             "socket": theirs.fileno(),
             "user": nobody(),
             "limits": vars(self.limits),
-            "private": self.private,
+            "private": [*PRIVATE, *map(str, own)],
             "modules": self.modules,
         }
-        shown = self._shown, self.private
-        walls = command(self.course, *shown, self.limits, filter_fd)
+        walls = command(self.course, self._shown, own, self.limits, filter_fd)
         self._group = Group(self.limits)
         with theirs:
             self._process = subprocess.Popen(
@@ -203,10 +199,15 @@ class Sandbox:
         try:
             left, answer = wire.parted(answer[1:])
             self._files_out(left)
-            return wire.unpacked(answer, sizes)
+            return self._reader(options).results(answer, sizes)
         except wire.Unreadable as error:
             self._end()
             raise _lost(f"what came out of the sandbox can't be read: {error}") from None
+
+    def _reader(self, options: dict[str, Any]) -> wire.Reader:
+        """For an answer: learners see lines of their own code, of checks and of the toolkit."""
+        folders = [str(self.course / name) + os.sep for name in ("tests", "given", "distlab")]
+        return wire.Reader((*options.get("learner_files", ()), *folders))
 
     def _files_in(self) -> bytes:
         """The shared folder, and what lies in it."""

@@ -43,8 +43,10 @@ class _Pickler(cloudpickle.Pickler):
             return _operator, (value._qualified_op_name,)
         if value is type(dist.Store):  # pybind11's class of classes
             return type, (dist.Store,)
-        if isinstance(value, type) and getattr(torch._C, value.__name__, None) is value:
-            return getattr, (torch._C, value.__name__)  # some say that they are of another module
+        if isinstance(value, type):  # some say that they are of another module
+            for name in (value.__name__, f"_{value.__name__}"):
+                if vars(torch._C).get(name) is value:
+                    return getattr, (torch._C, name)
         return super().reducer_override(value)
 
 

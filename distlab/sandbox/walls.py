@@ -71,14 +71,14 @@ def _walls() -> list[str]:
 def command(
     course: Path,
     shown: Iterable[tuple[Path, Path]],
-    private: Sequence[str],
+    private: Sequence[Path],
     limits: Limits,
     filter_fd: int | None,
 ) -> list[str]:
     """bubblewrap with all that a run of ranks needs, up to the program to start.
 
-    ``shown``: more files, (source, path inside). ``private``: folders to write to. ``filter_fd``:
-    the filter of system calls.
+    ``shown``: more files, (source, path inside). ``private``: more folders to write to.
+    ``filter_fd``: the filter of system calls.
     """
     found = [*_walls(), "--hostname", HOSTNAME, "--proc", "/proc", "--dev", "/dev"]
     for path in map(Path, SYSTEM):
@@ -86,19 +86,21 @@ def command(
             found += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
             found += ["--ro-bind", str(path), str(path)]
-    for name in private:
-        found += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", name]
-    places = [(folder, folder) for folder in _python()]
+    places = [*((folder, folder) for folder in _python()), *shown]
     places += [(course / name, course / name) for name in PARTS]
-    places += shown
-    targets = [target for _, target in places] + [Path(name) for name in SETTINGS]
+    targets = [*(target for _, target in places), *map(Path, SETTINGS), *private]
     above = {folder for target in targets for folder in list(target.parents)[:-1]}
-    for folder in sorted(above - {Path(name) for name in private}):
+    writable = ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs"]
+    for name in PRIVATE:
+        found += [*writable, name]
+    for folder in sorted(above - {Path(name) for name in PRIVATE}):
         found += ["--perms", "0755", "--dir", str(folder)]  # else only root could pass
     for name in SETTINGS:
         found += ["--ro-bind-try", name, name]
     for source, target in places:
         found += ["--ro-bind", str(source), str(target)]
+    for folder in private:
+        found += [*writable, str(folder)]
     settings = {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",

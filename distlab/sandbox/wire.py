@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "int | None": (int, type(None)),
     "float | None": (float, int, type(None)),
 }
+_KINDS_OF = {each.name: _KINDS.get(str(each.type), ()) for each in dataclasses.fields(Event)}
+del _KINDS_OF["group"]  # the one that is a list
 
 
 class Unreadable(Exception):
@@ -108,49 +111,84 @@ def _with_values(data: dict[str, Any], values: bytes = b"") -> bytes:
 
 
 # -- outside --------------------------------------------------------------------------------------
-def unpacked(answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
-    """The results of runs of these sizes; raises what the run raised, or Unreadable."""
-    try:
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads answers; a line is one of the code ``shown`` to learners, or it is no file's.
+
+    (The grader looks up the text of lines: of no other file may it be made to tell one.)
+    """
+
+    shown: tuple[str, ...]  # files, and folders with a slash at the end
+
+    def results(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
+        """The results of runs of these sizes; raises what the run raised, or Unreadable."""
+        try:
+            found = self._read(answer, world_sizes)
+        except Exception as error:
+            raise Unreadable(str(error)) from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _read(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults] | Exception:
         text, content = parted(answer)
         data = json.loads(text)
         if "error" in data:
-            raise RuntimeError(_text(data["error"]))
+            return RuntimeError(_text(data["error"]))
         if "failure" in data:
-            raise _failure(data["failure"])
+            return _failure(data["failure"])
         values = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         return [
-            _results(run, own, world_size)
+            self._results(run, own, world_size)
             for run, own, world_size in zip(data["runs"], values, world_sizes, strict=True)
         ]
-    except (RankFailure, RuntimeError):
-        raise
-    except Exception as error:
-        raise Unreadable(str(error)) from None
 
+    def _results(self, run: dict[str, Any], values: Any, world_size: int) -> RankResults:
+        logs = [self._log(log) for log in run["logs"]]
+        output = [str(text) for text in run["output"]]
+        if not len(values) == len(logs) == len(output) == world_size:
+            raise Unreadable(f"{len(values)} results of {world_size} ranks")
+        if "clocks" not in run:
+            return RankResults(list(values), logs, output)
+        reads = [[HostRead(*map(_text, read)) for read in each] for each in run["host_reads"]]
+        more = {
+            "clocks": _numbers(run["clocks"]),
+            "traffic": _counts(run["traffic"]),
+            "unmodelled": _counts(run["unmodelled"]),
+            "peaks": _numbers(run["peaks"]),
+            "flops": _numbers(run["flops"]),
+            "host_reads": reads,
+        }
+        return VirtualResults(list(values), logs, output, more)
 
-def _results(run: dict[str, Any], values: Any, world_size: int) -> RankResults:
-    logs = [_unpacked_log(log) for log in run["logs"]]
-    output = [_text(text) for text in run["output"]]
-    if not len(values) == len(logs) == len(output) == world_size:
-        raise Unreadable(f"{len(values)} results of {world_size} ranks")
-    if "clocks" not in run:
-        return RankResults(list(values), logs, output)
-    reads = [[HostRead(*map(_text, read)) for read in each] for each in run["host_reads"]]
-    more = {
-        "clocks": _numbers(run["clocks"]),
-        "traffic": _counts(run["traffic"]),
-        "unmodelled": _counts(run["unmodelled"]),
-        "peaks": _numbers(run["peaks"]),
-        "flops": _numbers(run["flops"]),
-        "host_reads": reads,
-    }
-    return VirtualResults(list(values), logs, output, more)
+    def _log(self, fields: dict[str, Any]) -> Log:
+        spans = [(_text(n), float(start), float(end)) for n, start, end in fields["spans"]]
+        events = [self._event(event) for event in fields["events"]]
+        begin, on_gpu = float(fields["picture_from"]), frozenset(map(_number, fields["on_gpu"]))
+        return Log(_number(fields["rank"]), events, spans, begin, on_gpu)
+
+    def _event(self, fields: dict[str, Any]) -> Event:
+        found: dict[str, Any] = {"group": tuple(map(_number, fields["group"]))}
+        for name, kinds in _KINDS_OF.items():
+            value = fields[name]
+            if type(value) not in kinds:
+                raise Unreadable(f"{name} of an event is {value!r}")
+            found[name] = _text(value) if type(value) is str else value
+        path, _, number = found["line"].rpartition(":")
+        if os.path.isabs(path) and not self._is_shown(path):
+            found["line"] = f"{os.path.basename(path)}:{number}"
+        return Event(**found)
+
+    def _is_shown(self, path: str) -> bool:
+        folders = tuple(each for each in self.shown if each.endswith(os.sep))
+        return path in self.shown or (path.startswith(folders) and os.path.normpath(path) == path)
 
 
 def _failure(fields: dict[str, Any]) -> RankFailure:
     reports = []
     for each in fields["reports"]:
-        state, line, output = (_text(each[name]) for name in ("state", "line", "output"))
+        state, line = _text(each["state"]), _text(each["line"])
+        output = printable(str(each["output"]))
         reports.append(RankReport(_number(each["rank"]), state, line, output, dict(each["detail"])))
     rank, seed = fields["rank"], fields["interleaving"]
     failure = RankFailure(
@@ -163,25 +201,6 @@ def _failure(fields: dict[str, Any]) -> RankFailure:
     )
     failure.interleaving = None if seed is None else _number(seed)
     return failure
-
-
-def _unpacked_log(fields: dict[str, Any]) -> Log:
-    spans = [(_text(n), float(start), float(end)) for n, start, end in fields["spans"]]
-    events = [_event(event) for event in fields["events"]]
-    begin, on_gpu = float(fields["picture_from"]), frozenset(map(_number, fields["on_gpu"]))
-    return Log(_number(fields["rank"]), events, spans, begin, on_gpu)
-
-
-def _event(fields: dict[str, Any]) -> Event:
-    found = {}
-    for each in dataclasses.fields(Event):
-        value = fields[each.name]
-        if each.name == "group":
-            value = tuple(map(_number, value))
-        elif type(value) not in _KINDS[str(each.type)]:
-            raise Unreadable(f"{each.name} of an event is {value!r}")
-        found[each.name] = value
-    return Event(**found)
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,262 @@
+"""Ranks in a sandbox: the same results and failures as outside, and nothing else to be had."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from distlab.course.catalogue import root
+from distlab.grading.runners import HERE
+from distlab.host.processes import descendants
+from distlab.ranks import RankFailure, RankResults
+from distlab.sandbox import Sandbox
+from distlab.sandbox.limits import nobody
+
+ALONE: dict[str, Any] = {"process_group": False, "ledger": False}
+
+
+def found(results: RankResults) -> list[object]:
+    """All that checks look at, but for times of real ranks."""
+    events = [
+        [vars(e) | {"start": 0, "end": e.end is not None} for e in log.events]
+        for log in results.logs
+    ]
+    return [[value.tolist() for value in results], results.output, events]
+
+
+def failed(failure: RankFailure) -> list[object]:
+    """All that is told of a failure."""
+    reports = [(r.rank, r.state, r.line, r.output) for r in failure.reports]
+    told = failure.message, failure.kind, failure.cause, failure.rank, failure.line
+    return [*told, failure.interleaving, reports]
+
+
+def summed(ctx, factor):
+    x = torch.full((3,), float(ctx.rank + 1))
+    with ctx.region("here"):
+        dist.all_reduce(x)
+    print("rank", ctx.rank)
+    return x * factor
+
+
+def test_results_are_those_of_this_machine(sandbox: Sandbox) -> None:
+    """Values, logs and output of real ranks; clocks and links of virtual ones."""
+    here, inside = (place.run_ranks(summed, 2, 5, seed=3) for place in (HERE, sandbox))
+    assert found(here) == found(inside)
+    assert here.logs[0].events[0].line == inside.logs[0].events[0].line != ""
+    options: dict[str, Any] = {"seed": 1, "seeds": 2, "compute": "none"}
+    both = [place.run_worlds(summed, (2, 3), 5, **options) for place in (HERE, sandbox)]
+    for one, other in zip(*both, strict=True):
+        assert found(one) == found(other)
+        assert (one.clocks, one.traffic) == (other.clocks, other.traffic)
+        assert one.host_reads == other.host_reads
+
+
+def test_failures_are_those_of_this_machine(sandbox: Sandbox, submission: Path) -> None:
+    """A raise, a deadlock, a mismatch and a death: message, cause, rank, line, where ranks were."""
+    path = submission / "learner.py"
+
+    def body(ctx, what):
+        spec = importlib.util.spec_from_file_location("learner", path)
+        learner = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(learner)
+        if what == "raise" and ctx.rank:
+            learner.divide(1)
+        elif what == "deadlock" and not ctx.rank:
+            learner.send_to_nobody(torch.ones(1))
+        elif what == "mismatch":
+            learner.sum_all(torch.ones(1 + ctx.rank))
+        elif what == "death" and ctx.rank:
+            os._exit(3)
+
+    for what, kind in (("raise", "exception"), ("deadlock", "hang"), ("mismatch", "mismatch")):
+        told = []
+        for place in (HERE, sandbox):
+            with pytest.raises(RankFailure) as caught:
+                place.run_worlds(body, (2,), what, learner_files=(str(path),))
+            told.append(failed(caught.value))
+        assert told[0] == told[1]
+        assert told[0][1] == kind
+    with pytest.raises(RankFailure, match="exit status 3"):
+        sandbox.run_ranks(body, 2, "death")
+
+
+def test_what_is_not_there(sandbox: Sandbox) -> None:
+    """No answers, no checks, no other files, no network, no privileges, no way to the agent."""
+
+    def look(ctx):
+        status = dict(
+            line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines()
+        )
+        closed = []
+        for name in ("mem", "environ", "fd/0", "maps"):
+            try:
+                os.open(f"/proc/{os.getppid()}/{name}", os.O_RDONLY)
+            except OSError as error:
+                closed.append(error.errno)
+        files = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        opened = [os.readlink(path) for path in files if os.path.lexists(path)]
+        return {
+            "course": sorted(os.listdir(course)),
+            "writes": [p for p in (course, "/", "/etc", "/usr") if os.access(p, os.W_OK)],
+            "home": [p for p in ("/home", "/var", "/root/.ssh", "/run") if os.path.exists(p)],
+            "network": [name for _, name in socket.if_nameindex()],
+            "pids": [int(name) for name in os.listdir("/proc") if name.isdigit()],
+            "status": {k: status.get(k) for k in ("CapPrm", "CapEff", "CapAmb", "NoNewPrivs")},
+            "seccomp": status.get("Seccomp"),
+            "user": os.getuid(),
+            "environment": sorted(os.environ),
+            "agent": closed,
+            "sockets": [name for name in opened if name.startswith("socket:")],
+        }
+
+    course = str(root())
+    seen = sandbox.run_ranks(look, 1, **ALONE)[0]
+    parts = {"clusters", "course.toml", "distlab", "given", ".venv"}
+    assert {*seen["course"]} <= parts
+    assert seen["writes"] == []
+    assert seen["home"] == []
+    assert seen["network"] == ["lo"]
+    assert max(seen["pids"]) < 1000
+    assert len(seen["pids"]) == 3  # bubblewrap, the agent, the rank
+    none = "0" * 16
+    assert seen["status"] == dict.fromkeys(("CapPrm", "CapEff", "CapAmb"), none) | {
+        "NoNewPrivs": "1"
+    }
+    if importlib.util.find_spec("pyseccomp"):
+        assert seen["seccomp"] == "2"
+    assert (seen["user"] == os.getuid()) == (nobody() is None)
+    assert not {"LAUNCH_PYTHON", "PYTEST_CURRENT_TEST"} & {*seen["environment"]}
+    assert seen["agent"] == [errno.EACCES] * 4
+    assert seen["sockets"] == []
+
+
+def test_nothing_is_left_to_the_next_run(sandbox: Sandbox) -> None:
+    """Daemons, files and folders: also deep ones, and those that can't be entered."""
+
+    def leave(ctx):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.pause()
+            os._exit(0)
+        Path("/dev/shm/note").write_text("secret")
+        os.makedirs("/tmp/closed/inside")
+        os.chmod("/tmp/closed", 0)
+        os.chdir("/tmp")
+        for _ in range(60):
+            os.mkdir("d")
+            os.chdir("d")
+
+    def look(ctx):
+        pids = [name for name in os.listdir("/proc") if name.isdigit()]
+        return [len(pids), {"closed", "d"} & {*os.listdir("/tmp")}, os.listdir("/dev/shm")]
+
+    sandbox.run_ranks(leave, 1, **ALONE)
+    assert sandbox.run_ranks(look, 1, **ALONE)[0] == [3, set(), []]
+
+
+def test_files_of_checks_go_in_and_out(sandbox: Sandbox) -> None:
+    """A folder of the check's own is there for all its runs; links don't come out."""
+    assert sandbox.shared is not None
+    folder = sandbox.shared / "check"
+    folder.mkdir()
+    (folder / "given").write_text("1")
+
+    def write(ctx):
+        (folder / "made").mkdir()
+        (folder / "made" / "file").write_text((folder / "given").read_text() + "2")
+        (folder / "given").unlink()
+        (folder / "link").symlink_to("/etc/hostname")
+        os.mkfifo(folder / "pipe")
+
+    sandbox.run_ranks(write, 1, **ALONE)
+    assert [str(p.relative_to(folder)) for p in sorted(folder.rglob("*"))] == ["made", "made/file"]
+
+    def read(ctx):
+        return (folder / "made" / "file").read_text()
+
+    assert sandbox.run_ranks(read, 1, **ALONE)[0] == "12"
+
+
+def test_limits(sandbox: Sandbox) -> None:
+    """Of a file, of all files, of processes, of an answer."""
+
+    def write(ctx, size, number):
+        with open(f"/tmp/{number}", "wb") as file:
+            file.write(b"x" * size)
+
+    def fill(ctx):
+        for number in range(20):
+            try:
+                write(ctx, 1 << 20, number)
+            except OSError as error:
+                return error.errno, number
+        return 0, 0
+
+    def fork(ctx):
+        for number in range(1000):
+            try:
+                if os.fork() == 0:
+                    signal.pause()
+            except OSError as error:
+                return error.errno, number
+        return 0, 0
+
+    with pytest.raises(RankFailure, match="File too large"):
+        sandbox.run_ranks(write, 1, 3 << 20, 0, **ALONE)
+    assert sandbox.run_ranks(fill, 1, **ALONE)[0] == (errno.ENOSPC, 8)
+    code, number = sandbox.run_ranks(fork, 1, **ALONE)[0]
+    assert (code, number < 100) == (errno.EAGAIN, True)
+    with pytest.raises(RankFailure, match=r"more than 4,194,304 bytes") as caught:
+        sandbox.run_ranks(lambda ctx: torch.ones(2_000_000), 1, **ALONE)
+    assert caught.value.kind == "crash"
+
+
+def test_an_agent_that_ends_or_hangs_fails_its_run_only(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distlab.sandbox.place.MORE_TIME", 0.5)
+
+    def disturb(ctx, number):
+        os.kill(os.getppid(), number)
+        time.sleep(30)
+
+    for number, kind in ((signal.SIGSTOP, "hang"), (signal.SIGKILL, "crash")):
+        with pytest.raises(RankFailure) as caught:
+            sandbox.run_ranks(disturb, 1, number, timeout=1, **ALONE)
+        assert caught.value.kind == kind
+        assert sandbox._process is None
+    assert sandbox.run_ranks(lambda ctx: ctx.rank, 1, **ALONE)[0] == 0
+
+
+def test_all_ends_with_the_one_who_asked(submission: Path, sandbox: Sandbox) -> None:
+    """Killed in the middle: the namespace dies with it, and its folders are gone or known."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with Sandbox(root(), submission) as own:
+            os.write(writing, b"1")
+            own.run_ranks(lambda ctx: time.sleep(100), 1, **ALONE)
+        os._exit(0)
+    os.read(reading, 1)
+    below = descendants(pid)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{each}/exe").exists() for each in below) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert below
+    assert [each for each in below if Path(f"/proc/{each}/root/usr").exists()] == []
+    os.close(reading)
+    os.close(writing)
