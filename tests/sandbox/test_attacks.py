@@ -12,6 +12,7 @@ import hashlib
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from court import EXERCISE, RIGHT, Court
 from distlab.course.catalogue import root
 from distlab.grading import runners
 from distlab.grading.verdicts import CheckResult
-from distlab.host.processes import children, descendants
+from distlab.host.processes import PATIENCE, children, descendants
 from distlab.ranks import stacks
 from distlab.sandbox import Limits, Sandbox, obstacle, place
 from distlab.virtual import reap_children, reports
@@ -135,8 +136,18 @@ def court(outside: Outside, places: dict[str, Any]) -> Iterator[Court]:
     with Sandbox(root(), outside.submission, LIMITS, modules) as box:
         yield Court(outside.submission, box, LIMITS)
     reap_children()
-    assert children() == processes
+    assert [pid for pid in children() - processes if not _ends(pid)] == []
     assert course_hash() == before
+
+
+def _ends(pid: int) -> bool:
+    """A child that was killed may take a moment."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @pytest.fixture
@@ -185,6 +196,41 @@ def test_quiet_attacks_get_nothing(
     outcomes = told(found.message)
     assert {n: got for n, got in outcomes.items() if got not in REFUSALS} == {}
     assert len(outcomes) >= 8
+
+
+def test_nothing_is_kept_for_the_next_run(
+    court: Court, places: dict[str, Any], nothing_changes: None
+) -> None:
+    """Files, memory of the system, daemons and their sockets: a second run finds none of it."""
+    kept = court.judge(quiet("keeps", places, "imported"), imported=True)
+    assert len(told(kept.message)) >= 5
+    looked = told(court.judge(quiet("keeps", places | {"looks": 1}, "imported"), imported=True).message)
+    assert {n: got for n, got in looked.items() if got not in REFUSALS} == {}
+    assert len(looked) >= 8
+
+
+# what the same probes get where there are no walls: they can
+FOUND = {
+    "reads": "solution's file; check's file; wrong implementations; references; "
+    "import of the solution; import of the check; import through the toolkit; path by path object; "
+    "loaded modules; whole file tree; file outside; neighbour's submission; "
+    "shared memory of the system; shared memory of System V",
+    "reaches": "parent's environment; parent's descriptors; canary in an environment; "
+    "port of the host's loopback; abstract socket; socket in a file",
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_quiet_attacks_find_what_is_there(
+    name: str, outside: Outside, places: dict[str, Any], nothing_changes: None
+) -> None:
+    """Without a sandbox and without the guard against shortcuts: a probe that could find nothing
+    would prove nothing."""
+    only = FOUND[name].split("; ")
+    text = quiet(name, places | {"alone": False, "only": only}, "called")
+    outcomes = told(Court(outside.submission).judge(text, guarded=False).message)
+    assert {n: got for n, got in outcomes.items() if not got.startswith("REACHED")} == {}
+    assert len(outcomes) == len(only)
 
 
 @pytest.mark.parametrize("name", LOUD)
