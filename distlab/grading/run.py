@@ -23,6 +23,7 @@ from ..host.processes import (
     not_for_children,
     terminable,
 )
+from . import implementation
 from .choice import phase_of, plan
 from .lifetime import contained
 from .live import View
@@ -85,10 +86,9 @@ def walled(session: Session) -> Iterator[None]:
         raise ValueError(f"no sandbox can be made here: {why}")
     impl = session.request.impl
     named = {"solutions": root() / "solutions", "templates": root()}.get(impl, Path(impl))
-    modules = "distlab.grading.implementation", "torch._dynamo"  # checks import the second
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
-        place = sandbox.Sandbox(root(), named, limits, modules, Path(folder))
+        place = sandbox.Sandbox(root(), named, limits, [implementation.__name__], Path(folder))
         try:
             with place as session.place:
                 tempfile.tempdir = folder

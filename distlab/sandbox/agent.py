@@ -49,6 +49,7 @@ def main(text: str) -> None:
     prctl(SET_DUMPABLE, 0)
     private = task["private"]
     own = set(_files(private))
+    os.chdir(private[0])  # of ranks: they may write there
     import torch
 
     torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
@@ -93,7 +94,10 @@ def _answered(request: bytes) -> bytes:
     try:
         if folder is not None:
             files.unpacked(given, folder)
-        kind, body, sizes, args, options = pickle.loads(asked)
+        modules, kind, body, sizes, args, options = pickle.loads(asked)
+        for module in modules:
+            with contextlib.suppress(ImportError):  # of one kind of machine only
+                importlib.import_module(module)
         answer = wire.packed(_run(kind, body, sizes, args, options))
     except RankFailure as failure:
         answer = wire.packed_failure(failure)

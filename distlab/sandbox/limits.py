@@ -23,7 +23,7 @@ class Limits:
     processes: int = 512
     file_bytes: int = 256 << 20
     tmp_bytes: int = 512 << 20
-    answer_bytes: int = 512 << 20
+    answer_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         small = [name for name, value in vars(self).items() if value <= 0]

@@ -31,7 +31,7 @@ from . import files, wire
 from .cgroups import Group
 from .filter import open_filter
 from .limits import Limits, nobody
-from .request import pickled
+from .request import imported, pickled
 from .walls import NAMES, PRIVATE, command
 
 START_LIMIT = 120.0  # seconds until an agent has imported torch
@@ -187,7 +187,8 @@ class Sandbox:
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> list[RankResults]:
-        request = self._files_in() + pickled((kind, body, sizes, args, options), self.course)
+        task = imported(body, self.course), kind, body, sizes, args, options
+        request = self._files_in() + pickled(task, self.course)
         if self._process is None:
             self._start()
         if not self._ready:
@@ -207,7 +208,8 @@ class Sandbox:
     def _reader(self, options: dict[str, Any]) -> wire.Reader:
         """For an answer: learners see lines of their own code, of checks and of the toolkit."""
         folders = [str(self.course / name) + os.sep for name in ("tests", "given", "distlab")]
-        return wire.Reader((*options.get("learner_files", ()), *folders))
+        shown = *options.get("learner_files", ()), *folders
+        return wire.Reader(shown, self.limits.answer_bytes)
 
     def _files_in(self) -> bytes:
         """The shared folder, and what lies in it."""

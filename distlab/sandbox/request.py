@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
+
+_IMPORT = re.compile(r"^(?:import|from) ([\w.]+)", re.M)
 
 
 def pickled(request: object, course: Path) -> bytes:
@@ -25,8 +28,27 @@ def pickled(request: object, course: Path) -> bytes:
     return buffer.getvalue()
 
 
+def imported(body: Any, course: Path) -> list[str]:
+    """The modules that the body's file imports, and the helpers of checks that it imports: an agent
+    imports them once, else each rank would."""
+    todo, seen, found = [getattr(body, "__module__", "")], set(), []
+    while todo:
+        file = getattr(sys.modules.get(todo.pop()), "__file__", None)
+        if file in seen or not str(file).startswith(_tests(course)):
+            continue
+        seen.add(file)
+        names = _IMPORT.findall(Path(str(file)).read_text(encoding="utf-8"))
+        todo += names
+        found += [name for name in names if name.partition(".")[0] not in ("tests", "solutions")]
+    return sorted({*found})
+
+
+def _tests(course: Path) -> str:
+    return str(course / "tests") + os.sep
+
+
 def _travel_with_checks(course: Path) -> None:
-    tests = str(course / "tests") + os.sep
+    tests = _tests(course)
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if isinstance(name, str) and name.startswith(tests):

@@ -109,11 +109,12 @@ def command(
         "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/bin", "/bin")),
         "PYTHONPATH": str(course),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
     }
     for name, value in settings.items():
         found += ["--setenv", name, value]
-    found += ["--chdir", "/tmp", "--remount-ro", "/"]
+    found += ["--chdir", "/", "--remount-ro", "/"]  # Python imports from where it starts
     return found if filter_fd is None else [*found, "--seccomp", str(filter_fd)]
 
 

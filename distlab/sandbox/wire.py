@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..observe.log import Event, Log
 from ..observe.raised import printable
@@ -26,6 +27,7 @@ from ..virtual.reports import HostRead
 
 HEAD = 8  # bytes: the length of what follows
 LONGEST = 100_000  # characters of a text
+LONGEST_TEXT = 64 << 20  # bytes of everything but values
 MORE = ("clocks", "traffic", "unmodelled", "peaks", "flops")  # what virtual results have
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -119,6 +121,7 @@ class Reader:
     """
 
     shown: tuple[str, ...]  # files, and folders with a slash at the end
+    most: int  # bytes of all tensors, as if each element had memory of its own
 
     def results(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
         """The results of runs of these sizes; raises what the run raised, or Unreadable."""
@@ -132,12 +135,17 @@ class Reader:
 
     def _read(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults] | Exception:
         text, content = parted(answer)
+        if len(text) > LONGEST_TEXT:
+            raise Unreadable("its text is too long")
         data = json.loads(text)
         if "error" in data:
             return RuntimeError(_text(data["error"]))
         if "failure" in data:
             return _failure(data["failure"])
         values = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+        if sum(each.numel() * each.element_size() for each in tensors) > self.most:
+            raise Unreadable(f"its tensors have more than {self.most:,} bytes")
         return [
             self._results(run, own, world_size)
             for run, own, world_size in zip(data["runs"], values, world_sizes, strict=True)

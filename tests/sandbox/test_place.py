@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,8 @@ def test_what_is_not_there(sandbox: Sandbox) -> None:
             "status": {k: status.get(k) for k in ("CapPrm", "CapEff", "CapAmb", "NoNewPrivs")},
             "seccomp": status.get("Seccomp"),
             "user": os.getuid(),
+            "imports": [p for p in sys.path if os.access(p or ".", os.W_OK)],
+            "here": os.access(".", os.W_OK),
             "environment": sorted(os.environ),
             "agent": closed,
             "sockets": [name for name in opened if name.startswith("socket:")],
@@ -139,6 +142,8 @@ def test_what_is_not_there(sandbox: Sandbox) -> None:
     assert not {"LAUNCH_PYTHON", "PYTEST_CURRENT_TEST"} & {*seen["environment"]}
     assert seen["agent"] == [errno.EACCES] * 4
     assert seen["sockets"] == []
+    assert seen["imports"] == []  # the agent would import what a rank has put there
+    assert seen["here"]
 
 
 def test_nothing_is_left_to_the_next_run(sandbox: Sandbox) -> None:

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from distlab.observe.log import Event, Log
 from distlab.ranks import RankFailure, RankReport, RankResults
 from distlab.sandbox import files, wire
 
-SHOWN = wire.Reader(("/work/learner.py", "/course/tests/"))
+SHOWN = wire.Reader(("/work/learner.py", "/course/tests/"), most=1000)
 
 
 def answer(line: str = "/work/learner.py:3", output: str = "said") -> bytes:
@@ -104,6 +105,16 @@ def changed(path: str, value: object) -> bytes:
 def test_what_is_no_answer_is_not_read(bad: bytes) -> None:
     with pytest.raises(wire.Unreadable):
         SHOWN.results(bad, [1])
+
+
+def test_tensors_without_memory_of_their_own_are_counted() -> None:
+    """A view of one element may say that it has billions."""
+    values = [torch.ones(1).expand(10, 100)], [{"x": torch.ones(2, 3)}]
+    large, small = (wire.packed([RankResults(list(v), [Log(0, [], [])], [""])]) for v in values)
+    assert len(large) < 5000
+    with pytest.raises(wire.Unreadable, match="more than 1,000 bytes"):
+        SHOWN.results(large, [1])
+    assert SHOWN.results(small, [1])[0][0]["x"].shape == (2, 3)
 
 
 def packed(*entries: dict[str, object]) -> bytes:
