@@ -1,4 +1,4 @@
-"""The ``distlab`` command: map, watch, hint, solution, trace, simulate, doctor and others."""
+"""The ``distlab`` command: map, watch, hint, solution, trace, simulate, class and others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .commands import cluster, doctor, simulate
+from .commands import classes, cluster, doctor, simulate
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
 from .commands.watch import watch
 from .course.catalogue import load_course, root
+from .course.version import course_version
 from .host.processes import TERMINATED, Terminated, terminable
 from .host.terminal import console
 
@@ -22,6 +23,7 @@ from .host.terminal import console
 def _parser(command: str) -> argparse.ArgumentParser:
     """The options of all commands; those of ``simulate`` are asked for only if it is the one."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
+    parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
     commands = parser.add_subparsers(dest="command", title="commands")
     one = argparse.ArgumentParser(add_help=False)
     one.add_argument("exercise", help="for example 1.4")
@@ -40,6 +42,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         simulate.add_arguments(predicted)
     nodes = commands.add_parser("cluster", help="several nodes on this machine (Linux)")
     cluster.add_arguments(nodes)
+    classes.add_arguments(commands.add_parser("class", help="for instructors: grade a class"))
     doctor.add_arguments(commands.add_parser("doctor", help="what this machine can run"))
     promised = commands.add_parser(
         "contract", parents=[one], help="what an exercise promises, and which check asserts it"
@@ -65,6 +68,8 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return simulate.simulate(options, out)
     if options.command == "cluster":
         return cluster.cluster(options, out)
+    if options.command == "class":
+        return classes.class_(options, out)
     if options.command == "watch":
         return watch(course, options.exercise, out)
     exercise = course.exercise(options.exercise)

@@ -12,6 +12,7 @@ import itertools
 import re
 import subprocess
 import textwrap
+from collections.abc import Collection
 from pathlib import Path
 
 from .catalogue import (
@@ -28,11 +29,17 @@ SIBLING = re.compile(r"^(\s*from )(\.)(\w+) import ")
 SOLUTIONS = re.compile(r"^\s*(from|import) solutions\b")
 
 
-def generate(solution: str, phase: int, name: str = "solution") -> str:
-    """The template of a solution's text; ValueError names the line of a broken region."""
+def generate(
+    solution: str, phase: int, name: str = "solution", solved: Collection[str] = ()
+) -> str:
+    """The template of a solution's text; ValueError names the line of a broken region.
+
+    The regions of exercises in ``solved`` stay as they are.
+    """
     lines = solution.splitlines()
-    regions = {r.start: r for r in regions_of(solution, name)}
-    ids = sorted({r.exercise for r in regions.values()}, key=lambda i: int(i.split(".")[1]))
+    every = regions_of(solution, name)
+    regions = {r.start: r for r in every if r.exercise not in solved}
+    ids = sorted({r.exercise for r in every}, key=lambda i: int(i.split(".")[1]))
     out = [
         f"# Exercises {', '.join(ids)}: replace every `raise NotImplementedError` by your code.",
         f"# The docstrings say what is asked for. Test with: python test_phase{phase}.py {ids[0]}",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from ..course.catalogue import Course, Exercise, Phase, check_files, load_course
+from ..course.version import course_version
 from .live import View
 from .session import Request, Session
 from .verdicts import CheckResult, ExerciseResult, Report
@@ -46,7 +48,15 @@ class Plan:
         """
         device = "cuda" if self.request.device == "cuda" else "cpu"
         number, impl = self.phase.number, self.request.impl
-        report = Report(number, impl, session.seed, device, notes=list(notes))
+        report = Report(
+            number,
+            impl,
+            session.seed,
+            device,
+            notes=list(notes),
+            course_version=course_version(),
+            graded=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
         for exercise in self.every:
             if exercise.id not in self.selected:
                 continue

@@ -122,7 +122,8 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
     if options.json:
         Path(options.json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
     print_report(report, phase, out)
-    out.print(f"graded in {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
+    spent = f"graded in {time.monotonic() - begun:.1f} s, course version {report.course_version}"
+    out.print(spent, style="dim", highlight=False)
     if not report.exercises:
         asked = f"-k {options.keyword!r}" if options.keyword else f"--tier {options.tier}"
         raise ValueError(f"no check matches {asked}")

@@ -22,7 +22,7 @@ from .implementation import Implementation, protect_this_process
 from .judge import verdict_of
 from .runners import Runner
 from .session import SESSION, Request, Session
-from .verdicts import TIERS, NotRun
+from .verdicts import TIERS, CheckResult, NotRun
 
 KEPT_OUTPUT = 4096  # characters of what a rank printed
 TROUBLE = ("fail", "error", "hang", "crash")
@@ -157,14 +157,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         own = item.config.stash[SESSION].source(exercise).path(exercise.file)
         check.line = definition(own, exercise, source, file)
     item.config.stash[SESSION].record(exercise, check)
-    if check.verdict == "needs":
-        report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, f"Skipped: needs {check.message}")
-    elif error is not None:
-        report.longrepr = f"{check.verdict}: {check.message}" + (
-            f"\n  your line: {check.line}" if check.line else ""
-        )
+    if error is not None:
+        _tell(report, item, check)
     return report
+
+
+def _tell(report: pytest.TestReport, item: pytest.Item, check: CheckResult) -> None:
+    """What others read (JUnit's XML): needs and blocked are skipped, blank is a failure."""
+    said = f"{check.verdict}: {check.message}"
+    if check.verdict in ("needs", "blocked"):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, f"Skipped: {said}")
+        return
+    if check.verdict == "blank":
+        report.when = "call"  # JUnit calls what fails before it an error, not a failure
+    report.longrepr = said + (f"\n  your line: {check.line}" if check.line else "")
 
 
 def _title(item: pytest.Item) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -94,6 +95,10 @@ class Report:
     device: str
     exercises: list[ExerciseResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    course_version: str = ""
+    graded: str = ""  # when: ISO 8601, UTC
+    student: str | None = None  # nobody, where learners grade their own work
+    submission_hash: str | None = None
 
     @property
     def score(self) -> int:
@@ -117,20 +122,35 @@ class Report:
         return found[0] if found else None
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain data; the format is part of the design document."""
+        """The report as plain data, as docs/schema/run.schema.json describes it."""
         return {
+            "course_version": self.course_version,
+            "student": self.student,
+            "submission_hash": self.submission_hash,
+            "graded": self.graded,
             "phase": self.phase,
             "impl": self.impl,
             "score": self.score,
             "max_score": self.max_score,
             "seed": self.seed,
             "device": self.device,
+            "tiers": tier_totals(self.exercises),
             "exercises": [_exercise_json(e) for e in self.exercises],
         }
 
 
+def tier_totals(exercises: Iterable[ExerciseResult]) -> dict[str, dict[str, int]]:
+    """How many checks passed on each tier, failed, need what is absent, or had nothing to run."""
+    told = {"pass": "pass", "needs": "needs", "blank": "not_run", "blocked": "not_run"}
+    totals: dict[str, dict[str, int]] = {}
+    for check in (c for e in exercises for c in e.checks):
+        count = totals.setdefault(check.tier, {"pass": 0, "fail": 0, "needs": 0, "not_run": 0})
+        count[told.get(check.verdict, "fail")] += 1
+    return {tier: totals[tier] for tier in TIERS if tier in totals}
+
+
 def _exercise_json(e: ExerciseResult) -> dict[str, Any]:
-    shown = ("name", "tier", "verdict", "message", "cause", "rank", "line")
+    shown = ("name", "title", "tier", "verdict", "message", "cause", "rank", "line")
     return {
         "id": e.id,
         "title": e.title,

@@ -1,0 +1,242 @@
+"""Grade a class: several submissions at once, and never one that was graded before.
+
+What a grading found is kept by the hash of the submission's files. Results, feedback and tables are
+made from that again in each run: a run that was interrupted goes on, and a changed due date or
+changed points cost no grading. Changed checks do: then ``regrade`` shows first what would change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ..course.catalogue import load_course
+from . import results, scoring
+from .config import ClassConfig
+from .progress import Progress
+from .results import Attempt, StudentReports, reports_of
+from .submissions import Entry, Submission, absent, unpack
+from .workers import work_off
+
+Grader = Callable[[Submission, ClassConfig], StudentReports]
+PRINTED = 20_000  # characters of it in a log
+RULES = ("phases", "only", "partial", "seed")  # those that a verdict depends on
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """The folder of results, and where things are in it."""
+
+    path: Path
+
+    def student(self, name: str) -> Path:
+        return self.path / "students" / name
+
+    def files(self, submission: Submission) -> Path:
+        """What a grading of these files has found."""
+        number = submission.digest.removeprefix("sha256:")[:16]
+        return self.student(submission.student) / "gradings" / f"{number}.json"
+
+    def log(self, name: str) -> Path:
+        return self.student(name) / "log.txt"
+
+    def printed(self, name: str) -> Path:
+        """What the grader's own process wrote while it graded."""
+        return self.student(name) / "printed.txt"
+
+
+def grade_class(
+    config: ClassConfig,
+    submissions: Sequence[Entry],
+    out: Path,
+    *,
+    jobs: int,
+    grader: Grader,
+    place: str = "",
+    progress: Progress | None = None,
+) -> dict[str, Attempt]:
+    """Grade what has not been graded yet, and write everything; the counting attempts.
+
+    ``place`` names where ``grader`` runs the code: results from another one are not mixed in.
+    Raises ValueError, with nothing changed, if ``out`` has results of other checks or rules.
+    """
+    folder = Folder(out.resolve())
+    with _alone(folder.path):
+        attempts = _unpacked(config, submissions, folder)
+        config = with_phases(config, [s for each in attempts.values() for s in each])
+        key = _begin(config, folder, place)
+        todo = [s for each in attempts.values() for s in _counting(config, each)]
+        todo = [s for s in todo if not _is_done(folder, s, key)]
+        todo = list({folder.files(s): s for s in todo}.values())  # two attempts may be the same
+        told = progress or Progress(None)
+        total = len(attempts)
+        left = {s.student for s in todo}
+        with told.following(total, total - len(left), jobs):
+            _grade(config, todo, folder, jobs, grader, key, told)
+        final = {student: _written(config, each, folder, key) for student, each in attempts.items()}
+        rows = [(who, a) for name, a in final.items() for who in config.teams.get(name, (name,))]
+        results.write(folder.path / "grades.csv", results.grades_csv(config, rows))
+    return final
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No second run writes into the same folder."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{path}: another grading is writing there") from None
+        yield
+
+
+def _unpacked(
+    config: ClassConfig, entries: Sequence[Entry], folder: Folder
+) -> dict[str, list[Submission]]:
+    """The attempts of each student or team, in the order in which they were handed in."""
+    names = [*config.teams, *map(config.team_of, config.students)]
+    owned: dict[str, list[Entry]] = {name: [] for name in names}
+    for entry in entries:
+        owned.setdefault(config.team_of(entry.student), []).append(entry)
+    found: dict[str, list[Submission]] = {}
+    for owner, mine in sorted(owned.items()):
+        beside = folder.student(owner) / "handed-in"
+        shutil.rmtree(beside, ignore_errors=True)
+        attempts = []
+        for number, entry in enumerate(mine, 1):
+            own = dataclasses.replace(entry, student=owner)
+            attempts.append(unpack(own, beside / f"entry-{number}", config))
+        attempts.sort(key=lambda s: (s.submitted.timestamp() if s.submitted else 0, s.place))
+        for number, each in enumerate(attempts, 1):
+            there = each.folder.rename(beside / str(number))
+            attempts[number - 1] = dataclasses.replace(each, folder=there)
+        found[owner] = attempts or [absent(owner, beside / "1")]
+    return found
+
+
+def with_phases(config: ClassConfig, submissions: Sequence[Submission]) -> ClassConfig:
+    """The rules with the phases named: those handed in, where the rules name none."""
+    phases = {number for each in submissions for number in each.phases}
+    phases = phases or {p.number for p in load_course().phases if p.exercises}
+    return dataclasses.replace(config, phases=config.phases or tuple(sorted(phases)))
+
+
+def _begin(config: ClassConfig, folder: Folder, place: str) -> str:
+    """Note what is graded with; a key of all that a verdict depends on.
+
+    Raises ValueError if there are gradings by something else.
+    """
+    course = results.fingerprint()
+    path = folder.path / "class.json"
+    text = results.class_json(config, course, place, results.now())
+    if path.is_file() and any(folder.path.glob("students/*/gradings/*.json")):
+        before, after = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
+        changed = [n for n in ("fingerprint", "place") if before[n] != after[n]]
+        changed += [n for n in RULES if before["config"][n] != after["config"][n]]
+        if changed:
+            what = ["the course's files" if n == "fingerprint" else n for n in changed]
+            raise ValueError(
+                f"{folder.path} was graded by something else ({', '.join(what)} changed since): "
+                "`distlab class regrade` shows whose points would change; or choose another folder"
+            )
+        text = results.class_json(config, course, place, before["started"])
+    results.write(path, text)
+    rules = {name: config.as_json()[name] for name in RULES}
+    return hashlib.sha256(json.dumps([course, place, rules]).encode()).hexdigest()[:16]
+
+
+def _counting(config: ClassConfig, attempts: Sequence[Submission]) -> list[Submission]:
+    """The attempts of which one counts: all for the best, else the last that was in time.
+
+    If none was in time it is the last. One that can't be read counts only if none can.
+    """
+    possible = [s for s in attempts if not s.problem] or list(attempts)
+    if config.counts == "best":
+        return possible
+    in_time = [s for s in possible if not scoring.lateness(config, s.student, s.submitted).days]
+    return (in_time or possible)[-1:]
+
+
+def _found(folder: Folder, submission: Submission, key: str) -> StudentReports | None:
+    """What was found in the same files by the same checks, now or in an earlier run."""
+    try:
+        data = json.loads(folder.files(submission).read_text(encoding="utf-8"))
+        return reports_of(data["found"]) if data["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_done(folder: Folder, submission: Submission, key: str) -> bool:
+    """Whether there is nothing to grade; a grading that came to no end is tried again."""
+    found = _found(folder, submission, key)
+    return bool(submission.problem) or (found is not None and not found.problem)
+
+
+def _grade(
+    config: ClassConfig,
+    todo: Sequence[Submission],
+    folder: Folder,
+    jobs: int,
+    grader: Grader,
+    key: str,
+    told: Progress,
+) -> None:
+    """Grade these submissions and keep what is found, each as soon as it is."""
+    work = work_off(
+        range(len(todo)),
+        jobs,
+        lambda number: grader(todo[number], config).as_text(),
+        lambda number: folder.printed(todo[number].student),
+        config.caps.seconds,
+        lambda number: told.begins(todo[number].student),
+    )
+    with contextlib.closing(work):
+        for number, answer, problem in work:
+            found = reports_of(answer) if answer else StudentReports(problem=problem)
+            found = dataclasses.replace(found, graded=results.now())
+            data = {"key": key, "found": found.as_text()}
+            results.write(folder.files(todo[number]), json.dumps(data) + "\n")
+            told.ends(todo[number].student, _line(config, todo[number], found))
+
+
+def _line(config: ClassConfig, submission: Submission, found: StudentReports) -> str:
+    if found.problem:
+        return found.problem
+    earned = sum(scoring.points(config, found.reports).values())
+    return f"{earned:g} of {scoring.highest(config):g} points"
+
+
+def _written(
+    config: ClassConfig, submissions: Sequence[Submission], folder: Folder, key: str
+) -> Attempt:
+    """The student's files are written; the attempt that counts."""
+    attempts = []
+    for number, each in enumerate(submissions, 1):
+        found = (None if each.problem else _found(folder, each, key)) or StudentReports()
+        late = scoring.lateness(config, each.student, each.submitted)
+        earned = scoring.points(config, found.reports)
+        attempts.append(Attempt(number, each, found, late, earned))
+    possible = {id(s) for s in _counting(config, submissions)}
+    final = max((a for a in attempts if id(a.submission) in possible), key=lambda a: a.score)
+    home = folder.student(final.submission.student)
+    results.write_student(home, config, final)
+    results.write(
+        folder.log(home.name),
+        results.log_text(config, attempts, final) + _said(folder.printed(home.name)),
+    )
+    return final
+
+
+def _said(path: Path) -> str:
+    """The end of what the grader's process wrote, if it wrote anything."""
+    if not path.is_file():
+        return ""
+    text = path.read_text(encoding="utf-8", errors="backslashreplace")[-PRINTED:]
+    return f"\nwhat the grader's process printed:\n{text}" if text else ""

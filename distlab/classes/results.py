@@ -1,0 +1,202 @@
+"""The folder of results: what was graded, and all that is made of it for students and tables."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import hashlib
+import io
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..course.catalogue import root
+from ..course.version import course_version
+from ..grading.verdicts import Report, dumped, loaded, tier_totals
+from . import feedback, scoring
+from .config import ClassConfig
+from .submissions import Submission
+
+COURSE = ("course.toml", "distlab", "given", "solutions", "tests/phase*")
+
+
+@dataclass(frozen=True)
+class StudentReports:
+    """What a grader found in one submission. ``problem``: one line if it could not end."""
+
+    reports: tuple[Report, ...] = ()
+    problem: str = ""
+    graded: str = ""
+
+    def as_text(self) -> str:
+        """One line of JSON."""
+        return json.dumps(vars(self) | {"reports": [dumped(r) for r in self.reports]})
+
+
+def reports_of(text: str) -> StudentReports:
+    """What ``as_text`` has written."""
+    data = json.loads(text)
+    return StudentReports(**data | {"reports": tuple(map(loaded, data["reports"]))})
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One graded submission of a student, with its place among the others (1 is the first)."""
+
+    number: int
+    submission: Submission
+    found: StudentReports
+    late: scoring.Lateness
+    points: dict[str, float]
+
+    @property
+    def score(self) -> float:
+        """What it earns, after what being late costs."""
+        return scoring.total(self.points, self.late)
+
+    @property
+    def problem(self) -> str:
+        """Why there is nothing to show, in one line."""
+        return self.submission.problem or self.found.problem
+
+
+def write(path: Path, text: str) -> None:
+    """The whole file or nothing of it, also if the machine stops."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def now() -> str:
+    """This moment, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def fingerprint() -> str:
+    """Changes with anything that a verdict is made of: checks, toolkit, given code, solutions."""
+    found = hashlib.sha256(version("torch").encode())
+    for pattern in COURSE:
+        for path in sorted(root().glob(pattern)):
+            files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+            for file in files:
+                found.update(file.relative_to(root()).as_posix().encode() + b"\0")
+                found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:16]
+
+
+def class_json(config: ClassConfig, course: str, place: str, started: str) -> str:
+    """What the results were graded with."""
+    facts = {
+        "schema": 1,
+        "config": config.as_json(),
+        "course_version": course_version(),
+        "fingerprint": course,
+        "place": place,
+        "seed": config.seed,
+        "started": started,
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }
+    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_student(folder: Path, config: ClassConfig, attempt: Attempt) -> None:
+    """The counting attempt's result and feedback."""
+    student = attempt.submission.student
+    data = json.dumps(_result(config, attempt), indent=2, ensure_ascii=False)
+    write(folder / "result.json", data + "\n")
+    title, facts = f"{config.name}: {student}", told(config, attempt)
+    reports = attempt.found.reports
+    write(folder / "feedback.md", feedback.as_markdown(title, facts, reports))
+    write(folder / "feedback.html", feedback.as_html(title, facts, reports))
+
+
+def told(config: ClassConfig, attempt: Attempt) -> list[str]:
+    """What stands above the report: score, time, and what went wrong."""
+    submission, late = attempt.submission, attempt.late
+    lines = [f"score: {attempt.score:g} of {scoring.highest(config):g} points"]
+    if submission.submitted is not None:
+        when = submission.submitted.astimezone(config.zone)
+        lines.append(f"handed in: {when:%Y-%m-%d %H:%M:%S} ({config.time_zone})")
+    if late.days:
+        days = f"{late.days} day{'s' if late.days > 1 else ''}"
+        lines.append(f"late: {days}, which costs {late.penalty_percent:g} % of the points")
+    if attempt.problem:
+        lines.append(f"not graded: {attempt.problem}")
+    if submission.version is not None:
+        lines.append(f"made from version {submission.version} of the course")
+    if config.release and submission.submitted and submission.submitted < config.release:
+        lines.append("note: it was made before the release: is its date right?")
+    lines += [f"note: {note}" for note in submission.notes]
+    weighed = [e.id for e in config.exercises() if config.worth(e) != e.points]
+    if weighed:
+        parts = ", ".join(f"{i} {attempt.points[i]:g} of {config.points[i]:g}" for i in weighed)
+        lines.append(f"points in this class: {parts}")
+    return lines
+
+
+def _result(config: ClassConfig, attempt: Attempt) -> dict[str, Any]:
+    submission = attempt.submission
+    reports = [
+        replace(r, student=submission.student, submission_hash=submission.digest)
+        for r in attempt.found.reports
+    ]
+    when = submission.submitted
+    return {
+        "schema": 1,
+        "student": submission.student,
+        "course_version": course_version(),
+        "submission_hash": submission.digest,
+        "submitted": when and when.isoformat(),
+        "graded": attempt.found.graded,
+        "late": asdict(attempt.late),
+        "score": attempt.score,
+        "max_score": scoring.highest(config),
+        "problem": attempt.problem,
+        "tiers": tier_totals(e for r in reports for e in r.exercises),
+        "phases": [r.as_json() for r in reports],
+        "attempt": attempt.number,
+    }
+
+
+def grades_csv(config: ClassConfig, rows: Iterable[tuple[str, Attempt]]) -> str:
+    """The table for a grade book: one row for each student."""
+    ids = [e.id for e in config.exercises()]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["id", *ids, "total", "late", "version"])
+    for student, attempt in sorted(rows, key=lambda row: row[0]):
+        numbers = [*(attempt.points[i] for i in ids), attempt.score, attempt.late.days]
+        table.writerow([_cell(student), *(f"{n:g}" for n in numbers), _cell(course_version())])
+    return text.getvalue()
+
+
+def _cell(text: str) -> str:
+    """A text that a spreadsheet does not take for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def log_text(config: ClassConfig, attempts: Sequence[Attempt], counts: Attempt) -> str:
+    """What was done with a student's submissions."""
+    lines = []
+    for attempt in attempts:
+        submission = attempt.submission
+        lines += [
+            f"attempt {attempt.number} of {len(attempts)}: {submission.place or '(nothing)'}",
+            f"  files: {submission.digest}",
+            *(f"  {line}" for line in told(config, attempt)),
+            f"  graded: {attempt.found.graded or 'no'}",
+        ]
+    if len(attempts) > 1:
+        rule = "the best" if config.counts == "best" else "the last in time"
+        lines.append(f"attempt {counts.number} counts ({rule})")
+    return "\n".join(lines) + "\n"
