@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..host.forking import prepare_to_fork
-from ..host.processes import become_subreaper, not_for_children
-from ..host.system import prctl
+from ..host.processes import become_subreaper, die_with_parent, not_for_children
+from ..host.system import no_capabilities, prctl
 from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
@@ -31,7 +31,7 @@ from .limits import Limits
 from .walls import HOSTNAME
 
 SET_DUMPABLE = 4
-FIRST = 2  # its number in the sandbox, after that of bubblewrap
+FIRST = 1  # its number in the sandbox: the kernel drops signals from inside to the first process
 Body = Callable[..., Any]
 
 
@@ -40,6 +40,7 @@ def main(text: str) -> None:
     task = json.loads(text)
     if (os.getpid(), socket.gethostname()) != (FIRST, HOSTNAME):
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would be called
     if task["user"] is not None:
         _become(task["user"])
     limits = Limits(**task["limits"])
@@ -77,6 +78,8 @@ def _become(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
+    no_capabilities()
+    die_with_parent(0)  # who is outside; the kernel forgets it when ids change
 
 
 def _as_rank(limits: Limits) -> None:

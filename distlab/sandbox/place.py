@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..course.catalogue import load_course
-from ..host.processes import not_for_children
+from ..host.processes import descendants, not_for_children
 from ..host.program_clock import EVERY, ProgramClock
 from ..ranks.results import RankFailure, RankResults
 from ..virtual import VirtualResults
@@ -156,9 +156,14 @@ class Sandbox:
                 not_for_children.remove(self._socket.fileno())
             self._socket.close()
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            inside = descendants(self._process.pid)[:1]  # the agent: the others go with it
+            for pid in (*inside, self._process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait()
+            for pid in inside:  # it has come here, if this process is a subreaper
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
             assert self._process.stderr is not None
             self._process.stderr.close()
             self._group.remove()
@@ -207,7 +212,8 @@ class Sandbox:
 
     def _reader(self, options: dict[str, Any]) -> wire.Reader:
         """For an answer: learners see lines of their own code, of checks and of the toolkit."""
-        folders = [str(self.course / name) + os.sep for name in ("tests", "given", "distlab")]
+        phases = [f"tests/phase{phase.number}" for phase in load_course(self.course).phases]
+        folders = [str(self.course / name) + os.sep for name in (*phases, "given", "distlab")]
         shown = *options.get("learner_files", ()), *folders
         return wire.Reader(shown, self.limits.answer_bytes)
 

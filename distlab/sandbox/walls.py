@@ -62,7 +62,7 @@ def obstacle() -> str:
 def _walls() -> list[str]:
     """Namespaces and privileges."""
     walls = [bubblewrap(), *NAMESPACES, "--unshare-cgroup-try", "--die-with-parent"]
-    walls += ["--new-session", "--clearenv", "--cap-drop", "ALL"]
+    walls += ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if nobody() is None:
         return [*walls, "--unshare-user", "--disable-userns"]
     return [*walls, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]

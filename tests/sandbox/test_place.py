@@ -19,6 +19,7 @@ import torch.distributed as dist
 from distlab.course.catalogue import root
 from distlab.grading.runners import HERE
 from distlab.host.processes import descendants
+from distlab.observe.log import Event
 from distlab.ranks import RankFailure, RankResults
 from distlab.sandbox import Sandbox
 from distlab.sandbox.limits import nobody
@@ -29,10 +30,15 @@ ALONE: dict[str, Any] = {"process_group": False, "ledger": False}
 def found(results: RankResults) -> list[object]:
     """All that checks look at, but for times of real ranks."""
     events = [
-        [vars(e) | {"start": 0, "end": e.end is not None} for e in log.events]
+        [vars(e) | {"start": 0, "end": e.end is not None, "line": lines(e)} for e in log.events]
         for log in results.logs
     ]
     return [[value.tolist() for value in results], results.output, events]
+
+
+def lines(event: Event) -> str:
+    """Of files beside the checks' own only the name is told."""
+    return os.path.basename(event.line)
 
 
 def failed(failure: RankFailure) -> list[object]:
@@ -113,7 +119,7 @@ def test_what_is_not_there(sandbox: Sandbox) -> None:
             "home": [p for p in ("/home", "/var", "/root/.ssh", "/run") if os.path.exists(p)],
             "network": [name for _, name in socket.if_nameindex()],
             "pids": [int(name) for name in os.listdir("/proc") if name.isdigit()],
-            "status": {k: status.get(k) for k in ("CapPrm", "CapEff", "CapAmb", "NoNewPrivs")},
+            "status": {k: status.get(k) for k in ("CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")},
             "seccomp": status.get("Seccomp"),
             "user": os.getuid(),
             "imports": [p for p in sys.path if os.access(p or ".", os.W_OK)],
@@ -131,11 +137,10 @@ def test_what_is_not_there(sandbox: Sandbox) -> None:
     assert seen["home"] == []
     assert seen["network"] == ["lo"]
     assert max(seen["pids"]) < 1000
-    assert len(seen["pids"]) == 3  # bubblewrap, the agent, the rank
+    assert len(seen["pids"]) == 2  # the agent, the rank
     none = "0" * 16
-    assert seen["status"] == dict.fromkeys(("CapPrm", "CapEff", "CapAmb"), none) | {
-        "NoNewPrivs": "1"
-    }
+    held = dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapAmb"), none)
+    assert seen["status"] == held | {"NoNewPrivs": "1"}
     if importlib.util.find_spec("pyseccomp"):
         assert seen["seccomp"] == "2"
     assert (seen["user"] == os.getuid()) == (nobody() is None)
@@ -168,7 +173,7 @@ def test_nothing_is_left_to_the_next_run(sandbox: Sandbox) -> None:
         return [len(pids), {"closed", "d"} & {*os.listdir("/tmp")}, os.listdir("/dev/shm")]
 
     sandbox.run_ranks(leave, 1, **ALONE)
-    assert sandbox.run_ranks(look, 1, **ALONE)[0] == [3, set(), []]
+    assert sandbox.run_ranks(look, 1, **ALONE)[0] == [2, set(), []]
 
 
 def test_files_of_checks_go_in_and_out(sandbox: Sandbox) -> None:
@@ -228,18 +233,28 @@ def test_limits(sandbox: Sandbox) -> None:
     assert caught.value.kind == "crash"
 
 
+def test_signals_from_inside_do_not_reach_the_agent(sandbox: Sandbox) -> None:
+    def disturb(ctx):
+        for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getppid(), number)
+        return os.getppid()
+
+    sandbox.run_ranks(lambda ctx: None, 1, **ALONE)
+    before = sandbox._process
+    assert sandbox.run_ranks(disturb, 1, **ALONE)[0] == 1
+    assert sandbox._process is before is not None
+
+
 def test_an_agent_that_ends_or_hangs_fails_its_run_only(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distlab.sandbox.place.MORE_TIME", 0.5)
-
-    def disturb(ctx, number):
-        os.kill(os.getppid(), number)
-        time.sleep(30)
-
     for number, kind in ((signal.SIGSTOP, "hang"), (signal.SIGKILL, "crash")):
+        sandbox.run_ranks(lambda ctx: None, 1, **ALONE)
+        assert sandbox._process is not None
+        os.kill(descendants(sandbox._process.pid)[0], number)
         with pytest.raises(RankFailure) as caught:
-            sandbox.run_ranks(disturb, 1, number, timeout=1, **ALONE)
+            sandbox.run_ranks(lambda ctx: None, 1, timeout=1, **ALONE)
         assert caught.value.kind == kind
         assert sandbox._process is None
     assert sandbox.run_ranks(lambda ctx: ctx.rank, 1, **ALONE)[0] == 0
