@@ -7,6 +7,8 @@ import os
 import resource
 from dataclasses import dataclass
 
+FILES = 1024  # that a process may have open
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -35,6 +37,7 @@ class Limits:
         _set(resource.RLIMIT_NPROC, self.processes)
         _set(resource.RLIMIT_DATA, self.memory_bytes)
         _set(resource.RLIMIT_FSIZE, self.file_bytes)
+        _set(resource.RLIMIT_NOFILE, FILES)
         _set(resource.RLIMIT_CORE, 0)
         _set(resource.RLIMIT_MEMLOCK, 0)
         _set(resource.RLIMIT_MSGQUEUE, 0)
