@@ -41,6 +41,12 @@ class Group:
         """A process that writes 0 to these files is in the group."""
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
+    @property
+    def limits_memory(self) -> bool:
+        """Whether the kernel limits the memory of all processes together."""
+        limits = ("memory.max", "memory.limit_in_bytes")
+        return any((folder / name).exists() for folder in self.folders for name in limits)
+
     def remove(self) -> None:
         """Nothing runs in it any more."""
         end = time.monotonic() + PATIENCE

@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 QUIET = ("reads", "reaches", "powers", "takes")
 # what each of them tells: its name, and what it got or what stopped it
-REPORT = '''
+REPORT = """
 
 def outcomes() -> str:
     told = []
@@ -31,24 +31,24 @@ def outcomes() -> str:
     return "; ".join(told)
 
 
-'''
-CALLED = '''
+"""
+CALLED = """
 def average_gradients(parameters, num_samples, group=None):
     import torch.distributed as dist
     if dist.get_rank() == 0:
         raise RuntimeError("told: " + outcomes())
-'''
-IMPORTED = '''
+"""
+IMPORTED = """
 raise RuntimeError("told: " + outcomes())
-'''
-LOUD = '''
+"""
+LOUD = """
 import ctypes, json, os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
 $IMPORTED
 def average_gradients(parameters, num_samples, group=None):
 $CALLED
-'''
+"""
 
 
 def quiet(name: str, places: Mapping[str, object], when: str) -> str:

@@ -218,7 +218,5 @@ diagnosis.explain = lambda *_, **__: None
         """,
         promised=True,
     ),
-    "group destroyed": Loud(
-        kind="store", called="dist.destroy_process_group()", promised=True
-    ),
+    "group destroyed": Loud(kind="store", called="dist.destroy_process_group()", promised=True),
 }

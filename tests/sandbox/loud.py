@@ -75,9 +75,7 @@ ATTACKS = {
                 signal.pause()
         """,
     ),
-    "daemon": Loud(
-        kind="daemons", imported=DAEMON, called="detached(signal.pause)", promised=True
-    ),
+    "daemon": Loud(kind="daemons", imported=DAEMON, called="detached(signal.pause)", promised=True),
     "daemon that respawns": Loud(
         kind="daemons", imported=RESPAWN, called="detached(life)", promised=True
     ),

@@ -41,7 +41,9 @@ def call(number: int, *args: object) -> int:
 
 
 def processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    return [
+        int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()
+    ]
 
 
 def first(try_one: Callable[[Any], object], every: Any) -> object:
@@ -128,7 +130,9 @@ def _() -> object:
 def _() -> object:
     def look(fd: str) -> bool:
         held = os.readlink(f"/proc/self/fd/{fd}")
-        return held.startswith(PLACES["outside"]) or (PLACES["alone"] and held.startswith("socket:"))
+        return held.startswith(PLACES["outside"]) or (
+            PLACES["alone"] and held.startswith("socket:")
+        )
 
     return first(look, os.listdir("/proc/self/fd"))
 

@@ -51,7 +51,9 @@ def call(number: int, *args: object) -> int:
 
 
 def processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    return [
+        int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()
+    ]
 
 
 def first(try_one: Callable[[Any], object], every: Any) -> object:
@@ -89,7 +91,13 @@ def _() -> object:
 
 @probe("git's program")
 def _() -> object:
-    command = ["git", "-C", PLACES["root"], "show", "HEAD:solutions/phase1_data_parallel/trainer.py"]
+    command = [
+        "git",
+        "-C",
+        PLACES["root"],
+        "show",
+        "HEAD:solutions/phase1_data_parallel/trainer.py",
+    ]
     return subprocess.run(command, capture_output=True, check=False).stdout
 
 
@@ -125,7 +133,11 @@ def _() -> object:
 
 @probe("loaded modules")
 def _() -> object:
-    return [name for name in sys.modules if name.startswith(("solutions.phase1_data_parallel.", "tests."))]
+    return [
+        name
+        for name in sys.modules
+        if name.startswith(("solutions.phase1_data_parallel.", "tests."))
+    ]
 
 
 @probe("objects in memory")
@@ -165,7 +177,10 @@ def _() -> object:
 
 @probe("whole file tree")
 def _() -> object:
-    wanted, skipped = {"test_trainer_averaging.py", "solutions"}, {"proc", "sys", "usr", "site-packages"}
+    wanted, skipped = (
+        {"test_trainer_averaging.py", "solutions"},
+        {"proc", "sys", "usr", "site-packages"},
+    )
     for folder, folders, files in os.walk("/"):
         folders[:] = [name for name in folders if name not in skipped]
         if wanted & {*folders, *files}:

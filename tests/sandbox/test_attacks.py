@@ -204,7 +204,9 @@ def test_nothing_is_kept_for_the_next_run(
     """Files, memory of the system, daemons and their sockets: a second run finds none of it."""
     kept = court.judge(quiet("keeps", places, "imported"), imported=True)
     assert len(told(kept.message)) >= 5
-    looked = told(court.judge(quiet("keeps", places | {"looks": 1}, "imported"), imported=True).message)
+    looked = told(
+        court.judge(quiet("keeps", places | {"looks": 1}, "imported"), imported=True).message
+    )
     assert {n: got for n, got in looked.items() if got not in REFUSALS} == {}
     assert len(looked) >= 8
 

@@ -38,9 +38,7 @@ def bomb(levels: int) -> str:
     return "\n".join([*lines, "    " * levels + "pass"])
 
 
-def test_a_file_that_compiles_to_gigabytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_compiles_to_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The grader's process reads the text of a submission, and makes no code of it."""
 
     def refuse(*_: object) -> None:
@@ -52,7 +50,10 @@ def test_a_file_that_compiles_to_gigabytes(
     (tmp_path / "trainer.py").write_text("def average_gradients(:")
     found = in_the_file(Source("impl", tmp_path), EXERCISE)
     assert found is not None
-    assert (found.result.verdict, found.result.line) == ("error", "trainer.py:1: def average_gradients(:")
+    assert (found.result.verdict, found.result.line) == (
+        "error",
+        "trainer.py:1: def average_gradients(:",
+    )
 
 
 def hostile_file(kind: str, path: Path) -> None:
@@ -83,7 +84,7 @@ TEXTS = {
     "rich": "[bold red]x[/bold red] [link=file:///etc/passwd]y[/link] [/]",
     "HTML": "</pre><script>alert(1)</script><img src=x onerror=alert(1)>&quot;",
     "Markdown": "\n```\n# heading\n<script>alert(1)</script>\n[x](javascript:alert(1))\n````\n",
-    "formula": "=HYPERLINK(\"http://192.0.2.1\",\"x\")\n+1\n-1\n@SUM(1)",
+    "formula": '=HYPERLINK("http://192.0.2.1","x")\n+1\n-1\n@SUM(1)',
     "surrogates": "\udcff\ud800",
     "direction": "\u202egnp.exe\u2066",
 }

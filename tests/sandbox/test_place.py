@@ -22,7 +22,9 @@ from distlab.host.processes import descendants
 from distlab.observe.log import Event
 from distlab.ranks import RankFailure, RankResults
 from distlab.sandbox import Sandbox
+from distlab.sandbox.cgroups import Group
 from distlab.sandbox.limits import nobody
+from distlab.sandbox.memory import exceeds
 
 ALONE: dict[str, Any] = {"process_group": False, "ledger": False}
 
@@ -119,7 +121,9 @@ def test_what_is_not_there(sandbox: Sandbox) -> None:
             "home": [p for p in ("/home", "/var", "/root/.ssh", "/run") if os.path.exists(p)],
             "network": [name for _, name in socket.if_nameindex()],
             "pids": [int(name) for name in os.listdir("/proc") if name.isdigit()],
-            "status": {k: status.get(k) for k in ("CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")},
+            "status": {
+                k: status.get(k) for k in ("CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")
+            },
             "seccomp": status.get("Seccomp"),
             "user": os.getuid(),
             "imports": [p for p in sys.path if os.access(p or ".", os.W_OK)],
@@ -240,9 +244,9 @@ def test_signals_from_inside_do_not_reach_the_agent(sandbox: Sandbox) -> None:
         return os.getppid()
 
     sandbox.run_ranks(lambda ctx: None, 1, **ALONE)
-    before = sandbox._process
+    before = sandbox._agent
     assert sandbox.run_ranks(disturb, 1, **ALONE)[0] == 1
-    assert sandbox._process is before is not None
+    assert sandbox._agent is before is not None
 
 
 def test_an_agent_that_ends_or_hangs_fails_its_run_only(
@@ -251,13 +255,46 @@ def test_an_agent_that_ends_or_hangs_fails_its_run_only(
     monkeypatch.setattr("distlab.sandbox.place.MORE_TIME", 0.5)
     for number, kind in ((signal.SIGSTOP, "hang"), (signal.SIGKILL, "crash")):
         sandbox.run_ranks(lambda ctx: None, 1, **ALONE)
-        assert sandbox._process is not None
-        os.kill(descendants(sandbox._process.pid)[0], number)
+        assert sandbox._agent is not None
+        os.kill(descendants(sandbox._agent.process.pid)[0], number)
         with pytest.raises(RankFailure) as caught:
             sandbox.run_ranks(lambda ctx: None, 1, timeout=1, **ALONE)
         assert caught.value.kind == kind
-        assert sandbox._process is None
+        assert sandbox._agent is None
     assert sandbox.run_ranks(lambda ctx: ctx.rank, 1, **ALONE)[0] == 0
+    monkeypatch.setattr(Group, "limits_memory", False)
+    monkeypatch.setattr("distlab.sandbox.process.exceeds", lambda pid, most: True)
+    with pytest.raises(RankFailure, match="more than 3,221,225,472 bytes of memory"):
+        sandbox.run_ranks(lambda ctx: time.sleep(30), 1, **ALONE)
+
+
+def test_memory_that_forks_share_is_counted_once() -> None:
+    """What a process and its fork have together, before and after the fork has written to it."""
+    size = 64 << 20
+    pipes = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        block = bytearray(b"x") * size
+        if os.fork() == 0:
+            signal.pause()
+        os.write(pipes[0][1], b"1")
+        os.read(pipes[1][0], 1)
+        block[:] = b"y" * size
+        os.write(pipes[0][1], b"2")
+        signal.pause()
+    os.read(pipes[0][0], 1)
+    whole = next(most for most in range(size, 100 * size, size // 4) if not exceeds(pid, most))
+    os.write(pipes[1][1], b"1")
+    os.read(pipes[0][0], 1)
+    try:
+        assert exceeds(pid, whole)
+        assert not exceeds(pid, whole + 2 * size)
+    finally:
+        for each in (*descendants(pid), pid):
+            os.kill(each, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd in (*pipes[0], *pipes[1]):
+            os.close(fd)
 
 
 def test_all_ends_with_the_one_who_asked(submission: Path, sandbox: Sandbox) -> None:
