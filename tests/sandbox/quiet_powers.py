@@ -78,7 +78,8 @@ def _() -> object:
 @probe("installed torch")
 def _() -> object:
     found = importlib.util.find_spec("torch")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     return os.open(found.origin, os.O_RDWR)
 
 

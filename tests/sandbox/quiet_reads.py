@@ -13,7 +13,6 @@ import glob
 import importlib
 import linecache
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -233,7 +232,7 @@ def _() -> object:
 
 @probe("block devices")
 def _() -> object:
-    return first(read, glob.glob("/dev/[sv]d*") + ["/dev/mem", "/dev/kmem"])
+    return first(read, [*glob.glob("/dev/[sv]d*"), "/dev/mem", "/dev/kmem"])
 
 
 @probe("kernel's log")

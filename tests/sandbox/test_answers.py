@@ -1,4 +1,4 @@
-"""Answers of an agent that was taken over: nothing in them runs, and none takes the grader's memory.
+"""Answers of an agent that was taken over: nothing in them runs, none takes the grader's memory.
 
 ``test_wire.py`` has those that are no answers; these look like ones.
 """

@@ -69,7 +69,7 @@ class Outside:
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     base = tmp_path_factory.mktemp("attacks")
     found = Outside(base / "outside")
     for folder in (found.folder / "neighbour", found.submission):
@@ -79,7 +79,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     (found.folder / "canary").write_text("a secret\n")
     (found.folder / "neighbour" / "trainer.py").write_text(RIGHT)
     (found.submission / "trainer.py").write_text("")
-    yield found
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_quiet_attacks_find_what_is_there(
 def test_loud_attacks_fail(
     name: str, court: Court, outside: Outside, nothing_changes: None, short: None
 ) -> None:
-    """A verdict, no point; then a right submission passes, in a sandbox in which nothing is left."""
+    """A verdict, no point; then a right submission passes in a sandbox where nothing is left."""
     attack = LOUD[name]
     expect_no_points(court.judge(attack.text(outside.folder), attack.tier, imported=attack.alone))
     with pytest.MonkeyPatch.context() as patch:
