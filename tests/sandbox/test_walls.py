@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from distlab.host.processes import descendants
 from distlab.sandbox import Limits, limits, walls
 from distlab.sandbox.cgroups import Group
+from distlab.sandbox.memory import exceeds
 
 
 @pytest.mark.parametrize(
@@ -93,3 +96,32 @@ def test_control_groups_hold_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not gone.exists()
     group.remove()
     assert not list(tmp_path.rglob("distlab-*"))
+
+
+def test_memory_that_forks_share_is_counted_once() -> None:
+    """What a process and its fork have together, before and after the fork has written to it."""
+    size = 64 << 20
+    pipes = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        block = bytearray(b"x") * size
+        if os.fork() == 0:
+            signal.pause()
+        os.write(pipes[0][1], b"1")
+        os.read(pipes[1][0], 1)
+        block[:] = b"y" * size
+        os.write(pipes[0][1], b"2")
+        signal.pause()
+    os.read(pipes[0][0], 1)
+    whole = next(most for most in range(size, 100 * size, size // 4) if not exceeds(pid, most))
+    os.write(pipes[1][1], b"1")
+    os.read(pipes[0][0], 1)
+    try:
+        assert exceeds(pid, whole)
+        assert not exceeds(pid, whole + 2 * size)
+    finally:
+        for each in (*descendants(pid), pid):
+            os.kill(each, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd in (*pipes[0], *pipes[1]):
+            os.close(fd)
