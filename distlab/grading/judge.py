@@ -7,6 +7,7 @@ import os
 from ..observe.failure import CheckFailed
 from ..observe.lines import source_line
 from ..ranks.results import RankFailure
+from ..sandbox import NotStarted
 from .verdicts import CheckResult, NotRun
 
 
@@ -25,6 +26,8 @@ def verdict_of(error: BaseException | None) -> CheckResult:
     if isinstance(error, CheckFailed):
         line = source_line(error.line) if os.path.isabs(error.line) else error.line
         return CheckResult("", "fail", error.message, error.cause, error.rank, line)
+    if isinstance(error, NotStarted):
+        return CheckResult("", "error", str(error), "error")
     message = str(error) or "the check failed"
     if not isinstance(error, AssertionError):
         message = f"the check could not use what came back: {type(error).__name__}: {message}"

@@ -2,6 +2,7 @@
 
 from .limits import Limits
 from .place import Sandbox
+from .process import NotStarted
 from .walls import obstacle
 
-__all__ = ["Limits", "Sandbox", "obstacle"]
+__all__ = ["Limits", "NotStarted", "Sandbox", "obstacle"]

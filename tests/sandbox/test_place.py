@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,30 @@ from distlab.grading.runners import HERE
 from distlab.host.processes import descendants
 from distlab.observe.log import Event
 from distlab.ranks import RankFailure, RankResults
-from distlab.sandbox import Sandbox
+from distlab.sandbox import Sandbox, obstacle
 from distlab.sandbox.cgroups import Group
 from distlab.sandbox.limits import nobody
-from distlab.sandbox.memory import exceeds
+from tests.sandbox.small import LEARNER, SMALL
 
 ALONE: dict[str, Any] = {"process_group": False, "ledger": False}
+
+
+@pytest.fixture(scope="module")
+def submission(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A learner's folder of phase 1, in which no exercise is solved."""
+    folder = tmp_path_factory.mktemp("submission")
+    (folder / "learner.py").write_text(LEARNER, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sandbox(submission: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """One for all tests: each leaves it as it was."""
+    if obstacle():
+        pytest.skip(f"no sandbox can be made here: {obstacle()}")
+    shared = tmp_path_factory.mktemp("shared")
+    with Sandbox(root(), submission, SMALL, shared=shared) as place:
+        yield place
 
 
 def found(results: RankResults) -> list[object]:
@@ -266,35 +285,6 @@ def test_an_agent_that_ends_or_hangs_fails_its_run_only(
     monkeypatch.setattr("distlab.sandbox.process.exceeds", lambda pid, most: True)
     with pytest.raises(RankFailure, match="more than 3,221,225,472 bytes of memory"):
         sandbox.run_ranks(lambda ctx: time.sleep(30), 1, **ALONE)
-
-
-def test_memory_that_forks_share_is_counted_once() -> None:
-    """What a process and its fork have together, before and after the fork has written to it."""
-    size = 64 << 20
-    pipes = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        block = bytearray(b"x") * size
-        if os.fork() == 0:
-            signal.pause()
-        os.write(pipes[0][1], b"1")
-        os.read(pipes[1][0], 1)
-        block[:] = b"y" * size
-        os.write(pipes[0][1], b"2")
-        signal.pause()
-    os.read(pipes[0][0], 1)
-    whole = next(most for most in range(size, 100 * size, size // 4) if not exceeds(pid, most))
-    os.write(pipes[1][1], b"1")
-    os.read(pipes[0][0], 1)
-    try:
-        assert exceeds(pid, whole)
-        assert not exceeds(pid, whole + 2 * size)
-    finally:
-        for each in (*descendants(pid), pid):
-            os.kill(each, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for fd in (*pipes[0], *pipes[1]):
-            os.close(fd)
 
 
 def test_all_ends_with_the_one_who_asked(submission: Path, sandbox: Sandbox) -> None:
