@@ -19,6 +19,7 @@ from .limits import Limits, nobody
 TRIAL_LIMIT = 30.0  # seconds
 PARTS = ("distlab", "given", "clusters", "course.toml")  # of the course, which ranks need
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+NOBODY = 65534
 NAMES = {  # files of /etc without which gloo does not know this host, nor Python its user
     "hosts": "127.0.0.1 localhost sandbox\n",
     "nsswitch.conf": "hosts: files\npasswd: files\ngroup: files\n",
@@ -68,7 +69,8 @@ def _walls() -> list[str]:
     walls = [bubblewrap(), *NAMESPACES, "--unshare-cgroup-try", "--die-with-parent"]
     walls += ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if nobody() is None:
-        return [*walls, "--unshare-user", "--disable-userns"]
+        ids = ["--uid", str(NOBODY), "--gid", str(NOBODY)]  # also for who is root of a namespace
+        return [*walls, "--unshare-user", "--disable-userns", *ids]
     return [*walls, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
 
 
@@ -85,6 +87,7 @@ def command(
     ``filter_fd``: the filter of system calls.
     """
     found = [*_walls(), "--hostname", HOSTNAME, "--proc", "/proc", "--dev", "/dev"]
+    found += ["--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev"]
     for path in map(Path, SYSTEM):
         if path.is_symlink():
             found += ["--symlink", os.readlink(path), str(path)]
