@@ -123,12 +123,6 @@ ATTACKS = {
         """,
         promised=True,
     ),
-    "a terabyte in four bytes": Loud(
-        kind="huge answers",
-        imported=SENT,
-        called="answers(lambda value: packed([torch.zeros(1).expand(10**12)] * 2))",
-        promised=True,
-    ),
     "nested answer": Loud(
         kind="malformed answers",
         imported=SENT,

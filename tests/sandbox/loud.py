@@ -129,7 +129,6 @@ def late():
     "endless output": Loud(
         kind="output", called="while True: os.write(1, b'x' * 65536)", promised=True
     ),
-    "endless printing": Loud(kind="output", called="while True: print('x' * 999)", promised=True),
     "no Unicode": Loud(
         kind="encoding", called="print('\\udcff'); raise ValueError('\\udcff\\x00')", promised=True
     ),
