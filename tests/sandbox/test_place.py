@@ -140,11 +140,12 @@ def test_what_is_not_there(sandbox: Sandbox) -> None:
             "imports": [p for p in sys.path if os.access(p or ".", os.W_OK)],
             "here": os.access(".", os.W_OK),
             "environment": sorted(os.environ),
+            "first": Path("/proc/1/environ").read_text() if os.access(environ, os.R_OK) else "",
             "agent": closed,
             "sockets": [name for name in opened if name.startswith("socket:")],
         }
 
-    course = str(root())
+    course, environ = str(root()), "/proc/1/environ"
     seen = sandbox.run_ranks(look, 1, **ALONE)[0]
     parts = {"clusters", "course.toml", "distlab", "given", ".venv"}
     assert {*seen["course"]} <= parts
@@ -161,6 +162,7 @@ def test_what_is_not_there(sandbox: Sandbox) -> None:
         assert seen["seccomp"] == "2"
     assert (seen["user"] == os.getuid()) == (nobody() is None)
     assert not {"LAUNCH_PYTHON", "PYTEST_CURRENT_TEST"} & {*seen["environment"]}
+    assert {each.partition("=")[0] for each in seen["first"].split("\0")} <= {"", "PWD"}
     assert seen["agent"] == [errno.EACCES] * 4
     assert seen["sockets"] == []
     assert seen["imports"] == []  # the agent would import what a rank has put there
