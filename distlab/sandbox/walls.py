@@ -67,8 +67,8 @@ def _walls() -> list[str]:
     """Namespaces and privileges."""
     walls = [bubblewrap(), *NAMESPACES, "--unshare-cgroup-try", "--die-with-parent"]
     walls += ["--new-session", "--clearenv", "--cap-drop", "ALL"]
-    if nobody() is None:
-        return [*walls, "--unshare-user", "--disable-userns"]
+    if nobody() is None:  # a first process of bubblewrap's would be open to ranks of its user
+        return [*walls, "--unshare-user", "--disable-userns", "--as-pid-1"]
     return [*walls, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
 
 
