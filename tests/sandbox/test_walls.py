@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distlab.course.catalogue import root
-from distlab.host.processes import descendants
+from distlab.host.processes import descendants, is_ending
 from distlab.sandbox import Limits, Sandbox, limits, walls
 from distlab.sandbox.cgroups import Group
 from distlab.sandbox.memory import exceeds
@@ -151,9 +151,8 @@ def test_all_ends_with_the_one_who_asked(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     end = time.monotonic() + 30
-    while any(Path(f"/proc/{each}/exe").exists() for each in below) and time.monotonic() < end:
+    while not all(map(is_ending, below)) and time.monotonic() < end:
         time.sleep(0.05)
-    assert below
-    assert [each for each in below if Path(f"/proc/{each}/root/usr").exists()] == []
+    assert [each for each in below if not is_ending(each)] == []
     os.close(reading)
     os.close(writing)
