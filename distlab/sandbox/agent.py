@@ -86,7 +86,7 @@ def _answered(request: bytes) -> bytes:
     name, rest = wire.parted(request)
     given, asked = wire.parted(rest)
     folder = Path(os.fsdecode(name)) if name else None
-    left = b""
+    left, went_well = b"", False
     try:
         if folder is not None:
             files.unpacked(given, folder)
@@ -95,6 +95,7 @@ def _answered(request: bytes) -> bytes:
             with contextlib.suppress(ImportError):  # of one kind of machine only
                 importlib.import_module(module)
         answer = wire.packed(_run(kind, body, sizes, args, options))
+        went_well = True
     except RankFailure as failure:
         answer = wire.packed_failure(failure)
     except BaseException as error:
@@ -104,7 +105,8 @@ def _answered(request: bytes) -> bytes:
         try:
             left = files.packed(folder)
         except (files.TooMuch, OSError) as error:
-            answer = wire.packed_failure(RankFailure(f"files can't be read: {error}", kind="crash"))
+            lost = RankFailure(f"the run left files that can't be read: {error}", kind="crash")
+            answer = wire.packed_failure(lost) if went_well else answer
     return wire.joined(left, answer)
 
 

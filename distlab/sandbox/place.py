@@ -151,7 +151,7 @@ class Sandbox:
             return
         try:
             files.unpacked(left, self.shared, self._not_shared())
-        except (ValueError, LookupError, TypeError, OSError) as error:
+        except Exception as error:
             raise wire.Unreadable(str(error)) from None
 
     def _not_shared(self) -> set[Path]:

@@ -77,6 +77,7 @@ class Agent:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                env={},  # bubblewrap's first process inside keeps what it got, for all to read
                 pass_fds=[theirs.fileno(), *([] if filter_fd is None else [filter_fd])],
                 start_new_session=True,
             )

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distlab.host.processes import descendants
-from distlab.sandbox import Limits, limits, walls
+from distlab.course.catalogue import root
+from distlab.host.processes import descendants, is_ending
+from distlab.sandbox import Limits, Sandbox, limits, walls
 from distlab.sandbox.cgroups import Group
 from distlab.sandbox.memory import exceeds
+
+ALONE: dict[str, Any] = {"process_group": False, "ledger": False}
 
 
 @pytest.mark.parametrize(
@@ -125,3 +130,29 @@ def test_memory_that_forks_share_is_counted_once() -> None:
         os.waitpid(pid, 0)
         for fd in (*pipes[0], *pipes[1]):
             os.close(fd)
+
+
+def test_all_ends_with_the_one_who_asked(tmp_path: Path) -> None:
+    """Killed in the middle: the namespace dies with it, and its folders are gone or known."""
+    if walls.obstacle():
+        pytest.skip(f"no sandbox can be made here: {walls.obstacle()}")
+    (tmp_path / "learner.py").touch()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with Sandbox(root(), tmp_path) as own:
+            own.run_ranks(lambda ctx: None, 1, **ALONE)
+            os.write(writing, b"1")
+            own.run_ranks(lambda ctx: time.sleep(100), 1, **ALONE)
+        os._exit(0)
+    os.read(reading, 1)
+    while len(below := descendants(pid)) < 3:  # bubblewrap, the agent, the rank
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    end = time.monotonic() + 30
+    while not all(map(is_ending, below)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert [each for each in below if not is_ending(each)] == []
+    os.close(reading)
+    os.close(writing)
