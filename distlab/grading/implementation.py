@@ -81,10 +81,9 @@ def blank_lines(path: Path, exercise_id: str) -> list[int]:
     Raises SyntaxError if the file is not Python, OSError if it can't be read.
     """
     text = path.read_bytes()
+    tree = ast.parse(text, str(path))  # no code is made here: some text makes gigabytes of it
     if b"NotImplementedError" not in text:  # to look at every node takes ten times as long
-        compile(text, str(path), "exec")
         return []
-    tree = ast.parse(text, str(path))
     return [
         node.lineno
         for node in ast.walk(tree)

@@ -12,6 +12,7 @@ from rich.text import Text
 from ..course.catalogue import Phase
 from ..host.terminal import command, say
 from ..observe.lines import names
+from ..observe.raised import printable
 from ..reference import gpu_record
 from .verdicts import SHOWN_TIER, TIERS, CheckResult, ExerciseResult, Report
 
@@ -156,7 +157,7 @@ def printed_by(check: CheckResult) -> list[tuple[str, str]]:
     room = max(OUTPUT_LINES // max(len(texts), 1), 2)
     found = []
     for text, ranks in list(texts.items())[:OUTPUT_LINES]:
-        lines = [line[:OUTPUT_WIDTH] for line in text.splitlines()]
+        lines = [printable(line[:OUTPUT_WIDTH]) for line in text.splitlines()]
         dots = ["…"] if len(lines) > room else []
         found.append((names(ranks), "\n".join(dots + lines[-room:])))
     return found

@@ -24,6 +24,16 @@ def prctl(option: int, value: int) -> bool:
     return call is not None and call(option, value, 0, 0, 0) == 0
 
 
+def no_capabilities() -> None:
+    """Give up Linux's capabilities, also those that a program could inherit.
+
+    See capset(2): a header with the third version and this process, and two times three sets.
+    """
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None).capset(header, sets):
+        raise OSError("capabilities can't be given up")
+
+
 def loopback() -> str:
     """The network interface of this host alone: ``lo`` or ``lo0``."""
     names = [name for _, name in socket.if_nameindex()]

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ..host.forking import prepare_to_fork
-from ..host.processes import become_subreaper, not_for_children
-from ..host.system import prctl
+from ..host.processes import become_subreaper, die_with_parent, not_for_children
+from ..host.system import no_capabilities, prctl
 from ..ranks.results import RankFailure, RankResults
 from ..ranks.run import run_ranks
 from ..virtual import reap_children, run_worlds
@@ -32,21 +32,25 @@ from .limits import Limits, become
 from .walls import HOSTNAME
 
 SET_DUMPABLE, NO_NEW_PRIVS = 4, 38
-FIRST = 2  # its number in the sandbox, after that of bubblewrap
+FIRST = 1  # its number in the sandbox: the kernel drops signals from inside to the first process
 Body = Callable[..., Any]
 
 
 def main(text: str) -> None:
     """Answer requests until nobody can ask any more."""
     task = json.loads(text)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would be called
     limits = Limits(**task["limits"])
     walled = (os.getpid(), socket.gethostname()) == (FIRST, HOSTNAME)
     if task["user"] is not None and (walled or limits.container):
         become(task["user"])
     if not (_alone() if limits.container else walled):
         sys.exit("the agent kills all processes that it can: it runs in a sandbox only")
+    no_capabilities()
     if limits.container:
         prctl(NO_NEW_PRIVS, 1)
+    else:
+        die_with_parent(0)  # who is outside; the kernel forgets it when ids change
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
     become_subreaper()
@@ -102,7 +106,7 @@ def _answered(request: bytes) -> bytes:
     name, rest = wire.parted(request)
     given, asked = wire.parted(rest)
     folder = Path(os.fsdecode(name)) if name else None
-    left = b""
+    left, went_well = b"", False
     try:
         if folder is not None:
             files.unpacked(given, folder)
@@ -111,6 +115,7 @@ def _answered(request: bytes) -> bytes:
             with contextlib.suppress(ImportError):  # of one kind of machine only
                 importlib.import_module(module)
         answer = wire.packed(_run(kind, body, sizes, args, options))
+        went_well = True
     except RankFailure as failure:
         answer = wire.packed_failure(failure)
     except BaseException as error:
@@ -120,7 +125,8 @@ def _answered(request: bytes) -> bytes:
         try:
             left = files.packed(folder)
         except (files.TooMuch, OSError) as error:
-            answer = wire.packed_failure(RankFailure(f"files can't be read: {error}", kind="crash"))
+            lost = RankFailure(f"the run left files that can't be read: {error}", kind="crash")
+            answer = wire.packed_failure(lost) if went_well else answer
     return wire.joined(left, answer)
 
 

@@ -61,11 +61,11 @@ def unpacked(data: bytes, folder: Path, but: Collection[Path] = ()) -> None:
             path.mkdir()
         else:
             path.write_bytes(content)
-            path.chmod(mode & 0o777)
+            path.chmod(mode & 0o777 | 0o600)  # else nobody can pack it again
     for name, content, mode, changed in reversed(files):  # writing inside changes a folder
         os.utime(folder / name, ns=(changed, changed))
         if content is None:
-            (folder / name).chmod(mode & 0o777)
+            (folder / name).chmod(mode & 0o777 | 0o700)
 
 
 def _below(folder: Path, but: Collection[Path], depth: int = 0) -> Iterator[Path]:

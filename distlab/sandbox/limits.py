@@ -8,6 +8,7 @@ import resource
 from dataclasses import dataclass
 
 IDS = 1000  # how many graders can have an unused user id of their own
+FILES = 1024  # that a process may have open
 USER_IDS = "/proc/self/uid_map"
 ENOUGH = 1 << 16  # user ids, of which some are nobody's
 
@@ -41,6 +42,7 @@ class Limits:
         _set(resource.RLIMIT_NPROC, self.processes)
         _set(resource.RLIMIT_DATA, self.memory_bytes)
         _set(resource.RLIMIT_FSIZE, self.file_bytes)
+        _set(resource.RLIMIT_NOFILE, FILES)
         _set(resource.RLIMIT_CORE, 0)
         _set(resource.RLIMIT_MEMLOCK, 0)
         _set(resource.RLIMIT_MSGQUEUE, 0)

@@ -134,7 +134,8 @@ class Sandbox:
 
     def _reader(self, options: dict[str, Any]) -> wire.Reader:
         """For an answer: learners see lines of their own code, of checks and of the toolkit."""
-        folders = [str(self.course / name) + os.sep for name in ("tests", "given", "distlab")]
+        phases = [f"tests/phase{phase.number}" for phase in load_course(self.course).phases]
+        folders = [str(self.course / name) + os.sep for name in (*phases, "given", "distlab")]
         shown = *options.get("learner_files", ()), *folders
         return wire.Reader(shown, self.limits.answer_bytes)
 
@@ -150,7 +151,7 @@ class Sandbox:
             return
         try:
             files.unpacked(left, self.shared, self._not_shared())
-        except (ValueError, LookupError, TypeError, OSError) as error:
+        except Exception as error:
             raise wire.Unreadable(str(error)) from None
 
     def _not_shared(self) -> set[Path]:

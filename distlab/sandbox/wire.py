@@ -12,6 +12,7 @@ import io
 import json
 import os
 import socket
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -142,6 +143,9 @@ class Reader:
             return RuntimeError(_text(data["error"]))
         if "failure" in data:
             return _failure(data["failure"])
+        with zipfile.ZipFile(io.BytesIO(content)) as records:
+            if any(each.compress_type != zipfile.ZIP_STORED for each in records.infolist()):
+                raise Unreadable("its values are compressed")
         values = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
         if sum(each.numel() * each.element_size() for each in tensors) > self.most:

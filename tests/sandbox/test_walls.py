@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distlab.sandbox import Limits, limits, walls
+from distlab.course.catalogue import root
+from distlab.host.processes import descendants, is_ending
+from distlab.sandbox import Limits, Sandbox, limits, walls
 from distlab.sandbox.cgroups import Group
+from distlab.sandbox.memory import exceeds
+
+ALONE: dict[str, Any] = {"process_group": False, "ledger": False}
 
 
 @pytest.mark.parametrize(
@@ -93,3 +101,58 @@ def test_control_groups_hold_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not gone.exists()
     group.remove()
     assert not list(tmp_path.rglob("distlab-*"))
+
+
+def test_memory_that_forks_share_is_counted_once() -> None:
+    """What a process and its fork have together, before and after the fork has written to it."""
+    size = 64 << 20
+    pipes = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        block = bytearray(b"x") * size
+        if os.fork() == 0:
+            signal.pause()
+        os.write(pipes[0][1], b"1")
+        os.read(pipes[1][0], 1)
+        block[:] = b"y" * size
+        os.write(pipes[0][1], b"2")
+        signal.pause()
+    os.read(pipes[0][0], 1)
+    whole = next(most for most in range(size, 100 * size, size // 4) if not exceeds(pid, most))
+    os.write(pipes[1][1], b"1")
+    os.read(pipes[0][0], 1)
+    try:
+        assert exceeds(pid, whole)
+        assert not exceeds(pid, whole + 2 * size)
+    finally:
+        for each in (*descendants(pid), pid):
+            os.kill(each, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd in (*pipes[0], *pipes[1]):
+            os.close(fd)
+
+
+def test_all_ends_with_the_one_who_asked(tmp_path: Path) -> None:
+    """Killed in the middle: the namespace dies with it, and its folders are gone or known."""
+    if walls.obstacle():
+        pytest.skip(f"no sandbox can be made here: {walls.obstacle()}")
+    (tmp_path / "learner.py").touch()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with Sandbox(root(), tmp_path) as own:
+            own.run_ranks(lambda ctx: None, 1, **ALONE)
+            os.write(writing, b"1")
+            own.run_ranks(lambda ctx: time.sleep(100), 1, **ALONE)
+        os._exit(0)
+    os.read(reading, 1)
+    while len(below := descendants(pid)) < 3:  # bubblewrap, the agent, the rank
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    end = time.monotonic() + 30
+    while not all(map(is_ending, below)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert [each for each in below if not is_ending(each)] == []
+    os.close(reading)
+    os.close(writing)

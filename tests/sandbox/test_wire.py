@@ -140,6 +140,11 @@ def test_files_come_back(tmp_path: Path) -> None:
     assert after.stat().st_mtime_ns == before.stat().st_mtime_ns
     assert after.stat().st_mode == before.stat().st_mode
     assert files.packed(kept) == b""
+    (one / "inner" / "file").chmod(0o400)
+    (one / "inner").chmod(0o500)
+    files.unpacked(files.packed(one), other, {kept})
+    modes = [(other / "inner" / name).stat().st_mode & 0o777 for name in ("", "file")]
+    assert modes == [0o700, 0o600]  # they can be packed and removed again
 
 
 @pytest.mark.parametrize(
