@@ -7,6 +7,8 @@ import resource
 from dataclasses import replace
 from pathlib import Path
 
+import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
+
 from ..course.catalogue import Phase, load_course
 from ..grading.session import Request
 from ..grading.verdicts import CheckResult, ExerciseResult, Report, dumped, loaded

@@ -82,7 +82,7 @@ def repository(path: Path, files: dict[str, bytes]) -> Path:
 
 def test_every_shape_gives_the_same_files(entries: Path) -> None:
     """A class of all shapes: what comes out has the same hash as the same files in a folder."""
-    made = made_class.made_class(entries / "class", 10, 5, exercises=["1.3"], kinds=["right"])
+    made = made_class.made_class(entries / "class", 10, 6, exercises=["1.3"], kinds=["right"])
     assert {m.shape for m in made} == {*made_class.SHAPES}
     folder = entries / "class" / "submissions"
     found = [read(folder / m.entry, ClassConfig()) for m in made]
@@ -158,11 +158,11 @@ def test_what_can_not_be_graded_is_told_in_a_line(
 
 
 def bomb(path: Path) -> Path:
-    """A few kilobytes that unpack to 32 MB."""
+    """A few kilobytes that unpack to 8 MB."""
     info = zipfile.ZipInfo("zeros")
     info.compress_type = zipfile.ZIP_DEFLATED
     with zipfile.ZipFile(path, "w") as archive, archive.open(info, "w") as file:
-        for _ in range(32):
+        for _ in range(8):
             file.write(bytes(1 << 20))
     assert path.stat().st_size < 100_000
     return path
