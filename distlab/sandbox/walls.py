@@ -19,8 +19,10 @@ from .limits import Limits, nobody
 TRIAL_LIMIT = 30.0  # seconds
 PARTS = ("distlab", "given", "clusters", "course.toml")  # of the course, which ranks need
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-DEVICES = ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys")
-DEVICES += ("--dev", "/dev", "--remount-ro", "/dev")
+DEVICES = (
+    *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
+    *("--dev", "/dev", "--remount-ro", "/dev"),
+)
 NOBODY = 65534
 NAMES = {  # files of /etc without which gloo does not know this host, nor Python its user
     "hosts": "127.0.0.1 localhost sandbox\n",
