@@ -11,6 +11,7 @@ import torch
 from ..explain.diagnosis import explain
 from ..observe.failure import CheckFailed
 from ..ranks.results import RankResults
+from ..virtual.devices import COPY_THERE
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHOWN = 6  # elements of a tensor in a message
@@ -111,13 +112,16 @@ def expect_refused(results: RankResults, calls: Sequence[str], *, cause: str = "
             )
 
 
-def expect_few_waits(results: RankResults, most: int, what: str, region: str = "step") -> None:
+def expect_few_waits(
+    results: RankResults, most: int, what: str, region: str = "step", *, copies: bool = True
+) -> None:
     """Fail if a rank's host waited for its GPU more than ``most`` times in ``region``.
 
-    For runs by NCCL's rules: nobody notes it elsewhere.
+    For runs by NCCL's rules: nobody notes it elsewhere. ``copies``: those to the GPU count.
     """
     for rank, reads in enumerate(getattr(results, "host_reads", ())):
         found = [read for read in reads if read.region == region]
+        found = [read for read in found if copies or read.what != COPY_THERE]
         if len(found) > most:
             where = "".join(f"\n  {each.what} at {each.line}" for each in dict.fromkeys(found))
             fail(

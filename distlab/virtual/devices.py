@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .flight import Flight
 
+COPY_THERE = "a copy to the GPU"  # for which the host waits, without a look at any value
 CPU = torch.device("cpu")
 # operators that take a tensor of the CPU beside those of a GPU
 MIXES = {"copy_", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .devices import CPU, GENERATORS, device_of, gpu_of, indexed, put
+from .devices import COPY_THERE, CPU, GENERATORS, device_of, gpu_of, indexed, put
 
 
 class Pretended:
@@ -57,7 +57,7 @@ class Pretended:
                 return real_to(self, dtype, non_blocking, **more)
             there = indexed(device)
             if CPU in (here, there) and not (non_blocking and here == CPU):
-                read("to")
+                read("to" if there == CPU else COPY_THERE)
             return Move.apply(self, there, dtype, more)
 
         def cuda(self: Tensor, device: Any = "cuda", non_blocking: bool = False) -> Tensor:
