@@ -135,10 +135,20 @@ def _clean(private: Sequence[str], own: set[str]) -> bool:
     for path in left:
         with contextlib.suppress(OSError, RecursionError):
             if os.path.isdir(path) and not os.path.islink(path):
+                _open_folders(path)
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 os.unlink(path)
     return not any(os.path.lexists(path) for path in left)
+
+
+def _open_folders(path: str) -> None:
+    """So that they can be emptied."""
+    os.chmod(path, 0o700)
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            if not os.path.islink(os.path.join(folder, name)):
+                os.chmod(os.path.join(folder, name), 0o700)
 
 
 def _files(private: Sequence[str], own: Collection[str] | None = None) -> list[str]:
