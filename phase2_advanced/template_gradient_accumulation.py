@@ -94,10 +94,9 @@ def accumulate_and_reduce(
     rank; the losses of micro-batches and ranks are added in float64. If no rank has a target it
     returns (0.0, 0), and all gradients are zero.
 
-    Cost per rank: one all-reduce of the trainable parameters' bytes (one per dtype that they have),
-    and at most two of single numbers, whatever the number of micro-batches. As in ``accumulate``,
-    the activations of one micro-batch are freed before the next one runs. The host waits for a GPU
-    four times at most, whatever the number of micro-batches.
+    Cost per rank, whatever the number of micro-batches: one all-reduce of the trainable parameters'
+    bytes (one per dtype that they have), and at most two of single numbers. The host waits for a
+    GPU four times at most. As in ``accumulate``, activations are freed after each micro-batch.
     """
     # Step 1: all ranks need the global number of counted targets before the first backward
     # Step 2: accumulate locally: nothing is sent between micro-batches

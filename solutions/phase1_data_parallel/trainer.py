@@ -82,8 +82,7 @@ def average_gradients(
     None on every rank stays None. With no samples at all gradients become zero. Parameters with
     ``requires_grad=False`` are neither sent nor changed, nor is their gradient; a tied one is sent
     once. All ranks issue the same communication in the same order, whatever gradients they have;
-    without trainable parameters none. Nothing is kept for the next call, which may be for another
-    model.
+    without trainable parameters none. Nothing is kept for the next call.
 
     Cost per rank: 2(W-1)/W of the trainable parameters' bytes that have a gradient on some rank,
     and of at most 8 bytes per parameter, and 8, to agree on samples and missing gradients. The host

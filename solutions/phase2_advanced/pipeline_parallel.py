@@ -14,8 +14,7 @@ interleaved  (p-1) / (v·m + p-1)          min(v·m, 2(p-r-1) + (v-1)p + 1),    
 ===========  ===========================  ====================================  ===============
 
 Relative to the work, the bubble is (p-1)/m, interleaved (p-1)/(v·m). A message holds one boundary's
-activation of one micro-batch, or its gradient. Per step there is one collective more: the loss, 8
-bytes, from the last stage to all ranks.
+activation of one micro-batch, or its gradient. Per step a collective gives all ranks the loss.
 
 Invariant: the gradients are those of one process on the whole batch, whatever the schedule.
 Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), section 2.3; Narayanan et al. 2019 (PipeDream,
@@ -187,15 +186,14 @@ class Pipeline:
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         """Add the gradient of the batch's mean loss to every ``p.grad``; returns that loss.
 
-        ``inputs`` and ``targets``: the whole batch, on every rank, so that all can check it; only
-        the first stage reads the one and the last stage the other. The loss is a float, the same on
-        all ranks. A stage is called once per micro-batch; an input that it does not use has a zero
-        gradient. Sends the schedule's messages, and at most two collectives of 8 bytes for the
-        loss. Nobody waits for a send at once, or for a receive before its data is needed; when a
-        send starts, at most two per stage of this rank and direction (F, B) are not waited for. A
-        micro-batch's activations are freed when its backward is done, unless a send holds them. On
-        a GPU these waits hold up the compute's stream and not the host: the price of few sends
-        under way (PyTorch's own 1F1B waits for each). The host waits for a GPU once, for the loss.
+        ``inputs`` and ``targets``: the whole batch, on every rank, so that all can check it; the
+        first stage reads the one, the last the other. The loss is a float, the same on all ranks. A
+        stage is called once per micro-batch; an input that it does not use has a zero gradient.
+        Sends the schedule's messages, and at most two collectives of 8 bytes for the loss. Nobody
+        waits for a send at once, or for a receive before its data is needed; when a send starts, at
+        most two per stage of this rank and direction (F, B) are not waited for. A micro-batch's
+        activations are freed when its backward is done, unless a send holds them. The host waits
+        for a GPU once.
 
         Raises ValueError, before anything is sent, if inputs or targets are empty or do not divide
         into the schedule's micro-batches; and where an output is not what its boundary says.
