@@ -112,7 +112,7 @@ def _common(exercises: list[Exercise], rng: random.Random) -> dict[str, list[tup
     for exercise in exercises:
         mutants = [m for m in every if m.exercise == exercise.id and not m.tier]
         rng.shuffle(mutants)
-        found[exercise.id] = [(m, 1 / (place + 1) ** 2) for place, m in enumerate(mutants)]
+        found[exercise.id] = [(m, 1 / (position + 1) ** 2) for position, m in enumerate(mutants)]
     return found
 
 
@@ -139,10 +139,10 @@ def _work(
     made.blank = [e.id for e in exercises[done:]]
     steps = sorted({done, *(rng.randrange(done + 1) for _ in range(3))})
     versions = []
-    for place, step in enumerate(steps):
+    for position, step in enumerate(steps):
         now = {e.id for e in exercises[:step]}
-        last = place == len(steps) - 1
-        ago = datetime.timedelta(hours=26 * (len(steps) - 1 - place))
+        last = position == len(steps) - 1
+        ago = datetime.timedelta(hours=26 * (len(steps) - 1 - position))
         versions.append(Version(when - ago, _files(made, exercises, now, mutants, last)))
     if made.kind == "alternative":
         taken = alternatives_for(exercises, rng)

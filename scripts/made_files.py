@@ -75,7 +75,7 @@ def alternatives_for(
 
 
 def _with(solution: str, alternative: Path, name: str) -> str:
-    """The solution's file with the alternative's definitions in place of its own."""
+    """The solution's file with the alternative's definitions in position of its own."""
     text = alternative.read_text(encoding="utf-8")
     tree = ast.parse(text)
     lines = text.splitlines()
@@ -115,9 +115,9 @@ def _replaced(solution: str, new: set[str], bases: set[str], by: list[str]) -> l
                 kept.append(end)
             else:
                 cut |= {*range(begin, end)}
-    place = max(kept) or min(cut, default=len(lines))
-    above = [line for number, line in enumerate(lines[:place]) if number not in cut]
-    below = [line for number, line in enumerate(lines[place:], place) if number not in cut]
+    position = max(kept) or min(cut, default=len(lines))
+    above = [line for number, line in enumerate(lines[:position]) if number not in cut]
+    below = [line for number, line in enumerate(lines[position:], position) if number not in cut]
     return [*above, "", "", *by, "", "", *below]
 
 

@@ -96,7 +96,7 @@ def _graded(base: Path) -> dict[str, Any]:
     try:
         entry = Entry(student, base / "submission", submitted, "submission")
         grader = ClassGrader(container=True)
-        grade_class(config, [entry], work, jobs=1, grader=grader, place="container")
+        grade_class(config, [entry], work, jobs=1, grader=grader, way="container")
         found = json.loads((work / "students" / student / "result.json").read_text("utf-8"))
         return results(found, config)
     finally:

@@ -133,14 +133,14 @@ class _Nameless:
     """Takes folders and user names out of texts."""
 
     def __init__(self, impl: str) -> None:
-        places = {os.path.realpath(tempfile.gettempdir()): "<tmp>", tempfile.gettempdir(): "<tmp>"}
-        places |= {sys.base_prefix: "<python>", sys.prefix: "<python>"}
-        places |= {str(Path.home()): "~", str(root()): "<course>"}
+        folders = {os.path.realpath(tempfile.gettempdir()): "<tmp>", tempfile.gettempdir(): "<tmp>"}
+        folders |= {sys.base_prefix: "<python>", sys.prefix: "<python>"}
+        folders |= {str(Path.home()): "~", str(root()): "<course>"}
         if os.path.isdir(impl):
-            places |= {str(Path(impl).resolve()): "<work>", os.path.abspath(impl): "<work>"}
-        usable = [place for place in places if len(place) > 1]
+            folders |= {str(Path(impl).resolve()): "<work>", os.path.abspath(impl): "<work>"}
+        usable = [name for name in folders if len(name) > 1]
         longest = "|".join(map(re.escape, sorted(usable, key=len, reverse=True)))
-        self._places = places
+        self._folders = folders
         self._place = re.compile(rf"(?:{longest})(?![\w.-])")
         self._user = re.compile(
             rf"(?<=/){re.escape(_user())}(?![\w.-])|\b{re.escape(_user())}(?=@)"
@@ -148,7 +148,7 @@ class _Nameless:
 
     def text(self, text: str) -> str:
         """The text without them."""
-        found = self._place.sub(lambda match: self._places[match[0]], text)
+        found = self._place.sub(lambda match: self._folders[match[0]], text)
         return self._user.sub("<user>", found)
 
     def value(self, value: Any) -> Any:

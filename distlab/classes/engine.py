@@ -62,19 +62,19 @@ def grade_class(
     *,
     jobs: int,
     grader: Grader,
-    place: str = "",
+    way: str = "",
     progress: Progress | None = None,
 ) -> dict[str, Attempt]:
     """Grade what has not been graded yet, and write everything; the counting attempts.
 
-    ``place`` names where ``grader`` runs the code: results from another one are not mixed in.
+    ``way`` names how ``grader`` runs the code: results made in another one are not mixed in.
     Raises ValueError, with nothing changed, if ``out`` has results of other checks or rules.
     """
     folder = Folder(out.resolve())
     with _alone(folder.path):
         unpacked = _unpacked(config, submissions, folder)
         config = with_phases(config, [s for each in unpacked.values() for s in each])
-        key = _begin(config, folder, place)
+        key = _begin(config, folder, way)
         attempts = _in_place(unpacked, folder)
         todo = [s for each in attempts.values() for s in _counting(config, each)]
         todo = [s for s in todo if not _is_done(folder, s, key)]
@@ -122,7 +122,7 @@ def _unpacked(
         for number, entry in enumerate(mine, 1):
             own = dataclasses.replace(entry, student=owner)
             attempts.append(unpack(own, beside / f"entry-{number}", config))
-        attempts.sort(key=lambda s: (s.submitted.timestamp() if s.submitted else 0, s.place))
+        attempts.sort(key=lambda s: (s.submitted.timestamp() if s.submitted else 0, s.label))
         found[owner] = attempts or [absent(owner, beside / "1")]
     return found
 
@@ -153,17 +153,17 @@ def with_phases(config: ClassConfig, submissions: Sequence[Submission]) -> Class
     return dataclasses.replace(config, phases=config.phases or tuple(sorted(phases)))
 
 
-def _begin(config: ClassConfig, folder: Folder, place: str) -> str:
+def _begin(config: ClassConfig, folder: Folder, way: str) -> str:
     """Note what is graded with; a key of all that a verdict depends on.
 
     Raises ValueError if there are gradings by something else.
     """
     course = results.fingerprint()
     path = folder.path / "class.json"
-    text = results.class_json(config, course, place, results.now())
+    text = results.class_json(config, course, way, results.now())
     if path.is_file() and any(folder.path.glob("students/*/gradings/*.json")):
         before, after = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
-        changed = [n for n in ("fingerprint", "place") if before[n] != after[n]]
+        changed = [n for n in ("fingerprint", "way") if before[n] != after[n]]
         changed += [n for n in RULES if before["config"][n] != after["config"][n]]
         if changed:
             what = ["the course's files" if n == "fingerprint" else n for n in changed]
@@ -171,10 +171,10 @@ def _begin(config: ClassConfig, folder: Folder, place: str) -> str:
                 f"{folder.path} was graded by something else ({', '.join(what)} changed since): "
                 "`distlab class regrade` shows whose points would change; or choose another folder"
             )
-        text = results.class_json(config, course, place, before["started"])
+        text = results.class_json(config, course, way, before["started"])
     results.write(path, text)
     rules = {name: config.as_json()[name] for name in RULES}
-    return hashlib.sha256(json.dumps([course, place, rules]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([course, way, rules]).encode()).hexdigest()[:16]
 
 
 def _counting(config: ClassConfig, attempts: Sequence[Submission]) -> list[Submission]:

@@ -86,6 +86,6 @@ def _not_handed_in(phase: Phase, chosen: tuple[str, ...], config: ClassConfig) -
 def as_learners_see(report: Report, folder: Path) -> Report:
     """The report with the names of a learner's own course instead of those of this machine."""
     text = dumped(report)
-    for place in (str(folder), short(folder)):
-        text = text.replace(json.dumps(f"{place}/")[1:-1], "")
+    for name in (str(folder), short(folder)):
+        text = text.replace(json.dumps(f"{name}/")[1:-1], "")
     return replace(loaded(text), impl="templates")

@@ -45,23 +45,23 @@ def repository_files(
 ) -> Iterator[tuple[str, bytes, datetime.datetime | None]]:
     """The wanted files of the last commit, with its date; raises Refused."""
     inside = path / ".git"
-    place = inside if os.path.lexists(inside) else path
-    if place.is_symlink() or not place.is_dir():
-        raise Refused(f"{place.name} leads to a repository elsewhere: hand in a clone")
-    elsewhere = (place / "objects" / "info" / "alternates", place / "commondir")
+    git_folder = inside if os.path.lexists(inside) else path
+    if git_folder.is_symlink() or not git_folder.is_dir():
+        raise Refused(f"{git_folder.name} leads to a repository elsewhere: hand in a clone")
+    elsewhere = (git_folder / "objects" / "info" / "alternates", git_folder / "commondir")
     if any(map(os.path.lexists, elsewhere)):
         raise Refused("the repository takes objects from elsewhere: hand in a full clone")
     if any(
         Path(folder, name).is_symlink()
-        for folder, inner, names in os.walk(place)
+        for folder, inner, names in os.walk(git_folder)
         for name in (*inner, *names)
     ):
         raise Refused("there is a link inside of the repository: hand in a clone")
-    commit = _last_commit(place)
+    commit = _last_commit(git_folder)
     if commit is None:
         raise Refused("the repository has no commit")
-    when = _date(_git(place, "cat-file", "commit", commit, most=largest) or b"")
-    listing = _git(place, "ls-tree", "-r", "-l", "-z", commit, most=LISTING)
+    when = _date(_git(git_folder, "cat-file", "commit", commit, most=largest) or b"")
+    listing = _git(git_folder, "ls-tree", "-r", "-l", "-z", commit, most=LISTING)
     if listing is None:
         raise Refused("the files of the last commit can't be listed")
     for line in listing.decode("utf-8", "surrogateescape").split("\0"):
@@ -71,7 +71,7 @@ def repository_files(
         mode, _, number, _ = about.split()
         if mode == "120000":
             raise Refused(f"{name!a} is a link: hand in the file itself")
-        data = _git(place, "cat-file", "blob", number, most=largest)
+        data = _git(git_folder, "cat-file", "blob", number, most=largest)
         if data is None:
             raise Refused(f"{name!a} can't be read, or has more than {largest >> 20} MB")
         yield name, data, when
@@ -87,12 +87,12 @@ class Commits:
 
 def commits(path: Path) -> Commits:
     """The history of a repository whose files ``repository_files`` has read; none otherwise."""
-    place = path / ".git" if (path / ".git").is_dir() else path
-    last = _last_commit(place) if is_repository(path) else None
+    git_folder = path / ".git" if (path / ".git").is_dir() else path
+    last = _last_commit(git_folder) if is_repository(path) else None
     if last is None:
         return Commits()
     form = "--format=%ct %an%x00%ae%x00%cn%x00%ce"
-    listing = _git(place, "rev-list", form, "--max-count=5000", last, most=HISTORY) or b""
+    listing = _git(git_folder, "rev-list", form, "--max-count=5000", last, most=HISTORY) or b""
     times: list[datetime.datetime] = []
     people: set[str] = set()
     for line in listing.decode("utf-8", "replace").split("\n"):
@@ -105,12 +105,12 @@ def commits(path: Path) -> Commits:
     return Commits(tuple(times), frozenset(people))
 
 
-def _last_commit(place: Path) -> str | None:
+def _last_commit(git_folder: Path) -> str | None:
     """That of HEAD; where HEAD names no branch that is there, the newest of all branches."""
-    found = _git(place, "rev-parse", "-q", "--verify", "HEAD^{commit}", most=1000)
+    found = _git(git_folder, "rev-parse", "-q", "--verify", "HEAD^{commit}", most=1000)
     if not found:
         order = ("--sort=-committerdate", "--count=1", "--format=%(objectname)")
-        found = _git(place, "for-each-ref", *order, "refs/heads", most=1000)
+        found = _git(git_folder, "for-each-ref", *order, "refs/heads", most=1000)
     text = (found or b"").decode("ascii", "replace").strip()
     return text if re.fullmatch(r"[0-9a-f]{40,64}", text) else None
 
@@ -127,9 +127,9 @@ def _date(commit: bytes) -> datetime.datetime | None:
         return None
 
 
-def _git(place: Path, *arguments: str, most: int) -> bytes | None:
+def _git(git_folder: Path, *arguments: str, most: int) -> bytes | None:
     """What git printed; None if it failed, or printed more than ``most`` bytes."""
-    command = ["git", "-c", "safe.directory=*", f"--git-dir={place.resolve()}", *arguments]
+    command = ["git", "-c", "safe.directory=*", f"--git-dir={git_folder.resolve()}", *arguments]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     with subprocess.Popen(
         command,

@@ -94,14 +94,14 @@ def fingerprint() -> str:
     return found.hexdigest()[:16]
 
 
-def class_json(config: ClassConfig, course: str, place: str, started: str) -> str:
+def class_json(config: ClassConfig, course: str, way: str, started: str) -> str:
     """What the results were graded with."""
     facts = {
         "schema": 1,
         "config": config.as_json(),
         "course_version": course_version(),
         "fingerprint": course,
-        "place": place,
+        "way": way,
         "seed": config.seed,
         "started": started,
         "python": platform.python_version(),
@@ -192,7 +192,7 @@ def log_text(config: ClassConfig, attempts: Sequence[Attempt], counts: Attempt) 
     for attempt in attempts:
         submission = attempt.submission
         lines += [
-            f"attempt {attempt.number} of {len(attempts)}: {submission.place or '(nothing)'}",
+            f"attempt {attempt.number} of {len(attempts)}: {submission.label or '(nothing)'}",
             f"  files: {submission.digest}",
             *(f"  {line}" for line in told(config, attempt)),
             f"  graded: {attempt.found.graded or 'no'}",

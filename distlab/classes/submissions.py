@@ -32,7 +32,7 @@ class Entry:
     student: str
     path: Path
     submitted: datetime.datetime | None = None
-    place: str = ""  # its name among the entries, for messages
+    label: str = ""  # its name among the entries, for messages
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Submission:
     version: str | None = None
     problem: str = ""
     submitted: datetime.datetime | None = None
-    place: str = ""
+    label: str = ""
     notes: tuple[str, ...] = ()
     phases: tuple[int, ...] = ()
 
@@ -163,7 +163,7 @@ def unpack(entry: Entry, to: Path, config: ClassConfig) -> Submission:
         digest=_digest((name, file.data) for name, file in chosen.items()),
         version=_made_from(files),
         submitted=entry.submitted or max(dates, default=None),
-        place=entry.place,
+        label=entry.label,
         notes=tuple(notes),
         phases=tuple(p.number for p in load_course().phases if p.folder in folders),
     )
@@ -180,7 +180,7 @@ def _made_from(files: list[File]) -> str | None:
 
 
 def _nothing(entry: Entry, to: Path, problem: str) -> Submission:
-    whole = [(entry.place, problem.encode())]
+    whole = [(entry.label, problem.encode())]
     if entry.path.is_file():
         whole.append(("", str(entry.path.stat().st_size).encode()))
     return Submission(
@@ -189,7 +189,7 @@ def _nothing(entry: Entry, to: Path, problem: str) -> Submission:
         digest=_digest(whole),
         problem=problem,
         submitted=entry.submitted,
-        place=entry.place,
+        label=entry.label,
     )
 
 
@@ -231,14 +231,14 @@ def _chosen(files: list[File]) -> tuple[dict[str, File], list[str]]:
             loose.append(file)
     chosen: dict[str, File] = {}
     notes: list[str] = []
-    for folder, places in homes.items():
-        nearest = min(place.count("/") for place in places)
-        found = [place for place in places if place.count("/") == nearest]
+    for folder, copies in homes.items():
+        nearest = min(copy.count("/") for copy in copies)
+        found = [copy for copy in copies if copy.count("/") == nearest]
         if nearest >= DEEPEST:
             raise Refused(f"{folder} lies more than {DEEPEST} folders deep")
         if len(found) > 1:
             raise Refused(f"there are several {folder}: {', '.join(map(shown, found[:3]))}")
-        chosen.update({f"{folder}/{f.path.rpartition('/')[2]}": f for f in places[found[0]]})
+        chosen.update({f"{folder}/{f.path.rpartition('/')[2]}": f for f in copies[found[0]]})
     for name, file in _by_name(loose, {*homes}).items():
         chosen[name] = file
         notes.append(f"{shown(file.path)} lies in no phase's folder: taken as {name}")

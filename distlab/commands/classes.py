@@ -58,11 +58,11 @@ def main(options: argparse.Namespace, out: Console) -> int:
         return check(load_class(options.config), out)
     if options.part in ("gradescope", "github"):
         # start-up time: it imports torch, which other commands need not wait for
-        from . import places
+        from . import class_places
 
         if options.part == "gradescope":
-            return places.gradescope(options.out, options.config, out)
-        return places.workflow(options.out, options.phases, out)
+            return class_places.gradescope(options.out, options.config, out)
+        return class_places.workflow(options.out, options.phases, out)
     if options.part == "report":
         return class_report.report(options, out)
     if options.part == "similar":
@@ -119,7 +119,7 @@ def _grade_into(to: Path, config: ClassConfig, options: argparse.Namespace, out:
         to,
         jobs=options.jobs,
         grader=ClassGrader(walls=not options.unsafe, container=options.container),
-        place="unsafe" if options.unsafe else "container" if options.container else "sandbox",
+        way="unsafe" if options.unsafe else "container" if options.container else "sandbox",
         progress=Progress(out),
     )
     for student, attempt in final.items():

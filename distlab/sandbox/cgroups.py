@@ -101,11 +101,11 @@ def _mounts() -> dict[str, Path]:
     for line in _lines(MOUNTS):
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        place = Path(before.split()[4])
+        mount = Path(before.split()[4])
         if kind == "cgroup2":
-            found[""] = place
+            found[""] = mount
         elif kind == "cgroup":
-            found |= dict.fromkeys({"memory", "pids"} & {*options.split(",")}, place)
+            found |= dict.fromkeys({"memory", "pids"} & {*options.split(",")}, mount)
     return found
 
 

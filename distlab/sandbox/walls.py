@@ -96,9 +96,9 @@ def command(
             found += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
             found += ["--ro-bind", str(path), str(path)]
-    places = [*((folder, folder) for folder in _python()), *shown]
-    places += [(course / name, course / name) for name in PARTS]
-    targets = [*(target for _, target in places), *map(Path, SETTINGS), *private]
+    shows = [*((folder, folder) for folder in _python()), *shown]
+    shows += [(course / name, course / name) for name in PARTS]
+    targets = [*(target for _, target in shows), *map(Path, SETTINGS), *private]
     above = {folder for target in targets for folder in list(target.parents)[:-1]}
     writable = ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs"]
     for name in PRIVATE:
@@ -107,7 +107,7 @@ def command(
         found += ["--perms", "0755", "--dir", str(folder)]  # else only root could pass
     for name in SETTINGS:
         found += ["--ro-bind-try", name, name]
-    for source, target in places:
+    for source, target in shows:
         found += ["--ro-bind", str(source), str(target)]
     for folder in private:
         found += [*writable, str(folder)]

@@ -85,7 +85,7 @@ def grade(
 ) -> dict[str, Attempt]:
     entries = find_entries(home / "in", rules)
     fake = Fake(home / "tally")
-    return grade_class(rules, entries, home / out, jobs=jobs, grader=fake, place="fake")
+    return grade_class(rules, entries, home / out, jobs=jobs, grader=fake, way="fake")
 
 
 def table(home: Path, out: str = "out") -> dict[str, list[str]]:
@@ -287,7 +287,7 @@ def test_two_runs_do_not_write_into_one_folder(
         return Fake(tmp_path / "tally")(submission, config)
 
     entries = find_entries(tmp_path / "in", RULES)
-    final = grade_class(RULES, entries, tmp_path / "out", jobs=1, grader=meddles, place="fake")
+    final = grade_class(RULES, entries, tmp_path / "out", jobs=1, grader=meddles, way="fake")
     assert final["ada"].score == 10
 
 

@@ -360,7 +360,7 @@ def test_whose_they_are(entries: Path) -> None:
     (entries / "submissions.csv").write_text(
         "\ufeffEntry,Student,submitted\ngrace.tar.gz,g.hopper,2026-03-16T20:00Z\nnone.zip,dan,\n"
     )
-    found = [(e.student, e.place) for e in find_entries(entries, RULES)]
+    found = [(e.student, e.label) for e in find_entries(entries, RULES)]
     odd = [student for student, place in found if place == "=cmd.zip"]
     assert odd[0].startswith("_cmd-")
     assert [f for f in found if f[1] != "=cmd.zip"] == [

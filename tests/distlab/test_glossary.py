@@ -12,6 +12,10 @@ PAGE = root() / "docs" / "glossary.md"
 # where a rank runs
 PLACES = {
     "benchmarks/hierarchical.py",
+    "distlab/grading/obstacles.py",
+    "distlab/grading/run.py",
+    "distlab/grading/runners.py",
+    "distlab/grading/session.py",
     "given/devices.py",
     "given/launched.py",
     "solutions/phase3_multi_node/topology.py",
