@@ -300,7 +300,7 @@ def test_the_command_shows_what_other_checks_change(
     hand_in("ada", "1.3")
     hand_in("grace", "1.3 1.4")
 
-    def fake(walls: bool) -> Fake:
+    def fake(walls: bool, container: bool) -> Fake:
         return Fake(tmp_path / "tally")
 
     monkeypatch.setattr(graders, "ClassGrader", fake)

@@ -83,9 +83,9 @@ MUTANTS = [
         exercise="3.11",
         mistake="the message is sent although agree is False",
         text="""        if self.agree:
-            dist.all_reduce(facts""",
+            facts =""",
         becomes="""        if True:
-            dist.all_reduce(facts""",
+            facts =""",
         more=(("        if not self.agree:\n            return\n", ""),),
         caught_by="test_without_agreement_nothing_more_is_sent",
         told_as="zeros-expected",
@@ -95,9 +95,9 @@ MUTANTS = [
         exercise="3.11",
         mistake="without agreement the ranks still ask each other who has what",
         text="""        if self.agree:
-            dist.all_reduce(facts""",
+            facts =""",
         becomes="""        if True:
-            dist.all_reduce(facts""",
+            facts =""",
         caught_by="test_without_agreement_nothing_more_is_sent",
         told_as="too-many-messages",
     ),
