@@ -11,8 +11,7 @@ order[r::W], gives the invariant without any communication: all ranks draw the s
 from (seed, epoch).
 
 Sizes: N samples on W ranks give ceil(N/W) per rank with padding, floor(N/W) with dropping.
-Messages: none. Source: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 4 (one shuffled order
-per epoch, divided over the ranks).
+Messages: none. Source: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 4 (one shuffle).
 """
 
 from __future__ import annotations
