@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 
-from distlab.ranks import RankContext, RankFailure
+from distlab.ranks import RankContext, RankFailure, run_ranks
 from distlab.virtual import run_virtual
 from solutions.phase1_data_parallel import (
     collectives,
@@ -21,6 +24,8 @@ from solutions.phase1_data_parallel import (
     simple_allreduce,
     trainer,
 )
+from tests.at_exit.expected import needs_proc
+from tests.at_exit.sitecustomize import Watch
 from tests.guidelines.folded import answer, cases, says, sections
 
 GENERAL = {"Joining", "What"}  # sections without a number that have a small case
@@ -142,6 +147,29 @@ def test_batch_norm_makes_hashes_differ() -> None:
     assert parameters == same
 
 
+@needs_proc
+@pytest.mark.parametrize("late", [True, False])
+def test_joining_and_leaving(late: bool) -> None:
+    """Threads of gloo are left if the functions' defaults hold the group, else not."""
+
+    def rank(ctx: RankContext) -> tuple[int, list[str]]:
+        sys.modules.pop("torch.distributed.nn.functional", None)
+        watch = Watch()
+        watch.start(distributed_c10d)
+        if not late:
+            importlib.import_module("torch.distributed.nn.functional")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        if late:
+            importlib.import_module("torch.distributed.nn.functional")
+        dist.destroy_process_group()
+        return len(watch.made), watch.left()
+
+    ((made, left),) = run_ranks(rank, 1, process_group=False, ledger=False, timeout=60)
+    assert len(left) == (made if late else 0)
+    says(1, "Joining", *(f"`{name}`" for name in {*left} if "gloo" in name))
+    says(1, "Joining", "Imported before, the defaults are None")
+
+
 def test_1_6() -> None:
     right, counts = [3, 0, 5], [4, 1, 5]
 
@@ -186,6 +214,10 @@ def test_1_8() -> None:
     direct = seconds("direct", size, size)
     assert seconds("ring", size, size / world) == pytest.approx(direct)
     says(1, "1.8", f"{size:,.0f} bytes", f"both take {direct * 1e6:.0f} µs")
+    shared = alpha / (beta * (world - 2))  # one link for all: direct's messages take turns
+    assert seconds("direct", shared, world * shared) == pytest.approx(
+        seconds("root", shared, shared)
+    )
 
 
 @pytest.mark.parametrize("nbytes", [1, 10_000, 10**9])
