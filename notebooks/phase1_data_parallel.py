@@ -230,5 +230,7 @@ if results:
         print(f"{name:10}{nbytes / 1e6:6.0f} MB {seconds * 1e3:8.2f} ms {bus / 1e6:9.0f} MB/s bus")
 
 # %% [markdown]
-# **To think about.** Where do the lines cross, and why there? What would they look like with a
-# network of 1 ms latency? Phase 2's virtual cluster will answer that without a network.
+# **To think about.** By steps·(α + bytes·β) alone direct takes half of what root and chain take, at
+# every size: nothing crosses. Do your lines cross, and what do the ranks share there? What would they
+# look like with a network of 1 ms latency? `notebooks/virtual_cluster.ipynb` answers such questions
+# without a network.

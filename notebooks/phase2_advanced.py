@@ -108,9 +108,10 @@ if one and two:
 # %% [markdown]
 # ## 2. Numbers of 16 bits
 #
-# bf16 has 8 bits of precision: between 1 and 2 its numbers lie 0.0078 apart, and an update smaller
-# than half of that disappears. Exercise 2.5 keeps fp32 *master weights* for the optimizer. Below, a
-# weight of 1 gets 100 steps of 0.001.
+# bf16 has 8 bits of precision: between 1 and 2 its numbers lie 0.0078 apart, between 0.5 and 1 half as
+# far, 0.0039. An update of less than half a distance disappears. Exercise 2.5 keeps fp32 *master
+# weights* for the optimizer. Below, a weight of 1 gets 100 steps of -0.001. It is rounded to a number
+# below 1 only if a step is more than 0.00195.
 
 # %%
 low = torch.ones((), dtype=torch.bfloat16)

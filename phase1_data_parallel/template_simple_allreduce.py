@@ -23,7 +23,7 @@ ring        2W(W-1)          2(W-1) N          2(W-1)/W N         2(W-1)
 the ring.) With latency α per message and β seconds per byte, steps one after another cost
 steps·(α + message·β): the root is the bottleneck of the first, the network that of the second, the
 length that of the third. A rank never sends before its partner can receive: sends and receives are
-posted together, because a send may return only when it has been received.
+posted together, because a send might not return until it has been received.
 
 NCCL adds a rule: it runs the messages of a group one after another, in the order in which they were
 started, and a message ends only together with its other end. Two ranks that both start a receive,

@@ -12,12 +12,14 @@ state give equal weights again, so the replicas never drift apart, and with
 
     gradient = Σ_r n_r·g_r / Σ_r n_r      (g_r: gradient of rank r's mean loss over n_r samples)
 
-W ranks do exactly what one process would do with the union of their batches, to rounding.
+W ranks do what one process would do with the union of their batches, to rounding. That holds for
+models that treat each sample by itself and draw no random numbers: BatchNorm takes its statistics
+from a rank's own samples, and dropout draws other numbers on each rank.
 
 Per step and rank, with P bytes of trainable parameters: a ring all-reduce sends 2(W-1)/W·P bytes
 in 2(W-1) messages. At the start the state is broadcast once: P bytes (plus buffers).
-Sources: Li et al. 2020 (arXiv 2006.15704); Goyal et al. 2017 (arXiv 1706.02677), section 2.3 for
-why the mean must be over the global batch.
+Sources: Li et al. 2020 (arXiv 2006.15704); Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark
+3, for why the mean must be over the global batch, and section 2.3 for BatchNorm.
 """
 
 from __future__ import annotations
@@ -140,7 +142,7 @@ def train(
     ``loader.batch_sampler.set_epoch`` is called with 0, 1, … before each epoch.
     ``on_step(step, loss, samples)`` is called after each step, with this rank's number of samples;
     steps count from 1, on through all epochs. Equals the training of one process on the same global
-    batches to rounding.
+    batches to rounding, if the model treats each sample by itself and draws no random numbers.
     """
     # Step 5: begin with equal weights
     # Step 6: every epoch needs its own order; then, in training mode, one train_step per batch

@@ -18,7 +18,8 @@ which need not be checkpointed, because its backward comes at once:
     peak in backward, about   (s-1)·A + ⌈n/s⌉·L
     layers computed           2n - ⌊n/s⌋                without: n
 
-The sum is least at s = √(n·L/A); s = √n already makes n·L to O(√n)·L. Backward costs about twice a
+Without rounding the sum is least at s = √(n·L/A), or at s = n if that is less: compare the numbers
+of segments that divide n. s = √n already makes n·L to O(√n)·L. Backward costs about twice a
 forward, so a step takes at most 4/3 of the time. No communication of its own; a collective inside a
 segment is issued again by every rank, in backward.
 

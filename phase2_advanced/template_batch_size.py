@@ -14,14 +14,15 @@ a batch k times larger than the one that η was tuned for,
 
 because one step of k·η on the mean gradient of k batches is nearly k steps of η, as long as the
 weights, and with them the gradients, do not change much in between. Early in training they do:
-hence the warm-up.
+hence the warm-up. The argument is about SGD; for Adam √k·η is the usual rule.
 
 The largest b is searched by doubling until one size does not fit, then by bisection: at most
 2·log2(upper) + 2 trials, none larger than twice the answer. After each trial the ranks agree by an
 all-reduce (minimum) of one integer, so that all try the same sizes and none waits for a rank that
 ran out of memory. Invariant: `fits` was tried and fits on all ranks, `fails` does not or is beyond
 the limit.
-Source: Goyal et al. 2017 (arXiv 1706.02677), sections 2.1 (linear rule) and 2.2 (warm-up).
+Sources: Goyal et al. 2017 (arXiv 1706.02677), sections 2.1 (linear rule) and 2.2 (warm-up);
+Malladi et al. 2022 (arXiv 2205.10287) for Adam.
 """
 
 from __future__ import annotations

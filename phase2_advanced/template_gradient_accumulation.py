@@ -13,16 +13,17 @@ n_1 … n_m tokens, the gradient of the whole batch is
     g = Σ_i n_i·g_i / Σ_i n_i      (g_i: gradient of micro-batch i's own mean)
 
 so the mean of the means is right only if all n_i are equal. Dividing each *sum* of losses by the
-total before its backward gives g without any of them being known in advance, and with W ranks the
-total is that of all ranks.
+total before its backward gives g. The total must be known before the first backward; with W ranks
+it is that of all ranks. g is the gradient of the whole batch if the model treats each sample by
+itself and draws no random numbers: BatchNorm and dropout see a micro-batch.
 
 Per optimizer step and rank, with P bytes of trainable parameters and m micro-batches: a ring
 all-reduce sends 2(W-1)/W·P bytes once, whatever m; a reduction after every micro-batch would send m
 times that. Activations of one micro-batch are alive at a time. The norm for clipping is that of the
 reduced, unscaled gradient: it is the same on all ranks, so clipping costs no communication.
-Sources: Goyal et al. 2017 (arXiv 1706.02677), section 2.3 (what the mean must be over); Pascanu et
-al. 2013 (arXiv 1211.5063), section 3.2 (clipping by the global norm); Micikevicius et al. 2018
-(arXiv 1710.03740), section 3.2 (unscale before clipping).
+Sources: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 3 (what the mean must be over);
+Pascanu et al. 2013 (arXiv 1211.5063), section 3.2 (clipping by the global norm); Micikevicius et
+al. 2018 (arXiv 1710.03740), section 3.2 (unscale before clipping).
 """
 
 from __future__ import annotations

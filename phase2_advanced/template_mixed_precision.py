@@ -23,7 +23,8 @@ optimizer state (Adam)               fp32   8Ψ     as the masters: that is what
 
 bfloat16 keeps float32's range and 8 significant bits; between 1 and 2 its numbers are 2^-7 apart,
 and adding less than 2^-8 to 1 changes nothing. float16 has 11 bits, but nothing above 65504 and
-nothing below 2^-24. Gradients that small are common, and ``loss_scaling`` keeps them (2.6).
+nothing below 2^-24. Gradients that small are common, and ``loss_scaling`` keeps them (2.6). Logits
+in fp32 keep the loss from rounding; what the last 16-bit product has rounded does not come back.
 
 Communication per step and rank: as in exercise 2.2 one all-reduce of the gradients, here of fp32,
 2(W-1)/W·4Ψ bytes (16 bits would send half, and add W terms in 16 bits).

@@ -18,10 +18,11 @@ schedule     a step takes           bubble                activations kept by ra
 ZB-H1        3m + p-1               (p-1) / (3m + p-1)    min(m, p), until W
 ===========  =====================  ====================  ===================================
 
-In general 1F1B idles for (p-1)(F + B + W), ZB-H1 for (p-1)(F + B - W). Messages and bytes are those
-of 1F1B. A second backward over the whole stage would give the weights' gradients too, but propagate
-through it twice; here every layer keeps a graph of its own, and B and W together do the arithmetic
-of one backward. The price: what a layer's W reads stays until W.
+In general 1F1B idles for (p-1)(F + B + W), ZB-H1 for (p-1)(F + B - W). With m < p a step of ZB-H1
+takes 2(m + p) - 1. (ZB-H2 keeps up to 2p-1 micro-batches, and has no bubble.) Messages and bytes
+are those of 1F1B. A second backward over the whole stage would give the weights' gradients too, but
+propagate through it twice; here every layer keeps a graph of its own, and B and W together do the
+arithmetic of one backward. The price: what a layer's W reads stays until W.
 
 Invariant: gradients as without the split. Source: Qi et al. 2023 (arXiv 2401.10241), sections 2, 3.
 """

@@ -13,6 +13,9 @@ algorithm bandwidth  N/t                 how fast the caller's data is served
 bus bandwidth        N/t · 2(W-1)/W      how fast the links are used, comparable at any world size
 ===================  ==================  ==========================================================
 
+Bus bandwidth is a link's load only where a rank sends 2(W-1)/W bytes per byte of data, as in a
+ring. The simple strategies send more: root and direct W-1, the chain 2.
+
 Per repeat: one barrier and the measured call; at the end one all-reduce with 8 bytes per repeat.
 Invariant: every rank returns the same number. The all-reduces themselves are in
 ``simple_allreduce``.

@@ -11,7 +11,7 @@ order[r::W], gives the invariant without any communication: all ranks draw the s
 from (seed, epoch).
 
 Sizes: N samples on W ranks give ceil(N/W) per rank with padding, floor(N/W) with dropping.
-Messages: none. Source: Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), section 3.
+Messages: none. Source: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 4 (one shuffle).
 """
 
 from __future__ import annotations
@@ -276,7 +276,8 @@ def build_loader(
     ``device``. Raises ValueError where ``split_batch`` or ``ShardedSampler`` does.
     """
     # --- exercise 1.2: start
-    # Step 7: sampler -> batches -> loader; a generator of its own gives the workers' base seeds
+    # Step 7: sampler -> batches -> loader; a generator of its own gives the workers' base seeds.
+    #         Its seed is equal on all ranks: the rank comes in by Step 5
     # Step 8: prefetch_factor is allowed with workers only
     sampler = ShardedSampler(
         len(dataset),

@@ -6,7 +6,8 @@ Each of the three divides another thing, and each needs another network:
 ranks      share                  communicate, per step and rank                       group
 =========  =====================  ===================================================  ==========
 T tensor   every matrix           4 all-reduces of the activations per layer and       neighbours
-                                  micro-batch: the most bytes, never hidden
+                                  micro-batch: the most bytes, and on the critical
+                                  path; sequence parallelism hides some in backward
 D data     the batch              one all-reduce of this rank's gradients              further
 P pipe     the layers             the activations of a micro-batch per boundary        furthest
 =========  =====================  ===================================================  ==========
