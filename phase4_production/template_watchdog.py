@@ -121,10 +121,10 @@ class Watchdog:
     has failed it is to blame, and no other. Then every rank writes the stacks of its threads; one
     of them writes the report (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard
     error) and kills ranks to blame that are processes of its own host, and no other process (a
-    stopped one would not follow SIGTERM); and all end with status EXIT_HUNG. The report's first line names the ranks to
-    blame, each as "rank 3", and no other; then come each rank's step and point (of a stopped rank,
-    as they were up to ``interval`` seconds before) and the stacks of those to blame, or with what a
-    rank failed.
+    stopped one would not follow SIGTERM); and all end with status EXIT_HUNG. The report's first
+    line names the ranks to blame, each as "rank 3", and no other; then come each rank's step and
+    point (of a stopped rank, as they were up to ``interval`` seconds before) and the stacks of
+    those to blame, or with what a rank failed.
 
     A folder that can't be written to for a moment ends neither the process nor the watching. Who
     was stopped and goes on (a laptop's lid) blames nobody for that time: it has seen nothing.
