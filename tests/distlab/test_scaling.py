@@ -114,7 +114,7 @@ def test_plans_of_all_rows_are_valid() -> None:
             assert isinstance(row.plan(cluster, model, gpus), Plan)
 
 
-# -- what the texts conclude -----------------------------------------------------------------------
+# -- what the texts conclude ----------------------------------------------------------------------
 FUSED = 14  # bytes that AdamW reads and writes per bfloat16 parameter, if it is one kernel
 
 
