@@ -39,38 +39,55 @@ GPU and AdamW. The batch grows with the GPUs: the ideal is a row that stays as i
   parameters after every 8 steps.
 - *parameter servers*: servers do not train, so a GPU's throughput is that of all of them over all
   GPUs. *asynchronous* runs without rounds (exercise 3.23), 4 steps per worker.
+- *How sure?* A cell has no error bar of its own. Against published measurements throughput and
+  efficiency come out 1 to 44 % too high, and what overlap saves 68 % too low
+  ([the table](../benchmarks/README.md)). The 44 % are FSDP's, on 8 H100. How much of an error is
+  common to all rows is not known: do not rely on small differences between them.
+- *The optimizer is too dear*. On meta tensors torch steps parameter by parameter; on CUDA `foreach`
+  is the default (`torch/utils/_foreach_utils.py`, 2.15), and a fused AdamW reads and writes 14
+  bytes per bfloat16 parameter. Here AdamW moves about 50. The texts say what that changes.
 - † does not fit into the memory of one GPU. – was not run: there every rank must run, and each
   of its messages is executed in Python.
 """
 SEEN = {
     "resnet50": """
 Everything fits, and 102 MB of gradients are little: up to 64 GPUs all that hides its messages stays
-within a few percent of one GPU. FSDP is ahead because each GPU updates 1/W of the parameters, as
-few flat tensors. With 128 and more it falls off: a gather or reduce-scatter goes round all GPUs
-step by step, and 17 small units pay that latency three times each; hybrid FSDP goes round 8 and
-stays level. Between nodes the own all-reduces part: hierarchical sends 1/8 of the bytes over each
-card and wins from 16 GPUs on, most of all on `ethernet-v100`, whose 8 GPUs share one card, and
-where halving-doubling sends nearly everything through it. One parameter server is at its limit with
-8 GPUs: twice as many workers then give hardly more images, because all values pass its one port.
-More servers move that limit, and without rounds nobody waits for the slowest.
+within a few percent of one GPU. FSDP is ahead mostly because of the model of time: its optimizer
+steps 17 flat tensors, DDP's 161 small ones, with at least 5 µs for each of several kernels. On one
+GPU, where nothing is shared, that already saves 2.6 of the 2.8 ms between the two. With `foreach`,
+DDP's step on one GPU takes 21.8 instead of 24.1 ms, and FSDP's 21.3 instead of 21.5. With 128 and
+more it falls off: a gather or reduce-scatter goes round all GPUs step by step, and 17 small units
+pay that latency three times each; hybrid FSDP goes round 8 and stays level. Between nodes the own
+all-reduces part: hierarchical sends 1/8 of the bytes over each card and wins from 16 GPUs on, most
+of all on `ethernet-v100`, whose 8 GPUs share one card, and where halving-doubling sends nearly
+everything through it. One parameter server is at its limit with 8 GPUs: twice as many workers then
+give hardly more images, because all values pass its one port. More servers move that limit, and
+without rounds nobody waits for the slowest.
 """,
     "gpt-1b": """
-2.6 GB of gradients, and DDP in buckets hides nearly all of it; left to wait for, it costs 9 %.
-FSDP is fastest from 2 GPUs on *and* needs least memory: gathers hide as well, and AdamW, a fifth of
-DDP's step, is shared. ZeRO-1 and ZeRO-2 win by the same shorter update inside a node, but gather
-the new parameters when nothing is left to hide behind, and lose from 16 GPUs on, where each 25 MiB
-bucket pays the latency of a ring of all GPUs. Written from messages, only hierarchical stays
+2.6 GB of gradients, and DDP in buckets hides nearly all of it; left to wait for, it costs 9 %. FSDP
+is fastest from 2 GPUs on *and* needs least memory: gathers hide as well, and AdamW, a fifth of
+DDP's step here, is shared. Without the optimizer's time FSDP and DDP differ by 1 % on 16 GPUs.
+ZeRO-1 and ZeRO-2 win by the same shorter update inside a node, but gather the new parameters when
+nothing is left to hide behind. That they lose from 16 GPUs on is due to their buckets: these rows
+have 25 MiB, and each bucket pays the latency of a ring of all GPUs. With 250 MiB a ZeRO-1 step on
+64 GPUs takes 130 instead of 175 ms, and DDP's 147. Written from messages, only hierarchical stays
 close to the backend's all-reduce between nodes: a ring in the order of the ranks leaves a node
 through one of its eight cards. A parameter server's memory counts what it holds on the host.
 """,
     "gpt-7b": """
-With one sequence per GPU there is little to hide behind, and memory decides. DDP takes 62 of
-80 GB, and phase 1's trainer, which joins the gradients, all of it; FSDP takes 13 GB on 16 GPUs and
-11 on 64. Up to 64 GPUs it is also 1.3 to 1.8 times as fast: AdamW over 6.7 billion parameters
-takes nearly as long as forward and backward of 2,048 tokens. Hybrid FSDP is behind full FSDP:
-eight cards per node carry a ring through all GPUs as fast as NVLink carries it inside, so it saves
-no time, and what goes inside and what goes between nodes wait for each other at a GPU's port (in
-this model a port does one transfer at a time; a real GPU may overlap them).
+With one sequence per GPU there is little to hide behind, and memory decides. DDP takes 62 of 80 GB,
+but only because all is bfloat16 here, AdamW's moments too: 8 bytes per parameter. Exercise 3.17
+says why one does not train like that. With float32 weights and moments beside 16-bit copies it is
+16 bytes per parameter, 107 GB, and DDP does not fit. Phase 1's trainer, which joins the gradients,
+takes all of the 80 GB; FSDP takes 13 GB on 16 GPUs and 11 on 64.
+
+Up to 64 GPUs FSDP is also 1.3 to 1.8 times as fast in the table, and most of that is the optimizer:
+AdamW takes 105 ms of DDP's step on 16 GPUs, 246 ms, and 6 ms of FSDP's. A fused one with 14 bytes
+per parameter would take 31 and 2 ms; then FSDP is 1.2 times as fast instead of 1.7. Hybrid FSDP is
+behind full FSDP: eight cards per node carry a ring through all GPUs as fast as NVLink carries it
+inside, so it saves no time, and what goes inside and what goes between nodes wait for each other at
+a GPU's port (in this model a port does one transfer at a time; a real GPU may overlap them).
 """,
 }
 AFTER = """
@@ -79,8 +96,9 @@ are not time:
 
 - *Nothing hidden* is assumed. FSDP sends half as much again as DDP, but before it is needed; the
   ZeROs' gather of new parameters comes when there is no compute left beside it.
-- *The optimizer* is not in the estimate. Sharded, its time is divided by W, which saves the GPTs
-  more than the wire takes.
+- *The optimizer* is not in the estimate. Sharded, its time is divided by W. With the simulator's
+  AdamW that saves the GPTs more than the wire takes; with a fused one it saves less
+  than a third of that.
 - *Latency* is not, either: for ZeRO-2 on 256 GPUs it is most of the step.
 
 So take 3.21's table for what fits and what it sends, and a simulation for what is fastest; with

@@ -348,8 +348,8 @@ if found:
 # ## 5. Parameter servers
 #
 # One server, four workers. A step takes 10 ms, but every fifth one, by chance, takes 60.
-# Synchronous rounds wait whenever *any* worker stalls; asynchronous ones never wait; a bound s lets
-# nobody be more than s pushes ahead of the slowest, which rides out most stalls. That is throughput
+# Synchronous rounds wait whenever *any* worker stalls; asynchronous ones never wait. With a bound s a
+# worker more than s pushes ahead waits, which rides out most stalls. That is throughput
 # (left; a round's mean stands for four gradients, so synchronous steps are four times as long).
 #
 # The price is staleness: a gradient is applied to values that other workers' updates have changed

@@ -4,7 +4,7 @@
 # ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
 # communication hooks, collectives with gradients, synchronisation of module states, the key-value
 # store.
-"""DistributedDataParallel: what real models and real training loops do to overlapped reduction.
+"""DistributedDataParallel: overlapped reduction, extended for the hard cases of real training.
 
 All ranks must send the same buckets, but what one rank's backward does is its own affair: a branch
 not taken, a layer used twice, a window of micro-batches, an exception. The answer is always the
@@ -47,7 +47,7 @@ class StepAborted(RuntimeError):
 
 
 class DDP(BucketedDDP):
-    """``BucketedDDP``, with all that it promises, that bears what real models and loops do.
+    """``BucketedDDP``, with all that it promises, extended for the hard cases of real training.
 
     Without a gradient, on some ranks or on all: with ``agree`` the ranks tell each other at the end
     of backward who has which, in one collective of at most 4 bytes per trainable parameter and 4

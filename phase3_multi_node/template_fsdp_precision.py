@@ -7,7 +7,8 @@
 """Mixed precision with sharded master weights: compute in 16 bits, remember in 32.
 
 Matrix products in bfloat16 are several times as fast as in float32 and need half the memory, but a
-bfloat16 has 8 bits of mantissa: an update below 1/256 of a weight is rounded away. So the optimizer
+bfloat16 has 8 bits of mantissa: an update below 1/512 of a weight is rounded away, for most weights
+a larger one as well (up to 1/256). So the optimizer
 steps on float32 shards (master weights), and only the gathered copies are bfloat16:
 
     shard fp32 ──to bf16──▶ all-gather bf16 ▶ forward, backward in bf16 ▶ gradients bf16

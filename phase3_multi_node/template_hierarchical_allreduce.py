@@ -7,18 +7,18 @@
 """An all-reduce that crosses the slow link between nodes as seldom as possible.
 
 A ring through all ranks doesn't know which links are slow: for a tensor of n bytes 2(W-1)/W·n leave
-every node, and more if ring neighbours are rarely on one node. With L ranks on each of N nodes, in
+every node, and more if ring neighbours are rarely on one node. With L ranks on each of M nodes, in
 three stages:
 
 ========================  ================================  ====================
 stage                     between                           bytes sent per rank
 ========================  ================================  ====================
 reduce-scatter            the L ranks of a node             (L-1)/L·n
-all-reduce of the shard   the N ranks with one local rank   2(N-1)/N·n/L
+all-reduce of the shard   the M ranks with one local rank   2(M-1)/M·n/L
 all-gather                the L ranks of a node             (L-1)/L·n
 ========================  ================================  ====================
 
-Only the middle stage leaves the node: 2(N-1)/N·n bytes per node, the least that any all-reduce can
+Only the middle stage leaves the node: 2(M-1)/M·n bytes per node, the least that any all-reduce can
 do, spread over all L ranks and so over all network cards. Invariant: after the first stage a rank
 holds its node's sum of one shard, after the second the sum over all ranks. Where nodes have
 different numbers of ranks the shards don't match; one leader per node then speaks for it: the same
@@ -75,8 +75,8 @@ def all_reduce_hierarchical(
 
     ``tensor`` may be empty or non-contiguous, of any real dtype, of the same shape and dtype on all
     ranks. A leaf that requires gradients stays one. On nodes of equal size each rank sends
-    2(L-1)/L·n bytes inside its node and 2(N-1)/N·n/L between nodes (n rounded up to L elements);
-    else only the leaders send between nodes, 2(N-1)/N·n each. Nothing is in flight at the end. All
+    2(L-1)/L·n bytes inside its node and 2(M-1)/M·n/L between nodes (n rounded up to L elements);
+    else only the leaders send between nodes, 2(M-1)/M·n each. Nothing is in flight at the end. All
     ranks end with the same bits. Raises ValueError on every rank, before anything is sent, for an
     unknown ``op`` or the mean of integers; with ``check``, which costs an all-reduce of 48 bytes,
     also for tensors that differ. Without it such ranks end or hang.

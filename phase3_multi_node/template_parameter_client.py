@@ -43,10 +43,10 @@ FIELDS = 3  # kind, clock, samples; one 0 or 1 per key follows
 def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]:
     """The server of each key, so that the servers hold about equally many elements.
 
-    The fullest and the emptiest server differ by one key at most: by no more elements than the
-    largest key has. No server is without a key, also if keys have no elements. The same on every
-    rank. Raises ValueError if ``servers`` < 1, if there are more servers than keys, or for keys of
-    different dtypes: a message has one.
+    The fullest and the emptiest server differ by at most the elements of the largest key. No server
+    is without a key, also if keys have no elements. The same on every rank. Raises ValueError if
+    ``servers`` < 1, if there are more servers than keys, or for keys of different dtypes: a message
+    has one.
     """
     # Step 1: refuse what leaves a server without work, and what does not fit into one message
     # Step 2: the largest keys first, each to the server that has least so far

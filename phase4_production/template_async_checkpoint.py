@@ -8,8 +8,8 @@
 
 A synchronous save of P bytes stops training for all of it; an asynchronous one only for a copy:
 
-    synchronous      P/copy + P/hash + P/disk        for example 100 GB/s … 1 GB/s … 1 GB/s
-    asynchronous     P/copy                          the rest beside training
+    synchronous      max(P/hash, P/disk)    hashing runs beside writing: both some 1 GB/s
+    asynchronous     P/copy                 some 20 GB/s in the host, 25 to 50 GB/s by PCIe
 
                  step 1   step 2  │snapshot│  step 3   step 4   step 5   step 6  │snapshot│
     writer                                 └── hash ─ write ─ flush ─ marker ──┘          └── …

@@ -12,8 +12,8 @@ for all, because every rank must send the same buckets.
 ``p.grad`` is a view into the bucket: what arrives is already where the optimizer reads it, and
 gradients and buckets together hold N bytes, not 2N.
 
-Per rank: state at the start and buffers ⌈N / limit⌉ broadcasts (and as many more as there are
-dtypes), the order one broadcast of 8 bytes per parameter.
+Per rank: state at the start and buffers at least ⌈N / limit⌉ broadcasts (tensors are not cut, so up
+to twice as many, and each dtype has its own), the order one broadcast of 8 bytes per parameter.
 Source: Li et al. 2020 (arXiv 2006.15704), sections 3.2.2, 3.2.3 and 4.2.
 """
 

@@ -12,7 +12,7 @@ for N bytes over W ranks, α seconds per message and β per byte. No algorithm s
 ``segmented_ring`` pays less of it.
 
 Invariants: after step s of the reduce-scatter the chunk that a rank received holds the parts of s+2
-ranks. Every chunk is summed on one way only, so all ranks end with the same bits. Nobody sends
+ranks. Every chunk is summed in one fixed order, so all ranks end with the same bits. Nobody sends
 before its neighbour can receive: both directions are started together, then waited for.
 NCCL has no messages of int16.
 All ranks bring the same length and dtype. If not, gloo ends the process or a rank waits for ever;

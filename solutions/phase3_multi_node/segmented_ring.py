@@ -2,12 +2,14 @@
 
 A ring adds a chunk only when all of it has come, and no byte travels in that time. Dividing the
 chunks further into segments, of which one travels while another is being added, hides the additions
-and pays α only once: for N bytes over W ranks, α seconds per message and β per byte
+and pays the link's latency only once: for N bytes over W ranks, β seconds per byte, and α seconds
+of latency per message
 
     2(W-1) messages of N/W bytes      2(W-1)·(α + N/W·β) + the additions
     2(W-1)·S messages of N/(W·S)      2(W-1)/W·N·β + α, as long as a segment takes longer than α
 
-per rank, with S segments per chunk. Bytes are the same. Invariant: a hop sends what the hop S
+per rank, with S segments per chunk. Bytes are the same. What the CPU does for a message is not
+hidden, and S times as many messages cost S times as much of it. Invariant: a hop sends what the hop S
 hops before it has brought, so no more than S hops are on their way at once.
 
 Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of

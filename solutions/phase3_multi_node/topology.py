@@ -1,13 +1,13 @@
 """Who shares a node: found out by every rank, agreed on by all, turned into groups.
 
-W ranks live on N nodes. Inside a node they talk over memory or NVLink, between nodes over a network
-that is ten to a hundred times slower. Whoever wants to spare the network has to know which ranks
+W ranks live on M nodes. Inside a node they talk over memory or NVLink, between nodes over a network
+that is up to a hundred times slower. Whoever wants to spare the network has to know which ranks
 share a node. A rank's number does not say it; the launcher and the operating system do:
 
     own_place           GROUP_RANK, LOCAL_RANK and the host name of this rank
     exchange_places     those of all ranks, W keys in a store: no process group is needed yet
     topology_of         the ranks of each node; a contradiction is an error on every rank
-    make_groups         a group per node, and one per local rank: N + L groups, L ranks on a node
+    make_groups         a group per node, and one per local rank: M + L groups, L ranks on a node
 
 Invariant: all ranks compute the same topology from the same list, and all of them make all groups
 in one order, also those that they are not in.
@@ -160,7 +160,7 @@ def make_groups(topology: Topology) -> NodeGroups:
     """One group per node and one per local rank; returns those that this rank is in.
 
     On nodes of different size a local rank's group has the nodes that are large enough. All ranks
-    of the world call it, with the same topology. N + L groups are made (L: ranks of the largest
+    of the world call it, with the same topology. M + L groups are made (L: ranks of the largest
     node), by all ranks in one order: a group that a rank is not in must be made there as well.
     Raises ValueError, on every rank, unless ``topology`` has each rank of the world once.
     """

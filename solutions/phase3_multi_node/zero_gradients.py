@@ -8,8 +8,8 @@ first half of the all-reduce is enough, and the optimizer gathers *parameters* i
 Memory per rank in fp32 with Adam, Ψ parameters on W ranks: 4Ψ + 12Ψ/W, and in backward three
 buckets: two on their way, one that is joined. Bytes sent per rank and step, for P bytes of
 parameters: backward (W-1)/W·P and ``step`` (W-1)/W·P, together what data parallelism sends.
-Messages: one per bucket and kind, and one of a byte per parameter. Invariant: all ranks send the
-same vectors in the same order in every backward, whatever they have used.
+Messages: one per bucket and kind, and one of a byte per parameter tensor. Invariant: all ranks send
+the same vectors in the same order in every backward, whatever they have used.
 
 Source: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 5.2 and 7.
 """
@@ -66,7 +66,7 @@ class Zero2Optimizer(ZeroOptimizer):
     def _ready(self, vector: FlatVector, p: nn.Parameter) -> None:
         """``p.grad``, of ``vector``, is complete on this rank."""
         # --- exercise 3.14: start
-        # Step 1: the first one of a backward has the end of backward announced
+        # Step 1: the first gradient of a backward registers ``_finish`` for the end of backward
         # Step 2: vectors leave in their own order on all ranks, each when all of it has come
         if not self.running:
             self.running = True

@@ -1,8 +1,9 @@
 """Noticing that a rank hangs or has failed: heartbeats, and a watchdog that ends the job.
 
-torchrun's agent notices only processes that end. It can't know whether a worker that runs still
-gets anywhere. So every rank has a watchdog: if a rank hangs or fails, all ranks end, with a report
-that names the rank to blame, and the agent starts all of them again.
+torchrun's agent notices only processes that end. Unless a program sets timers for it (torch 2.15:
+``TORCHELASTIC_ENABLE_FILE_TIMER``), it does not know whether a worker that runs gets anywhere. So
+every rank has a watchdog: if a rank hangs or fails, all ranks end, with a report that names the
+rank to blame, and the agent starts all of them again.
 
 *Heartbeat.* The main thread of every rank counts the points that it passes (step 7, backward; step
 7, optimizer …); a thread of its own writes the newest count to a shared folder and reads those of
@@ -123,16 +124,16 @@ class Watchdog:
 
     ``with Watchdog(heartbeat, timeout=60): train()``. Every ``interval`` seconds (default: 1, or an
     eighth of ``timeout``) it publishes this rank's beat and reads everybody's, W small files. A
-    rank hangs that passes no point for ``timeout`` seconds (so it must be longer than the longest
-    way between two points), or that does not begin to beat. To blame are all ranks that passed the
-    fewest points and are not done; who never began has passed none. If a rank has failed it is to
-    blame, and no other. Then every rank writes the stacks of its threads; one of them writes the
-    report (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard error) and kills ranks
-    to blame that are processes of its own host, and no other process (a stopped one would not
-    follow SIGTERM); and all end with status EXIT_HUNG. The report's first line names the ranks to
-    blame, each as "rank 3", and no other; then come each rank's step and point (of a stopped rank,
-    as they were up to ``interval`` seconds before) and the stacks of those to blame, or with what a
-    rank failed.
+    rank counts as hung if it reports no progress for ``timeout`` seconds (so that must be longer
+    than the longest way between two points), or if it does not begin to beat. To blame are all
+    ranks that passed the fewest points and are not done; who never began has passed none. If a rank
+    has failed it is to blame, and no other. Then every rank writes the stacks of its threads; one
+    of them writes the report (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard
+    error) and kills ranks to blame that are processes of its own host, and no other process (a
+    stopped one would not follow SIGTERM); and all end with status EXIT_HUNG. The report's first
+    line names the ranks to blame, each as "rank 3", and no other; then come each rank's step and
+    point (of a stopped rank, as they were up to ``interval`` seconds before) and the stacks of
+    those to blame, or with what a rank failed.
 
     A folder that can't be written to for a moment ends neither the process nor the watching. Who
     was stopped and goes on (a laptop's lid) blames nobody for that time: it has seen nothing.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 
 from benchmarks import scaling, scaling_choice, scaling_page
 from benchmarks.scaling import COUNTS, ROWS, key_of, load
+from distlab.course.catalogue import root
 from distlab.hardware.clusters import load_cluster
+from distlab.simulate import models
 from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import simulate
 from solutions.phase3_multi_node.sharding_strategies import estimate
@@ -107,3 +112,75 @@ def test_plans_of_all_rows_are_valid() -> None:
     for model in scaling.CLUSTERS:
         for cluster, row, gpus in scaling.cells(model):
             assert isinstance(row.plan(cluster, model, gpus), Plan)
+
+
+# -- what the texts conclude ----------------------------------------------------------------------
+FUSED = 14  # bytes that AdamW reads and writes per bfloat16 parameter, if it is one kernel
+
+
+@functools.cache
+def step_of(model: str, name: str, gpus: int, bucket_mb: float = 0.0) -> tuple[float, float]:
+    """Milliseconds of a step, and of the optimizer in it."""
+    plan = next(row for row in ROWS if row.name == name).plan(CLUSTER, model, gpus)
+    if bucket_mb:
+        plan = dataclasses.replace(plan, bucket_mb=bucket_mb)
+    (answer,) = simulate(plan)
+    updates = [s.seconds for s in answer.spans if (s.rank, s.name) == (0, "optimizer")]
+    return answer.step * 1e3, sum(updates) * 1e3
+
+
+def seen(model: str) -> str:
+    return " ".join(scaling_page.SEEN[model].split())
+
+
+def test_guideline_ranks_with_and_without_the_optimizer() -> None:
+    text = (root() / "phase3_multi_node" / "guidelines.md").read_text(encoding="utf-8")
+    for row, name in (
+        ("fsdp", "FSDP with prefetch"),
+        ("hybrid", "hybrid FSDP"),
+        ("ddp", "DDP in buckets"),
+    ):
+        step, update = step_of("gpt-1b", name, 16)
+        numbers = [f"{x:.1f} ms" for x in (step, update, step - update)]
+        assert f"| {row} | {' | '.join(numbers)} |" in text
+
+
+def test_gpt_7b_with_a_fused_optimizer() -> None:
+    (ddp, update), (fsdp, small) = (
+        step_of("gpt-7b", name, 16) for name in ("DDP in buckets", "FSDP with prefetch")
+    )
+    with torch.device("meta"):
+        count = sum(p.numel() for p in models.model_spec("gpt-7b").build().parameters())
+    fused = count * FUSED / load_cluster(CLUSTER).gpu.bandwidth * 1e3
+    assert f"{16 * count / 1e9:.0f} GB" in seen("gpt-7b")
+    assert (
+        f"AdamW takes {update:.0f} ms of DDP's step on 16 GPUs, {ddp:.0f} ms, and {small:.0f} ms"
+        in (seen("gpt-7b"))
+    )
+    assert f"would take {fused:.0f} and {fused / 16:.0f} ms" in seen("gpt-7b")
+    ratio = (ddp - update + fused) / (fsdp - small + fused / 16)
+    assert f"{ratio:.1f} times as fast instead of {ddp / fsdp:.1f}" in seen("gpt-7b")
+
+
+def test_zero_1_with_larger_buckets() -> None:
+    small, large, ddp = (
+        step_of("gpt-1b", name, 64, mb)[0]
+        for name, mb in (("ZeRO-1", 0.0), ("ZeRO-1", 250.0), ("DDP in buckets", 250.0))
+    )
+    assert f"takes {large:.0f} instead of {small:.0f} ms, and DDP's {ddp:.0f}" in seen("gpt-1b")
+
+
+def test_resnet50_with_foreach(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("DDP in buckets", "FSDP with prefetch")
+    before = [f"{step_of('resnet50', name, 1)[0]:.1f}" for name in names]
+    sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True)
+    spec = dataclasses.replace(models.MODELS["resnet50"], optimizer=sgd)
+    monkeypatch.setitem(models.MODELS, "resnet50", spec)
+    step_of.cache_clear()
+    after = [f"{step_of('resnet50', name, 1)[0]:.1f}" for name in names]
+    found = re.search(
+        r"takes (\S+) instead of (\S+) ms, and FSDP's (\S+) instead of (\d+\.\d)", seen("resnet50")
+    )
+    assert found
+    assert [*found.groups()] == [after[0], before[0], after[1], before[1]]
+    step_of.cache_clear()

@@ -35,7 +35,7 @@ from tests.phase3.serving import (
 
 @exercise("3.26", "gloo", asserts="placed")
 def test_keys_are_placed_by_size(impl, run, seed):
-    """Each key on one server, none empty; fullest and emptiest differ by one key at most."""
+    """Each key on one server, none empty; fullest and emptiest differ by at most the largest."""
 
     generator, asked = torch.Generator().manual_seed(seed), []
     for keys in (5, 9, 16):
