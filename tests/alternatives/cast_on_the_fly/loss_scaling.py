@@ -42,10 +42,7 @@ class LossScaler:
         if self.found is not None:
             raise ValueError("these gradients are unscaled already")
         found = {id(p): p for p in parameters}.values()
-        bad = torch.zeros(1, dtype=torch.int32)
-        for p in found:
-            bad = bad.to(p.device)
-            break
+        bad = torch.zeros(1, dtype=torch.int32, device=next((p.device for p in found), None))
         for p in found:
             if p.grad is not None:
                 bad += (~torch.isfinite(p.grad)).any()

@@ -52,13 +52,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.inner.step(**more)
         for mine, users in zip(self.inner.param_groups, self.param_groups, strict=True):
             users.update(said(mine))
+        sent = [p for p in self.owner if p.requires_grad and p.numel()]
+        packed = [p.detach().contiguous() for p in sent]
         works = [
-            dist.broadcast(p, group=self.group, group_src=owner, async_op=True)
-            for p, owner in self.owner.items()
-            if p.requires_grad and p.numel()
+            dist.broadcast(values, group=self.group, group_src=self.owner[p], async_op=True)
+            for p, values in zip(sent, packed, strict=True)
         ]
-        for work in works:
+        for work, p, values in zip(works, sent, packed, strict=True):
             work.wait()
+            if not p.is_contiguous():
+                p.detach().copy_(values)
         return loss
 
     def state_dict(self, to=None):
