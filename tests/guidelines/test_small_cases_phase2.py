@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -224,9 +225,14 @@ def test_time_of_tensor_parallelism() -> None:
     """The table of 2.17, from the cluster's description."""
     cluster = load_cluster("dgx-h100")
     flops = cluster.gpu.flops["bfloat16"]
-    for ranks, link, name in ((8, cluster.inside, "NVLink"), (16, cluster.between, "network")):
-        share = 2 / 9 * (ranks - 1) * flops / link.bandwidth / 8192
-        assert f"| {ranks} | {name} | {share:.0%} |".replace("%", " %") in sections(2)["2.17"]
+    cards = cluster.nics_per_node * cluster.between.bandwidth
+    rows = re.findall(r"^\| (\d+) \| .* \| ([\d.]+) \(.* \| (\d+) % \|$", sections(2)["2.17"], re.M)
+    inside, between = cluster.inside.bandwidth, cluster.between.bandwidth
+    links = ((8, inside), (16, min(inside, cards)), (8, between))
+    assert f"cards have {cards / 1e9:.0f} together" in sections(2)["2.17"]
+    for (ranks, link), row in zip(links, rows, strict=True):
+        share = 2 / 9 * (ranks - 1) * flops / link / 8192
+        assert row == (str(ranks), f"{link / 1e9:g}", f"{share * 100:.0f}")
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(2, "40 %"), (8, "73 %")])
