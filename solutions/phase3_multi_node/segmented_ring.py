@@ -9,8 +9,8 @@ of latency per message
     2(W-1)·S messages of N/(W·S)      2(W-1)/W·N·β + α, as long as a segment takes longer than α
 
 per rank, with S segments per chunk. Bytes are the same. What the CPU does for a message is not
-hidden, and S times as many messages cost S times as much of it. Invariant: a hop sends what the hop S
-hops before it has brought, so no more than S hops are on their way at once.
+hidden, and S times as many messages cost S times as much of it. Invariant: a hop sends what the hop
+S hops before it has brought, so no more than S hops are on their way at once.
 
 Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", sections 3 and 4 (the ring).
