@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 
-from distlab.course.catalogue import Course, Exercise, Phase, load_course, regions_of
+from distlab.course.catalogue import Course, Exercise, Phase, load_course
+from distlab.course.regions import regions_of
 
 BEGIN, WORDS, LINE = 10, 130, 3
 # what is done in which week, if a term has 14; the last item is shown in class

@@ -27,9 +27,9 @@ def test_the_plan_keeps_the_order_of_learning() -> None:
     course = load_course()
     order = " ".join(workload.TERM).split()
     assert len({*order}) == len(order)
-    for place, each in enumerate(order):
+    for position, each in enumerate(order):
         exercise = course.exercise(each)
-        missing = {*exercise.uses, *exercise.requires} - {*order[:place]}
+        missing = {*exercise.uses, *exercise.requires} - {*order[:position]}
         assert not missing, f"week of {each}: {missing} come later or never"
 
 

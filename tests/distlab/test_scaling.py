@@ -129,6 +129,16 @@ def step_of(model: str, name: str, gpus: int, bucket_mb: float = 0.0) -> tuple[f
     return answer.step * 1e3, sum(updates) * 1e3
 
 
+def parameters_of(model: str) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in models.model_spec(model).build().parameters())
+
+
+def fused_update(model: str) -> float:
+    """Milliseconds of one GPU that updates all parameters with a fused AdamW."""
+    return parameters_of(model) * FUSED / load_cluster(CLUSTER).gpu.bandwidth * 1e3
+
+
 def seen(model: str) -> str:
     return " ".join(scaling_page.SEEN[model].split())
 
@@ -143,15 +153,22 @@ def test_guideline_ranks_with_and_without_the_optimizer() -> None:
         step, update = step_of("gpt-1b", name, 16)
         numbers = [f"{x:.1f} ms" for x in (step, update, step - update)]
         assert f"| {row} | {' | '.join(numbers)} |" in text
+    (ddp, update), (fsdp, small) = (
+        step_of("gpt-1b", name, 16) for name in ("DDP in buckets", "FSDP with prefetch")
+    )
+    fused = fused_update("gpt-1b")
+    ahead = (ddp - update + fused) / (fsdp - small + fused / 16) - 1
+    assert f"update takes {fused:.0f} ms" in text
+    assert f"FSDP is {ahead:.0%} ahead of DDP instead of {ddp / fsdp - 1:.0%}".replace(
+        "%", " %"
+    ) in (" ".join(text.split()))
 
 
 def test_gpt_7b_with_a_fused_optimizer() -> None:
     (ddp, update), (fsdp, small) = (
         step_of("gpt-7b", name, 16) for name in ("DDP in buckets", "FSDP with prefetch")
     )
-    with torch.device("meta"):
-        count = sum(p.numel() for p in models.model_spec("gpt-7b").build().parameters())
-    fused = count * FUSED / load_cluster(CLUSTER).gpu.bandwidth * 1e3
+    fused, count = fused_update("gpt-7b"), parameters_of("gpt-7b")
     assert f"{16 * count / 1e9:.0f} GB" in seen("gpt-7b")
     assert (
         f"AdamW takes {update:.0f} ms of DDP's step on 16 GPUs, {ddp:.0f} ms, and {small:.0f} ms"

@@ -178,8 +178,8 @@ def from_before(group: dist.ProcessGroup, device: torch.device) -> float:
             dist.P2POp(dist.isend, number, group=group, group_peer=(rank + 1) % size),
             dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % size),
         ]
-        for handle in dist.batch_isend_irecv(ends):
-            handle.wait()
+        for work in dist.batch_isend_irecv(ends):
+            work.wait()
         return got.item()
     return float(dist.get_rank())
 
