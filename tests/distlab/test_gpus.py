@@ -129,7 +129,7 @@ def of_shared_gpu(ctx: RankContext) -> None:
 def test_messages_between_ranks_on_one_gpu_need_more_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """And where each rank has one, nobody may claim it."""
     runner = Session(Request()).runner(load_course().exercise("1.7"), "cuda")
-    monkeypatch.setattr(runners, "run_ranks", on_the_cpu)
+    monkeypatch.setattr(runners.Here, "run_ranks", staticmethod(on_the_cpu))
     with pytest.raises(NotRun) as caught:
         runner(of_shared_gpu, 3)
     assert caught.value.result.verdict == "needs"

@@ -17,7 +17,7 @@ from distlab.course import catalogue, handout, leaks, shares, templates
 from distlab.course.catalogue import load_course, root
 from distlab.course.regions import regions_of
 from distlab.course.version import course_version
-from distlab.grading import implementation, judge
+from distlab.grading import answers, implementation, judge
 from distlab.ranks.results import RankFailure
 from distlab.simulate.plan import Plan
 
@@ -274,7 +274,7 @@ def test_needs_is_believed_only_where_there_are_no_solutions(
 ) -> None:
     """Else a learner's file could raise it, to be spared a check."""
     monkeypatch.setattr(judge, "has_solutions", lambda: there)
-    monkeypatch.setattr(implementation, "has_solutions", lambda: False)
+    monkeypatch.setattr(answers, "has_solutions", lambda: False)
     with pytest.raises(implementation.NotHandedOut, match="own fsdp of phase 3") as raised:
         implementation.solution(COURSE.phase(3), "fsdp")
     error = raised.value
