@@ -104,7 +104,7 @@ MUTANTS = [
         exercise="1.3",
         mistake="the source is always rank 0",
         text="            dist.broadcast(flat.view(-1).view(torch.uint8), src, group=group)\n",
-        becomes="            dist.broadcast(flat, 0, group=group)\n",
+        becomes="            dist.broadcast(flat.view(-1).view(torch.uint8), 0, group=group)\n",
         caught_by="test_state_equals_the_source",
         told_as="unchanged",
     ),

@@ -456,7 +456,7 @@ MUTANTS = [
         return total.contiguous()
 """,
         caught_by="test_pair_is_conjugate",
-        told_as="wrong",
+        told_as="mismatch",
     ),
     Mutant(
         id="tensor-weights-kept",
