@@ -132,16 +132,17 @@ def moody(seed: int) -> Moody:
 
 
 class Broken(torch.utils.data.Dataset):
-    """Its second half cannot be read."""
+    """What a rank reads after its first two samples cannot be read, whichever they are."""
 
     def __init__(self, n: int) -> None:
-        self.n = n
+        self.n, self.reads = n, 0
 
     def __len__(self) -> int:
         return self.n
 
     def __getitem__(self, i: int):
-        if i >= self.n // 2:
+        self.reads += 1
+        if self.reads > 2:
             raise RuntimeError("loading fails ")
         return torch.zeros(6, dtype=torch.float64), 0
 
