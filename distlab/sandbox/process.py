@@ -80,7 +80,6 @@ class Agent:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={},  # bubblewrap's first process inside keeps what it got, for all to read
                 pass_fds=[theirs.fileno(), *([] if filter_fd is None else [filter_fd])],
                 start_new_session=True,
                 **options,
@@ -101,7 +100,8 @@ class Agent:
         filter_fd: int | None,
     ) -> tuple[list[str], dict[str, Any]]:
         """What stands before the agent in the command line, and options to start that with."""
-        return command(course, shown, private, self.limits, filter_fd), {}
+        # bubblewrap's first process inside keeps what it got, for all to read
+        return command(course, shown, private, self.limits, filter_fd), {"env": {}}
 
     def end(self) -> None:
         """Kill the namespace and all in it."""
