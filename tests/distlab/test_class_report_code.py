@@ -58,7 +58,7 @@ def average_gradients(model, n, group=None):
 
 def test_nobody_can_be_recognised(tmp_path: Path) -> None:
     """Neither by ids and names in messages, paths and code, nor by comments and texts."""
-    said = "kim-2/x.py: Zoë Brandt at /home/anna.mueller/work/trainer.py: KIM-2_total, zoe"
+    said = "kim-2/x.py: Zoë Brandt at /home/anna.mueller/mine/trainer.py: KIM-2_total, zoe"
     line = "template_trainer.py:8: tensor.grad"
     class_ = {s: [failed("1.4", "wrong", message=said, line=line)] for s in SECRETS[:3]}
     work = tmp_path / "work" / "phase1_data_parallel"

@@ -12,10 +12,10 @@ from distlab.observe.log import Event, Log
 from distlab.ranks import RankFailure, RankReport, RankResults
 from distlab.sandbox import files, wire
 
-SHOWN = wire.Reader(("/work/learner.py", "/course/tests/"), most=1000)
+SHOWN = wire.Reader(("/mine/learner.py", "/course/tests/"), most=1000)
 
 
-def answer(line: str = "/work/learner.py:3", output: str = "said") -> bytes:
+def answer(line: str = "/mine/learner.py:3", output: str = "said") -> bytes:
     event = Event("send", (0, 1), 1, 3, "float32", 12, 12, 0, 0.5, 0.75, line)
     log = Log(0, [event], [("forward", 0.0, 1.5)], 0.25, frozenset({0}))
     return wire.packed([RankResults([{"x": (1, None)}], [log], [output])])
@@ -34,7 +34,7 @@ def test_results_come_back() -> None:
     }
     (event,) = results.logs[0].events
     assert event == Event(
-        "send", (0, 1), 1, 3, "float32", 12, 12, 0, 0.5, 0.75, "/work/learner.py:3"
+        "send", (0, 1), 1, 3, "float32", 12, 12, 0, 0.5, 0.75, "/mine/learner.py:3"
     )
 
 
