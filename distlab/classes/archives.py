@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from ..course.handout import MANIFEST
 from .config import Caps
 from .repository import Refused, is_repository, repository_files
 
-MANIFEST = "handout.json"
 LARGEST_FILE = 4 << 20  # bytes of one Python file
 SKIPPED = {
     *(".git", ".venv", "venv", ".distlab", "__MACOSX", "__pycache__", ".ipynb_checkpoints"),

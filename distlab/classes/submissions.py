@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..course.catalogue import load_course
-from .archives import MANIFEST, File, files_in, kind_of, shown
+from ..course.handout import MANIFEST
+from .archives import File, files_in, kind_of, shown
 from .config import Caps, ClassConfig, clean_id
 from .repository import Refused
 

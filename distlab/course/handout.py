@@ -11,11 +11,11 @@ import json
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..host import zips
 from . import shares, templates
 from .catalogue import Course, write_index
 from .leaks import leaks
@@ -25,7 +25,6 @@ MANIFEST = "handout.json"
 TOOLKIT = ("distlab/**/*.py", "given/*.py", "clusters/*.yaml", "references/*/*.json")
 ALONE = ("LICENSE", "pyproject.toml", ".gitignore", "scripts/environment.py")
 EDITED = ("phase*/template_*.py", "notebooks/*")  # the learner's own from the first day
-EPOCH = (2020, 1, 1, 0, 0, 0)  # a zip file has times: the same course gives the same file twice
 
 
 def chosen(course: Course, phases: Iterable[int], ids: Iterable[str]) -> Course:
@@ -173,10 +172,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _zip(folder: Path, path: Path) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for each in files_in(folder):
-            entry = zipfile.ZipInfo(f"{folder.name}/{_name(each, folder)}", EPOCH)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = (0o755 if os.access(each, os.X_OK) else 0o644) << 16
-            archive.writestr(entry, each.read_bytes())
+    inside = {f"{folder.name}/{_name(each, folder)}": each for each in files_in(folder)}
+    programs = [name for name, each in inside.items() if os.access(each, os.X_OK)]
+    zips.write(path, {name: each.read_bytes() for name, each in inside.items()}, programs)
     return path
