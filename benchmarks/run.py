@@ -48,6 +48,9 @@ HEAD = """# Benchmarks
 Written by `make bench` (half an hour; `python -m benchmarks.run NAME …` measures some anew). Ratios
 are of medians from one run, and each table says where it was measured. Numbers depend on the
 machine, and on what else it does: run it alone. The table of wrong verdicts is by `make soak`.
+
+`python -m benchmarks.kernels --out FILE` times the kernels of one GPU, and whole steps of training.
+[kernels_h100.json](kernels_h100.json) has those of an H100, by torch 2.11.
 """
 
 

@@ -169,12 +169,17 @@ def _last(said: str) -> str:
 
 
 def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
-    """Run all parts and write record and page; 0 if no part failed, 1 if one did or no GPU is."""
+    """Look for GPUs, and run all parts on them; 0 if no part failed, 1 if one did or no GPU is."""
     need_solutions("distlab doctor --cuda")
     names, obstacle = usable_gpus()
     if not names:
         print(f"distlab: doctor --cuda needs a GPU, and there is none: {obstacle}", file=sys.stderr)
         return 1
+    return run_parts(names, folder, as_json, out)
+
+
+def run_parts(names: Sequence[str], folder: Path | None, as_json: Path | None, out: Console) -> int:
+    """Run all parts on these GPUs and write record and page; 1 if a part failed, else 0."""
     every = parts(len(names), nccl_backends())
     path = gpu_record.record_path(names, folder)
     head = f"{len(every)} parts on {len(names)} x {names[0]}"

@@ -25,7 +25,7 @@ from ..reference import sealed, shelf
 from ..reference.compare import record as yardstick
 from ..reference.compare import reference_path
 from ..reference.workloads import WORKLOADS
-from .gpu_run import Part, examine, run
+from .gpu_run import Part, run, run_parts
 from .machine_torch import usable_gpus
 
 PRECISIONS = ("float32", "bfloat16")
@@ -62,7 +62,8 @@ def main(options: argparse.Namespace, out: Console) -> int:
     devices = len(names) or min(MOST_ON_CPU, os.cpu_count() or 1)
     failed = _trainings(trainings(chosen, device, devices, os.environ), device, folder, out)
     if names and not options.workload:
-        return max(failed, examine(folder, None, out))
+        # looking for GPUs again would fork a process whose CUDA has begun
+        return max(failed, run_parts(names, folder, None, out))
     if not names:
         say(out, "the checks of the tier cuda and the bandwidth of NCCL need a GPU: not recorded")
     return failed

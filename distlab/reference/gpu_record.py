@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ DEVICE = "cuda"
 STATUSES = ("passed", "failed", "needs")
 
 
-def record_path(gpus: list[str], folder: Path | None = None) -> Path:
+def record_path(gpus: Sequence[str], folder: Path | None = None) -> Path:
     """Where the record of a machine with these GPUs lies, by their names and number."""
     kinds = [f"{count}x-{name}" for name, count in Counter(gpus).items()]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(kinds).lower()).strip("-")

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks import training
 from distlab import cli
+from distlab.commands import gpu_run, references
 from distlab.commands import record as recording
-from distlab.commands import references
 from distlab.course.catalogue import load_course
 from distlab.grading.report import print_report
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
@@ -196,3 +196,30 @@ def test_the_report_says_which_reference_was_used() -> None:
     line = "compared with the reference run of digits_mlp: recorded on a CPU in float64"
     assert line in text.splitlines()
     assert report.as_json()["references"] == report.references
+
+
+def test_gpus_are_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch, options: argparse.Namespace
+) -> None:
+    """The trainings in this process begin CUDA; a fork that looks for GPUs would fail after it."""
+    looked: list[str] = []
+    begun: list[str] = []
+
+    def look_for() -> tuple[list[str], str]:
+        looked.append("CUDA has begun" if begun else "before CUDA")
+        return ([], "forked after CUDA began") if begun else (["NVIDIA H100"], "")
+
+    def yardstick(chosen: Any, device: str) -> dict[str, Any]:
+        begun.append(device)
+        return made_up()
+
+    examined: list[list[str]] = []
+    for module in (recording, gpu_run):
+        monkeypatch.setattr(module, "usable_gpus", look_for)
+    monkeypatch.setattr(recording, "yardstick", yardstick)
+    monkeypatch.setattr(recording, "trainings", lambda *_: [])
+    monkeypatch.setattr(gpu_run, "parts", lambda count, backends: examined.append([count]) or [])
+    monkeypatch.setattr(gpu_run, "nccl_backends", dict)
+    options.device, options.workload = "auto", None
+    assert text_of(recording.main, options)[0] == 0
+    assert (looked, examined, set(begun)) == (["before CUDA"], [[1]], {"cuda"})
