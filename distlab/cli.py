@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from .commands import classes, cluster, doctor, handout, references, upgrade
+from .commands import classes, cluster, doctor, handout, measure, references, upgrade
 from .commands.learn import hint, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
@@ -25,6 +25,7 @@ from .host.terminal import console
 PLAIN: dict[str, tuple[str, ModuleType]] = {
     "cluster": ("several nodes on this machine (Linux)", cluster),
     "doctor": ("what this machine can run", doctor),
+    "measure": ("one number of an exercise, on this machine", measure),
     "references": ("reference runs there are; two side by side", references),
     "upgrade": ("a new version of the course, with your work", upgrade),
     "handout": ("for instructors: a folder for learners", handout),

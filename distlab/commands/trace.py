@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from ..course import progress
-from ..course.catalogue import Exercise, has_solutions
+from ..course.catalogue import Exercise
 from ..host.terminal import short
+from .scenario import run_scenario, scenario_of
 
 
 def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     """Run the exercise's scenario on 4 ranks and write picture and Chrome trace."""
-    # start-up time: they import torch, which other commands need not wait for
-    from ..grading.implementation import Implementation, find_source, protect_this_process
+    # start-up time: it imports torch, which other commands need not wait for
     from ..picture import chrome_trace, draw, draw_pipeline, spans_of
-    from ..ranks.results import RankFailure
-    from ..ranks.run import run_ranks
 
-    protect_this_process()
-    source = find_source(impl, exercise.phase)
-    passes = set(progress.known_passes(exercise.phase)) | {exercise.id}
-    others = [e for e in exercise.phase.exercises if e.id not in passes]
-    replaced = others if impl == "templates" and has_solutions() else []
-    scenario = _scenario(exercise)
-    body = scenario(Implementation(source, exercise.file, replaced))
-    try:
-        results = run_ranks(body, 4, timeout=60, learner_files=source.files())
-    except RankFailure as failure:
-        where = f"\n  your line: {failure.line}" if failure.line else ""
-        raise ValueError(f"the run of {exercise.id} failed: {failure.message}{where}") from None
+    scenario = scenario_of(exercise)
+    results = run_scenario(exercise, impl, scenario)
     folder.mkdir(parents=True, exist_ok=True)
     spans = spans_of(results.logs)
     name = f"trace-{exercise.id}"
@@ -45,14 +30,3 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     out.print(f"{short(picture)}  (picture)", highlight=False, soft_wrap=True)
     out.print(f"{short(chrome)}  (for Perfetto)", highlight=False, soft_wrap=True)
     return 0
-
-
-def _scenario(exercise: Exercise) -> Any:
-    """The function marked ``@trace(id)`` in the exercise's check files."""
-    for path in sorted(exercise.folder.glob(exercise.checks_glob)):
-        name = path.relative_to(exercise.folder).with_suffix("").as_posix().replace("/", ".")
-        module = importlib.import_module(name)
-        for value in vars(module).values():
-            if exercise.id in getattr(value, "trace_of", ()):
-                return value
-    raise ValueError(f"exercise {exercise.id} has no scenario to trace")

@@ -33,16 +33,20 @@ def exercise(
     return pytest.mark.exercise(exercise_id, tiers=named, asserts=asserts.split(), nccl=nccl)
 
 
-def trace(exercise_id: str, *, bubble: float | None = None) -> Callable[[F], F]:
+def trace(
+    exercise_id: str, *, bubble: float | None = None, measures: str = "time"
+) -> Callable[[F], F]:
     """Mark ``scenario(impl) -> body`` as what ``distlab trace`` runs for ``exercise_id``.
 
+    ``measures``: the number of it that ``distlab measure`` tells, of ``picture/measured.py``.
     ``bubble``: the share of idle time that theory gives; then the run is drawn as a pipeline, whose
     steps the body names with ``RankContext.span``.
     """
 
     def mark(scenario: F) -> F:
         scenario.bubble = bubble  # type: ignore[attr-defined]
-        scenario.trace_of = {*getattr(scenario, "trace_of", ()), exercise_id}  # type: ignore
+        number = measures if bubble is None else "bubble"
+        scenario.trace_of = getattr(scenario, "trace_of", {}) | {exercise_id: number}  # type: ignore
         return scenario
 
     return mark

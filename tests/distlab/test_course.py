@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distlab.commands.trace import _scenario
+from distlab.commands.scenario import scenario_of
 from distlab.course import progress, templates
 from distlab.course.catalogue import (
     Phase,
@@ -118,7 +118,7 @@ def test_unknown_exercise_names_the_nearest() -> None:
 def test_every_exercise_can_be_traced() -> None:
     """Each has a scenario, also where its checks import what their phase shares."""
     for exercise in COURSE.exercises:
-        assert callable(_scenario(exercise))
+        assert callable(scenario_of(exercise))
 
 
 def test_scenarios_call_what_their_file_has() -> None:
@@ -126,7 +126,7 @@ def test_scenarios_call_what_their_file_has() -> None:
     for exercise in COURSE.exercises:
         solution = f"solutions.{exercise.phase.folder}.{exercise.file}"
         has = {*dir(importlib.import_module(solution)), *dir(Implementation)}
-        tree = ast.parse(inspect.getsource(_scenario(exercise)))
+        tree = ast.parse(inspect.getsource(scenario_of(exercise)))
         called = {
             node.attr
             for node in ast.walk(tree)

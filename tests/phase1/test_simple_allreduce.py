@@ -465,7 +465,7 @@ def test_cost_table(impl, run):
 
 
 @trace("1.7")
-@trace("1.8")
+@trace("1.8", measures="waiting")
 def trace_strategies(impl):
     """Root, direct and chain one after the other on 4 MB."""
 

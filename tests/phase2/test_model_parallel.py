@@ -304,7 +304,7 @@ def check_odd(run, impl, seed: int, groups: list[list[int]], bounds: Sequence[in
                     expect_close(got, right, what=f"{what}: gradient of {name}", rank=rank, **close)
 
 
-@trace("2.8")
+@trace("2.8", measures="waiting")
 def trace_split(impl):
     """Three steps of a small GPT in equally many layers: one rank works at a time."""
 

@@ -452,7 +452,7 @@ def test_fp16_has_more_digits_and_less_range(impl, run, cases):
             log.sent_at_most(len(numbers) * 2 + 8, "2(W-1)/W of 2 bytes per number")
 
 
-@trace("3.12")
+@trace("3.12", measures="hidden")
 def trace_bf16(impl):
     """A step with all-reduce and one in bfloat16."""
     digits()

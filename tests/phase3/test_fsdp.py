@@ -408,7 +408,7 @@ def test_wrong_calls_are_refused(impl, run, seed):
             fail("a wrong call communicated before it was refused", cause="communicated-first")
 
 
-@trace("3.15")
+@trace("3.15", measures="hidden")
 def trace_fsdp(impl):
     """Two steps of a small GPT, a unit for each block."""
     return traced(lambda *args: impl.FSDP(*args))

@@ -297,7 +297,7 @@ def judge_vector(found, seed: int, rank: int, name: str) -> None:
         expect_close(got, total, what=what, rank=rank, rtol=1e-9, atol=1e-9, **known)
 
 
-@trace("3.19")
+@trace("3.19", measures="hidden")
 def trace_hybrid(impl):
     """Two steps of a small GPT on two nodes of two ranks."""
     return traced(lambda inner, units: wrap(impl, inner, units, 2, prefetch=True))

@@ -349,7 +349,7 @@ def test_accumulation_stays_on_the_cpu(impl, run, seed):
             fail(f"two equal backward passes differ by {off} from twice one", rank=rank)
 
 
-@trace("3.18")
+@trace("3.18", measures="hidden")
 def trace_offload(impl):
     """Two steps of a small GPT; on a CPU the copies are none."""
     return traced(partial(prefetching, impl))

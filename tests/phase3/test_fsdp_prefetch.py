@@ -387,7 +387,7 @@ def test_wrong_guesses_cost_no_value(impl, run, seed):
         log.all_waited()
 
 
-@trace("3.16")
+@trace("3.16", measures="hidden")
 def trace_prefetch(impl):
     """Two steps of a small GPT, a unit for each block."""
     return traced(lambda *args: impl.PrefetchFSDP(*args))

@@ -414,7 +414,7 @@ def test_as_accurate_on_the_digits(impl, run, seed):
                 )
 
 
-@trace("3.25")
+@trace("3.25", measures="waiting")
 def trace_rounds(impl):
     """Two rounds of DiLoCo with four steps each on the digits."""
     digits()

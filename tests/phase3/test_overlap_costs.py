@@ -285,7 +285,7 @@ def test_gradients_and_buckets_are_one_copy(impl, run):
             )
 
 
-@trace("3.10")
+@trace("3.10", measures="hidden")
 def trace_overlap(impl):
     """Three steps of a model of five wide layers: buckets leave while backward runs."""
     digits()

@@ -417,19 +417,19 @@ def training(impl, staleness: float | None):
     return body
 
 
-@trace("3.22")
+@trace("3.22", measures="waiting")
 def trace_synchronous(impl):
     """Synchronous rounds with one slow worker: all wait for it."""
     return training(impl, None)
 
 
-@trace("3.23")
+@trace("3.23", measures="waiting")
 def trace_asynchronous(impl):
     """One slow worker: the others go on without it."""
     return training(impl, float("inf"))
 
 
-@trace("3.24")
+@trace("3.24", measures="waiting")
 def trace_bounded(impl):
     """One slow worker: the others get at most one step ahead."""
     return training(impl, 1)

@@ -519,7 +519,7 @@ def test_a_gradient_that_is_complete_twice_is_an_error(impl, run):
             )
 
 
-@trace("3.14")
+@trace("3.14", measures="hidden")
 def trace_zero2(impl):
     """Two steps of twelve equal layers in four buckets."""
     return traced(lambda *args, **options: impl.Zero2Optimizer(*args, **options))

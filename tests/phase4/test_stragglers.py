@@ -465,7 +465,7 @@ def test_bad_settings_are_refused(impl, run):
     expect_refused(run(body, 2), [*calls])
 
 
-@trace("4.11")
+@trace("4.11", measures="waiting")
 def scenario(impl):
     """Rank 1 computes twice as long: the others wait in the all-reduce, and the report says so."""
 
