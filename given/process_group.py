@@ -38,7 +38,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-PATIENCE = 2.0  # seconds for the threads of a group whose rank has failed: theirs may wait for ever
+PATIENCE = 2.0  # seconds for the threads of a group whose rank has failed: they may wait for ever
 
 
 @contextlib.contextmanager

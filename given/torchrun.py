@@ -157,7 +157,7 @@ def agent_class(ending: Ending) -> type:
             return result
 
         def _shutdown(self, *arguments: Any, **options: Any) -> None:
-            if ending.told and self._pcontext:  # before torch 2.9 nobody could say how long
+            if ending.told and self._pcontext:  # before torch 2.9 no setting said how long
                 seconds = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
                 self._pcontext.close(signal.SIGTERM, seconds)
             super()._shutdown(*arguments, **options)

@@ -4,7 +4,7 @@
 # ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
 # communication hooks, collectives with gradients, synchronisation of module states, the key-value
 # store.
-"""What an all-reduce costs, measured: three simple ones beside the backend's own.
+"""The cost of an all-reduce, measured: three simple ones beside the backend's own.
 
 A rank's clock shows when its call returns. At that moment the device and the other ranks may still
 be at work. So a measurement of a collective has three rules. All ranks start together (a barrier).

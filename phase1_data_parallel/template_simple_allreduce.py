@@ -4,7 +4,7 @@
 # ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
 # communication hooks, collectives with gradients, synchronisation of module states, the key-value
 # store.
-"""All-reduce from point-to-point messages, three ways, and what each costs.
+"""All-reduce from point-to-point messages, three ways, and the cost of each.
 
 All-reduce combines a tensor of N bytes over W ranks and leaves the result on every rank. These
 strategies need only sends and receives:
@@ -80,8 +80,8 @@ def all_reduce_root(tensor: Tensor, op: Op = "sum", root: int = 0, group: Group 
     """
     # Step 1: refuse bad arguments first, alike on all ranks
     # Step 2: every rank but the root sends its tensor (contiguous) and receives the result
-    # Step 3: the root combines what it receives, in rank order, divides for the mean, and sends the
-    #         result to every rank
+    # Step 3: the root combines the received tensors in rank order, divides for the mean, and sends
+    #         the result to every rank
     # Step 4: write the result into the caller's tensor, also when it is a strided view
     raise NotImplementedError("exercise 1.7")
 
@@ -132,7 +132,7 @@ STRATEGIES: dict[str, Callable[..., None]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What an all-reduce of N bytes costs; ``max_bytes_per_rank`` is sent by the busiest rank."""
+    """The cost of an all-reduce of N bytes; ``max_bytes_per_rank`` is sent by the busiest rank."""
 
     messages: int
     total_bytes: float

@@ -92,7 +92,7 @@ def average_gradients(
     and 8 more. The host waits for a GPU three times at most, however many parameters there are.
     """
     # Step 1: keep the trainable parameters, each once (dict.fromkeys keeps the order)
-    # Step 2: one small all-reduce tells everybody the number of samples and which gradients exist
+    # Step 2: one small all-reduce tells all ranks the number of samples and which gradients exist
     # Step 3: weight the local gradients by this rank's share of the samples, missing ones by zero
     # Step 4: join gradients of one dtype and device to one flat tensor, sum it over the ranks:
     #         few large messages are faster than many small ones

@@ -80,7 +80,7 @@ class Snapshot:
 
     def _room(self, path: str, value: Tensor) -> Tensor:
         """A tensor on the CPU to copy ``value`` to, the last call's if it fits."""
-        # Step 4: pinned memory is what a GPU can copy to by itself
+        # Step 4: a GPU can copy to pinned memory by itself
         raise NotImplementedError("exercise 4.3")
 
 

@@ -85,7 +85,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     def size_of(self, batch: int) -> int:
         """Samples in global batch ``batch`` (0 … len - 1) of an epoch, of all ranks together."""
-        # Step 2: a whole batch, or what is left
+        # Step 2: a whole batch, or the rest
         raise NotImplementedError("exercise 4.18")
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -4,7 +4,7 @@
 # ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
 # communication hooks, collectives with gradients, synchronisation of module states, the key-value
 # store.
-"""Checkpoints of all ranks: each writes its part, and all agree on what was saved and is loaded.
+"""Checkpoints of all ranks: each writes its part, and all agree on every save and every load.
 
 Rank 0 writes the shared state, and every rank its own, into a folder that one process can't leave
 half done (``checkpoint_folder``, exercise 4.1). The rest is agreement:

@@ -148,7 +148,7 @@ class TopK:
         raise NotImplementedError("exercise 4.6")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
         Raises ValueError, and changes nothing, if it is of other parameters, or if only one of the
         two has momentum.
@@ -203,7 +203,7 @@ class RandomK:
         raise NotImplementedError("exercise 4.7")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
         Raises ValueError, and changes nothing, if it is of other parameters.
         """

@@ -119,7 +119,7 @@ class OneBit:
         raise NotImplementedError("exercise 4.9")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
         Raises ValueError, and changes nothing, if it is of other parameters.
         """

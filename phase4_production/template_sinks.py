@@ -93,7 +93,7 @@ class TensorBoard:
         raise NotImplementedError("exercise 4.12")
 
     def close(self) -> None:
-        """Write what is left, and close."""
+        """Write the rest, and close."""
         self.writer.close()
 
 

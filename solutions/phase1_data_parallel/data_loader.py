@@ -32,7 +32,7 @@ class ShardedSampler(Sampler[int]):
 
     The order of an epoch is ``torch.randperm(dataset_size, generator=g)`` with ``g`` seeded by
     ``seed + epoch`` (without ``shuffle``: 0, 1, 2 …), the same on all ranks. Rank r takes every
-    world_size-th entry, beginning with the r-th. ``remainder`` says what happens to the entries
+    world_size-th entry, beginning with the r-th. ``remainder`` chooses the treatment of entries
     that don't fill a whole round of all ranks:
 
     - ``"pad"``: the order goes on from its own beginning (as often as needed) until every rank has
@@ -133,7 +133,7 @@ class ShardedSampler(Sampler[int]):
         so the sampler has handed out more entries than were used. The sampler stays as it is.
         """
         # --- exercise 1.1: start
-        # Step 8: the epoch, the seed that made its order, and what was consumed of it
+        # Step 8: the epoch, the seed that made its order, and the number of consumed entries
         return {"epoch": self.epoch, "seed": self.seed, "consumed": consumed}
         # --- exercise 1.1: end
 
@@ -153,7 +153,8 @@ class ShardedSampler(Sampler[int]):
 
 
 def split_batch(global_batch_size: int, world_size: int) -> int:
-    """The batch size of one rank, explicit so that nobody has to guess which one a number means.
+    """The batch size of one rank, from the global one. Both have names of their own, so that no
+    reader has to guess which one a number means.
 
     Raises ValueError if the global batch can't be split evenly or is empty, or if there is no rank.
     """

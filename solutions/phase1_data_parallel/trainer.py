@@ -93,7 +93,7 @@ def average_gradients(
     """
     # --- exercise 1.4: start
     # Step 1: keep the trainable parameters, each once (dict.fromkeys keeps the order)
-    # Step 2: one small all-reduce tells everybody the number of samples and which gradients exist
+    # Step 2: one small all-reduce tells all ranks the number of samples and which gradients exist
     # Step 3: weight the local gradients by this rank's share of the samples, missing ones by zero
     # Step 4: join gradients of one dtype and device to one flat tensor, sum it over the ranks:
     #         few large messages are faster than many small ones

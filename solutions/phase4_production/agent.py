@@ -22,7 +22,7 @@ from .exit_codes import PREEMPTED, REFUSED
 
 def main() -> None:
     """Entry point."""
-    signals = (*SIGNALS, signal.SIGUSR1)  # what SLURM is asked to send before the time is over
+    signals = (*SIGNALS, signal.SIGUSR1)  # SLURM is asked to send it before the time is over
     arguments = sys.argv[1:]
     ends = {"final": [REFUSED], "again": [PREEMPTED]}
     sys.exit(torchrun(arguments, name="launch_training", signals=signals, **ends))

@@ -98,7 +98,7 @@ class Snapshot:
     def _room(self, path: str, value: Tensor) -> Tensor:
         """A tensor on the CPU to copy ``value`` to, the last call's if it fits."""
         # --- exercise 4.3: start
-        # Step 4: pinned memory is what a GPU can copy to by itself
+        # Step 4: a GPU can copy to pinned memory by itself
         old = self.tensors.get(path)
         if old is not None and (old.shape, old.dtype) == (value.shape, value.dtype):
             return old

@@ -82,7 +82,7 @@ class ElasticSampler(Sampler[list[int]]):
     def size_of(self, batch: int) -> int:
         """Samples in global batch ``batch`` (0 … len - 1) of an epoch, of all ranks together."""
         # --- exercise 4.18: start
-        # Step 2: a whole batch, or what is left
+        # Step 2: a whole batch, or the rest
         return min(self.batch_size, self.dataset_size - batch * self.batch_size)
         # --- exercise 4.18: end
 

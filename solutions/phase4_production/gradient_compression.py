@@ -191,7 +191,7 @@ class TopK:
         # --- exercise 4.6: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
         Raises ValueError, and changes nothing, if it is of other parameters, or if only one of the
         two has momentum.
@@ -267,7 +267,7 @@ class RandomK:
         # --- exercise 4.7: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
         Raises ValueError, and changes nothing, if it is of other parameters.
         """

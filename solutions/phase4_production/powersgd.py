@@ -92,7 +92,7 @@ class PowerSGD:
         parameters stay as they are.
         """
         # --- exercise 4.8: start
-        # Step 2: M: add what is new to the residual, and split it into matrices and the rest
+        # Step 2: M: add the new gradient to the residual, and split it into matrices and the rest
         # Step 3: P = M·Q of all matrices and, behind them, the rest, side by side in one buffer;
         #         begin to sum it
         if not bucket.buffer.numel():
@@ -170,7 +170,7 @@ class PowerSGD:
         # --- exercise 4.8: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
         Raises ValueError, and changes nothing, if it is of other parameters, or its Qs are of other
         shapes (another ``rank``).

@@ -152,7 +152,7 @@ class OneBit:
         # --- exercise 4.9: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
         Raises ValueError, and changes nothing, if it is of other parameters.
         """

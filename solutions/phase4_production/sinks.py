@@ -112,7 +112,7 @@ class TensorBoard:
         # --- exercise 4.12: end
 
     def close(self) -> None:
-        """Write what is left, and close."""
+        """Write the rest, and close."""
         self.writer.close()
 
 
