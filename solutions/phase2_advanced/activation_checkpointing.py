@@ -5,8 +5,8 @@ activations of all n layers are kept until their turn comes. A checkpointed segm
 alone. When backward arrives, the segment runs forward once more and records a graph, and backward
 goes through that graph.
 
-Let a layer's input have A bytes and let autograd save L bytes per layer (L ≥ A; in 16 bits about
-17A for a transformer block, and its attention scores). Take n layers in s segments. The last
+Let a layer's input have A bytes, and let autograd save L bytes per layer, L ≥ A. (A transformer
+block in 16 bits saves about 17A, and its attention scores.) Take n layers in s segments. The last
 segment need not be checkpointed, because its backward comes at once:
 
     held after forward        (s-1)·A + ⌊n/s⌋·L         without: n·L
@@ -21,8 +21,8 @@ its own. A collective inside a segment is issued again by every rank, in backwar
 Invariant: outputs, gradients, and the random state that the program sees afterwards are the same,
 to the last bit, as without checkpointing. The second forward therefore runs in the surroundings of
 the first: with the same random numbers (dropout) and the same autocast.
-Sources: Griewank & Walther 2000 (Algorithm 799) for the trade; Chen et al. 2016 (arXiv 1604.06174),
-section 4, for √n; Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, for L.
+Sources: Griewank & Walther 2000 (Algorithm 799) for the trade. Chen et al. 2016 (arXiv 1604.06174),
+section 4, for √n. Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, for L.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Surroundings:
     @contextmanager
     def casting(self) -> Iterator[None]:
         """Autocast as noted, without its cache: a weight that was cast while no graph was recorded
-        must not be taken from there by a forward that records one."""
+        has no gradient, and the second forward must not get it."""
         # --- exercise 2.7: start
         # Step 3: enter one torch.autocast per type of device, also where autocast must be off
         with ExitStack() as stack:
@@ -147,9 +147,9 @@ class Recompute(torch.autograd.Function):
         """Run ``call`` without recording a graph; only ``tensors`` are saved."""
         # --- exercise 2.7: start
         # Step 5: save the tensors by save_for_backward: it notices if they change in the meantime
-        # Step 6: autograd records nothing inside a Function's forward. Return new tensors: autograd
-        #         makes them outputs of this node, and fn may return a buffer or a parameter, which
-        #         must not become one
+        # Step 6: autograd records nothing inside a Function's forward. It makes the tensors that
+        #         you return outputs of this node. So return new tensors: fn may return a buffer or
+        #         a parameter, which must not become an output
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -192,19 +192,20 @@ def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Arguments and what ``fn`` returns may be tuples (also named ones), lists and dicts, nested, of
     tensors of any dtype and layout and of other values. ``fn`` may return an argument, a buffer or
     a parameter itself, which stays what it is. ``fn`` runs once now, and once more at every
-    backward, with the same autocast state and the same random numbers of PyTorch: those of the CPU
-    and of the CUDA devices of its arguments. The program's own random state and its autocast are
-    what they would be without checkpointing, also after an error in ``fn``.
+    backward. It then has the same autocast state and the same random numbers of PyTorch: those of
+    the CPU and of the CUDA devices of its arguments. The program's own random state and its
+    autocast are what they would be without checkpointing, also after an error in ``fn``.
 
-    Outputs and all gradients equal those of the plain call: of the arguments that need one, and of
-    everything else that ``fn`` uses (parameters, also when no argument needs a gradient). Frozen
-    parameters, and arguments that need no gradient, get none. An output that ``fn`` has detached
-    may need a gradient here; a gradient that arrives there goes no further. Without grad mode it is
-    the plain call.
+    Outputs and all gradients equal those of the plain call. Gradients go to the arguments that need
+    one, and to everything else that ``fn`` uses (parameters, also when no argument needs one).
+    Frozen parameters, and arguments that need no gradient, get none. An output that ``fn`` has
+    detached may need a gradient here; a gradient that arrives there goes no further. Without grad
+    mode it is the plain call.
 
-    ``fn`` must compute the same twice and not change its arguments. A tensor argument that changes
-    between forward and backward, and gradients by ``torch.autograd.grad``, raise RuntimeError or
-    give right results; they are never silently wrong. Keeps no activation and no output.
+    ``fn`` must compute the same twice and not change its arguments. A tensor argument may change
+    between forward and backward, or a program may ask for gradients by ``torch.autograd.grad``.
+    Then it raises RuntimeError or gives right results; it is never silently wrong. Keeps no
+    activation and no output.
     """
     # --- exercise 2.7: start
     # Step 11: without grad mode there is nothing to keep

@@ -6,9 +6,9 @@ For a batch k times larger than the one that η was tuned for it is
 
     k·η, reached from η in equal increments over the first steps (gradual warm-up)
 
-The reason: one step of k·η on the mean gradient of k batches is nearly k steps of η, as long as the
-weights, and with them the gradients, hardly change in between. Early in training they change a lot;
-therefore the warm-up. The argument is about SGD. For Adam √k·η is the usual rule.
+The reason: one step of k·η on the mean gradient of k batches is nearly k steps of η. That holds as
+long as the weights, and with them the gradients, hardly change in between. Early in training they
+change a lot; therefore the warm-up. The argument is about SGD. For Adam √k·η is the usual rule.
 
 The search for the largest b doubles until one size does not fit, then it bisects: at most
 2·log2(upper) + 2 trials, none larger than twice the answer. After each trial the ranks agree by an
@@ -93,7 +93,7 @@ def make_trial(
 ) -> Trial:
     """A trial for ``largest_micro_batch``: ``loss_of(size)``, its backward, and no trace of either.
 
-    ``loss_of(size)`` runs ``model`` forward on that many samples and gives a scalar loss;
+    ``loss_of(size)`` runs ``model`` forward on that many samples and gives a scalar loss.
     ``measure(run)`` calls ``run()`` and returns its peak in bytes (torch has no such counter for
     the CPU). The trial returns that peak. Afterwards, also after an error, every ``p.grad`` is the
     same tensor as before, unchanged, or None, that of a frozen parameter too. All buffers

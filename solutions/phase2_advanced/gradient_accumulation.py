@@ -16,8 +16,8 @@ Cost per optimizer step and rank, with P bytes of trainable parameters and m mic
 all-reduce sends 2(W-1)/W·P bytes once, whatever m is. A reduction after every micro-batch would
 send m times as much. The activations of one micro-batch are alive at a time. Clipping uses the norm
 of the reduced, unscaled gradient. All ranks have this norm, so clipping costs no communication.
-Sources: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 3 (what the mean must be over);
-Pascanu et al. 2013 (arXiv 1211.5063), section 3.2 (clipping by the global norm); Micikevicius et
+Sources: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 3 (which number divides the sum).
+Pascanu et al. 2013 (arXiv 1211.5063), section 3.2 (clipping by the global norm). Micikevicius et
 al. 2018 (arXiv 1710.03740), section 3.2 (unscale before clipping).
 """
 

@@ -15,8 +15,8 @@ faster: pipeline parallelism.) Where to divide the layers is exercise 2.20's que
 A weight that two stages share (tied embedding and output layer) has a copy on each. Its gradient is
 the sum of the copies' gradients, all-reduced between these stages. Invariant: copies that start
 equal stay equal, to the last bit.
-Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), sections 2.1 and 2.2; Narayanan et al. 2021
-(arXiv 2104.04473), section 2.2; Press & Wolf 2017 (arXiv 1608.05859) for tied embeddings.
+Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), sections 2.1 and 2.2. Narayanan et al. 2021
+(arXiv 2104.04473), section 2.2. Press & Wolf 2017 (arXiv 1608.05859) for tied embeddings.
 
 Shapes: B batch, T time, D width, V vocabulary.
 """
@@ -129,8 +129,8 @@ class Stage(nn.Module):
     of several models. ``groups``: what ``tie_groups`` gave for these layers and bounds; several
     models may share it. With None, ``group`` has all ranks of the world, and they call
     ``tie_groups`` here. Raises ValueError on every rank, before anything is sent, unless ``bounds``
-    begins with 0, rises, ends with the number of layers, and makes one stage per rank of the group;
-    also if a parameter is tied and its group is not there.
+    begins with 0, rises, ends with the number of layers, and makes one stage per rank of the group.
+    Raises it, too, if a parameter is tied and its group is not there.
 
     ``ties``: (parameter, group of the stages that hold a copy) for each tied parameter of this
     stage. ``shapes``: dtype and shape of the activation that comes in, by the inputs' shape.

@@ -1,16 +1,16 @@
 """A transformer block shared by W ranks: attention cut along its heads, the MLP along its width.
 
-Each half of the block has three parts: a column-parallel layer, a function of each head or feature
-alone, and a row-parallel layer. So each half needs one all-reduce forward, after the row-parallel
-layer, and one backward, for the input of the column-parallel layer:
+Each half of the block is a column-parallel layer, a function of each head or feature alone, and a
+row-parallel layer. So each half needs one all-reduce forward, after the row-parallel layer. It
+needs one backward, for the input of the column-parallel layer:
 
     x ─ norm ─ copy ┬─ qkv rows, heads of rank 0 ─ out columns ─┬ all-reduce ─ + x
                     └─ qkv rows, heads of rank 1 ─ out columns ─┘
 
-Per block and rank: two all-reduces forward and two backward, of batch·time·width elements each,
-whatever the number of heads or the inner width: 8(W-1)/W·B·T·D elements sent. Weights, their
-gradients and 12 of 16 units of activations shrink by W (exercise 2.18 has the formula). Norms and
-the residual stream are replicated: every rank computes all of them, with equal results.
+Per block and rank: two all-reduces forward and two backward, of batch·time·width elements each.
+That makes 8(W-1)/W·B·T·D elements sent, whatever the number of heads or the inner width. Weights,
+their gradients and 12 of 16 units of activations shrink by W (exercise 2.18 has the formula). Norms
+and residual stream are replicated: every rank computes all of them, with equal results.
 
 Shapes: B batch, T time, D width, H this rank's heads of d features each.
 Source: Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053), section 3.
@@ -37,10 +37,10 @@ from .tensor_parallel import (
 def rows_by_rank(qkv: nn.Linear, world_size: int) -> nn.Linear:
     """The fused projection (all of q, then k, then v) with its rows in the order of the ranks.
 
-    Block r of W holds the r-th part of q, of k and of v. So cutting the result into W blocks of
-    rows gives each rank whole heads of all three. It is a new layer with parameters of its own, in
-    the same dtype, each trainable where that of ``qkv`` is, with or without a bias; ``qkv`` is not
-    changed.
+    Block r of W holds the r-th part of q, of k and of v, in this order. So cutting the result into
+    W blocks of rows gives each rank whole heads of all three. It is a new layer with parameters of
+    its own, in the same dtype, with or without a bias. Each parameter is trainable where that of
+    ``qkv`` is; ``qkv`` is not changed.
     """
     # --- exercise 2.17: start
     # Step 1: a row's index is (q/k/v, rank, row); put the rank first
@@ -55,13 +55,14 @@ def rows_by_rank(qkv: nn.Linear, world_size: int) -> nn.Linear:
 class ParallelBlock(nn.Module):
     """This rank's share of a pre-norm transformer block; same names of parameters as the whole one.
 
-    ``block`` is the whole one, the same on all ranks: an object with ``norm_attention``,
-    ``norm_mlp`` (nn.LayerNorm), ``qkv`` (D → 3D, fused), ``out`` (D → D), ``up``, ``down`` (linear
-    layers, with or without bias) and ``heads``, causal attention and GELU. The share is a copy;
-    ``block`` is neither changed nor kept, and nothing is communicated. Copies have the dtype of the
-    whole, are trainable where it is, and have no gradient yet. ``heads`` is this rank's number of
-    heads. Raises ValueError if the heads or the MLP's inner width don't divide by the number of
-    ranks, if the width does not divide by the heads, or if this process is not in ``group``.
+    ``block`` is the whole one, the same on all ranks, with causal attention and GELU. It has
+    ``heads``, ``norm_attention`` and ``norm_mlp`` (nn.LayerNorm), and the linear layers ``qkv``
+    (D → 3D, fused), ``out`` (D → D), ``up`` and ``down``, with or without bias. The share is a
+    copy; ``block`` is neither changed nor kept, and nothing is communicated. Copies have the dtype
+    of the whole, are trainable where it is, and have no gradient yet. ``heads`` is this rank's
+    number of heads. Raises ValueError if the heads or the MLP's inner width don't divide by the
+    number of ranks. Raises it, too, if the width does not divide by the heads, or if this process
+    is not in ``group``.
     """
 
     column, row = ColumnParallelLinear, RowParallelLinear  # exercise 2.18 takes others

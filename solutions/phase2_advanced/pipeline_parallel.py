@@ -99,8 +99,8 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]
     # Step 1: for a rank's k-th forward: its group of p micro-batches, its number among the rank's
     #         own stages, and its position in the group
     # Step 2: backward likewise, with the own stages in reverse
-    # Step 3: alternate as in 1F1B. The warm-up is the time until the first backward reaches rank r:
-    #         the group goes through v-1 stages here, then a micro-batch to the last rank and back
+    # Step 3: alternate as in 1F1B. The warm-up lasts until the first backward reaches rank r: the
+    #         group passes v-1 stages here, then a micro-batch goes to the last rank and back
     check_sizes(ranks, micro_batches, chunks)
     if micro_batches % ranks:
         raise ValueError(f"{micro_batches} micro-batches are no multiple of {ranks} ranks")

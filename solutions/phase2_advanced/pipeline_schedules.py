@@ -21,10 +21,11 @@ between ranks twice: 2·m·(S-1) messages in all if no two neighbours share a ra
 name: the k-th send from one rank to another meets the k-th receive there.
 
 Invariant: if a schedule completes when every send waits for its receive (a *rendezvous*), it
-completes on every backend, however little the backend buffers. A schedule is judged by two numbers:
-the **bubble**, the share of the ranks' time that is idle, and the **peak** of micro-batches whose
-activations a rank keeps. Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), section 2.3;
-Narayanan et al. 2021 (arXiv 2104.04473), section 2.2; Qi et al. 2023 (arXiv 2401.10241) for W.
+completes on every backend, however little that buffers. Two numbers judge a schedule. The
+**bubble** is the share of the ranks' time that is idle. The **peak** is the largest number of
+micro-batches whose activations a rank keeps. Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965),
+section 2.3. Narayanan et al. 2021 (arXiv 2104.04473), section 2.2. Qi et al. 2023 (arXiv
+2401.10241) for W.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def validate(schedule: Schedule, stages: int, micro_batches: int) -> None:
     - every message that crosses ranks sent once and received once, by the ranks of its stages;
     - on each rank: F before B before W, receives before and sends after the step they belong to;
     - it completes if each rank takes its steps in order, and a send waits for its receive as a
-      receive waits for its send; messages from one rank to another meet in the order in which they
-      are issued.
+      receive waits for its send;
+    - messages from one rank to another meet in the order in which they are issued.
 
     ``schedule`` is not changed. Raises ValueError, too, if a number is below 1.
     """
@@ -232,10 +233,10 @@ def replay(
 ) -> Replay:
     """Run a schedule (with or without messages) under a virtual clock.
 
-    ``costs``: the time of a step of each kind (None: COSTS, with W steps SPLIT_COSTS); ``message``:
-    the time from the end of a step until another rank has its result. A rank takes its compute
-    steps in order, each as soon as the rank is free and all that the step needs is there: sends
-    delay no rank. A rank may have no steps; then it is idle all the time.
+    ``costs``: the time of a step of each kind (None: COSTS, with W steps SPLIT_COSTS).
+    ``message``: the time from the end of a step until another rank has its result. A rank takes its
+    compute steps in order. Each starts as soon as the rank is free and all that the step needs is
+    there: sends delay no rank. A rank may have no steps; then it is idle all the time.
     ``schedule`` is not changed. Raises ValueError if the order is impossible: ranks wait for each
     other, or for a step that no rank has.
     """

@@ -17,11 +17,11 @@ inputs 2; q, k, v 3, attention output 1, inner width before and after GELU 8):
     one process        16              sequence parallel, gathered inputs kept       2 + 14/W
     tensor parallel    4 + 12/W        sequence parallel, gathered again (regather)  16/W
 
-Korthikanti et al. count bytes: s·b·h times 34 + 5as/h, 10 + 24/t + 5as/(ht) and (34 + 5as/h)/t. The
-units above are the same without their two dropout masks (one byte per element) and attention
-matrices (5as/h; fused attention never keeps them), at two bytes per element. Their last formula
-assumes ``regather``: one more all-gather per column-parallel layer, 5/4 of the bytes. That gather
-can run during a matrix product.
+Korthikanti et al. count bytes: s·b·h times 34 + 5as/h, 10 + 24/t + 5as/(ht) and (34 + 5as/h)/t.
+An element has two bytes. The units above leave out two dropout masks (one byte per element) and the
+attention matrices (5as/h; fused attention never keeps them). Their last formula assumes
+``regather``: one more all-gather per column-parallel layer, 5/4 of the bytes. That gather can run
+during a matrix product.
 
 Shapes: B batch, T time, t = T/W this rank's positions, D width, f and d a rank's features.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 (formula), 4.2.1 and 4.2.2.

@@ -165,8 +165,8 @@ def vocab_parallel_cross_entropy(
 
     Forward: two all-reduces, of three numbers per token together; backward: none. Largest tensor:
     this rank's logits. ValueError, before anything is sent, for a target outside the vocabulary, if
-    this process is not in ``group``, or if this rank's logits are not (…, v) for its v words. (Only
-    that rank notices wrong logits: an agreement would take a message.)
+    this process is not in ``group``, or if this rank's logits are not (…, v) for its v words. Only
+    that rank notices wrong logits: an agreement would take a message.
     """
     # --- exercise 2.16: start
     # Step 10: refuse logits and targets that don't fit

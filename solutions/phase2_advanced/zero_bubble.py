@@ -2,7 +2,7 @@
 
 A backward computes two things. The stage before waits for the gradient of the input. The gradients
 of the weights are needed only by the optimizer. So they become separate steps B and W, each about
-as long as a forward: the stage before starts one step earlier, and W fills time that would be
+as long as a forward. The stage before starts one step earlier, and W fills time that would be
 bubble. With p ranks and m >= p micro-batches, F, B and W of one length each:
 
 ===========  =====================  ====================  ===================================
