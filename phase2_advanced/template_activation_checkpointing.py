@@ -116,7 +116,7 @@ class Call:
     outputs: Any = None
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Call ``fn`` with ``tensors`` in its arguments; the tensors among what it returns."""
+        """Call ``fn`` with ``tensors`` in its arguments and return the tensors in its result."""
         args, kwargs = put_in(self.inputs, tensors)
         found: list[Tensor] = []
         self.outputs = take_out(self.fn(*args, **kwargs), found)
@@ -153,8 +153,8 @@ class Recompute(torch.autograd.Function):
 def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``fn(*args, **kwargs)``, keeping only the tensors among its arguments for backward.
 
-    Arguments and what ``fn`` returns may be tuples (also named ones), lists and dicts, nested, of
-    tensors of any dtype and layout and of other values. ``fn`` may return an argument, a buffer or
+    Arguments and results of ``fn`` may be nested tuples (also named ones), lists and dicts with
+    tensors of any dtype and layout and with other values. ``fn`` may return an argument, a buffer or
     a parameter itself, which stays what it is. ``fn`` runs once now, and once more at every
     backward. It then has the same autocast state and the same random numbers of PyTorch: those of
     the CPU and of the CUDA devices of its arguments. The program's own random state and its

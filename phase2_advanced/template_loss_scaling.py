@@ -87,7 +87,7 @@ class LossScaler:
         raise NotImplementedError("exercise 2.6")
 
     def update(self) -> None:
-        """End the step: adapt the scale to what ``unscale`` found. Sends nothing.
+        """End the step: adapt the scale to the result of ``unscale``. Sends nothing.
 
         Raises ValueError, and changes nothing, if there was no ``unscale`` in this step.
         """

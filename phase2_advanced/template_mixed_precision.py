@@ -18,7 +18,7 @@ logits and loss                      fp32          the same, and the loss scale 
 a weight's gradient, in backward     T             one parameter's at a time
 its sum over micro-batches, ranks    fp32   4Ψ     a small term vanishes in a large 16-bit sum
 master weights                       fp32   4Ψ     lr·g below half an ulp would vanish
-optimizer state (Adam)               fp32   8Ψ     as the masters: that is what it steps
+optimizer state (Adam)               fp32   8Ψ     as the masters, which it steps
 ===================================  =====  =====  ============================================
 
 bfloat16 has float32's range and 8 significant bits. Between 1 and 2 its numbers are 2^-7 apart, so

@@ -87,7 +87,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]
     """
     # Step 1: for a rank's k-th forward: its group of p micro-batches, its number among the rank's
     #         own stages, and its position in the group
-    # Step 2: backward likewise, with the own stages in reverse
+    # Step 2: the same for backward, with the rank's own stages in reverse
     # Step 3: alternate as in 1F1B. The warm-up lasts until the first backward reaches rank r: the
     #         group passes v-1 stages here, then a micro-batch goes to the last rank and back
     raise NotImplementedError("exercise 2.12")
@@ -145,7 +145,7 @@ class Pipeline:
         self.steps = list(schedule[rank])
         self.loss_fn, self.boundaries, self.group = loss_fn, boundaries, group
         self.kept: dict[Key, tuple[Tensor, Tensor]] = {}  # input and output of a forward
-        self.gradients: dict[Key, Tensor] = {}  # of a stage's input, until somebody takes it
+        self.gradients: dict[Key, Tensor] = {}  # of a stage's input, until a step takes it
         self.arriving: dict[Step, tuple[Tensor, dist.Work]] = {}
         self.sending: deque[tuple[Tensor, dist.Work]] = deque()
 

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from given.agreement import Group
 
 Trial = Callable[[int], float]  # forward and backward of so many samples; the bytes at their peak
-Measure = Callable[[Callable[[], object]], float]  # calls what it is given; the bytes at its peak
-# what PyTorch says where it raises no torch.OutOfMemoryError: CPU allocator, cuBLAS workspace
+Measure = Callable[[Callable[[], object]], float]  # calls its argument; bytes at its peak
+# texts of errors that are no torch.OutOfMemoryError: CPU allocator, cuBLAS workspace
 OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 

@@ -182,8 +182,8 @@ def train_window(
 
     Returns (global mean loss, norm before clipping), two floats, the same on every rank. Without
     any target on any rank it steps nothing and returns (0.0, 0.0). Cost: that of
-    ``accumulate_and_reduce``, nothing more. What a gradient that is not finite leads to is left
-    open (exercise 2.6 skips such a step).
+    ``accumulate_and_reduce``, nothing more. The result of a gradient that is not finite is
+    left open (exercise 2.6 skips such a step).
     """
     # --- exercise 2.3: start
     # Step 3: keep this order: reduce (exercise 2.2), unscale, clip, step. A local or a scaled

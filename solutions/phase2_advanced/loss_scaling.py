@@ -112,7 +112,7 @@ class LossScaler:
         # --- exercise 2.6: end
 
     def update(self) -> None:
-        """End the step: adapt the scale to what ``unscale`` found. Sends nothing.
+        """End the step: adapt the scale to the result of ``unscale``. Sends nothing.
 
         Raises ValueError, and changes nothing, if there was no ``unscale`` in this step.
         """

@@ -65,7 +65,7 @@ class Head(nn.Module):
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of ``model``: called one after the other they do what it does; weights are shared.
+    """The layers of ``model``: called one after the other they equal it; weights are shared.
 
     For an ``nn.Sequential``, and for a GPT with the modules ``tokens``, ``places``, ``blocks``,
     ``norm`` and ``head``.
@@ -126,8 +126,8 @@ class Stage(nn.Module):
     as soon as the caller forgets them, too. A trainable parameter that also belongs to other stages
     is tied: its copies get the values of the first such stage. A frozen one is not tied, and gets
     no gradient. All ranks of the group make their stage together. A rank may have several stages,
-    of several models. ``groups``: what ``tie_groups`` gave for these layers and bounds; several
-    models may share it. With None, ``group`` has all ranks of the world, and they call
+    of several models. ``groups``: the result of ``tie_groups`` for these layers and bounds;
+    several models may share it. With None, ``group`` has all ranks of the world, and they call
     ``tie_groups`` here. Raises ValueError on every rank, before anything is sent, unless ``bounds``
     begins with 0, rises, ends with the number of layers, and makes one stage per rank of the group.
     Raises it, too, if a parameter is tied and its group is not there.
@@ -193,7 +193,7 @@ def send_activation(stage: Stage, y: Tensor, announce: bool) -> None:
 
 
 def receive_activation(stage: Stage, inputs: Tensor) -> Tensor:
-    """What ``stage`` works on: the inputs, or the previous stage's activation on their device.
+    """The input of ``stage``: the inputs, or the previous stage's activation on their device.
 
     An activation is a leaf that requires a gradient. The counterpart of ``send_activation``: the
     shape is announced if the shape of the inputs is a new one. All ranks have the same inputs'

@@ -1,7 +1,7 @@
 """Pipeline schedules as data: completed with messages, validated and counted before they run.
 
 A model is divided into stages 0 … S-1, a batch into micro-batches 0 … m-1. A schedule says for
-every rank, in order, what it does:
+every rank which steps it takes, in order:
 
 =========  =====================================================================================
 kind       a step of stage s for micro-batch i

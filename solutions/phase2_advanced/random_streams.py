@@ -122,8 +122,8 @@ class RandomStreams:
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """For ``checkpoint(…, use_reentrant=False, context_fn=streams.contexts)``.
 
-        The first context goes around the forward pass, the second around each recomputation of it,
-        which draws what forward drew and leaves all streams as it found them.
+        The first context goes around the forward pass, the second around each recomputation of it.
+        The recomputation draws the numbers of forward and leaves all streams as it found them.
         """
         # --- exercise 2.19: start
         # Step 7: checkpoint asks for the contexts when forward begins. Forward itself needs no

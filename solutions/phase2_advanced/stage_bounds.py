@@ -51,7 +51,7 @@ def parameter_costs(layers: Sequence[nn.Module]) -> list[int]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it (CUDA runs behind the program)."""
+    """Wait until the device has done all its work (CUDA runs behind the program)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

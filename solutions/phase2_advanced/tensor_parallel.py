@@ -166,7 +166,7 @@ class _GatherFromRanks(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.15: start
-        # Step 5: all ranks go on alike with the whole, so all have the same gradient: take a block
+        # Step 5: all ranks use the whole in the same way, so all have its gradient: take a block
         return split_to_ranks(grad, ctx.dim, ctx.group), None, None
         # --- exercise 2.15: end
 

@@ -137,7 +137,7 @@ class Split(torch.autograd.Function):
 def weight_gradients(later: list[Any]) -> None:
     """Add the gradients of the weights that ``split_forward`` left out to ``p.grad``.
 
-    Empties ``later``, and so frees what the layers kept.
+    Empties ``later``, and so frees the tensors that the layers kept.
     """
     # --- exercise 2.13: start
     # Step 7: one backward per layer, from its output to its parameters only
