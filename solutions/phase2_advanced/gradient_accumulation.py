@@ -103,9 +103,8 @@ def accumulate_and_reduce(
     returns (0.0, 0), and all gradients are zero.
 
     Cost per rank, whatever the number of micro-batches: one all-reduce of the trainable parameters'
-    bytes (one for each of their dtypes), and at most two all-reduces of single numbers. The host
-    waits for a GPU four times at most. As in ``accumulate``, activations are freed after each
-    micro-batch.
+    bytes (one per dtype that they have), and at most two of single numbers. The host waits for a
+    GPU four times at most. As in ``accumulate``, activations are freed after each micro-batch.
     """
     # --- exercise 2.2: start
     # Step 1: all ranks need the global number of counted targets before the first backward
