@@ -74,4 +74,4 @@ def test_a_sentence_is_measured_without_code_tables_and_formulas() -> None:
         "```\ncode\n```"
     )
     found = [(each.line, each.words) for each in sentences_in(text, 1, "prose")]
-    assert found == [(3, 5), (4, 5)]
+    assert found == [(3, 5), (4, 4)]
