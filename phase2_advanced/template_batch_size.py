@@ -84,8 +84,8 @@ def make_trial(
 
     ``loss_of(size)`` runs ``model`` forward on that many samples and gives a scalar loss.
     ``measure(run)`` calls ``run()`` and returns its peak in bytes (torch has no such counter for
-    the CPU). The trial returns that peak. Afterwards, also after an error, every ``p.grad`` is the
-    same tensor as before, unchanged, or None, that of a frozen parameter too. All buffers
+    the CPU). The trial returns that peak. Afterwards, also after an error, every ``p.grad`` is as
+    before: the same unchanged tensor, or None. That holds for frozen parameters, too. All buffers
     (BatchNorm's statistics, non-persistent ones too) are the same tensors with the values from
     before. A buffer that forward replaces by a new tensor stays replaced.
     PyTorch's random state is as before: nothing has been trained. The error comes out. The forward
