@@ -189,12 +189,12 @@ class Recompute(torch.autograd.Function):
 def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``fn(*args, **kwargs)``, keeping only the tensors among its arguments for backward.
 
-    Arguments and results of ``fn`` may be nested tuples (also named ones), lists and dicts with
-    tensors of any dtype and layout and with other values. ``fn`` may return an argument, a buffer or
-    a parameter itself, which stays what it is. ``fn`` runs once now, and once more at every
-    backward. It then has the same autocast state and the same random numbers of PyTorch: those of
-    the CPU and of the CUDA devices of its arguments. The program's own random state and its
-    autocast are what they would be without checkpointing, also after an error in ``fn``.
+    Arguments and results of ``fn`` may be nested tuples (also named ones), lists and dicts. They
+    may hold tensors of any dtype and layout, and other values. ``fn`` may return an argument, a
+    buffer or a parameter itself, which stays what it is. ``fn`` runs once now, and once more at
+    every backward. It then has the same autocast state and the same random numbers of PyTorch:
+    those of the CPU and of the CUDA devices of its arguments. The program's own random state and
+    its autocast are what they would be without checkpointing, also after an error in ``fn``.
 
     Outputs and all gradients equal those of the plain call. Gradients go to the arguments that need
     one, and to everything else that ``fn`` uses (parameters, also when no argument needs one).
