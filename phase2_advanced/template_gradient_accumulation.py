@@ -6,23 +6,24 @@
 # store.
 """Gradient accumulation: one optimizer step and one reduction for several micro-batches.
 
-A batch that does not fit into memory is divided into micro-batches; their gradients add up in
+A batch that does not fit into memory is divided into micro-batches. Their gradients add up in
 ``p.grad`` until the optimizer steps once. For a window of micro-batches whose losses are means over
 n_1 … n_m tokens, the gradient of the whole batch is
 
     g = Σ_i n_i·g_i / Σ_i n_i      (g_i: gradient of micro-batch i's own mean)
 
-so the mean of the means is right only if all n_i are equal. Dividing each *sum* of losses by the
-total before its backward gives g. The total must be known before the first backward; with W ranks
-it is that of all ranks. g is the gradient of the whole batch if the model treats each sample by
-itself and draws no random numbers: BatchNorm and dropout see a micro-batch.
+So the mean of the means is right only if all n_i are equal. To get g, divide each *sum* of losses
+by the total before its backward. The total must therefore be known before the first backward. With
+W ranks it is the total of all ranks. g equals the gradient of the whole batch under two conditions:
+the model treats each sample by itself, and it draws no random numbers. BatchNorm and dropout break
+them, because they see one micro-batch at a time.
 
-Per optimizer step and rank, with P bytes of trainable parameters and m micro-batches: a ring
-all-reduce sends 2(W-1)/W·P bytes once, whatever m; a reduction after every micro-batch would send m
-times that. Activations of one micro-batch are alive at a time. The norm for clipping is that of the
-reduced, unscaled gradient: it is the same on all ranks, so clipping costs no communication.
-Sources: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 3 (what the mean must be over);
-Pascanu et al. 2013 (arXiv 1211.5063), section 3.2 (clipping by the global norm); Micikevicius et
+Cost per optimizer step and rank, with P bytes of trainable parameters and m micro-batches: a ring
+all-reduce sends 2(W-1)/W·P bytes once, whatever m is. A reduction after every micro-batch would
+send m times as much. The activations of one micro-batch are alive at a time. Clipping uses the norm
+of the reduced, unscaled gradient. All ranks have this norm, so clipping costs no communication.
+Sources: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 3 (which number divides the sum).
+Pascanu et al. 2013 (arXiv 1211.5063), section 3.2 (clipping by the global norm). Micikevicius et
 al. 2018 (arXiv 1710.03740), section 3.2 (unscale before clipping).
 """
 
@@ -47,10 +48,10 @@ IGNORED = -100
 def windows(micro_batches: Iterable[T], steps: int) -> Iterator[list[T]]:
     """Divide a stream of micro-batches into lists of ``steps``, one per optimizer step.
 
-    Returns an iterator. The last list is shorter if they don't divide; no list is empty, and no
-    micro-batch is lost, whatever it is. Every list is a new one. The call reads nothing; the
-    micro-batches of a list are read when that list is asked for, and no further ones. Raises
-    ValueError if ``steps`` < 1: when called, before anything is read.
+    Returns an iterator. The last list is shorter if ``steps`` does not divide the number of
+    micro-batches. No list is empty, and no micro-batch is lost, whatever object it is. Every list
+    is a new one. The call reads nothing. Asking for a list reads the micro-batches of that list,
+    and no further ones. Raises ValueError if ``steps`` < 1: when called, before anything is read.
     """
     # Step 1: refuse a bad number of steps when called, not at the first window
     # Step 2: take up to `steps` micro-batches at a time until there are none
@@ -60,8 +61,8 @@ def windows(micro_batches: Iterable[T], steps: int) -> Iterator[list[T]]:
 def accumulate(model: nn.Module, window: Iterable[MicroBatch], total: float) -> float:
     """Add the gradient of (sum of the window's losses) / ``total`` to every ``p.grad``.
 
-    ``model(inputs)`` gives logits (n, classes); the loss of a target is its cross-entropy, targets
-    that equal IGNORED have none. Gradients that are there already stay in the sum. A micro-batch
+    ``model(inputs)`` gives logits (n, classes). The loss of a target is its cross-entropy; a target
+    that equals IGNORED has no loss. Gradients that are there already stay in the sum. A micro-batch
     without any counted target adds nothing. Frozen parameters and their gradients stay as they are.
     Returns the sum of the losses (not divided) as a float, 0.0 for an empty window.
 
@@ -69,9 +70,9 @@ def accumulate(model: nn.Module, window: Iterable[MicroBatch], total: float) -> 
     activations are freed before the next one runs. The host waits for a GPU once at most, for the
     losses.
     """
-    # Step 3: the sum of a micro-batch's losses over the total of the window: no mean of its own
-    # Step 4: backward at once, so that its activations can go; autograd adds to p.grad
-    # Step 5: read the losses once, at the end: a GPU has nothing to do while the host reads
+    # Step 3: divide the sum of a micro-batch's losses by `total`, never by its own target count
+    # Step 4: call backward at once: it adds to p.grad and frees the micro-batch's activations
+    # Step 5: read the losses once, at the end: while the host reads, the GPU has nothing to do
     raise NotImplementedError("exercise 2.1")
 
 
@@ -86,13 +87,13 @@ def accumulate_and_reduce(
 
     The mean is over the counted targets of all micro-batches of all ranks of ``group`` (None: of
     all ranks), which all call it. Ranks may have different numbers of micro-batches, some none.
-    Gradients from before are forgotten. A trainable parameter without gradient counts as zero and
-    gets zeros. A frozen parameter is not changed, neither it nor its gradient is sent; an old
-    gradient of it may stay. A tied parameter is sent once. ``p.grad`` has the dtype of ``p``.
+    Gradients from before are forgotten. A trainable parameter that got no gradient counts as zero,
+    and gets zeros. A frozen parameter is not changed, and neither it nor its gradient is sent; an
+    old gradient of it may stay. A tied parameter is sent once. ``p.grad`` has the dtype of ``p``.
     Parameters may have several dtypes and any memory layout; at least one is trainable.
 
     Returns (global mean loss, number of counted targets), a float and an int, the same on every
-    rank; the losses of micro-batches and ranks are added in float64. If no rank has a target it
+    rank. The losses of micro-batches and ranks are added in float64. If no rank has a target, it
     returns (0.0, 0), and all gradients are zero.
 
     Cost per rank, whatever the number of micro-batches: one all-reduce of the trainable parameters'
@@ -101,8 +102,8 @@ def accumulate_and_reduce(
     """
     # Step 1: all ranks need the global number of counted targets before the first backward
     # Step 2: accumulate locally: nothing is sent between micro-batches
-    # Step 3: one all-reduce of all gradients of a dtype together, missing ones as zeros; the sum is
-    #         the mean already, because every loss was divided by the global number
+    # Step 3: one all-reduce for all gradients of one dtype; a missing gradient is sent as zeros.
+    #         The sum is the mean already, because every loss was divided by the global number
     # Step 4: sum the losses over the ranks for the return value
     raise NotImplementedError("exercise 2.2")
 
@@ -112,14 +113,14 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> 
 
     Returns the norm before, as a float; it is computed in float64, whatever dtypes the gradients
     have. A larger norm becomes ``max_norm``. In place: every ``p.grad`` remains the same tensor.
-    Gradients within the limit are not touched. A parameter that is listed twice counts once, one
-    without gradient not at all; without any gradient the norm is 0.0. A norm that is not finite
-    changes nothing: the caller decides. No communication. The host waits for a GPU once, for the
-    norm. Raises ValueError if ``max_norm`` is not positive or is NaN, before anything is changed;
-    infinity is no limit.
+    Gradients within the limit are not touched. A parameter that is listed twice counts once, and a
+    parameter without gradient does not count. Without any gradient the norm is 0.0. A norm that is
+    not finite changes nothing: the caller decides what follows. No communication. The host waits
+    for a GPU once, for the norm. Raises ValueError if ``max_norm`` is not positive or is NaN,
+    before anything is changed. ``max_norm`` may be infinity, which means no limit.
     """
     # Step 1: the norm of all gradients together, in float64, as if they were one vector
-    # Step 2: one factor for all, and only if the norm is beyond the limit
+    # Step 2: one factor for all gradients, and only if the norm is above the limit
     raise NotImplementedError("exercise 2.3")
 
 
@@ -136,17 +137,17 @@ def train_window(
 
     Equals the step of one process on all targets of all ranks of ``group``. ``optimizer.step()`` is
     called once. ``max_norm``: limit of the true (unscaled) gradient's norm, over all trainable
-    parameters of the model; None for no clipping. Raises ValueError on every rank if it is not
-    positive or is NaN and there is a target. A frozen parameter does not move and does not count,
-    even if it has an old gradient and ``optimizer`` has it. ``loss_scale`` keeps small gradients
-    from vanishing in 16 bits; it cancels.
+    parameters of the model; None for no clipping. Raises ValueError on every rank if there is a
+    target and ``max_norm`` is not positive or is NaN. A frozen parameter does not move and does not
+    count, even if it has an old gradient and is one of ``optimizer``'s parameters. ``loss_scale``
+    keeps small gradients from vanishing in 16 bits; it cancels.
 
     Returns (global mean loss, norm before clipping), two floats, the same on every rank. Without
-    any target on any rank nothing is stepped; returns (0.0, 0.0). Cost: that of
-    ``accumulate_and_reduce``, nothing more. What follows from a gradient that is not finite is left
-    open (exercise 2.6 skips such a step).
+    any target on any rank it steps nothing and returns (0.0, 0.0). Cost: that of
+    ``accumulate_and_reduce``, nothing more. The result of a gradient that is not finite is
+    left open (exercise 2.6 skips such a step).
     """
-    # Step 3: reduce first (exercise 2.2), then unscale, then clip, then step: a local or a scaled
-    #         gradient has another norm, and each rank would clip differently
+    # Step 3: keep this order: reduce (exercise 2.2), unscale, clip, step. A local or a scaled
+    #         gradient has another norm, and with a local one each rank would clip differently
     # Step 4: no old gradient of a frozen parameter may reach the norm or the optimizer
     raise NotImplementedError("exercise 2.3")

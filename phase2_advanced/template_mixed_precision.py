@@ -18,16 +18,17 @@ logits and loss                      fp32          the same, and the loss scale 
 a weight's gradient, in backward     T             one parameter's at a time
 its sum over micro-batches, ranks    fp32   4Ψ     a small term vanishes in a large 16-bit sum
 master weights                       fp32   4Ψ     lr·g below half an ulp would vanish
-optimizer state (Adam)               fp32   8Ψ     as the masters: that is what it steps
+optimizer state (Adam)               fp32   8Ψ     as the masters, which it steps
 ===================================  =====  =====  ============================================
 
-bfloat16 keeps float32's range and 8 significant bits; between 1 and 2 its numbers are 2^-7 apart,
-and adding less than 2^-8 to 1 changes nothing. float16 has 11 bits, but nothing above 65504 and
-nothing below 2^-24. Gradients that small are common, and ``loss_scaling`` keeps them (2.6). Logits
-in fp32 keep the loss from rounding; what the last 16-bit product has rounded does not come back.
+bfloat16 has float32's range and 8 significant bits. Between 1 and 2 its numbers are 2^-7 apart, so
+adding less than 2^-8 to 1 changes nothing. float16 has 11 significant bits, but no number above
+65504 and no positive one below 2^-24. Gradients that small are common; ``loss_scaling`` keeps them
+(2.6). fp32 logits keep the loss from rounding. They don't bring back what the last 16-bit product
+has rounded away.
 
-Communication per step and rank: as in exercise 2.2 one all-reduce of the gradients, here of fp32,
-2(W-1)/W·4Ψ bytes (16 bits would send half, and add W terms in 16 bits).
+Communication per step and rank: as in exercise 2.2 one all-reduce of the gradients, here in fp32,
+2(W-1)/W·4Ψ bytes. (An all-reduce of 16 bits would send half, but add its W terms in 16 bits.)
 Invariant: masters and optimizer state are equal on all ranks; the 16-bit weights are the
 masters, rounded. Sources: Micikevicius et al. 2018 (arXiv 1710.03740), section 3; Kalamkar et al.
 2019 (arXiv 1905.12322) for bfloat16; Rajbhandari et al. 2020 (arXiv 1910.02054), section 3.1.
@@ -62,12 +63,12 @@ def check_precision(model: nn.Module, dtype: torch.dtype) -> None:
     """Raise ValueError unless ``model`` can compute in ``dtype``; changes nothing.
 
     ``dtype`` must be bfloat16 or float16. Every floating parameter, frozen ones too, must still be
-    float32: of a weight that was rounded before there is no master. A model that is wrapped already
-    is refused, and its wrapper as well. The device of the parameters must multiply matrices of
-    ``dtype``; this is tried with one of a single element.
+    float32: a weight that was rounded before can give no exact master. A model that is wrapped
+    already is refused, and so is its wrapper. The device of the parameters must be able to multiply
+    matrices of ``dtype``; the function tries it with a matrix of one element.
     """
-    # Step 1: the type, then the parameters, then the device; name what is wrong. A wrapper's own
-    #         named_parameters would show its masters
+    # Step 1: check the type, then the parameters, then the device; name what is wrong. Ask
+    #         nn.Module's named_parameters: a wrapper's own would show its float32 masters
     raise NotImplementedError("exercise 2.5")
 
 
@@ -77,16 +78,16 @@ class MixedPrecision(nn.Module):
     Wraps ``model`` (``model(inputs)`` gives logits) and casts it in place. Seen from outside it is
     a float32 model: logits are float32, ``parameters()`` and ``named_parameters()`` give the
     masters under the names that the weights have in ``model``, and backward adds to ``p.grad`` of
-    the masters. An optimizer made over ``parameters()`` therefore steps and keeps state in float32.
-    ``state_dict`` and ``to`` are left open.
+    the masters. So an optimizer that is made over ``parameters()`` steps and keeps state in
+    float32. ``state_dict`` and ``to`` are left open.
 
-    Inside, every matrix product of forward and backward reads ``dtype``; the modules of
+    Inside, every matrix product of forward and backward reads ``dtype``. The modules of
     FP32_MODULES compute in float32, and keep their parameters and buffers. Forward of the other
     modules finds all floating parameters and buffers, frozen and non-persistent ones too, in
     ``dtype``; integers stay integers. No torch.autocast.
 
     Gradients of several micro-batches add up in float32. No 16-bit gradient is left after backward.
-    Tied weights stay tied, with one master. A frozen parameter has none; it is given as it is.
+    Tied weights stay tied, with one master. A frozen parameter has no master; it stands for itself.
     Masters equal the weights from before, to the last bit. Several models may be wrapped at once.
 
     After the masters have changed, ``write_back`` must follow before the next forward.
@@ -94,27 +95,27 @@ class MixedPrecision(nn.Module):
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Take over ``model``. Raises as ``check_precision`` does, before anything is changed."""
-        # Step 2: norms and softmaxes: hooks cast what comes in to float32, what goes out to dtype;
-        #         their parameters and buffers stay
-        # Step 3: copy every other trainable weight, then cast the parameter itself: the same
-        #         object, so that ties hold
+        # Step 2: for norms and softmaxes: hooks cast their input to float32 and their output to
+        #         dtype; their parameters and buffers stay
+        # Step 3: copy every other trainable weight, then cast the parameter itself. It stays the
+        #         same object, so that tied weights stay tied
         # Step 4: as soon as backward has a weight's gradient, add it to the master's and forget it
         raise NotImplementedError("exercise 2.5")
 
     def _collect(self, p: Tensor) -> None:
         """Move the gradient that backward has just made for weight ``p`` to its master."""
-        # Step 5: the sum is taken in float32
+        # Step 5: add up in float32
         raise NotImplementedError("exercise 2.5")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits in float32; floating inputs are cast to ``dtype``, others (tokens) pass."""
-        # Step 6: the border: the loss that follows is computed in float32
+        # Step 6: cast at both ends, so that the loss that follows is computed in float32
         raise NotImplementedError("exercise 2.5")
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's names with their masters; what has none (norms, frozen) stands for itself.
+        """The model's names with their masters; a parameter without one stands for itself.
 
         ``prefix``, ``recurse`` and ``remove_duplicate`` mean what they mean for any module.
         """
@@ -124,7 +125,7 @@ class MixedPrecision(nn.Module):
     @torch.no_grad()
     def write_back(self) -> None:
         """Round the masters into the weights that forward reads (to nearest, ties to even)."""
-        # Step 8: in place: the model's own tensors; never the other way round
+        # Step 8: copy in place into the model's own tensors; never copy the other way round
         raise NotImplementedError("exercise 2.5")
 
 
@@ -143,6 +144,6 @@ def mixed_step(
     Communication is that of ``train_window``: one all-reduce of the float32 gradients, and at most
     two of single numbers.
     """
-    # Step 9: seen from outside the model is float32: the step is that of exercise 2.3
-    # Step 10: the weights follow their masters
+    # Step 9: seen from outside the model is float32, so the step of exercise 2.3 does it
+    # Step 10: then the weights follow their masters
     raise NotImplementedError("exercise 2.5")

@@ -14,15 +14,15 @@ from stage to stage and their gradients back:
     rank 2                     F₂ B₂ ─∂a₁─▶ …
 
 Per step and boundary: one message with a_s and one with ∂a_s, of the same size. Each rank holds the
-weights, gradients and optimizer state of its own stage only, and works 1/S of the time at best: S
-ranks make room for an S times larger model, not for a faster step (micro-batches do: pipeline
-parallelism). Where to divide the layers is exercise 2.20's question.
+weights, gradients and optimizer state of its own stage only, and works 1/S of the time at best. So
+S ranks make room for an S times larger model, but not for a faster step. (Micro-batches make it
+faster: pipeline parallelism.) Where to divide the layers is exercise 2.20's question.
 
-A weight that two stages share (tied embedding and output layer) has a copy on each; the gradient of
-the tied weight is the sum of the copies' gradients, all-reduced between these stages. Invariant:
-copies that start equal stay equal, to the last bit.
-Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), sections 2.1 and 2.2; Narayanan et al. 2021
-(arXiv 2104.04473), section 2.2; Press & Wolf 2017 (arXiv 1608.05859) for tied embeddings.
+A weight that two stages share (tied embedding and output layer) has a copy on each. Its gradient is
+the sum of the copies' gradients, all-reduced between these stages. Invariant: copies that start
+equal stay equal, to the last bit.
+Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), sections 2.1 and 2.2. Narayanan et al. 2021
+(arXiv 2104.04473), section 2.2. Press & Wolf 2017 (arXiv 1608.05859) for tied embeddings.
 
 Shapes: B batch, T time, D width, V vocabulary.
 """
@@ -71,7 +71,7 @@ class Head(nn.Module):
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of ``model``, which one after the other do what it does; weights are shared.
+    """The layers of ``model``: called one after the other they equal it; weights are shared.
 
     For an ``nn.Sequential``, and for a GPT with the modules ``tokens``, ``places``, ``blocks``,
     ``norm`` and ``head``.
@@ -86,10 +86,10 @@ def tied_stages(
 ) -> dict[nn.Parameter, list[int]]:
     """The stages that have a copy of each tied parameter, in rising order.
 
-    Tied is a trainable parameter that the layers of several stages have; ``bounds`` as in
+    A trainable parameter is tied if the layers of several stages have it; ``bounds`` as in
     ``Stage``. Parameters stand in the order of the layers, so all ranks find the same order.
     """
-    # Step 1: the parameters of each stage; those that are in several, each once (dict.fromkeys)
+    # Step 1: collect each stage's parameters; keep those of several stages, once (dict.fromkeys)
     raise NotImplementedError("exercise 2.8")
 
 
@@ -101,32 +101,32 @@ def tie_groups(
     """A group for each set of stages that share a tied parameter, by its rising global ranks.
 
     ``pipelines``: the global ranks of each pipeline, whose stages are its ranks in rising order;
-    None: the world is one pipeline. Every rank of the world calls it, one that is in no pipeline,
-    too, with equal ``bounds``, equal ``pipelines`` and layers that share alike. All of them make
-    all groups, in the same order: NCCL makes a group by dividing the communicator of the world,
-    which waits for every rank. No tensor is sent.
+    None: the world is one pipeline. Every rank of the world calls it, also a rank in no pipeline,
+    with equal ``bounds``, equal ``pipelines`` and layers that share alike. All of them make all
+    groups, in the same order: NCCL makes a group by dividing the communicator of the world, and
+    waits there for every rank. No tensor is sent.
     """
-    # Step 2: new_group wants global ranks. Each set once, also if several parameters have it; no
-    #         rank may leave one out because it is no member
+    # Step 2: new_group wants global ranks. Make one group per set of ranks, also if several
+    #         parameters have the set. No rank may leave out a group of which it is no member
     raise NotImplementedError("exercise 2.8")
 
 
 class Stage(nn.Module):
     """One rank's layers of a model that is split over the ranks of ``group``.
 
-    ``layers``: all layers of the model, on every rank; rank r of the group keeps those from
-    ``bounds[r]`` to ``bounds[r+1]`` as its submodules and forgets the others: when the caller does
-    so too, their memory is free. A trainable parameter that also belongs to other stages is tied:
-    its copies get the values of the first such stage. A frozen one is not, and gets no gradient.
-    All ranks of the group make their stage together. A rank may have several, of several models.
-    ``groups``: what ``tie_groups`` gave for these layers and bounds, several models may share it;
-    None where ``group`` has all ranks of the world, which then call it here. Raises ValueError on
-    every rank, before anything is sent, unless ``bounds`` begins with 0, rises, ends with the
-    number of layers, and divides them into as many stages as the group has ranks; and if a
-    parameter is tied and its group is not there.
+    ``layers``: all layers of the model, on every rank. Rank r of the group keeps those from
+    ``bounds[r]`` to ``bounds[r+1]`` as its submodules and forgets the others; their memory is free
+    as soon as the caller forgets them, too. A trainable parameter that also belongs to other stages
+    is tied: its copies get the values of the first such stage. A frozen one is not tied, and gets
+    no gradient. All ranks of the group make their stage together. A rank may have several stages,
+    of several models. ``groups``: the result of ``tie_groups`` for these layers and bounds;
+    several models may share it. With None, ``group`` has all ranks of the world, and they call
+    ``tie_groups`` here. Raises ValueError on every rank, before anything is sent, unless ``bounds``
+    begins with 0, rises, ends with the number of layers, and makes one stage per rank of the group.
+    Raises it, too, if a parameter is tied and its group is not there.
 
     ``ties``: (parameter, group of the stages that hold a copy) for each tied parameter of this
-    stage. ``shapes``: dtype and shape of what this stage gets, by the shape of the inputs.
+    stage. ``shapes``: dtype and shape of the activation that comes in, by the inputs' shape.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class Stage(nn.Module):
         self.group, self.rank, self.count = group, dist.get_rank(group), dist.get_world_size(group)
         self.ties: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
         self.shapes: dict[torch.Size, tuple[torch.dtype, Sequence[int]]] = {}
-        # Step 3: check the bounds; keep the own layers only, as self.layers
-        # Step 4: the groups of tied stages, if no other rank of the world has to make them, too
+        # Step 3: check the bounds; keep only this stage's layers, as self.layers
+        # Step 4: make the groups of tied stages here only if all ranks of the world come here
         # Step 5: the copies start equal
         raise NotImplementedError("exercise 2.8")
 
@@ -151,24 +151,24 @@ class Stage(nn.Module):
 
 
 def send_activation(stage: Stage, y: Tensor, announce: bool) -> None:
-    """Send ``y`` to the next stage; ``announce``: its dtype and shape ahead, in a message of 80 B.
+    """Send ``y`` to the next stage; ``announce``: dtype and shape first, in a message of 80 bytes.
 
     One message with the bytes of ``y``.
     """
     # Step 6: the other end receives into a tensor that it has to allocate first
-    # Step 7: values only: autograd's graph ends at the boundary
+    # Step 7: send values only: autograd's graph ends at the boundary
     raise NotImplementedError("exercise 2.8")
 
 
 def receive_activation(stage: Stage, inputs: Tensor) -> Tensor:
-    """What ``stage`` works on: the inputs, or the previous stage's activation on their device.
+    """The input of ``stage``: the inputs, or the previous stage's activation on their device.
 
-    The latter is a leaf that requires a gradient. The counterpart of ``send_activation``; whether
-    the shape is announced depends on whether the shape of the inputs is a new one, which is the
-    same on all ranks.
+    An activation is a leaf that requires a gradient. The counterpart of ``send_activation``: the
+    shape is announced if the shape of the inputs is a new one. All ranks have the same inputs'
+    shape, so they agree on that.
     """
     # Step 8: learn dtype and shape once for each shape of the inputs (stage.shapes)
-    # Step 9: without requires_grad the backward would end here, and earlier stages learn nothing
+    # Step 9: without requires_grad backward would end here, and earlier stages would not train
     raise NotImplementedError("exercise 2.8")
 
 
@@ -178,21 +178,21 @@ def forward_backward(
     """Forward and backward of the whole model on one batch, every stage in its turn.
 
     Adds to the ``p.grad`` of the stage's parameters; those of tied ones hold this stage's part
-    (see ``reduce_ties``). ``inputs`` have the same shape on all ranks, on the device of the stage;
-    the first stage alone reads their values, the last one alone reads ``targets``, with
-    ``loss_fn(outputs, targets)`` a scalar. An activation has one of ``DTYPES``, at most
-    ``MOST_DIMS`` dimensions, and any memory layout; both may change from layer to layer. Frozen
-    layers may be anywhere. The first layer of a stage must not work in place. Returns the loss
-    (sent in float64), a float, the same on every rank. An error on one stage comes out there only;
-    the others wait for its messages until the group's timeout ends them.
+    (see ``reduce_ties``). ``inputs`` have the same shape on all ranks, on the device of the stage.
+    The first stage alone reads their values, the last one alone reads ``targets``;
+    ``loss_fn(outputs, targets)`` is a scalar. An activation has one of ``DTYPES``, at most
+    ``MOST_DIMS`` dimensions, and any memory layout; dtype and layout may change from layer to
+    layer. Frozen layers may be anywhere. The first layer of a stage must not work in place. Returns
+    the loss (sent in float64), a float, the same on every rank. An error on one stage comes out
+    there only; the others wait for its messages until the group's timeout ends them.
 
     Point-to-point messages between neighbours only, and one collective of 8 bytes for the loss. Per
-    boundary: the activation there, its gradient back, and 80 bytes more for inputs of a shape not
-    seen before. No activation is kept afterwards.
+    boundary: the activation there, its gradient back, and 80 bytes more for inputs of a new shape.
+    No activation is kept afterwards.
     """
-    # Step 10: forward: get x, compute y, pass it on; the last stage computes the loss
-    # Step 11: backward: the gradient of y starts it, x.grad is what the stage before waits for
-    # Step 12: the last stage tells all the loss
+    # Step 10: forward: get x, compute y, send it on; the last stage computes the loss
+    # Step 11: backward: start from the gradient of y, send x.grad to the stage before
+    # Step 12: the last stage sends the loss to all
     raise NotImplementedError("exercise 2.8")
 
 
@@ -200,7 +200,7 @@ def reduce_ties(stage: Stage) -> None:
     """Give all copies of a tied parameter the gradient of the tied one: the sum over the copies.
 
     Once per optimizer step, after its last backward. A copy without gradient counts as zero. One
-    all-reduce of the parameter's bytes between the stages that hold a copy; the others send
+    all-reduce of the parameter's bytes between the stages that hold a copy; other stages send
     nothing.
     """
     # Step 13: a copy without gradient adds nothing, but its stage must come to the all-reduce
@@ -219,5 +219,5 @@ def train_step(
     ``optimizer`` is over the stage's own parameters; gradients from before are forgotten.
     Arguments, return value and cost as for ``forward_backward`` and ``reduce_ties``.
     """
-    # Step 14: the sum over the copies before the step: equal copies, equal gradients, equal steps
+    # Step 14: sum over the copies before the step: equal copies and gradients take equal steps
     raise NotImplementedError("exercise 2.8")

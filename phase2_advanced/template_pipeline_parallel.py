@@ -7,7 +7,7 @@
 """Pipeline parallelism: GPipe, 1F1B and interleaved 1F1B, run by one interpreter.
 
 The layers are divided into stages, the batch into m micro-batches. While a stage works on one
-micro-batch its neighbours work on others. With p ranks and v stages per rank (``chunks``):
+micro-batch, its neighbours work on others. With p ranks and v stages per rank (``chunks``):
 
 ===========  ===========================  ====================================  ===============
 schedule     bubble: share of the ranks'  activations kept by rank r, of one    messages per
@@ -19,8 +19,8 @@ interleaved  (p-1) / (v·m + p-1)          min(v·m, 2(p-r-1) + (v-1)p + 1),    
                                           each 1/v as large
 ===========  ===========================  ====================================  ===============
 
-Relative to the work, the bubble is (p-1)/m, interleaved (p-1)/(v·m). A message holds one boundary's
-activation of one micro-batch, or its gradient. Per step a collective gives all ranks the loss.
+Divided by the work instead, the bubble is (p-1)/m, interleaved (p-1)/(v·m). A message holds one
+micro-batch's activation at one boundary, or its gradient. One collective gives all ranks the loss.
 
 Invariant: the gradients are those of one process on the whole batch, whatever the schedule.
 Sources: Huang et al. 2019 (GPipe, arXiv 1811.06965), section 2.3; Narayanan et al. 2019 (PipeDream,
@@ -53,19 +53,19 @@ def check_sizes(ranks: int, micro_batches: int, chunks: int = 1) -> None:
 def gpipe(ranks: int, micro_batches: int) -> list[list[Step]]:
     """Every rank's compute steps: all forwards, then all backwards; stage r on rank r.
 
-    Micro-batches in any order with the bubble above. Raises ValueError if a number is below 1.
+    Micro-batches may be in any order with that bubble. Raises ValueError if a number is below 1.
     """
     # Step 1: the same order on every rank
     raise NotImplementedError("exercise 2.10")
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> list[list[Step]]:
-    """Every rank's compute steps in 1F1B: as early a backward as possible; stage r on rank r.
+    """Every rank's compute steps in 1F1B: each backward as early as possible; stage r on rank r.
 
     Rank r keeps min(m, p-r) micro-batches at most, and the bubble is GPipe's, whether B takes as
     long as F or twice as long. Any m, also m < p. Raises ValueError if a number is below 1.
     """
-    # Step 1: warm-up: as many forwards as there are stages behind this one, but no more than m
+    # Step 1: warm-up: as many forwards as there are stages after this one, but no more than m
     # Step 2: then one forward, one backward in turn, until there are no more forwards
     # Step 3: then the backwards that are left, one for each forward of the warm-up
     raise NotImplementedError("exercise 2.11")
@@ -82,14 +82,14 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> list[list[Step]]
     Micro-batches go through in groups of p: each rank does a group's forwards with its first stage,
     then the same group's with its second …; in backward the last stage comes first. Rank r does
     2(p-r-1) + (v-1)p forwards, or all, before it takes turns; fewer if the bubble stays
-    (p-1) / (v·m + p-1). It keeps one activation of a stage more at most. Raises ValueError if a
-    number is below 1 or p does not divide m.
+    (p-1) / (v·m + p-1). It keeps at most one more activation of a stage than that. Raises
+    ValueError if a number is below 1 or p does not divide m.
     """
-    # Step 1: the k-th forward of a rank: its group of p micro-batches, which of the own stages, and
-    #         its position there
-    # Step 2: backward likewise, with the own stages in reverse
-    # Step 3: alternate as in 1F1B. The first backward reaches rank r after the whole group has gone
-    #         through v-1 stages, and one more to the last rank and back: that is the warm-up
+    # Step 1: for a rank's k-th forward: its group of p micro-batches, its number among the rank's
+    #         own stages, and its position in the group
+    # Step 2: the same for backward, with the rank's own stages in reverse
+    # Step 3: alternate as in 1F1B. The warm-up lasts until the first backward reaches rank r: the
+    #         group passes v-1 stages here, then a micro-batch goes to the last rank and back
     raise NotImplementedError("exercise 2.12")
 
 
@@ -106,12 +106,12 @@ def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) ->
 class Pipeline:
     """One rank's share of a pipelined model: runs any valid schedule.
 
-    ``chunks``: this rank's stages in rising order, each a module with one tensor in and one out,
-    which it does not change; it may communicate in other groups. ``schedule``: with messages, the
-    same on all ranks. ``loss_fn(output, target)``: mean over a micro-batch, used on the last stage.
-    ``boundaries[s]``: a tensor (on the meta device) with shape and floating dtype of what stage s
-    gives stage s+1 for one micro-batch; so receivers know what comes and no message is spent on it.
-    ``group``: the ranks of this pipeline, rank r of the group takes the steps ``schedule[r]``.
+    ``chunks``: this rank's stages in rising order. Each is a module with one tensor in and one out,
+    and changes neither; it may communicate in other groups. ``schedule``: with messages, the same
+    on all ranks. ``loss_fn(output, target)``: mean over a micro-batch, used on the last stage.
+    ``boundaries[s]``: a tensor (on the meta device) with the shape and the floating dtype that
+    stage s gives stage s+1 for one micro-batch. So receivers know both without a message.
+    ``group``: the ranks of this pipeline; rank r of the group takes the steps ``schedule[r]``.
 
     Raises ValueError if the schedule is not valid, has steps of other ``kinds``, or does not fit
     the group or the chunks. After an exception in ``step`` the pipeline can't be used again.
@@ -145,39 +145,39 @@ class Pipeline:
         self.steps = list(schedule[rank])
         self.loss_fn, self.boundaries, self.group = loss_fn, boundaries, group
         self.kept: dict[Key, tuple[Tensor, Tensor]] = {}  # input and output of a forward
-        self.gradients: dict[Key, Tensor] = {}  # of a stage's input, until somebody takes it
+        self.gradients: dict[Key, Tensor] = {}  # of a stage's input, until a step takes it
         self.arriving: dict[Step, tuple[Tensor, dist.Work]] = {}
         self.sending: deque[tuple[Tensor, dist.Work]] = deque()
 
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         """Add the gradient of the batch's mean loss to every ``p.grad``; returns that loss.
 
-        ``inputs`` and ``targets``: the whole batch, on every rank, so that all can check it; the
-        first stage reads the one, the last the other. The loss is a float, the same on all ranks. A
-        stage is called once per micro-batch; an input that it does not use has a zero gradient.
-        Sends the schedule's messages, and at most two collectives of 8 bytes for the loss. Nobody
-        waits for a send at once, or for a receive before its data is needed; when a send starts, at
-        most two per stage of this rank and direction (F, B) are not waited for. A micro-batch's
-        activations are freed when its backward is done, unless a send holds them. The host waits
-        for a GPU once.
+        ``inputs`` and ``targets``: the whole batch, on every rank, so that all can check it. Only
+        the first stage reads inputs, only the last one targets. The loss is a float, the same on
+        all ranks. A stage is called once per micro-batch; an input that it does not use has a zero
+        gradient. Sends the schedule's messages, and at most two collectives of 8 bytes for the
+        loss. A send is not waited for at once, a receive not before its data is needed. When a send
+        starts, at most two per stage of this rank and direction (F, B) are not waited for. A
+        micro-batch's activations are freed when its backward is done, unless a send holds them. The
+        host waits for a GPU once.
 
         Raises ValueError, before anything is sent, if inputs or targets are empty or do not divide
-        into the schedule's micro-batches; and where an output is not what its boundary says.
+        into the schedule's micro-batches; also where an output differs from its boundary.
         """
         # Step 3: divide the batch into equal micro-batches; the loss starts at zero
         # Step 4: take this rank's steps one by one; leave no send unfinished
-        # Step 5: the last stage has the loss: all ranks need it
+        # Step 5: the last stage has the loss: send it to all ranks
         raise NotImplementedError("exercise 2.10")
 
     def take(self, step: Step) -> None:
         """Do one step of the schedule."""
-        # Step 6: compute, or send to or receive from the rank of the other stage. A receive is only
-        #         posted here; who needs its data waits for it
+        # Step 6: compute, or send to or receive from the rank of the other stage. Only post a
+        #         receive here; the compute step that needs its data waits for it
         raise NotImplementedError("exercise 2.10")
 
     def forward(self, stage: int, i: int) -> None:
         """Run a stage on micro-batch ``i``; keep its input and output for backward."""
-        # Step 7: the input is the data, or a leaf of its own that wants a gradient
+        # Step 7: the input is the data, or a new leaf that requires a gradient
         # Step 8: on the last stage the loss follows, divided once by the number of micro-batches
         raise NotImplementedError("exercise 2.10")
 
@@ -187,13 +187,13 @@ class Pipeline:
 
     def backward(self, stage: int, i: int) -> None:
         """Run a stage's backward for micro-batch ``i``: this frees its activations."""
-        # Step 9: start from the gradient of the output, on the last stage from the loss
-        # Step 10: the gradient of the input is for the stage before
+        # Step 9: start from the gradient of the output; on the last stage start from the loss
+        # Step 10: keep the gradient of the input for the stage before
         raise NotImplementedError("exercise 2.10")
 
     def send(self, tensor: Tensor, stage: int) -> None:
         """Send to the rank of ``stage``, without waiting for it to be received."""
-        # Step 11: keep the tensor and the handle until the send is done; few at a time
+        # Step 11: keep tensor and handle until the send is done; limit how many are under way
         raise NotImplementedError("exercise 2.10")
 
     def arrived(self, receive: Step) -> Tensor:

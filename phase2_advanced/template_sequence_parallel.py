@@ -7,8 +7,8 @@
 """Sequence parallelism: a transformer block that also shares out what tensor parallelism repeats.
 
 With tensor parallelism alone every rank computes norms and residual stream for all positions, and
-keeps them for backward. Sequence parallelism cuts that part along the time axis; only the borders
-of the block change:
+keeps them for backward. Sequence parallelism cuts these tensors along the time axis. Only the
+communication at the borders of the block changes:
 
     tensor      norm (T) ──── copy ──────── column ─ f ─ row ── all-reduce ────── + residual (T)
     sequence    norm (T/W) ── all-gather ── column ─ f ─ row ── reduce-scatter ── + residual (T/W)
@@ -23,10 +23,11 @@ inputs 2; q, k, v 3, attention output 1, inner width before and after GELU 8):
     one process        16              sequence parallel, gathered inputs kept       2 + 14/W
     tensor parallel    4 + 12/W        sequence parallel, gathered again (regather)  16/W
 
-These are Korthikanti et al.'s s·b·h times 34 + 5as/h, 10 + 24/t + 5as/(ht) and (34 + 5as/h)/t bytes
-without their dropout masks (2, one byte each) and attention matrices (5as/h; fused attention never
-keeps them), at two bytes per element. ``regather`` is what their last formula assumes: one more
-all-gather per column-parallel layer, 5/4 of the bytes, which can hide behind a matrix product.
+Korthikanti et al. count bytes: s·b·h times 34 + 5as/h, 10 + 24/t + 5as/(ht) and (34 + 5as/h)/t.
+An element has two bytes. The units above leave out two dropout masks (one byte per element) and the
+attention matrices (5as/h; fused attention never keeps them). Their last formula assumes
+``regather``: one more all-gather per column-parallel layer, 5/4 of the bytes. That gather can run
+during a matrix product.
 
 Shapes: B batch, T time, t = T/W this rank's positions, D width, f and d a rank's features.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 (formula), 4.2.1 and 4.2.2.
@@ -79,12 +80,12 @@ def start_scatter(x_BTD: Tensor, group: Group) -> Callable[[], Tensor]:
 class _GatherSequence(Function):
     @staticmethod
     def forward(ctx: Any, x_BtD: Tensor, group: Group) -> Tensor:
-        # Step 4: like copy_to_ranks, but every rank has to be given the other positions first …
+        # Step 4: like copy_to_ranks, but every rank must first get the other ranks' positions
         raise NotImplementedError("exercise 2.18")
 
     @staticmethod
     def backward(ctx: Any, grad_BTD: Tensor) -> tuple[Tensor | None, ...]:
-        # Step 5: … and of the summed gradient only this rank's positions are wanted
+        # Step 5: sum the gradients, and keep only this rank's positions
         raise NotImplementedError("exercise 2.18")
 
 
@@ -96,7 +97,7 @@ class _ScatterSequence(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_BtD: Tensor) -> tuple[Tensor | None, ...]:
-        # Step 7: every rank's term had all positions: it needs the gradients of all
+        # Step 7: every rank's term had all positions, so it needs the gradients of all positions
         raise NotImplementedError("exercise 2.18")
 
 
@@ -106,7 +107,7 @@ def gather_sequence(x_BtD: Tensor, group: Group = None) -> Tensor:
     Forward: one all-gather; backward: one reduce-scatter, the sum of all ranks' gradients. Any
     strides and dtype. ValueError if this process is not in ``group``.
     """
-    # Step 8: refuse a process outside of the group, …
+    # Step 8: refuse a process outside of the group
     raise NotImplementedError("exercise 2.18")
 
 
@@ -117,7 +118,7 @@ def scatter_sequence(x_BTD: Tensor, group: Group = None) -> Tensor:
     changed. ValueError, before anything is sent, if T does not divide by W, or if this process is
     not in ``group``.
     """
-    # Step 9: … and positions that don't divide
+    # Step 9: refuse positions that don't divide
     raise NotImplementedError("exercise 2.18")
 
 
@@ -131,17 +132,17 @@ class _GatherLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_BTf: Tensor) -> tuple[Tensor | None, ...]:
-        # Step 11: the gather runs while the gradient of x is computed, and that one's
-        #         reduce-scatter while the gradient of the weight is
+        # Step 11: gather while you compute the gradient of x; reduce-scatter that gradient while
+        #          you compute the gradient of the weight
         raise NotImplementedError("exercise 2.18")
 
 
 class SequenceColumnLinear(ColumnParallelLinear):
     """A column-parallel layer whose input is cut along the time axis: gathers it by itself.
 
-    ``regather``: keep this rank's positions for backward and gather them again there; of all
-    positions nothing stays in memory. Values and gradients are the same either way, and those of
-    the whole layer. ``gather_output`` is not used.
+    ``regather``: keep only this rank's positions for backward and gather all of them again there.
+    With and without it values and gradients are those of the whole layer. ``gather_output`` is not
+    used.
     """
 
     regather = False
@@ -152,7 +153,7 @@ class SequenceColumnLinear(ColumnParallelLinear):
         Forward: one all-gather; backward: one reduce-scatter, with ``regather`` one more
         all-gather. ValueError, before anything is sent, if the last dimension is not D.
         """
-        # Step 12: the gathering product
+        # Step 12: use the product that gathers its input
         raise NotImplementedError("exercise 2.18")
 
 
@@ -165,15 +166,15 @@ class SequenceRowLinear(RowParallelLinear):
         Forward: one reduce-scatter; backward: one all-gather. ValueError, before anything is sent,
         if T does not divide by W or the last dimension is not D/W.
         """
-        # Step 13: reduce-scatter the terms; the bias once, after the sum
+        # Step 13: reduce-scatter the terms; add the bias once, after the sum
         raise NotImplementedError("exercise 2.18")
 
 
 class SequenceParallelBlock(ParallelBlock):
     """A ``ParallelBlock`` from and to this rank's positions (B, T/W, D): only the borders differ.
 
-    Two all-gathers and two reduce-scatters forward, and again backward; ``regather`` makes that two
-    more all-gathers in backward and keeps 16/W instead of 2 + 14/W (see the module). After
+    Two all-gathers and two reduce-scatters forward, and as many backward. ``regather`` adds two
+    all-gathers in backward and keeps 16/W units instead of 2 + 14/W (see the module). After
     backward, the gradients of ``replicated()`` still have to be summed over the ranks.
     """
 
@@ -198,7 +199,7 @@ def sum_replicated_gradients(parameters: Iterable[nn.Parameter], group: Group = 
 
     A missing gradient counts as zero, a tied parameter once, a frozen one not at all. Any strides
     and dtypes; all ranks of ``group`` pass them in the same order. One all-reduce of their bytes
-    per dtype, however many there are; nothing for no parameters.
+    per dtype, however many there are; without parameters nothing is sent.
     """
-    # Step 16: all gradients of a dtype in one message
+    # Step 16: send all gradients of one dtype in one message
     raise NotImplementedError("exercise 2.18")

@@ -7,8 +7,8 @@
 """Tensor parallelism: one matrix product shared by W ranks, forward and backward.
 
 A layer that is too large (or too slow) for one rank is cut along its features. Every rank computes
-a share of the product; what is missing at the borders is communicated. Each such step comes as a
-pair: what it does in forward fixes what it must do in backward.
+a share of the product, and the ranks communicate at the borders of the layer. Each of these
+communications comes as a pair: its forward determines its backward.
 
 ==================  ===========  ===========  ==================================================
 function            forward      backward     for
@@ -20,9 +20,10 @@ gather_from_ranks   all-gather   own block    all ranks need all blocks, for the
 ==================  ===========  ===========  ==================================================
 
 A column-parallel layer (blocks of output features) followed by a row-parallel one (blocks of input
-features) needs nothing in between: one all-reduce forward, one backward. Per rank an all-reduce of
-N bytes sends 2(W-1)/W·N, an all-gather to N bytes (W-1)/W·N. Invariant: what is replicated is equal
-on all ranks, values and gradients; what is sharded is, put together, what one process would have.
+features) needs no message in between: one all-reduce forward, one backward. Per rank an all-reduce
+of N bytes sends 2(W-1)/W·N bytes, an all-gather to N bytes (W-1)/W·N. Invariant: a replicated
+tensor is equal on all ranks, and so is its gradient. The shards of a sharded tensor, put together,
+are the tensor that one process would have.
 
 Shapes: N tokens (any leading dimensions), D inputs, F outputs; a small letter is this rank's share
 of the dimension: weight_fD has F/W rows.
@@ -44,7 +45,7 @@ from given.agreement import Group
 
 
 def place_in(group: Group) -> tuple[int, int]:
-    """(this rank's number in ``group``, its size); ValueError if this process is not in it."""
+    """(this rank's number in ``group``, the group's size); ValueError outside of the group."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError("this process is not in the group that was given")
@@ -52,7 +53,7 @@ def place_in(group: Group) -> tuple[int, int]:
 
 
 def block_of(size: int, what: str, group: Group) -> slice:
-    """This rank's block of ``size`` things, equal on all ranks; ValueError if that can't be."""
+    """This rank's block of ``size`` things; ValueError if the ranks can't have equal blocks."""
     rank, world_size = place_in(group)
     if size % world_size:
         raise ValueError(f"{size} {what} can't be divided evenly among {world_size} ranks")
@@ -64,12 +65,12 @@ def block_of(size: int, what: str, group: Group) -> slice:
 class _CopyToRanks(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        # Step 1: nothing to send: all ranks have x already; autograd wants a tensor of its own
+        # Step 1: send nothing, all ranks have x already; autograd needs a tensor of its own
         raise NotImplementedError("exercise 2.14")
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # Step 2: x was used on all ranks, so its gradient is the sum over all ranks: the other
+        # Step 2: all ranks used x, so its gradient is the sum over all ranks: call the other
         #         function of the pair
         raise NotImplementedError("exercise 2.14")
 
@@ -77,13 +78,13 @@ class _CopyToRanks(Function):
 class _SumOverRanks(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        # Step 3: reduce a contiguous copy: a collective writes into its argument, and neither the
+        # Step 3: reduce a contiguous copy: a collective writes into its argument, but neither the
         #         caller's tensor nor a gradient that autograd hands out may change
         raise NotImplementedError("exercise 2.14")
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # Step 4: every term of a sum has the sum's gradient, and every rank has that already
+        # Step 4: every term of a sum has the gradient of the sum, and every rank has that already
         raise NotImplementedError("exercise 2.14")
 
 
@@ -95,7 +96,7 @@ def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     backward. The ranks of ``group`` run forward and backward alike, as often as they like, also
     several backwards through one graph. ValueError if this process is not in ``group``.
     """
-    # Step 5: refuse a process outside of the group: a collective would silently do nothing
+    # Step 5: refuse a process outside of the group: for it a collective would silently do nothing
     raise NotImplementedError("exercise 2.14")
 
 
@@ -106,7 +107,7 @@ def sum_over_ranks(x: Tensor, group: Group = None) -> Tensor:
     is the sum's. Forward sends the bytes of one all-reduce of x; backward sends nothing. Nothing is
     kept for backward. ValueError if this process is not in ``group``.
     """
-    # Step 6: likewise
+    # Step 6: refuse as in step 5
     raise NotImplementedError("exercise 2.14")
 
 
@@ -137,7 +138,7 @@ class _GatherFromRanks(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # Step 5: all ranks go on alike with the whole, so all have the same gradient: take a block
+        # Step 5: all ranks use the whole in the same way, so all have its gradient: take a block
         raise NotImplementedError("exercise 2.15")
 
 
@@ -148,16 +149,16 @@ def split_to_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
     sends nothing; backward: one all-gather of the blocks' gradients. ValueError if the dimension
     does not divide, or if this process is not in ``group``.
     """
-    # Step 6: which block this rank has, and whether the dimension divides, is known beforehand
+    # Step 6: find this rank's block before anything is sent: it refuses what does not divide
     raise NotImplementedError("exercise 2.15")
 
 
 def gather_from_ranks(x: Tensor, dim: int, group: Group = None) -> Tensor:
     """The ranks' ``x`` (of one shape) put together along ``dim``, in rank order, contiguous.
 
-    For a whole that all ranks use in the same way: the gradient is this rank's block of the
-    whole's, without communication. Forward: one all-gather. Any dtype and strides; ``dim`` may be
-    negative. ValueError if this process is not in ``group``.
+    For a whole that all ranks use in the same way: the gradient of ``x`` is this rank's block of
+    the whole's gradient, without communication. Forward: one all-gather. Any dtype and strides;
+    ``dim`` may be negative. ValueError if this process is not in ``group``.
     """
     place_in(group)
     return _GatherFromRanks.apply(x, dim, group)
@@ -176,7 +177,7 @@ def check_width(x: Tensor, width: int, layer: nn.Module) -> None:
 
 
 class ColumnParallelLinear(nn.Module):
-    """A linear layer whose output features are shared out: rank r has block r of F/W of them.
+    """A linear layer cut along its output features: rank r has block r, of F/W features.
 
     ``linear``: the whole layer, the same on all ranks; it is neither changed nor kept, and nothing
     is communicated. ``weight`` (F/W, D) and ``bias`` (F/W) or None are this rank's rows:
@@ -201,13 +202,13 @@ class ColumnParallelLinear(nn.Module):
         backward: one all-reduce of x's bytes, and nothing if x needs no gradient. ValueError,
         before anything is sent, if the last dimension is not D.
         """
-        # Step 8: every rank uses all of x; its gradient comes from all ranks
+        # Step 8: every rank uses all of x, so the gradient of x comes from all ranks
         # Step 9: gather the features only if asked for
         raise NotImplementedError("exercise 2.15")
 
 
 class RowParallelLinear(nn.Module):
-    """A linear layer whose input features are shared out: rank r has block r of D/W of them.
+    """A linear layer cut along its input features: rank r has block r, of D/W features.
 
     ``linear``: the whole layer, the same on all ranks; it is neither changed nor kept, and nothing
     is communicated. ``weight`` (F, D/W) are this rank's columns; ``bias`` (F) or None is
@@ -220,7 +221,7 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.group, self.split_input = group, split_input
-        # Step 10: this rank's columns of the weight; the bias belongs to the sum and stays whole
+        # Step 10: take this rank's columns of the weight; keep the bias whole: it joins the sum
         raise NotImplementedError("exercise 2.15")
 
     def forward(self, x_Nd: Tensor) -> Tensor:
@@ -232,6 +233,6 @@ class RowParallelLinear(nn.Module):
         all-gather of x). ValueError, before anything is sent, if the last dimension is of another
         size.
         """
-        # Step 11: this rank's columns times its features is one term of the sum over ranks
-        # Step 12: the bias once, after the sum
+        # Step 11: this rank's columns times its features are one term of the sum over ranks
+        # Step 12: add the bias once, after the sum
         raise NotImplementedError("exercise 2.15")

@@ -6,10 +6,10 @@
 # store.
 """Zero bubble (ZB-H1): the backward in two halves, and the second one where a rank would be idle.
 
-A backward computes two things: the gradient of the input, for which the stage before waits, and the
-gradients of the weights, for which nobody waits before the optimizer. Written as separate steps B
-and W, each about as long as a forward, the stage before starts one step earlier, and W fills what
-would be bubble. With p ranks and m >= p micro-batches, F, B and W of one length each:
+A backward computes two things. The stage before waits for the gradient of the input. The gradients
+of the weights are needed only by the optimizer. So they become separate steps B and W, each about
+as long as a forward. The stage before starts one step earlier, and W fills time that would be
+bubble. With p ranks and m >= p micro-batches, F, B and W of one length each:
 
 ===========  =====================  ====================  ===================================
 schedule     a step takes           bubble                activations kept by rank r
@@ -20,11 +20,12 @@ ZB-H1        3m + p-1               (p-1) / (3m + p-1)    min(m, p), until W
 
 In general 1F1B idles for (p-1)(F + B + W), ZB-H1 for (p-1)(F + B - W). With m < p a step of ZB-H1
 takes 2(m + p) - 1. (ZB-H2 keeps up to 2p-1 micro-batches, and has no bubble.) Messages and bytes
-are those of 1F1B. A second backward over the whole stage would give the weights' gradients too, but
-propagate through it twice; here every layer keeps a graph of its own, and B and W together do the
-arithmetic of one backward. The price: what a layer's W reads stays until W.
+are those of 1F1B. A second backward over the whole stage would give the weights' gradients, too,
+but it would propagate through the stage twice. Here every layer keeps a graph of its own, and B and
+W together do the arithmetic of one backward. The price: the tensors that a layer's W reads stay in
+memory until W.
 
-Invariant: gradients as without the split. Source: Qi et al. 2023 (arXiv 2401.10241), sections 2, 3.
+Invariant: gradients as without the split. Source: Qi et al. 2023 (arXiv 2401.10241), section 2.
 """
 
 from __future__ import annotations
@@ -42,38 +43,38 @@ from .template_pipeline_schedules import Step
 def zero_bubble(ranks: int, micro_batches: int) -> list[list[Step]]:
     """Every rank's compute steps in ZB-H1: 1F1B with B split into B (inputs) and W (weights).
 
-    Nobody waits for a W: it fills time in which a rank would be idle. No rank keeps more than
-    min(m, p) micro-batches (until their W), which is what 1F1B keeps on rank 0. With F, B and W of
+    No step waits for a W: it fills time in which a rank would be idle. No rank keeps more than
+    min(m, p) micro-batches (until their W), as many as 1F1B keeps on rank 0. With F, B and W of
     equal length a step takes 3m + p-1 if m >= p, and no longer than 1F1B's otherwise. Stage r is on
     rank r. Raises ValueError if a number is below 1.
     """
-    # Step 1: the order of 1F1B
-    # Step 2: after each B the oldest W that waits, if more than r wait
-    # Step 3: at the end the W that are left
+    # Step 1: begin with the order of 1F1B
+    # Step 2: after each B take the oldest W that waits, if more than r are waiting
+    # Step 3: at the end take the W that are left
     raise NotImplementedError("exercise 2.13")
 
 
 def split_forward(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Any]]:
-    """``module(x)`` and a list, empty for now, such that its backward leaves the weights alone.
+    """``module(x)``, whose backward leaves the weights out, and a list that is still empty.
 
     A backward from the output gives the gradients of inputs and fills the list;
-    ``weight_gradients`` does the rest. Split are the layers: modules without children that have
-    trainable parameters and are called with one tensor, by position. Each of them must give one
-    tensor, too: a module with a GRU can't be given. Other parameters get their gradient in the
+    ``weight_gradients`` does the rest. It splits the layers: modules without children that have
+    trainable parameters and are called with one tensor, by position. Each of them must also return
+    one tensor, so a module with a GRU can't be given. Other parameters get their gradient in the
     backward already, frozen ones never. Both halves together do the arithmetic of an ordinary
     backward, no more; forward runs each layer once. The module is left as it was, also after an
     exception, and may be called again before the backward.
     """
-    # Step 4: let every layer compute on a detached input, so that its graph is one of its own
-    # Step 5: put `Split` in place of that graph: its backward computes the inputs' gradient and
-    #         notes what is left to do
+    # Step 4: let every layer compute on a detached input, so that it has a graph of its own
+    # Step 5: put `Split` in place of that graph: its backward computes the input's gradient and
+    #         notes what W has left to do
     raise NotImplementedError("exercise 2.13")
 
 
 class Split(torch.autograd.Function):
     """A layer's result whose backward computes the gradient of the input, and no weight's.
 
-    The parameters are inputs, so that the result wants a gradient even if ``x`` does not.
+    The parameters are inputs, so that the result requires a gradient even if ``x`` does not.
     """
 
     @staticmethod
@@ -85,24 +86,24 @@ class Split(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The input's gradient now; (output, its gradient, parameters) for later."""
-        # Step 6: torch.autograd.grad computes only what it is asked for; the graph must survive it
+        # Step 6: torch.autograd.grad computes only what it is asked for; W still needs the graph
         raise NotImplementedError("exercise 2.13")
 
 
 def weight_gradients(later: list[Any]) -> None:
     """Add the gradients of the weights that ``split_forward`` left out to ``p.grad``.
 
-    Empties ``later``, and so frees what the layers kept.
+    Empties ``later``, and so frees the tensors that the layers kept.
     """
-    # Step 7: a backward per layer from its output to its parameters only
+    # Step 7: one backward per layer, from its output to its parameters only
     raise NotImplementedError("exercise 2.13")
 
 
 class ZeroBubblePipeline(Pipeline):
     """A ``Pipeline`` that also takes W steps: B then leaves the weights' gradients to them.
 
-    Loss, gradients and messages are a ``Pipeline``'s, also for a schedule without any W: then B
-    does all. A micro-batch's activations are freed when its W is done.
+    Loss, gradients and messages are a ``Pipeline``'s, also for a schedule without any W. There B
+    does it all. A micro-batch's activations are freed when its W is done.
     """
 
     kinds = "FBW"
@@ -112,11 +113,11 @@ class ZeroBubblePipeline(Pipeline):
         self.later: dict[tuple[int, int], list[Any]] = {}  # by stage and micro-batch
 
     def call(self, stage: int, i: int, x: Tensor) -> Tensor:
-        """The module of a stage, called so that its backward leaves the weights alone."""
-        # Step 8: keep what is left to do until W, if there will be one
+        """The module of a stage, called so that its backward leaves the weights' gradients out."""
+        # Step 8: keep the work that is left for W, if this schedule has W steps
         raise NotImplementedError("exercise 2.13")
 
     def take(self, step: Step) -> None:
         """Do one step of the schedule."""
-        # Step 9: W here, all others as before
+        # Step 9: do W here, all other steps as in Pipeline
         raise NotImplementedError("exercise 2.13")

@@ -1,27 +1,28 @@
 """Activation checkpointing: keep the inputs of a segment, compute the rest again in backward.
 
-Backward needs the activations of forward, and it needs those of the last layer first: of n layers
-all wait until their turn comes. A checkpointed segment keeps its inputs alone. When backward
-arrives, the segment runs forward once more, with gradients, and backward goes through that.
+Backward needs the activations of forward, and it needs those of the last layer first. So the
+activations of all n layers are kept until their turn comes. A checkpointed segment keeps its inputs
+alone. When backward arrives, the segment runs forward once more and records a graph, and backward
+goes through that graph.
 
-Let a layer's input have A bytes and let autograd save L bytes per layer (L ≥ A; in 16 bits about
-17A for a transformer block, and its attention scores). With n layers in s segments, the last of
-which need not be checkpointed, because its backward comes at once:
+Let a layer's input have A bytes, and let autograd save L bytes per layer, L ≥ A. (A transformer
+block in 16 bits saves about 17A, and its attention scores.) Take n layers in s segments. The last
+segment need not be checkpointed, because its backward comes at once:
 
     held after forward        (s-1)·A + ⌊n/s⌋·L         without: n·L
     peak in backward, about   (s-1)·A + ⌈n/s⌉·L
     layers computed           2n - ⌊n/s⌋                without: n
 
-Without rounding the sum is least at s = √(n·L/A), or at s = n if that is less: compare the numbers
-of segments that divide n. s = √n already makes n·L to O(√n)·L. Backward costs about twice a
-forward, so a step takes at most 4/3 of the time. No communication of its own; a collective inside a
-segment is issued again by every rank, in backward.
+Without rounding the sum is least at s = √(n·L/A), or at s = n if that is less. To find the best s,
+compare the numbers of segments that divide n. s = √n already reduces n·L to O(√n)·L. Backward costs
+about two forwards, so a step takes at most 4/3 of the time. Checkpointing communicates nothing of
+its own. A collective inside a segment is issued again by every rank, in backward.
 
 Invariant: outputs, gradients, and the random state that the program sees afterwards are the same,
 to the last bit, as without checkpointing. The second forward therefore runs in the surroundings of
-the first: same random numbers (dropout), same autocast.
-Sources: Griewank & Walther 2000 (Algorithm 799) for the trade; Chen et al. 2016 (arXiv 1604.06174),
-section 4, for √n; Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, for L.
+the first: with the same random numbers (dropout) and the same autocast.
+Sources: Griewank & Walther 2000 (Algorithm 799) for the trade. Chen et al. 2016 (arXiv 1604.06174),
+section 4, for √n. Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, for L.
 """
 
 from __future__ import annotations
@@ -96,10 +97,10 @@ class Surroundings:
 
     @contextmanager
     def casting(self) -> Iterator[None]:
-        """Autocast as noted, without its cache: a weight cast while no gradient is recorded must
-        not be found there by a forward that records them."""
+        """Autocast as noted, without its cache: a weight that was cast while no graph was recorded
+        has no gradient, and the second forward must not get it."""
         # --- exercise 2.7: start
-        # Step 3: one torch.autocast per type of device, also to switch it off
+        # Step 3: enter one torch.autocast per type of device, also where autocast must be off
         with ExitStack() as stack:
             for kind, dtype, enabled in self.autocast:
                 cast = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
@@ -109,10 +110,10 @@ class Surroundings:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Random state and autocast as noted; what was outside before is there again afterwards,
-        also after an error."""
+        """Random state and autocast as noted; afterwards the outer ones are back, also after an
+        error."""
         # --- exercise 2.7: start
-        # Step 4: torch.random.fork_rng brings back the outer random state
+        # Step 4: at its end torch.random.fork_rng puts back the outer random state
         with torch.random.fork_rng(devices=self.cuda), self.casting():
             torch.set_rng_state(self.cpu_state)
             for device, state in zip(self.cuda, self.cuda_states, strict=True):
@@ -131,7 +132,7 @@ class Call:
     outputs: Any = None
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Call ``fn`` with ``tensors`` in its arguments; the tensors among what it returns."""
+        """Call ``fn`` with ``tensors`` in its arguments and return the tensors in its result."""
         args, kwargs = put_in(self.inputs, tensors)
         found: list[Tensor] = []
         self.outputs = take_out(self.fn(*args, **kwargs), found)
@@ -146,8 +147,9 @@ class Recompute(torch.autograd.Function):
         """Run ``call`` without recording a graph; only ``tensors`` are saved."""
         # --- exercise 2.7: start
         # Step 5: save the tensors by save_for_backward: it notices if they change in the meantime
-        # Step 6: autograd records nothing inside a Function's forward; return new tensors, because
-        #         it makes them this node's: a buffer or a parameter that fn returns is not
+        # Step 6: autograd records nothing inside a Function's forward. It makes the tensors that
+        #         you return outputs of this node. So return new tensors: fn may return a buffer or
+        #         a parameter, which must not become an output
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -163,8 +165,8 @@ class Recompute(torch.autograd.Function):
         Parameters that ``fn`` uses get their gradients at once; those of the inputs are returned.
         """
         # --- exercise 2.7: start
-        # Step 7: parameters are not inputs of this node: asked for some gradients only, autograd
-        #         would not get theirs, or not want them
+        # Step 7: refuse a backward for chosen inputs: parameters are not inputs of this node, so
+        #         autograd can't choose among their gradients
         # Step 8: detach the inputs: backward inside must end at them
         # Step 9: the second forward, in the surroundings of the first
         # Step 10: backward from the outputs that have a gradient and need one
@@ -187,27 +189,29 @@ class Recompute(torch.autograd.Function):
 def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``fn(*args, **kwargs)``, keeping only the tensors among its arguments for backward.
 
-    Arguments and what ``fn`` returns may be tuples (also named ones), lists and dicts, nested, of
-    tensors of any dtype and layout and of other values; ``fn`` may return an argument, a buffer or
-    a parameter itself, which stays what it is. ``fn`` runs once now and, at every backward, once
-    more, with the same autocast state and the same random numbers of PyTorch: those of the CPU and
-    of the CUDA devices of its arguments. The program's own random state, and its autocast, are what
-    they would be without, also after an error in ``fn``.
+    Arguments and results of ``fn`` may be nested tuples (also named ones), lists and dicts. They
+    may hold tensors of any dtype and layout, and other values. ``fn`` may return an argument, a
+    buffer or a parameter itself, which stays what it is. ``fn`` runs once now, and once more at
+    every backward. It then has the same autocast state and the same random numbers of PyTorch:
+    those of the CPU and of the CUDA devices of its arguments. The program's own random state and
+    its autocast are what they would be without checkpointing, also after an error in ``fn``.
 
-    Outputs and all gradients equal those of the plain call: of the arguments that need one, and of
-    everything else that ``fn`` uses (parameters, also when no argument needs a gradient). Frozen
-    parameters, and arguments that need none, get none. An output that ``fn`` has detached may need
-    a gradient here; what arrives there goes no further. Without grad mode it is the plain call.
+    Outputs and all gradients equal those of the plain call. Gradients go to the arguments that need
+    one, and to everything else that ``fn`` uses (parameters, also when no argument needs one).
+    Frozen parameters, and arguments that need no gradient, get none. An output that ``fn`` has
+    detached may need a gradient here; a gradient that arrives there goes no further. Without grad
+    mode it is the plain call.
 
-    ``fn`` must compute the same twice and not change its arguments. A tensor argument that changes
-    between forward and backward, and gradients by ``torch.autograd.grad``, are a RuntimeError (or
-    right), never silently wrong. Keeps no activation and no output.
+    ``fn`` must compute the same twice and not change its arguments. A tensor argument may change
+    between forward and backward, or a program may ask for gradients by ``torch.autograd.grad``.
+    Then it raises RuntimeError or gives right results; it is never silently wrong. Keeps no
+    activation and no output.
     """
     # --- exercise 2.7: start
-    # Step 11: without gradients there is nothing to keep
-    # Step 12: autograd sees tensors only if they are arguments of apply themselves
-    # Step 13: if no argument needs a gradient, parameters may: an empty tensor that needs one makes
-    #          autograd come back to this node
+    # Step 11: without grad mode there is nothing to keep
+    # Step 12: autograd sees a tensor only if it is itself an argument of apply
+    # Step 13: parameters may need a gradient though no argument does. An empty tensor that needs
+    #          one makes autograd come back to this node
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)
     tensors: list[Tensor] = []
@@ -226,13 +230,14 @@ def checkpoint_sequential(
     checkpointed.
 
     Segments are runs of ⌈n/s⌉ layers first, then of ⌊n/s⌋. Equals the plain calls. After forward it
-    holds what the formula of the module says, and the peak of backward is that of the module. A
-    layer of a checkpointed segment is computed twice, one of the last segment once. Raises
+    holds as many bytes as the module's formula says, and the peak of backward is the module's, too.
+    A layer of a checkpointed segment is computed twice, a layer of the last segment once. Raises
     ValueError unless 1 ≤ ``segments`` ≤ number of layers, before any layer runs.
     """
     # --- exercise 2.7: start
     # Step 14: the lengths of the segments, longer ones first, and where each of them ends
-    # Step 15: backward through the last one comes at once: nothing is gained by forgetting it
+    # Step 15: don't checkpoint the last segment: its backward comes at once, so its activations
+    #          would be freed only to be computed again
     if not 1 <= segments <= len(layers):
         raise ValueError(f"can't cut {len(layers)} layers into {segments} segments")
     short, longer = divmod(len(layers), segments)

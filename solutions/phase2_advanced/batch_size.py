@@ -1,20 +1,20 @@
 """Batch size: the largest micro-batch that fits into memory, and a learning rate for the batch.
 
 With W ranks that each take m micro-batches of b samples per optimizer step, the global batch is
-W·m·b. Memory limits b, the wanted batch gives m, and the *linear rule* gives the learning rate: for
-a batch k times larger than the one that η was tuned for,
+W·m·b. Memory limits b. The wanted global batch gives m. The *linear rule* gives the learning rate.
+For a batch k times larger than the one that η was tuned for it is
 
     k·η, reached from η in equal increments over the first steps (gradual warm-up)
 
-because one step of k·η on the mean gradient of k batches is nearly k steps of η, as long as the
-weights, and with them the gradients, do not change much in between. Early in training they do:
-hence the warm-up. The argument is about SGD; for Adam √k·η is the usual rule.
+The reason: one step of k·η on the mean gradient of k batches is nearly k steps of η. That holds as
+long as the weights, and with them the gradients, hardly change in between. Early in training they
+change a lot; therefore the warm-up. The argument is about SGD. For Adam √k·η is the usual rule.
 
-The largest b is searched by doubling until one size does not fit, then by bisection: at most
+The search for the largest b doubles until one size does not fit, then it bisects: at most
 2·log2(upper) + 2 trials, none larger than twice the answer. After each trial the ranks agree by an
-all-reduce (minimum) of one integer, so that all try the same sizes and none waits for a rank that
-ran out of memory. Invariant: `fits` was tried and fits on all ranks, `fails` does not or is beyond
-the limit.
+all-reduce (minimum) of one integer. So all ranks try the same sizes, and no rank waits for one that
+ran out of memory. Invariant: the size `fits` was tried and fits on all ranks; the size `fails` does
+not fit or is beyond the limit.
 Sources: Goyal et al. 2017 (arXiv 1706.02677), sections 2.1 (linear rule) and 2.2 (warm-up);
 Malladi et al. 2022 (arXiv 2205.10287) for Adam.
 """
@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from given.agreement import Group
 
 Trial = Callable[[int], float]  # forward and backward of so many samples; the bytes at their peak
-Measure = Callable[[Callable[[], object]], float]  # calls what it is given; the bytes at its peak
-# what PyTorch says where it raises no torch.OutOfMemoryError: CPU allocator, cuBLAS workspace
+Measure = Callable[[Callable[[], object]], float]  # calls its argument; bytes at its peak
+# texts of errors that are no torch.OutOfMemoryError: CPU allocator, cuBLAS workspace
 OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -43,14 +43,14 @@ def scaled_learning_rate(
     """The learning rate of optimizer step ``step`` (0 is the first) by linear rule and warm-up.
 
     ``base_lr`` (η) was tuned for batches of ``base_batch`` samples; the batch over all ranks now
-    has ``global_batch``, k times as many. Step 0 takes η, each further one the same amount more,
-    and from step ``warmup_steps`` on it is k·η; without warm-up, or for a batch that is not larger
-    than ``base_batch``, it is k·η at once. k need not be whole. Raises ValueError if ``step`` or
-    ``warmup_steps`` is negative or a batch is less than 1.
+    has ``global_batch``, k times as many. Step 0 takes η, each further step takes the same amount
+    more, and from step ``warmup_steps`` on the rate is k·η. Without warm-up, or for a batch that is
+    not larger than ``base_batch``, the rate is k·η at once. k need not be a whole number. Raises
+    ValueError if ``step`` or ``warmup_steps`` is negative or a batch is less than 1.
     """
     # --- exercise 2.4: start
     # Step 1: the linear rule gives the rate after the warm-up
-    # Step 2: during the warm-up, the same increment at each step, beginning with the tuned rate
+    # Step 2: the warm-up begins with the tuned rate and adds the same increment at each step
     if min(step, warmup_steps) < 0 or min(base_batch, global_batch) < 1:
         raise ValueError(
             f"steps can't be negative, batches have at least 1 sample: got step {step}, "
@@ -67,8 +67,8 @@ def accumulation_steps(global_batch: int, micro_batch: int, world_size: int) -> 
     """How many micro-batches of ``micro_batch`` samples each rank takes per optimizer step.
 
     global_batch / (micro_batch · world_size), as an int. Raises ValueError if one of the three is
-    less than 1 or if that does not divide: a rounded number would train on another batch size than
-    the learning rate is for.
+    less than 1 or if the quotient is not whole. A rounded number would train with another batch
+    size than the one that the learning rate is for.
     """
     # --- exercise 2.4: start
     # Step 3: divide, and refuse to round
@@ -82,7 +82,7 @@ def accumulation_steps(global_batch: int, micro_batch: int, world_size: int) -> 
 
 
 def cuda_peak(run: Callable[[], object]) -> int:
-    """Call ``run``; the most bytes that tensors held on the current CUDA device meanwhile."""
+    """Call ``run`` and return the peak of bytes that tensors held on the current CUDA device."""
     torch.cuda.reset_peak_memory_stats()
     run()
     return torch.cuda.max_memory_allocated()
@@ -93,19 +93,19 @@ def make_trial(
 ) -> Trial:
     """A trial for ``largest_micro_batch``: ``loss_of(size)``, its backward, and no trace of either.
 
-    ``loss_of(size)`` runs ``model`` forward on that many samples and gives a scalar loss;
+    ``loss_of(size)`` runs ``model`` forward on that many samples and gives a scalar loss.
     ``measure(run)`` calls ``run()`` and returns its peak in bytes (torch has no such counter for
-    the CPU). The trial returns that. Afterwards, also after an error, every ``p.grad``, of a frozen
-    parameter too, is the tensor that it was, unchanged, or None, and buffers (BatchNorm's
-    statistics, non-persistent ones too) are the same tensors with the values from before; one that
-    forward replaces by a new tensor stays replaced.
+    the CPU). The trial returns that peak. Afterwards, also after an error, every ``p.grad`` is as
+    before: the same unchanged tensor, or None. That holds for frozen parameters, too. All buffers
+    (BatchNorm's statistics, non-persistent ones too) are the same tensors with the values from
+    before. A buffer that forward replaces by a new tensor stays replaced.
     PyTorch's random state is as before: nothing has been trained. The error comes out. The forward
-    begins without gradients, as a step does. Nothing may be communicated in a trial: pass the bare
-    model, not one that reduces its gradients in backward.
+    begins without gradients, as a step does. A trial must not communicate: pass the bare model, not
+    one that reduces its gradients in backward.
     """
     # --- exercise 2.4: start
-    # Step 4: put aside what forward and backward change; gradients are set to None, because
-    #         backward adds to those that are there
+    # Step 4: put aside what forward and backward change. Set gradients to None, because backward
+    #         adds to a gradient that is there
     # Step 5: measure forward and backward together: the peak is somewhere in backward
     # Step 6: put everything back, whatever happened
     def trial(size: int) -> float:
@@ -131,11 +131,11 @@ def make_trial(
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory ran out: of a GPU, of Python, or of the CPU allocator.
 
-    The latter raises a plain RuntimeError with one of the texts OUT_OF_MEMORY in it. Any other
-    RuntimeError (shapes that don't fit, say) is a mistake in the program.
+    The CPU allocator raises a plain RuntimeError with one of the texts OUT_OF_MEMORY in it. Any
+    other RuntimeError (shapes that don't fit, say) is a mistake in the program.
     """
     # --- exercise 2.4: start
-    # Step 7: by type where there is one, else by text
+    # Step 7: decide by the error's type where it has one of its own, else by its text
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
@@ -147,17 +147,18 @@ def fits_everywhere(
 ) -> bool:
     """Whether ``trial(size)`` fits on every rank of ``group``: the same answer on all of them.
 
-    It fits where it does not run out of memory and returns at most ``budget_bytes``. What the trial
-    held is freed when the call returns, on CUDA back to the device. Another error of the trial
-    comes out unchanged on its rank, after the all-reduce, and ranks without one raise RuntimeError
-    then: nobody goes on alone. One all-reduce of one integer, on ``device``.
+    A trial fits if it does not run out of memory and returns at most ``budget_bytes``. When the
+    call returns, the memory that the trial held is free; on CUDA the device has it back. Any other
+    error of the trial comes out unchanged on its rank, after the all-reduce. The ranks without an
+    error then raise RuntimeError, so that no rank goes on alone. One all-reduce of one integer, on
+    ``device``.
     """
     # --- exercise 2.4: start
-    # Step 8: try; tell out-of-memory from other errors
-    # Step 9: clean up after the except clause: inside it the error's traceback still holds the
-    #         frames of the trial, and they hold its tensors
-    # Step 10: every rank comes to the all-reduce, whatever happened to it, and learns whether some
-    #          rank has an error, which is less than not to fit
+    # Step 8: try the size; tell a lack of memory from other errors
+    # Step 9: clean up after the except clause. Inside it the error's traceback still holds the
+    #         frames of the trial, and the frames hold its tensors
+    # Step 10: every rank comes to the all-reduce, whatever happened to it. Give an error a lower
+    #          number than "does not fit": the minimum then tells all ranks of it
     failed = None
     try:
         fits = int(trial(size) <= budget_bytes)
@@ -188,22 +189,22 @@ def largest_micro_batch(
     """The largest size from 1 to ``upper`` that fits on every rank of ``group``; equal on all.
 
     ``trial(size)`` runs a micro-batch of that size on this rank and returns the bytes at its peak;
-    it fits if they are at most ``budget_bytes`` and memory does not run out. A size that fits is
-    taken to fit if smaller. ``device``: where the rank's tensors are (one integer per trial is
-    all-reduced there). All ranks try the same sizes, at most 2·log2(upper) + 2 of them, none larger
-    than ``upper`` or twice the answer; no tensor of a trial is alive when the next one begins. The
-    size that is returned has been tried.
+    it fits if they are at most ``budget_bytes`` and memory does not run out. If a size fits, all
+    smaller sizes are taken to fit. ``device``: where the rank's tensors are (one integer per trial
+    is all-reduced there). All ranks try the same sizes, at most 2·log2(upper) + 2 of them, none
+    larger than ``upper`` or twice the answer. No tensor of a trial is alive when the next one
+    begins. The size that is returned has been tried.
 
-    What the optimizer allocates at its first step counts as well: search after that step, or take
-    it from the budget. An error of a trial that is no lack of memory ends the search on all ranks:
-    it comes out unchanged, and ranks without one raise RuntimeError. Raises ValueError on every
-    rank if ``upper`` < 1 (before any trial or message) or if not even 1 fits. One all-reduce of one
-    integer per trial, nothing else.
+    What the optimizer allocates at its first step counts as well: search after that step, or
+    subtract it from the budget. If a trial has an error that is no lack of memory, the search ends
+    on all ranks: the error comes out unchanged, and ranks without an error raise RuntimeError.
+    Raises ValueError on every rank if ``upper`` < 1 (before any trial or message) or if not even 1
+    fits. One all-reduce of one integer per trial, nothing else.
     """
     # --- exercise 2.4: start
-    # Step 11: double while it fits, starting from 1: an attempt far too large can take the whole
-    #          machine down on a CPU, where nothing stops it
-    # Step 12: bisect between the largest that fits and the smallest that does not
+    # Step 11: start with 1 and double while the size fits. On a CPU nothing stops an attempt that
+    #          is far too large, and it can take the whole machine down
+    # Step 12: bisect between the largest size that fits and the smallest that does not
     if upper < 1:
         raise ValueError(f"the largest micro-batch to try must be at least 1, got {upper}")
     fits, fails = 0, 1

@@ -1,6 +1,6 @@
 """A GPT on T·P·D ranks: tensor, pipeline and data parallelism put together.
 
-Each of the three divides another thing, and each needs another network:
+Each of the three divides something else, and each needs another network:
 
 =========  =====================  ===================================================  ==========
 ranks      share                  communicate, per step and rank                       group
@@ -12,14 +12,14 @@ D data     the batch              one all-reduce of this rank's gradients       
 P pipe     the layers             the activations of a micro-batch per boundary        furthest
 =========  =====================  ===================================================  ==========
 
-so rank = (p·D + d)·T + t: the T ranks that talk most sit side by side in one node. Everything comes
-from the other files of this phase; here are only the borders: who is in which group, what is
-replicated, and which gradients must be summed where before the optimizer may step.
+So rank = (p·D + d)·T + t: the T ranks that send most are neighbours in one node. The parts come
+from the other files of this phase. This file joins them: it says which rank is in which group,
+what is replicated, and over which ranks each gradient is summed before the optimizer steps.
 
-A gradient is complete on a rank after backward, but for three cases. Parameters that a rank uses on
-its own positions only (sequence parallelism): sum over its tensor group. The tied embedding of
-first and last stage: sum over these two. All: mean over the data group. In this order, once per
-step.
+After backward a rank's gradients are not complete yet. Three reductions complete them, in this
+order, once per step. Parameters that a rank uses on its own positions only (sequence parallelism):
+sum over the tensor group. The tied embedding of first and last stage: sum over these two stages.
+All parameters: mean over the data group.
 Sources: Narayanan et al. 2021 (arXiv 2104.04473), section 3; Korthikanti et al. 2022
 (arXiv 2205.05198), section 4.2.2.
 
@@ -87,7 +87,7 @@ class Layout:
 
 
 class Groups(NamedTuple):
-    """This rank's groups; ``tied``: it and the other end of its pipeline, or itself alone."""
+    """This rank's groups; ``tied``: this rank and the other end of its pipeline, or it alone."""
 
     tensor: dist.ProcessGroup
     pipeline: dist.ProcessGroup
@@ -152,7 +152,7 @@ class ParallelHead(nn.Module):
 
 
 def matrix_elements(layers: Sequence[nn.Module]) -> list[int]:
-    """What balances the stages: a layer's time goes with its matrices; a lookup costs nothing."""
+    """Costs that balance the stages: elements of a layer's matrices; a lookup costs nothing."""
     return [
         0 if isinstance(layer, Embed) else sum(p.numel() for p in layer.parameters())
         for layer in layers
@@ -162,9 +162,9 @@ def matrix_elements(layers: Sequence[nn.Module]) -> list[int]:
 class ParallelGPT(nn.Module):
     """This rank's share of ``gpt``, which is the same on all ranks and is not kept.
 
-    ``chunks``: its stages, in rising order; ``ties``: its copy of the tied embedding and the group
-    of both copies, if another rank has one too. Raises ValueError, the same on all ranks, for
-    heads, widths or words that don't divide, or for more stages than layers.
+    ``chunks``: this rank's stages, in rising order; ``ties``: its copy of the tied embedding and
+    the group of both copies, if another rank has one too. Raises ValueError, the same on all ranks,
+    for heads, widths or words that don't divide, or for more stages than layers.
     """
 
     def __init__(self, gpt: Any, layout: Layout, groups: Groups) -> None:
@@ -206,7 +206,8 @@ class ParallelGPT(nn.Module):
         """The interpreter of the layout's schedule, for (``batch``, ``length``) tokens per step.
 
         ``batch``: sequences of this rank's pipeline. Raises ValueError if it does not divide into
-        the micro-batches, or ``length`` by the ranks with sequence parallelism.
+        the micro-batches; with sequence parallelism also if the tensor ranks don't divide
+        ``length``.
         """
         layout = self.layout
         parts = layout.tensor if layout.sequence_parallel else 1
@@ -231,7 +232,7 @@ class ParallelGPT(nn.Module):
         return kind(list(self.chunks), schedule, self.loss, boundaries, group=self.groups.pipeline)
 
     def partial(self) -> Iterator[nn.Parameter]:
-        """What all ranks of the tensor group hold in full, but use on their own positions only."""
+        """Parameters that all ranks of the tensor group hold, but use on their own positions."""
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 yield from module.parameters()
@@ -239,7 +240,7 @@ class ParallelGPT(nn.Module):
                 yield module.bias
 
     def reduce_gradients(self) -> None:
-        """Complete all gradients after backward; see the module for the three sums."""
+        """Complete all gradients after backward by the three reductions (see the module)."""
         if self.layout.sequence_parallel:
             sum_replicated_gradients(self.partial(), self.groups.tensor)
         reduce_ties(self)
@@ -249,7 +250,7 @@ class ParallelGPT(nn.Module):
     def clip(self, max_norm: float) -> float:
         """Scale all gradients so that the whole model's norm is at most ``max_norm``.
 
-        Returns that norm before, the same on every rank. Each element of the model counts once: a
+        Returns the norm before, the same on every rank. Each element of the model counts once: a
         replicated parameter on the group's first rank only, the tied copy on the first stage only.
         One all-reduce of a number in the tensor group and one in the pipeline group.
         """

@@ -1,8 +1,8 @@
 """Sequence parallelism: a transformer block that also shares out what tensor parallelism repeats.
 
 With tensor parallelism alone every rank computes norms and residual stream for all positions, and
-keeps them for backward. Sequence parallelism cuts that part along the time axis; only the borders
-of the block change:
+keeps them for backward. Sequence parallelism cuts these tensors along the time axis. Only the
+communication at the borders of the block changes:
 
     tensor      norm (T) ──── copy ──────── column ─ f ─ row ── all-reduce ────── + residual (T)
     sequence    norm (T/W) ── all-gather ── column ─ f ─ row ── reduce-scatter ── + residual (T/W)
@@ -17,10 +17,11 @@ inputs 2; q, k, v 3, attention output 1, inner width before and after GELU 8):
     one process        16              sequence parallel, gathered inputs kept       2 + 14/W
     tensor parallel    4 + 12/W        sequence parallel, gathered again (regather)  16/W
 
-These are Korthikanti et al.'s s·b·h times 34 + 5as/h, 10 + 24/t + 5as/(ht) and (34 + 5as/h)/t bytes
-without their dropout masks (2, one byte each) and attention matrices (5as/h; fused attention never
-keeps them), at two bytes per element. ``regather`` is what their last formula assumes: one more
-all-gather per column-parallel layer, 5/4 of the bytes, which can hide behind a matrix product.
+Korthikanti et al. count bytes: s·b·h times 34 + 5as/h, 10 + 24/t + 5as/(ht) and (34 + 5as/h)/t.
+An element has two bytes. The units above leave out two dropout masks (one byte per element) and the
+attention matrices (5as/h; fused attention never keeps them). Their last formula assumes
+``regather``: one more all-gather per column-parallel layer, 5/4 of the bytes. That gather can run
+during a matrix product.
 
 Shapes: B batch, T time, t = T/W this rank's positions, D width, f and d a rank's features.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 (formula), 4.2.1 and 4.2.2.
@@ -95,7 +96,7 @@ class _GatherSequence(Function):
     @staticmethod
     def forward(ctx: Any, x_BtD: Tensor, group: Group) -> Tensor:
         # --- exercise 2.18: start
-        # Step 4: like copy_to_ranks, but every rank has to be given the other positions first …
+        # Step 4: like copy_to_ranks, but every rank must first get the other ranks' positions
         ctx.group = group
         return start_gather(x_BtD, group)()
         # --- exercise 2.18: end
@@ -103,7 +104,7 @@ class _GatherSequence(Function):
     @staticmethod
     def backward(ctx: Any, grad_BTD: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.18: start
-        # Step 5: … and of the summed gradient only this rank's positions are wanted
+        # Step 5: sum the gradients, and keep only this rank's positions
         return scatter_sequence(grad_BTD, ctx.group), None
         # --- exercise 2.18: end
 
@@ -120,7 +121,7 @@ class _ScatterSequence(Function):
     @staticmethod
     def backward(ctx: Any, grad_BtD: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.18: start
-        # Step 7: every rank's term had all positions: it needs the gradients of all
+        # Step 7: every rank's term had all positions, so it needs the gradients of all positions
         return gather_sequence(grad_BtD, ctx.group), None
         # --- exercise 2.18: end
 
@@ -132,7 +133,7 @@ def gather_sequence(x_BtD: Tensor, group: Group = None) -> Tensor:
     strides and dtype. ValueError if this process is not in ``group``.
     """
     # --- exercise 2.18: start
-    # Step 8: refuse a process outside of the group, …
+    # Step 8: refuse a process outside of the group
     place_in(group)
     return _GatherSequence.apply(x_BtD, group)
     # --- exercise 2.18: end
@@ -146,7 +147,7 @@ def scatter_sequence(x_BTD: Tensor, group: Group = None) -> Tensor:
     not in ``group``.
     """
     # --- exercise 2.18: start
-    # Step 9: … and positions that don't divide
+    # Step 9: refuse positions that don't divide
     block_of(x_BTD.shape[TIME], "positions", group)
     return _ScatterSequence.apply(x_BTD, group)
     # --- exercise 2.18: end
@@ -168,8 +169,8 @@ class _GatherLinear(Function):
     @staticmethod
     def backward(ctx: Any, grad_BTf: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.18: start
-        # Step 11: the gather runs while the gradient of x is computed, and that one's
-        #         reduce-scatter while the gradient of the weight is
+        # Step 11: gather while you compute the gradient of x; reduce-scatter that gradient while
+        #          you compute the gradient of the weight
         x, weight_fD = ctx.saved_tensors
         finish_gather = start_gather(x, ctx.group) if ctx.regather else lambda: x
         finish_scatter = start_scatter(grad_BTf @ weight_fD, ctx.group)
@@ -184,9 +185,9 @@ class _GatherLinear(Function):
 class SequenceColumnLinear(ColumnParallelLinear):
     """A column-parallel layer whose input is cut along the time axis: gathers it by itself.
 
-    ``regather``: keep this rank's positions for backward and gather them again there; of all
-    positions nothing stays in memory. Values and gradients are the same either way, and those of
-    the whole layer. ``gather_output`` is not used.
+    ``regather``: keep only this rank's positions for backward and gather all of them again there.
+    With and without it values and gradients are those of the whole layer. ``gather_output`` is not
+    used.
     """
 
     regather = False
@@ -198,7 +199,7 @@ class SequenceColumnLinear(ColumnParallelLinear):
         all-gather. ValueError, before anything is sent, if the last dimension is not D.
         """
         # --- exercise 2.18: start
-        # Step 12: the gathering product
+        # Step 12: use the product that gathers its input
         check_width(x_BtD, self.weight.shape[1], self)
         return _GatherLinear.apply(x_BtD, self.weight, self.bias, self.regather, self.group)
         # --- exercise 2.18: end
@@ -214,7 +215,7 @@ class SequenceRowLinear(RowParallelLinear):
         if T does not divide by W or the last dimension is not D/W.
         """
         # --- exercise 2.18: start
-        # Step 13: reduce-scatter the terms; the bias once, after the sum
+        # Step 13: reduce-scatter the terms; add the bias once, after the sum
         check_width(x_BTd, self.weight.shape[1], self)
         y_BtF = scatter_sequence(F.linear(x_BTd, self.weight), self.group)
         return y_BtF if self.bias is None else y_BtF + self.bias
@@ -224,8 +225,8 @@ class SequenceRowLinear(RowParallelLinear):
 class SequenceParallelBlock(ParallelBlock):
     """A ``ParallelBlock`` from and to this rank's positions (B, T/W, D): only the borders differ.
 
-    Two all-gathers and two reduce-scatters forward, and again backward; ``regather`` makes that two
-    more all-gathers in backward and keeps 16/W instead of 2 + 14/W (see the module). After
+    Two all-gathers and two reduce-scatters forward, and as many backward. ``regather`` adds two
+    all-gathers in backward and keeps 16/W units instead of 2 + 14/W (see the module). After
     backward, the gradients of ``replicated()`` still have to be summed over the ranks.
     """
 
@@ -256,10 +257,10 @@ def sum_replicated_gradients(parameters: Iterable[nn.Parameter], group: Group = 
 
     A missing gradient counts as zero, a tied parameter once, a frozen one not at all. Any strides
     and dtypes; all ranks of ``group`` pass them in the same order. One all-reduce of their bytes
-    per dtype, however many there are; nothing for no parameters.
+    per dtype, however many there are; without parameters nothing is sent.
     """
     # --- exercise 2.18: start
-    # Step 16: all gradients of a dtype in one message
+    # Step 16: send all gradients of one dtype in one message
     trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     for dtype in dict.fromkeys(p.dtype for p in trainable):
         same = [p for p in trainable if p.dtype == dtype]

@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 4 -m solutions.phase2_advanced.train_gpt --tensor 2 --pipeline 2
 
-Every rank draws the whole (tiny) model from the same seed and keeps its share, so that the run
-equals that of one process to rounding; ``--compare`` trains that one too and shows the difference.
+Every rank makes the whole (tiny) model from the same seed and keeps its share. So the run equals
+that of one process but for rounding. ``--compare`` also trains in one process and shows the
+difference.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ OnStep = Callable[[int, float], None]
 def batch_of(step: int, size: int) -> tuple[Tensor, Tensor]:
     """The ``size`` sequences of a step: tokens and next tokens, both (size, CONTEXT) int64.
 
-    Drawn with a seed per step, so that every rank finds its own without any message.
+    Each step has a seed of its own, so that every rank draws the same batch without any message.
     """
     tokens, targets = text().tensors
     generator = torch.Generator().manual_seed(step)
@@ -49,7 +50,7 @@ def batch_of(step: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def learning_rate(step: int, options: argparse.Namespace) -> float:
-    """Warm-up to the rate that was asked for, then a cosine down to a tenth of it."""
+    """Warm-up to the rate of the options, then a cosine down to a tenth of it."""
     if step < WARMUP_STEPS:
         return scaled_learning_rate(
             step,
@@ -102,7 +103,7 @@ def train(
 
 
 def plot(curves: dict[str, list[float]], path: Path) -> None:
-    """The loss curves in one picture, and what lies between them."""
+    """The loss curves in one picture, and below it their difference."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,18 +1,19 @@
 """A vocabulary shared by W ranks: embedding, output head and cross-entropy without full logits.
 
-The largest matrix of a language model maps words to vectors, and vectors back to words. Cut along
-the vocabulary, rank r holds the rows of its own words. Looking up sums over the ranks (all but one
-give zeros). For the loss of a token with logits z and target t,
+The largest matrix of a language model maps words to vectors, and vectors back to words. It is cut
+along the vocabulary: rank r holds the rows of its own words. A lookup is a sum over the ranks, to
+which all ranks but the owner add zeros. The loss of a token with logits z and target t,
 
     loss = log Σ_j exp(z_j - m) - (z_t - m)        m: the largest z_j
 
-needs three numbers that all ranks contribute to: the largest logit, the sum of the exponentials
-and the target's logit. Per rank and N tokens that are all-reduces of 3N numbers where gathering the
-logits would take V·N; no tensor here is larger than this rank's N·V/W logits. The gradient,
-softmax minus one-hot, needs no message at all.
+needs three numbers to which all ranks contribute: the largest logit, the sum of the exponentials
+and the target's logit. For N tokens the ranks all-reduce 3N numbers. Gathering the logits would
+take V·N numbers. No tensor here is larger than this rank's N·V/W logits. The gradient, softmax
+minus one-hot, needs no message at all.
 
-The vocabulary need not divide by W: rank r has the words ⌊V·r/W⌋ … ⌊V·(r+1)/W⌋-1, one more or less
-than the others. Nothing is padded, so no phantom word takes part in the softmax.
+The vocabulary need not divide by W: rank r has the words ⌊V·r/W⌋ … ⌊V·(r+1)/W⌋-1, so two ranks
+differ by one word at most. Nothing is padded, so no word that doesn't exist takes part in the
+softmax.
 
 Shapes: N tokens (any leading dimensions), D width, V words, v this rank's words.
 Source: Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053), section 3, on the output embedding.
@@ -42,7 +43,7 @@ def vocabulary_range(vocabulary: int, group: Group = None) -> tuple[int, int]:
     than ranks, or if this process is not in ``group``.
     """
     # --- exercise 2.16: start
-    # Step 1: the end of one rank is the first of the next
+    # Step 1: the end of one rank's words is the first word of the next rank
     rank, world_size = place_in(group)
     if vocabulary < world_size:
         raise ValueError(f"a vocabulary of {vocabulary} can't be shared by {world_size} ranks")
@@ -51,7 +52,7 @@ def vocabulary_range(vocabulary: int, group: Group = None) -> tuple[int, int]:
 
 
 def check_words(words: Tensor, vocabulary: int, what: str) -> None:
-    """Raise ValueError if a word is not in the vocabulary (reads once from the device)."""
+    """Raise ValueError if a word is not in the vocabulary (the host reads from the device once)."""
     if words.numel():
         low, high = torch.stack(words.aminmax()).tolist()
         if low < 0 or high >= vocabulary:
@@ -89,8 +90,8 @@ class VocabParallelEmbedding(nn.Module):
         backward: none. ValueError, before anything is sent, for a word outside the vocabulary.
         """
         # --- exercise 2.16: start
-        # Step 3: number the words from this rank's first; foreign ones take any row …
-        # Step 4: … which is set to zero, so that the sum over the ranks is the owner's row
+        # Step 3: number the words from this rank's first; words of other ranks take any row
+        # Step 4: set those rows to zero, so that the sum over the ranks is the owner's row
         check_words(words_N, self.vocabulary, "word")
         foreign_N = (words_N < self.first) | (words_N >= self.end)
         rows_ND = F.embedding((words_N - self.first).masked_fill(foreign_N, 0), self.weight)
@@ -114,9 +115,9 @@ class _CrossEntropy(Function):
         ctx: Any, logits_Nv: Tensor, targets_N: Tensor, first: int, ignored: int, group: Group
     ) -> Tensor:
         # --- exercise 2.16: start
-        # Step 6: subtract the largest logit of all ranks: no exponential overflows
-        # Step 7: this rank's part of the sum, and the target's logit where this rank has it
-        # Step 8: both travel in one message; the exponentials become the softmax in place
+        # Step 6: subtract the largest logit of all ranks, so that no exponential overflows
+        # Step 7: compute this rank's part of the sum, and the target's logit if this rank has it
+        # Step 8: send both in one message; turn the exponentials into the softmax in place
         largest_N = logits_Nv.amax(-1)
         dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=group)
         exp_Nv = logits_Nv - largest_N.unsqueeze(-1)
@@ -136,7 +137,7 @@ class _CrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.16: start
-        # Step 9: (softmax - one-hot) times the loss's gradient; the one is on the target's rank
+        # Step 9: (softmax - one-hot) times the loss's gradient; the target's rank has the one
         softmax_Nv, index_N1, mine_N, uncounted_N = ctx.saved_tensors
         grad_N1 = grad_N.unsqueeze(-1)
         grad_Nv = softmax_Nv * grad_N1
@@ -155,21 +156,21 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """The cross-entropy of each token (…), equal on all ranks, from this rank's logits (…, v).
 
-    ``targets_N`` (…) int64, equal on all ranks: words, or ``ignore_index`` (any number) for tokens
-    whose loss and gradient are zero, even if its logits are NaN. For all others it equals
-    ``F.cross_entropy(…, reduction="none")`` on the whole logits (…, V), also where all logits of a
-    rank are -inf. Any shape and strides, also no tokens;
-    logits and targets are not changed. 16-bit logits are computed with in float32, and so is the
-    result; float64 stays. The gradient has the dtype of the logits.
+    ``targets_N`` (…) int64, equal on all ranks: words, or ``ignore_index`` (any number). A token
+    with ``ignore_index`` has loss zero and gradient zero, even if its logits are NaN. For all
+    other tokens the result equals ``F.cross_entropy(…, reduction="none")`` on the whole logits
+    (…, V), also where all logits of a rank are -inf. Any shape and strides, also no tokens; logits
+    and targets are not changed. 16-bit logits are computed with in float32, and the result is
+    float32, too; float64 stays. The gradient has the dtype of the logits.
 
     Forward: two all-reduces, of three numbers per token together; backward: none. Largest tensor:
     this rank's logits. ValueError, before anything is sent, for a target outside the vocabulary, if
-    this process is not in ``group``, or if this rank's logits are not (…, v) for its v words (a
-    rank finds that alone: agreeing would take a message).
+    this process is not in ``group``, or if this rank's logits are not (…, v) for its v words. Only
+    that rank notices wrong logits: an agreement would take a message.
     """
     # --- exercise 2.16: start
     # Step 10: refuse logits and targets that don't fit
-    # Step 11: 16 bits are too few for a sum of thousands of exponentials
+    # Step 11: compute in float32 or wider: 16 bits are too few for thousands of exponentials
     first, end = vocabulary_range(vocabulary, group)
     if logits_Nv.shape != (*targets_N.shape, end - first):
         raise ValueError(
