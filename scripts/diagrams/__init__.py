@@ -1,0 +1,28 @@
+"""The guidelines' diagrams: small SVGs, drawn by code from one specification per exercise."""
+
+from . import (
+    phase1,
+    phase3_memory,
+    phase3_nodes,
+    phase3_rings,
+    phase3_servers,
+    phase3_sharding,
+    phase3_state,
+)
+from .registry import DRAWINGS, FOLDER, ROOT, Placed, draw, placed
+
+__all__ = [
+    "DRAWINGS",
+    "FOLDER",
+    "ROOT",
+    "Placed",
+    "draw",
+    "phase1",
+    "phase3_memory",
+    "phase3_nodes",
+    "phase3_rings",
+    "phase3_servers",
+    "phase3_sharding",
+    "phase3_state",
+    "placed",
+]
