@@ -2,6 +2,10 @@
 
 from . import (
     phase1,
+    phase2_batches,
+    phase2_pipelines,
+    phase2_precision,
+    phase2_tensors,
     phase3_memory,
     phase3_nodes,
     phase3_rings,
@@ -18,6 +22,10 @@ __all__ = [
     "Placed",
     "draw",
     "phase1",
+    "phase2_batches",
+    "phase2_pipelines",
+    "phase2_precision",
+    "phase2_tensors",
     "phase3_memory",
     "phase3_nodes",
     "phase3_rings",

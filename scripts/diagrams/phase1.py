@@ -35,8 +35,7 @@ def sampler(sheet: Sheet) -> None:
     sheet.gap(4)
     sheet.note(
         f"{len(order)} samples, W = {ranks}. * is padding: the order begins again, so that each "
-        "rank "
-        f"has {len(held[0])}. Nothing is sent: all compute the same order from (seed, epoch)."
+        f"rank has {len(held[0])}. Nothing is sent: all compute the same order from (seed, epoch)."
     )
 
 
@@ -68,8 +67,8 @@ def loading(sheet: Sheet) -> None:
     sheet.gap(24)
     sheet.note(
         f"{samples} samples, global batch B = {batch}, b = B/W = {share} per rank. A number is a "
-        "place "
-        "in the order. In the last step some ranks have less. All take part: nobody leaves early."
+        "place in the order. In the last step some ranks have less. All take part: nobody leaves "
+        "early."
     )
 
 
@@ -92,8 +91,7 @@ def broadcast(sheet: Sheet) -> None:
     columns(sheet, [f"rank {r}" for r in range(ranks)], heads, have, arrows, apart=70)
     sheet.note(
         "State: all parameters and buffers, P bytes. Each rank gets it once. A tree needs ⌈log₂ "
-        "W⌉ = "
-        f"{rounds} rounds for W = {ranks}. Afterwards all are equal bit for bit."
+        f"W⌉ = {rounds} rounds for W = {ranks}. Afterwards all are equal bit for bit."
     )
 
 
@@ -216,9 +214,8 @@ def through_root(sheet: Sheet) -> None:
         sheet.text(x, sheet.y + 8, words, anchor="middle")
     sheet.gap(26)
     sheet.note(
-        f"W = {ranks}: 2(W-1) = {cost.messages} messages of N bytes, {cost.steps} steps. The "
-        "root sends "
-        f"{cost.max_bytes_per_rank} N bytes and receives as many."
+        f"W = {ranks}: 2(W-1) = {cost.messages} messages of N bytes, {cost.steps} steps. The root "
+        f"sends {cost.max_bytes_per_rank} N bytes and receives as many."
     )
 
 

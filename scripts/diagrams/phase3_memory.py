@@ -80,8 +80,8 @@ def moments(sheet: Sheet) -> None:
     most = sum(max(values[k] for values in parts.values()) for k in range(4))
     sheet.note(
         f"FSDP, {UNITS} units of {SIZE} MB with Adam on {RANKS} ranks; F: forward of a unit, B: "
-        "backward. The sum of "
-        f"the four maxima, {most:g} MB, would be too much: they come at different moments."
+        f"backward. The sum of the four maxima, {most:g} MB, would be too much: they come at "
+        "different moments."
     )
 
 
@@ -113,6 +113,6 @@ def strategies(sheet: Sheet) -> None:
         sheet.text(x + 11, y + {"zero2": -9, "hybrid": 9}.get(each.strategy, 0), words, size=SMALL)
     sheet.note(
         "A billion float32 parameters, Adam, two nodes of 8 GPUs with 100 GB/s between, by the "
-        "estimate of this exercise. Filled: fits. "
-        "Offload pays on the bus for what it saves on the device."
+        "estimate of this exercise. Filled: fits. Offload pays on the bus for what it saves on "
+        "the device."
     )

@@ -92,10 +92,8 @@ def hierarchical(sheet: Sheet) -> None:
     sheet.gap(20)
     sheet.note(
         "Two nodes of two ranks. A and B are the halves of the tensor; digits are the ranks "
-        "whose parts "
-        "are in the sum. Only the middle stage uses the network, with all ranks at once. The "
-        "leaders "
-        "speak for nodes of different size."
+        "whose parts are in the sum. Only the middle stage uses the network, with all ranks at "
+        "once. The leaders speak for nodes of different size."
     )
 
 
@@ -132,8 +130,7 @@ def groups(sheet: Sheet) -> None:
         sheet.y = top + 104
     sheet.note(
         "A row is the order in which a rank first uses its communicators, left first. A line "
-        "joins the two "
-        "ends of one communicator; it can begin when both are first in their row."
+        "joins the two ends of one communicator; it can begin when both are first in their row."
     )
 
 
@@ -159,8 +156,7 @@ def bucket_order(sheet: Sheet) -> None:
     row(sheet, "leave", buckets, x=x, w=unit, h=42)
     sheet.note(
         "The first bucket is small and leaves early. The last one has nothing left to hide it. "
-        "Limits here: "
-        "2 MB for the first bucket, 8 MB for the others."
+        "Limits here: 2 MB for the first bucket, 8 MB for the others."
     )
     sheet.gap(4)
     shapes = {"layer3.weight": (3, 4), "layer2.weight": (2, 4), "bias": (3,)}
@@ -217,8 +213,7 @@ def overlap(sheet: Sheet) -> None:
     sheet.gap(32)
     sheet.note(
         f"Five layers of {each:g} ms backward, last layer first, a bucket each that needs c = "
-        f"{cost:g} ms. "
-        "Bucket k is complete at t_k and has arrived at f_k = max(t_k, f_(k-1)) + c."
+        f"{cost:g} ms. Bucket k is complete at t_k and has arrived at f_k = max(t_k, f_(k-1)) + c."
     )
 
 
@@ -243,8 +238,8 @@ def missing(sheet: Sheet) -> None:
     ticks(sheet, where, {first: "b0 complete", second: "b1 on rank 0", end: "end of backward"})
     sheet.note(
         "Rank 1 does not take the branch of bucket b1, so no gradient comes. Rank 0's b1 is "
-        "under way (hatched) until rank 1 sends zeros at "
-        "the end of its backward. Both ranks send the same buckets in the same order."
+        "under way (hatched) until rank 1 sends zeros at the end of its backward. Both ranks "
+        "send the same buckets in the same order."
     )
 
 

@@ -77,8 +77,8 @@ def reduce_scatter(sheet: Sheet) -> None:
     panels(sheet, ["start", *(f"after step {k}" for k in range(1, ranks))], grids)
     sheet.note(
         f"W = {ranks}; a column is a chunk. The number says how many ranks' parts are in it; → "
-        "goes to "
-        f"the right neighbour next. After W-1 = {ranks - 1} steps rank r has chunk r complete."
+        f"goes to the right neighbour next. After W-1 = {ranks - 1} steps rank r has chunk r "
+        "complete."
     )
 
 
@@ -111,8 +111,7 @@ def all_gather(sheet: Sheet) -> None:
     panels(sheet, ["start", *(f"after step {k}" for k in range(1, ranks))], grids)
     sheet.note(
         "Rank r begins with its own chunk r. What it receives in one step it sends (→) in the "
-        "next. "
-        "Each chunk is received where it belongs."
+        "next. Each chunk is received where it belongs."
     )
 
 
@@ -177,9 +176,8 @@ def segments(sheet: Sheet) -> None:
         lanes(sheet, {"link": link, "addition": adding}, span, label=84)
         sheet.gap(8)
     sheet.note(
-        f"{chunks} steps of one rank, in units in which a chunk travels for {send:g} and is "
-        "added in "
-        f"{add:g}. Dashed: nothing to do. Two segments are under way at a time."
+        f"{chunks} steps of one rank, in units in which a chunk travels for {send:g} and is added "
+        f"in {add:g}. Dashed: nothing to do. Two segments are under way at a time."
     )
 
 
@@ -214,8 +212,7 @@ def tree(sheet: Sheet) -> None:
     sheet.gap(24)
     sheet.note(
         f"W = {ranks}: {ranks - 1} messages and ⌈log₂ W⌉ = {rounds} rounds each way. A parent is "
-        "the number "
-        "without its lowest bit. The broadcast uses the same links backwards."
+        "the number without its lowest bit. The broadcast uses the same links backwards."
     )
 
 
@@ -259,8 +256,8 @@ def halving(sheet: Sheet) -> None:
     sheet.gap(4)
     sheet.note(
         "The head says the partner's distance: rank ^ distance. A bar is the part of the tensor "
-        "that a "
-        "rank is responsible for, the number says how many ranks' parts are in it, Σ: all of them."
+        "that a rank is responsible for, the number says how many ranks' parts are in it, Σ: all "
+        "of them."
     )
 
 
@@ -292,7 +289,6 @@ def choice(sheet: Sheet) -> None:
         words = {"tree": "tree", "halving_doubling": "halving", "ring": "ring"}[best]
         plot.word((left * right) ** 0.5, 0.25, words, tones[best], anchor="middle")
     sheet.note(
-        f"W = {ranks}, with α and β of each pattern as fitted on one machine (gloo, 2 cores). "
-        "The word on "
-        "top names the fastest. Fit your own: the borders move."
+        f"W = {ranks}, with α and β of each pattern as fitted on one machine (gloo, 2 cores). The "
+        "word on top names the fastest. Fit your own: the borders move."
     )

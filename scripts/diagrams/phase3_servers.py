@@ -40,8 +40,7 @@ def client(sheet: Sheet) -> None:
     sheet.gap(6)
     sheet.note(
         "Needed are the keys a and c: the header 1 0 1 0 says so to every server, v is the "
-        "version. A server "
-        "without a chosen key still gets the header."
+        "version. A server without a chosen key still gets the header."
     )
 
 
@@ -117,8 +116,8 @@ def stale(sheet: Sheet) -> None:
     sheet.gap(-12)
     sheet.note(
         f"An arrow is a push. The slow worker's gradient was computed at v{slow[3]} and is "
-        f"applied to v{slow[4] - 1}, "
-        f"to make v{slow[4]}. One loop takes one request after another, so no update is lost."
+        f"applied to v{slow[4] - 1}, to make v{slow[4]}. One loop takes one request after "
+        "another, so no update is lost."
     )
 
 
@@ -165,8 +164,7 @@ def held(sheet: Sheet) -> None:
         sheet.gap(8)
     sheet.note(
         "c → c + 1: the worker's clock counts its pushes. At clock c it reads only when every "
-        "live worker has "
-        "reached c - s. Dashed: its pull is held. s = ∞ is asynchronous."
+        "live worker has reached c - s. Dashed: its pull is held. s = ∞ is asynchronous."
     )
 
 
@@ -212,6 +210,5 @@ def local(sheet: Sheet) -> None:
     )
     sheet.note(
         "DiLoCo takes Δ = mean(θ - θ_r) as a gradient for an outer SGD with Nesterov momentum. "
-        "Its η = 1, μ = 0 is the "
-        "mean drawn here."
+        "Its η = 1, μ = 0 is the mean drawn here."
     )

@@ -97,8 +97,7 @@ def zero2(sheet: Sheet) -> None:
     )
     sheet.note(
         "g: gradients of a bucket, joined. Σg: the mean of one chunk, on its owner alone; p.grad "
-        "is None. w: new "
-        "parameters. Together both halves send what an all-reduce sends."
+        "is None. w: new parameters. Together both halves send what an all-reduce sends."
     )
 
 
@@ -135,8 +134,8 @@ def fsdp(sheet: Sheet) -> None:
     ticks(sheet, where, {0: "forward", turn: "backward"})
     sheet.note(
         "g: all-gather, r: reduce-scatter, u': backward of u. Between, a unit's vector has no "
-        "storage; each rank "
-        "keeps its shard. The optimizer steps the shards. · is padding, in messages only."
+        "storage; each rank keeps its shard. The optimizer steps the shards. · is padding, in "
+        "messages only."
     )
 
 
@@ -176,8 +175,7 @@ def prefetch(sheet: Sheet) -> None:
     alone = units * (forward + backward + 3 * message)
     sheet.note(
         f"{wire:g} ms instead of {alone:g} ms one after the other: only the first gather and the "
-        "last "
-        "reduce-scatter show. g: all-gather, r: reduce-scatter, u': backward of u."
+        "last reduce-scatter show. g: all-gather, r: reduce-scatter, u': backward of u."
     )
 
 
@@ -242,6 +240,5 @@ def hybrid(sheet: Sheet) -> None:
     sheet.y = top + 2 * h + down + 10
     sheet.note(
         "Thick: fast links inside a node. Dashed: the network, which carries only the reduced "
-        "chunk of P/L "
-        'bytes. A column is a group "replicate", a row a group "shard".'
+        'chunk of P/L bytes. A column is a group "replicate", a row a group "shard".'
     )

@@ -165,8 +165,7 @@ class Sheet:
         body = "\n".join(self.parts).replace("url(#hatch)", f"url(#hatch-{name})")
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-            f'width="{WIDTH}" height="{height}" role="img" aria-labelledby="t-{name} d-{name}">\n'
-            f'<title id="t-{name}">{escape(self.title)}</title>\n'
-            f'<desc id="d-{name}">{escape(description)}</desc>\n'
-            f"<style>{style()}</style>\n{hatch}{body}\n</svg>\n"
+            f'width="{WIDTH}" height="{height}" role="img" aria-labelledby="t-{name} '
+            f'd-{name}">\n<title id="t-{name}">{escape(self.title)}</title>\n<desc '
+            f'id="d-{name}">{escape(description)}</desc>\n<style>{style()}</style>\n{hatch}{body}\n</svg>\n'
         )
