@@ -12,6 +12,10 @@ from . import (
     phase3_servers,
     phase3_sharding,
     phase3_state,
+    phase4_checkpoints,
+    phase4_compression,
+    phase4_faults,
+    phase4_monitoring,
 )
 from .registry import DRAWINGS, FOLDER, ROOT, Placed, draw, placed
 
@@ -32,5 +36,9 @@ __all__ = [
     "phase3_servers",
     "phase3_sharding",
     "phase3_state",
+    "phase4_checkpoints",
+    "phase4_compression",
+    "phase4_faults",
+    "phase4_monitoring",
     "placed",
 ]

@@ -103,12 +103,13 @@ class Sheet:
             self.hatched = True
             self.parts.append(f'<rect fill="url(#hatch)" {area} rx="3"/>')
         lines = what.split("\n") if what else []
-        for size in (SIZE, SMALL):
+        for size in (SIZE, SMALL) if lines else ():
             widest = max((width_of(line, size, bold=bold) for line in lines), default=0)
             if widest <= w - 4 and len(lines) * (size + 3) <= h + 2:
                 break
         else:
-            raise ValueError(f"{self.title}: {what!r} needs {widest:.0f} of {w - 4:.0f}")
+            if lines:
+                raise ValueError(f"{self.title}: {what!r} needs {widest:.0f} of {w - 4:.0f}")
         for index, line in enumerate(lines):
             middle = y + h / 2 + (index - (len(lines) - 1) / 2) * (size + 3)
             self.text(x + w / 2, middle, line, anchor="middle", size=size, bold=bold)
