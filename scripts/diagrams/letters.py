@@ -7,8 +7,9 @@ _GROUPS = {
     0.34: "iljI|.,:;'!· ",
     0.41: "ftr()[]/-‖",
     0.98: "mMW@%—…",
-    0.84: "w+=<>≤≥≠~±→←↓↑⇄−×÷▶◀✓✗",
-    0.7: "ABCDEFGHJKLNOPQRSTUVXYZΣΔΨΘ",
+    0.84: "w+=<>≤≥≠~±►→←↓↑⇄−×÷▶◀✓✗",
+    0.79: "DGHNOQUΨΘ",
+    0.7: "ABCEFJKLPRSTVXYZΣΔ",
     0.45: "⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉⁻",
 }
 _WIDTHS = {letter: width for width, letters in _GROUPS.items() for letter in letters}

@@ -157,10 +157,12 @@ def block(sheet: Sheet) -> None:
         "Grey: replicated. Blue: cut, a part on each rank. Orange: the sum over the ranks, "
         "replicated again; + x is the residual."
     )
-    sheet.gap(6)
+
+
+@diagram("2.17-2", "Rank r needs block r of q, of k and of v")
+def fused_rows(sheet: Sheet) -> None:
     ranks = 3
     names = [f"{kind}{head}" for kind in "qkv" for head in range(ranks)]
-    sheet.note("rows of the fused projection, 3 ranks", bold=True)
     w = 46
     row(sheet, "whole", [Cell(n, RANKS[int(n[1])]) for n in names], w=w)
     row(

@@ -43,13 +43,36 @@ def nodes(sheet: Sheet) -> None:
     for node in range(2):
         sheet.text(MARGIN, sheet.y + 59 + node * 36, f"node {node}")
     sheet.gap(124)
-    dealt = cases["dealt out"].nodes
-    mates = ", ".join(map(str, dealt[0]))
-    across = [ranks[0] for ranks in dealt]
     sheet.note(
-        f'A number is a global rank. A row is a group "node": ranks {mates} when '
-        f'dealt out. A column is a group "across": ranks {across[0]} and {across[1]}, the leaders '
-        "(bold border). The local rank decides which GPU a rank takes."
+        "A number is a global rank, a bold border its node's leader. The local rank decides "
+        "which GPU a rank takes."
+    )
+
+
+@diagram("3.7-2", "Rows are nodes, columns go across them")
+def node_groups(sheet: Sheet) -> None:
+    dealt = placement([0, 1, 0, 1]).nodes
+    w, h, x = 110.0, 36.0, MARGIN + 84
+    for local in range(2):
+        middle = x + local * (w + 30) + w / 2
+        sheet.text(middle, sheet.y + 8, f"local rank {local}", anchor="middle")
+    top = sheet.y + 30
+    sheet.box(x - 10, top - 8, w + 20, 2 * h + 38, "", "plain", dashed=True)
+    for node, ranks in enumerate(dealt):
+        y = top + node * (h + 22)
+        sheet.text(MARGIN, y + h / 2, f"node {node}")
+        sheet.box(x - 16, y - 4, 2 * w + 62, h + 8, "", "plain", dashed=True)
+        for local, rank in enumerate(ranks):
+            words = f"rank {rank}"
+            sheet.box(x + local * (w + 30), y, w, h, words, RANKS[node], strong=local == 0)
+        words = f'"node" {" and ".join(map(str, ranks))}'
+        sheet.text(x + 2 * w + 56, y + h / 2, words)
+    sheet.y = top + 2 * h + 38
+    across = " and ".join(str(ranks[0]) for ranks in dealt)
+    sheet.text(x + w / 2, sheet.y + 6, f'"across" {across}: the leaders', anchor="middle")
+    sheet.gap(24)
+    sheet.note(
+        "Dealt out to two nodes. M nodes of L ranks have M + L groups; every rank is in two."
     )
 
 
@@ -158,7 +181,11 @@ def bucket_order(sheet: Sheet) -> None:
         "The first bucket is small and leaves early. The last one has nothing left to hide it. "
         "Limits here: 2 MB for the first bucket, 8 MB for the others."
     )
-    sheet.gap(4)
+
+
+@diagram("3.9-2", "A gradient is a view into its bucket's buffer")
+def bucket_views(sheet: Sheet) -> None:
+    x = MARGIN + 96
     shapes = {"layer3.weight": (3, 4), "layer2.weight": (2, 4), "bias": (3,)}
     total = sum(torch.Size(s).numel() for s in shapes.values())
     views = [

@@ -62,7 +62,7 @@ def reduce_scatter(sheet: Sheet) -> None:
             [
                 [
                     Cell(
-                        f"{n}→" if c == sends[r] else str(n),
+                        f"►{n}" if c == sends[r] else str(n),
                         "green" if n == ranks else "orange" if c == sends[r] else "grey",
                         c == sends[r] or n == ranks,
                     )
@@ -76,7 +76,7 @@ def reduce_scatter(sheet: Sheet) -> None:
             parts[(r + 1) % ranks][chunk] += moving[r]
     panels(sheet, ["start", *(f"after step {k}" for k in range(1, ranks))], grids)
     sheet.note(
-        f"W = {ranks}; a column is a chunk. The number says how many ranks' parts are in it; → "
+        f"W = {ranks}; a column is a chunk. The number says how many ranks' parts are in it; ► "
         f"goes to the right neighbour next. After W-1 = {ranks - 1} steps rank r has chunk r "
         "complete."
     )
@@ -95,7 +95,7 @@ def all_gather(sheet: Sheet) -> None:
             [
                 [
                     Cell(
-                        f"{c}→" if c == sends[r] else str(c),
+                        f"►{c}" if c == sends[r] else str(c),
                         "orange" if c == sends[r] else "green",
                         c == sends[r],
                     )
@@ -110,7 +110,7 @@ def all_gather(sheet: Sheet) -> None:
             have[(r + 1) % ranks].add(chunk)
     panels(sheet, ["start", *(f"after step {k}" for k in range(1, ranks))], grids)
     sheet.note(
-        "Rank r begins with its own chunk r. What it receives in one step it sends (→) in the "
+        "Rank r begins with its own chunk r. What it receives in one step it sends (►) in the "
         "next. Each chunk is received where it belongs."
     )
 

@@ -13,6 +13,8 @@ from .registry import diagram
 from .sheet import RANKS, Sheet
 from .times import Bar, Message, ladder, lanes
 
+Push = tuple[str, float, float, int, int]  # worker, pulled, pushed, version read, version made
+
 
 @diagram("3.26", "The worker asks all servers; each answers for its own keys")
 def client(sheet: Sheet) -> None:
@@ -77,12 +79,11 @@ def synchronous(sheet: Sheet) -> None:
     )
 
 
-def asynchronous(
-    compute: dict[str, float], until: float
-) -> tuple[list[tuple[str, float, float, int, int]], list[float]]:
-    """(worker, pulled, pushed, version read, version made) of each push; when versions began."""
+def asynchronous(compute: dict[str, float], until: float) -> tuple[list[Push], list[float]]:
+    """All pushes until then, and when the versions began."""
     pulled = dict.fromkeys(compute, (0.0, 0))
-    versions, pushes = [0.0], []
+    versions = [0.0]
+    pushes: list[Push] = []
     while True:
         name = min(compute, key=lambda n: pulled[n][0] + compute[n])
         start, read = pulled[name]

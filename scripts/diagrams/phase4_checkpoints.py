@@ -138,10 +138,10 @@ def resume(sheet: Sheet) -> None:
             h=44 if left else 30,
         )
     sheet.gap(8)
-    trained, ahead, left = 5, 2 * 2, 3
+    trained, ahead, later = 5, 2 * 2, 3
     cells = [Cell(str(k), "green") for k in range(trained)]
     cells += [Cell(str(k), "grey", dashed=True) for k in range(trained, trained + ahead)]
-    cells += [Cell("", "plain") for _ in range(left)]
+    cells += [Cell("", "plain") for _ in range(later)]
     row(sheet, "batches", cells, w=36)
     marks = [
         Cell(f"trained on: position {trained}", "green", wide=trained),

@@ -45,7 +45,13 @@ def top_k(sheet: Sheet) -> None:
         w=w,
         after="on all ranks",
     )
-    sheet.gap(6)
+    sheet.note(
+        "k = 1. Values and indices are gathered by all, so the result is the same everywhere."
+    )
+
+
+@diagram("4.6-2", "Momentum before the choice, not after it")
+def momentum_correction(sheet: Sheet) -> None:
     common = ["+ v", "top k", "gather"]
     for name, begin, end in (
         ("error feedback alone", [], "optimizer with\nmomentum"),
@@ -55,10 +61,7 @@ def top_k(sheet: Sheet) -> None:
         cells = [Cell("g", wide=0.5), *(Cell(word, "orange", wide=1.5) for word in begin)]
         cells += [Cell(word, wide=0.9) for word in common]
         flow(sheet, [*cells, Cell(end, "blue", wide=1.9)], apart=16)
-    sheet.note(
-        "k = 1. Values and indices are gathered. Where something was sent, u is cleared as well "
-        "as v."
-    )
+    sheet.note("Where something was sent, u is cleared as well as v.")
 
 
 @diagram("4.7", "Equal seeds, equal positions: no index travels")

@@ -132,7 +132,7 @@ def stragglers(sheet: Sheet) -> None:
     )
 
 
-@diagram("4.12", "One rank writes, to several places; a file is cut back cleanly")
+@diagram("4.12", "One rank writes, to several places")
 def sinks(sheet: Sheet) -> None:
     places = {
         "JSON lines": "complete, for programs",
@@ -150,10 +150,13 @@ def sinks(sheet: Sheet) -> None:
         sheet.text(x + w + 10, y + 14, what)
     sheet.y = top + 4 * 34 + 2
     row(sheet, "", [Cell("ranks 1 … W-1", "grey", wide=1)], x=MARGIN, w=130, after="write nothing")
-    sheet.gap(8)
+
+
+@diagram("4.12-2", "After a kill the file is cut back to the checkpoint")
+def cut_back(sheet: Sheet) -> None:
     every, saved = 10, 45
     steps = (40, 50, 60)
-    sheet.note(f"the file after a kill, the checkpoint is of step {saved}", bold=True)
+    sheet.note(f"the file; the checkpoint is of step {saved}", bold=True)
     cells = []
     for step in steps[:-1]:
         kept = step <= saved

@@ -44,18 +44,15 @@ def place(text: str, entries: list[Placed]) -> str:
 
 def _placed(section: str, each: Placed) -> str:
     """The section with one diagram in it."""
-    there = re.compile(rf"^!\[[^\]]*\]\(\.\./docs/diagrams/{re.escape(each.name)}\.svg\)$", re.M)
+    there = re.compile(rf"^!\[.*\]\(\.\./docs/diagrams/{re.escape(each.name)}\.svg\)$", re.M)
     if there.search(section):
         return there.sub(lambda _: each.image, section)
     if not each.replaces:
         return _after(section, each)
-    for number, first in enumerate(each.replaces):
-        pattern = re.compile(rf"^```\n{re.escape(first)}\n.*?^```\n(\n?)", re.M | re.S)
-        if not pattern.search(section):
-            raise ValueError(f"{each.name}: no drawing begins with {first!r}")
-        new = "" if number else each.image + "\n\n"
-        section = pattern.sub(lambda _: new, section, count=1)
-    return section
+    drawing = re.compile(rf"^```\n{re.escape(each.replaces)}\n.*?^```$", re.M | re.S)
+    if not drawing.search(section):
+        raise ValueError(f"{each.name}: no drawing begins with {each.replaces!r}")
+    return drawing.sub(lambda _: each.image, section, count=1)
 
 
 def _after(section: str, each: Placed) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from distlab.host.toml import tomllib
 
@@ -35,7 +34,7 @@ class Placed:
 
     name: str
     alt: str
-    replaces: tuple[str, ...] = ()  # first lines of the fenced drawings that it stands for
+    replaces: str = ""  # first line of the fenced drawing that it stands for
     after: str = ""  # without any: the beginning of the paragraph that it follows
 
     @property
@@ -50,12 +49,12 @@ class Placed:
 
 def placed(path: Path = FOLDER / "placed.toml") -> list[Placed]:
     """All entries, in the order of the file."""
-    entries: dict[str, dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    entries: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
     return [
         Placed(
             name,
             " ".join(entry["alt"].split()),
-            tuple(entry.get("replaces", ())),
+            entry.get("replaces", ""),
             entry.get("after", ""),
         )
         for name, entry in entries.items()
