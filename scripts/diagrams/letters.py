@@ -5,11 +5,12 @@ from __future__ import annotations
 SIZE, SMALL = 15, 13
 _GROUPS = {
     0.34: "iljI|.,:;'!· ",
-    0.41: "ftr()[]/-‖",
+    0.39: "()[]",
+    0.41: "ftr/-‖",
     0.98: "mMW@%—…",
     0.84: "w+=<>≤≥≠~±►→←↓↑⇄−×÷▶◀✓✗",
     0.79: "DGHNOQUΨΘ",
-    0.7: "ABCEFJKLPRSTVXYZΣΔ",
+    0.7: "ABCJKPRSVXYZΣΔ",
     0.45: "⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉⁻",
 }
 _WIDTHS = {letter: width for width, letters in _GROUPS.items() for letter in letters}

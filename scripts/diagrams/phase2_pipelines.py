@@ -32,24 +32,22 @@ def timeline(
     costs: Mapping[str, float] | None = None,
     *,
     span: float = 0,
-    right: float = 66,
-    keeps: bool = True,
+    name: str = "rank ",
+    keeps: bool = False,
 ) -> float:
-    """A lane per rank, ' for a rank's second stage; gives back the seconds."""
+    """A lane per rank, a rank's second stage in brackets; gives back the seconds."""
     found, ranks = replay(schedule, costs), len(schedule)
+
+    def words(step: Step) -> str:
+        short = f"{step.kind}{step.micro_batch}"
+        return f"[{short}]" if step.stage >= ranks else short
+
     rows = {
-        f"rank {rank}": [
-            Bar(
-                start,
-                end,
-                f"{step.kind}{step.micro_batch}{chr(39) * (step.stage // ranks)}",
-                TONES[step.kind],
-            )
-            for step, start, end in spans
-        ]
+        f"{name}{rank}": [Bar(a, b, words(step), TONES[step.kind]) for step, a, b in spans]
         for rank, spans in enumerate(found.spans)
     }
-    where = lanes(sheet, rows, span or found.seconds, label=56, right=right, apart=6)
+    label, right = 12.0 + 9 * len(name), 66.0 * keeps
+    where = lanes(sheet, rows, span or found.seconds, label=label, right=right, apart=6)
     for middle, peak in zip(where.middle, peak_live(schedule), strict=True):
         if keeps:
             sheet.text(WIDTH - MARGIN, middle, f"keeps {peak}", anchor="end", size=SMALL)
@@ -197,7 +195,7 @@ def bubble(sheet: Sheet) -> None:
 def fill_and_drain(sheet: Sheet) -> None:
     ranks, batches = 3, 3
     schedule = gpipe(ranks, batches)
-    timeline(sheet, schedule)
+    timeline(sheet, schedule, keeps=True)
     found = replay(schedule)
     sheet.note(
         f"Dashed: idle. The bubble is (p-1)/(m+p-1) = {ranks - 1}/{batches + ranks - 1} = "
@@ -211,9 +209,9 @@ def one_one(sheet: Sheet) -> None:
     ranks, batches = 3, 4
     first, second = gpipe(ranks, batches), one_f_one_b(ranks, batches)
     sheet.note("1F1B", bold=True)
-    seconds = timeline(sheet, second)
+    seconds = timeline(sheet, second, keeps=True)
     sheet.note("GPipe, for comparison", bold=True)
-    timeline(sheet, first)
+    timeline(sheet, first, keeps=True)
     assert seconds == replay(first).seconds
     sheet.note(
         f"p = {ranks}, m = {batches}. Both take {seconds:g} and idle equally long. Rank r keeps "
@@ -227,17 +225,17 @@ def many_stages(sheet: Sheet) -> None:
     whole = {"F": 2.0, "B": 4.0}
     span = replay(plain, whole).seconds
     sheet.note(f"1F1B, both stages as one: takes {span:g}", bold=True)
-    timeline(sheet, plain, whole, right=0, keeps=False)
+    timeline(sheet, plain, whole, name="r")
     seconds = replay(fine).seconds
     sheet.note(f"interleaved, v = 2: takes {seconds:g}", bold=True)
-    timeline(sheet, fine, span=span, right=0, keeps=False)
+    timeline(sheet, fine, span=span, name="r")
     idle = [
         time - sum(b - a for _, a, b in replay(s, c).spans[0])
         for s, c, time in ((plain, whole, span), (fine, None, seconds))
     ]
     sheet.note(
-        f"' is a rank's second stage. p = 2, m = 2: each rank is idle for {idle[1]:g} instead of "
-        f"{idle[0]:g}. A micro-batch goes round v times."
+        f"In brackets: a rank's second stage. p = 2, m = 2: each rank is idle for {idle[1]:g} "
+        f"instead of {idle[0]:g}. A micro-batch goes round v times."
     )
 
 
@@ -247,10 +245,10 @@ def no_bubble(sheet: Sheet) -> None:
     plain, split = one_f_one_b(ranks, batches), zero_bubble(ranks, batches)
     span = replay(plain).seconds
     sheet.note(f"1F1B: 3(m+p-1) = {span:g}", bold=True)
-    timeline(sheet, plain, right=0, keeps=False)
+    timeline(sheet, plain)
     seconds = replay(split).seconds
     sheet.note(f"ZB-H1: 3m + p-1 = {seconds:g}", bold=True)
-    timeline(sheet, split, span=span, right=0, keeps=False)
+    timeline(sheet, split, span=span)
     sheet.note(
         "In ZB-H1 F, B and W take 1 each; the B of 1F1B does both and takes 2. B: the input's "
         "gradient, which the rank before waits for. W: the weights' gradient. No rank keeps more "

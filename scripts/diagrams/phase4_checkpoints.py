@@ -127,7 +127,7 @@ def resume(sheet: Sheet) -> None:
     for left, right in (
         ("model, optimizer,\nschedule, scaler", "sampler: epoch, seed,\nsamples consumed"),
         ("position: step,\nepoch, batch", "streams: torch, CUDA,\nnumpy, random"),
-        ("", "shards, if there are any"),
+        ("", 'shards, if any: own=["optimizer"]'),
     ):
         row(
             sheet,

@@ -105,11 +105,11 @@ class Sheet:
         lines = what.split("\n") if what else []
         for size in (SIZE, SMALL) if lines else ():
             widest = max((width_of(line, size, bold=bold) for line in lines), default=0)
-            if widest <= w - 4 and len(lines) * (size + 3) <= h + 2:
+            if widest <= w - (4 if size == SIZE else 2) and len(lines) * (size + 3) <= h + 2:
                 break
         else:
             if lines:
-                raise ValueError(f"{self.title}: {what!r} needs {widest:.0f} of {w - 4:.0f}")
+                raise ValueError(f"{self.title}: {what!r} needs {widest:.0f} of {w - 2:.0f}")
         for index, line in enumerate(lines):
             middle = y + h / 2 + (index - (len(lines) - 1) / 2) * (size + 3)
             self.text(x + w / 2, middle, line, anchor="middle", size=size, bold=bold)

@@ -18,7 +18,8 @@ from scripts.diagrams.letters import width_of
 from scripts.diagrams.phase3_memory import RANKS as SHARDS
 from scripts.diagrams.phase3_memory import SAVED, SIZE, UNITS, fsdp_moments, unit_profile
 from scripts.diagrams.placing import place, place_all
-from scripts.diagrams.sheet import Sheet
+from scripts.diagrams.shapes import Cell, row
+from scripts.diagrams.sheet import RANKS, Sheet
 from solutions.phase3_multi_node.strategy_memory import sharded_moments
 from solutions.phase4_production.flops import operator_flops
 from tests.guidelines.svg_layout import SVG, Picture, contrast
@@ -136,6 +137,18 @@ def test_pale_text_is_seen() -> None:
 def test_the_same_bytes_again() -> None:
     each = placed()[0]
     assert draw(each) == draw(each)
+
+
+def test_the_example_of_contributing_is_drawn() -> None:
+    text = (root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(@diagram.*?)```", text, re.S)[1].partition("\n")[2]
+    names = {"Sheet": Sheet, "Cell": Cell, "RANKS": RANKS, "row": row}
+    exec(code, names)
+    sheet = Sheet("title")
+    names["loudest"](sheet)
+    seen = Picture(sheet.svg("words", "x"))
+    assert not seen.problems()
+    assert "-1.5" in [area.name for _, area, _ in seen.texts()]
 
 
 def guidelines(folder: Path) -> dict[str, str]:
