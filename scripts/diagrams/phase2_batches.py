@@ -33,7 +33,7 @@ def micro_batches(sheet: Sheet) -> None:
         ("mean of the means: wrong", [1 / len(targets) / n for n in targets], "red"),
     ):
         sheet.note(f"weight of a target, {words}", tone=tone, bold=True)
-        bottom = sheet.y + 66
+        bottom = sheet.y + 6 + 180 * max(weights)
         place = x
         for count, weight in zip(targets, weights, strict=True):
             height = 180 * weight

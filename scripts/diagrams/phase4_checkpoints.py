@@ -81,11 +81,8 @@ def together(sheet: Sheet) -> None:
 
 def numbers(key: tuple[int, ...], count: int) -> list[int]:
     """The first numbers below 100 of a stream."""
-    return (
-        np.random.default_rng(np.random.SeedSequence(7, spawn_key=key))
-        .integers(100, size=count)
-        .tolist()
-    )
+    words = np.random.SeedSequence(7, spawn_key=key).generate_state(count)
+    return (words % 100).tolist()
 
 
 @diagram("4.16", "A key (seed, epoch, i) gives a sample the same numbers")
