@@ -15,7 +15,7 @@ from .sheet import INNER, MARGIN, Sheet
 def mixed(sheet: Sheet) -> None:
     circuit(
         sheet,
-        ("float32: masters, optimizer, sums", "16 bits: what is multiplied"),
+        ("float32: masters, optimizer, sums", "16 bits: products of matrices"),
         ["masters", "step: master\n-= lr · …", "sum over micro-\nbatches, ranks"],
         ["weights", "forward", "backward:\ngradients"],
         "round",

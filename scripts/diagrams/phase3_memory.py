@@ -92,7 +92,7 @@ def candidates() -> list[Estimate]:
     return [estimate(profile, name, 2, 8, links=links) for name in STRATEGIES]
 
 
-@diagram("3.21", "Of the strategies that fit, take the one that sends cheapest")
+@diagram("3.21", "Of the strategies that fit, take the cheapest communication")
 def strategies(sheet: Sheet) -> None:
     found, budget = candidates(), 10e9
     fits = [each for each in found if each.peak <= budget]

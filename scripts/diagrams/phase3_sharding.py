@@ -179,11 +179,11 @@ def prefetch(sheet: Sheet) -> None:
     )
 
 
-@diagram("3.17", "Round what computes, not what remembers")
+@diagram("3.17", "Round the copy that computes, not the one that remembers")
 def precision(sheet: Sheet) -> None:
     circuit(
         sheet,
-        ("float32: what remembers", "bfloat16: what computes"),
+        ("float32: the copy that remembers", "bfloat16: the copy that computes"),
         ["shard: the\nmaster weights", "optimizer", "reduce-scatter,\nmean: 4 bytes"],
         ["all-gather:\n2 bytes", "forward,\nbackward", "gradients"],
         "to bfloat16",

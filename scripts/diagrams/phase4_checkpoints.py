@@ -102,13 +102,13 @@ def keys(sheet: Sheet) -> None:
     row(sheet, "key: run", [Cell(str(n), "green") for n in keyed], x=x, w=w)
     row(sheet, "resumed at 4", [Cell(str(n), "green") for n in keyed], x=x, w=w)
     sheet.note(
-        "Numbers that samples 4 to 9 draw. From a worker's stream they depend on what it has "
-        "loaded before; bold: not those of the run. From a key they are the same, whoever loads "
-        "the sample and whenever."
+        "Numbers that samples 4 to 9 draw. From a worker's stream they depend on the samples "
+        "that it has loaded before; bold: other ones than in the run. From a key they are the "
+        "same, no matter which worker loads the sample, and when."
     )
 
 
-@diagram("4.2", "Write down all that the next step reads, by whoever has it")
+@diagram("4.2", "Save all that the next step reads")
 def resume(sheet: Sheet) -> None:
     w = INNER / 2
     row(
@@ -147,7 +147,7 @@ def resume(sheet: Sheet) -> None:
     row(sheet, "", marks, w=36)
     sheet.note(
         f"2 workers that prefetch 2 batches each are {ahead} batches ahead. The position counts "
-        "what was trained on."
+        "batches that were trained on."
     )
 
 

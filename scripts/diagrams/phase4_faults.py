@@ -69,7 +69,7 @@ def watchdog(sheet: Sheet) -> None:
     flow(sheet, [Cell(word, "orange" if not k else "grey") for k, word in enumerate(words)], h=62)
 
 
-@diagram("4.13", "Who repeats a name drawn a moment ago is alive")
+@diagram("4.13", "A rank that repeats a fresh name is alive")
 def joining(sheet: Sheet) -> None:
     messages = [
         (0, 1, "hello/1 = b7"),

@@ -13,7 +13,7 @@ from .sheet import INNER, MARGIN, Sheet
 from .times import Bar, lanes, ticks
 
 
-@diagram("4.10", "Exposed is what was waited for, hidden is the rest")
+@diagram("4.10", "Exposed: the program waits. Hidden: it computes meanwhile")
 def step_metrics(sheet: Sheet) -> None:
     data, forward, backward, ready, takes = 9.0, 26.0, 56.0, (36.0, 47.0), (13.0, 18.0)
     wire: list[Bar] = []
@@ -41,7 +41,7 @@ def step_metrics(sheet: Sheet) -> None:
     ticks(sheet, where, {ready[0]: "b0", ready[1]: "b1 ready", arrived: "arrived"})
     sheet.note(
         f"b0, b1: a bucket is ready. Exposed (bold): {exposed:g} ms, from the end of backward "
-        "until all has arrived. Hidden: what was in flight, less exposed; two buckets in flight "
+        "until all has arrived. Hidden: the time in flight, less exposed. Two buckets in flight "
         "are one wire."
     )
 

@@ -72,6 +72,7 @@ def test_it_is_an_image_with_words(name: str) -> None:
     assert seen.root.find(f"{SVG}title").text == DRAWINGS[name][0]
     assert seen.root.find(f"{SVG}desc").text == words
     assert 60 < len(words) < 500
+    assert max(len(sentence.split()) for sentence in re.split(r"(?<=[.:]) ", words)) <= 26
     assert not set("[]\n") & set(words), "Markdown reads brackets"
     assert len(seen.source.encode()) <= 20_000
     assert set(re.findall(r"font-family:([^;}]+)", seen.source)) == {"sans-serif"}
