@@ -56,7 +56,7 @@ class FlatUnit(Generic[Flat]):
     flats: list[Flat]
 
     def start_gather(self) -> None:
-        """Issue the all-gathers of what is not there."""
+        """Issue the all-gathers of vectors that are not there."""
         for flat in self.flats:
             flat.start_gather()
 

@@ -43,7 +43,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Profile:
-    """The memory of a step on one process, in bytes. Unit 0, the root, has what is in no other.
+    """The memory of a step on one process, in bytes. Unit 0 is the root: all that is in no other.
 
     ``parameters``, ``gradients``: of each unit (frozen parameters have no gradient). ``largest``:
     the largest gradient of each unit. ``state``: the optimizer's bytes per byte of trainable

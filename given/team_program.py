@@ -49,7 +49,7 @@ def make_teams(size: int) -> Teams:
     """The group of this rank's team of ``size`` neighbours, and that of all teams' first ranks."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if size < 1 or world_size % size:
-        raise ValueError(f"{world_size} ranks are no teams of {size}")
+        raise ValueError(f"{world_size} ranks don't divide into teams of {size}")
     first = rank - rank % size
     own = dist.new_group([*range(first, first + size)], use_local_synchronization=True)
     leaders = None

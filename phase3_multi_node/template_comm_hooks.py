@@ -16,7 +16,7 @@ mean costs no pass of its own: the gradients were divided when they were copied 
 Bytes that a rank sends for a bucket of N bytes: an all-reduce takes 2(W-1)/W·N, and in 16 bits half
 of that (from float32). In two levels the first rank of each of M nodes sends 2(M-1)/M·N between
 nodes, the others nothing.
-Invariant: all ranks end with the same bits, whatever precision was lost on the way.
+Invariant: all ranks end with the same bits, also where precision was lost on the way.
 Sources: Li et al. 2020 (arXiv 2006.15704), section 6.2.3; Kalamkar et al. 2019 (arXiv 1905.12322)
 for bfloat16; Goyal et al. 2017 (arXiv 1706.02677) for two levels.
 """

@@ -66,7 +66,7 @@ class HybridFlat(FlatParameter):
         rank_in(replicas)
         both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(replicas)}
         if len(both) != 1:
-            raise ValueError(f"ranks {sorted(both)} would shard and replicate with each other")
+            raise ValueError(f"ranks {sorted(both)} are in both groups: only this rank may be")
         self.replicas = replicas
         super().__init__(parameters, group, device)
 

@@ -155,7 +155,8 @@ def compare(topology: Topology, rank: int, device: torch.device) -> None:
 
 
 def main() -> None:
-    """Under a launcher: say who shares a node, then compare with the backend's all-reduce."""
+    """Under a launcher: say which ranks share a node, then compare with the backend's
+    all-reduce."""
     end_with_parent()
     parser = argparse.ArgumentParser(description="Compare all-reduces on several nodes.")
     parser.add_argument("--device", default="auto", choices=CHOICES)

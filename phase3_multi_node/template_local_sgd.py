@@ -61,7 +61,7 @@ class LocalSGD:
     calls them equally often; a rank that has no data for a step calls ``step()`` all the same.
 
     A new object gives all ranks the model of the group's rank 0, bit for bit, and begins a round.
-    That are all parameters and buffers, also frozen ones and those that ``state_dict`` leaves out.
+    It sends all parameters and buffers, also frozen ones and those that ``state_dict`` leaves out.
     The parameters that are trainable then travel in every round. Tensors are written in place, so
     the inner optimizer goes on with the right ones, and keeps its own state. Raises ValueError,
     before any communication, if ``every`` < 1, and on a rank that is no member of ``group``. Raises

@@ -6,10 +6,10 @@
 # store.
 """Ring all-reduce: every rank sends to its right neighbour only, and no byte more than it must.
 
-The tensor is cut into W chunks. In W-1 steps each chunk travels once around the ring and collects
-every rank's part: that is the reduce-scatter, after which rank r has chunk r complete. In W-1 more
-steps the complete chunks travel around the ring: that is the all-gather. In every step each rank
-sends one chunk to its right and receives another from its left. So all links are busy all the time:
+The tensor is cut into W chunks. In the reduce-scatter each chunk travels once around the ring, in
+W-1 steps, and collects every rank's part. Then rank r has chunk r complete. In the all-gather, W-1
+more steps, the complete chunks travel around the ring. In every step each rank sends one chunk to
+its right and receives another from its left. So all links are busy all the time:
 
     reduce-scatter + all-gather = 2(W-1) messages of N/W bytes per rank,  time 2(W-1)·(α + N/W·β)
 

@@ -89,7 +89,7 @@ def topology_of(places: Sequence[Place]) -> Topology:
     Two ranks share a node if their host names are equal. The launcher's numbers must agree with
     that. Raises ValueError if the launcher puts two ranks of one host on different nodes, if one of
     its nodes has different hosts, or if only some ranks know their node. Raises ValueError, too,
-    unless the local ranks of a node, in rank order, are 0, 1, 2 … If no rank of a node knows its
+    unless the local ranks of a node, in rank order, count up from 0. If no rank of a node knows its
     local rank, that is no contradiction. All ranks compute it from the same list, so all of them
     raise or none.
     """

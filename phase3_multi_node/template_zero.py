@@ -78,17 +78,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
     """ZeRO-1: ``optimizer_class`` on this rank's shards, like the whole on every rank.
 
     ``param_groups`` are the user's, with the whole parameters: schedulers write there. If the inner
-    optimizer changes the options of its own groups, they appear there after ``step`` and in
+    optimizer changes its own groups' options, they appear there after ``step`` and in
     ``state_dict``. Gradients must be the same on all ranks when ``step`` is called, as after data
     parallelism's backward. ``state`` holds this rank's part: one W-th of every element's state.
     Parameters without gradient (None) are not stepped. Parameters that are frozen when they are
-    given stay as they are, also with an earlier gradient, and are not sent. Parameters without
-    elements are not sent either. Parameters may have several dtypes: pieces, gradients and state
-    have that of their parameter. Parameters keep their identity and values, and become contiguous.
+    given stay as they are, also with an earlier gradient, and are not sent. Those without elements
+    are not sent either. Dtypes may differ: pieces, gradients and state have that of their
+    parameter. Parameters keep their identity and values, and become contiguous.
 
     Raises ValueError before any communication if this rank is no member of ``group``, if
-    ``bucket_bytes`` is not positive, or if a parameter is given twice. All ranks pass equal
-    parameters.
+    ``bucket_bytes`` is not positive, or if a parameter is given twice. All ranks pass equal ones.
     """
 
     def __init__(
@@ -121,8 +120,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         which gradients come.
         """
         super().add_param_group(param_group)
-        # Step 3: refuse a parameter that is given twice. Make vectors of the trainable parameters,
-        #         in the order in which gradients come: from the end
+        # Step 3: refuse a parameter given twice; make vectors of the trainable ones, last first
         # Step 4: the inner optimizer gets the own pieces only, with the group's options
         raise NotImplementedError("exercise 3.13")
 
@@ -166,8 +164,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if to is not None and not 0 <= to < world_size:
             raise ValueError(f"no rank {to} in a group of {world_size}")
         # Step 8: every rank sends its pieces' state: which parameter, which range, which values
-        # Step 9: a value in the shape of its piece is cut like the parameter; other values are
-        #         common
+        # Step 9: a value in the shape of its piece is cut like the parameter; others are common
         raise NotImplementedError("exercise 3.13")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -180,7 +177,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         saved = [len(each["params"]) for each in state_dict["param_groups"]]
         sizes = [len(users["params"]) for users in self.param_groups]
         if saved != sizes:
-            raise ValueError(f"the state is of groups of {saved} parameters, not of {sizes}")
+            raise ValueError(f"the state's groups have {saved} parameters, the optimizer's {sizes}")
         # Step 10: parameters are identified by their order
         # Step 11: a copy of the own range: a view would keep the whole state alive
         raise NotImplementedError("exercise 3.13")

@@ -7,8 +7,8 @@ nothing from what this rank alone knows, and never leave a message out.
     rank 0   [bucket 0] [bucket 1]        [bucket 2]  [who has what?]  wait for all
     rank 1   [bucket 0]      (no gradient) [bucket 1] [bucket 2] [who has what?]  wait for all
 
-Per step and rank this costs more than ``overlap``: with ``agree`` one all-reduce of 4 bytes per
-parameter, and one broadcast per dtype of the buffers before forward, if there are any. Inside
+Per step and rank this costs more than ``overlap``. With ``agree`` it is one all-reduce of 4 bytes
+per parameter. If there are buffers, it is one broadcast per dtype before forward. Inside
 ``no_sync`` it costs nothing.
 Invariant: after a step all ranks have the same gradients, None included, or all raise.
 Source: Li et al. 2020 (arXiv 2006.15704), sections 3.2.3, 3.2.4 and 4.
@@ -45,7 +45,7 @@ class DDP(BucketedDDP):
     """``BucketedDDP``, with all that it promises, extended for the hard cases of real training.
 
     A gradient may be missing on some ranks or on all. With ``agree`` the ranks tell each other at
-    the end of backward which gradients they have, in one collective of at most 4 bytes per
+    the end of backward which gradients they have. That takes one collective of at most 4 bytes per
     trainable parameter and 4 more. A gradient that no rank has stays None, so that momentum and
     weight decay leave the parameter alone, as in one process. A gradient from before this backward
     counts. A gradient that backward leaves undefined (a function returned None for it) does not.

@@ -64,8 +64,8 @@ def load_sharded_state_dict(
     after the other, so they may be loaded lazily: none is kept when the next but one is read. No
     communication. Afterwards the optimizer has the saved state of the shards, and no other, in the
     dtypes in which it was saved. Elements without saved state get zeros. Raises ValueError, before
-    anything changes, if the states are of a model with other names or shapes, lack its buffers, or
-    together lack elements that this rank needs.
+    anything changes, if the states are of a model with other names or shapes or lack its buffers.
+    It does so, too, if together they lack elements that this rank needs.
     """
     # --- exercise 3.28: start
     # Step 2: collect in new tensors: piece and part overlap in a range of the parameter's elements

@@ -29,18 +29,17 @@ from .ring_allreduce import COMBINE, Op, check_arguments, exchange, flattened, w
 def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
     """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
 
-    P is the largest power of two that is at most W. P ranks exchange halves of what they are
-    responsible for with partners at distance P/2, P/4 … 1 (in any order). Then they exchange the
-    results the same way back. Each of the other W-P ranks sends its tensor to rank - P first, and
-    gets the result at the end. Any dtype, length, strides and W are allowed, as in
-    ``ring_reduce_scatter``.
+    Let P be the largest power of two in W. P ranks exchange halves of their pieces with partners at
+    distance P/2, P/4 … 1, in any order, and then the results the same way back. Each of the other
+    W-P ranks sends its tensor to rank - P first, and gets the result at the end. Any dtype, length,
+    strides and W are allowed, as in ``ring_reduce_scatter``.
 
-    A rank below P sends 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd), and
-    N bytes more if it serves a rank above P. The ranks above P send N. The time is 2 log₂ P·α +
-    2(P-1)/P·Nβ, plus 2(α + Nβ) if W is not P. It takes half a tensor of extra memory, or up to two
-    whole ones with a rank to serve, and a copy more of a tensor that is not contiguous. It keeps
-    none afterwards. With W ≠ P it can't be NCCL's first collective of a group without
-    ``device_id``: all ranks must join. Raises as ``check_arguments`` does.
+    A rank below P sends 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd). It
+    sends N bytes more if it serves a rank above P. The ranks above P send N bytes. The time is 2
+    log₂ P·α + 2(P-1)/P·Nβ, plus 2(α + Nβ) if W is not P. It takes half a tensor of extra memory, or
+    up to two whole ones with a rank to serve, and a copy of a tensor that is not contiguous. It
+    keeps none. With W ≠ P it can't be NCCL's first collective of a group without ``device_id``: all
+    ranks must join. Raises as ``check_arguments`` does.
     """
     # --- exercise 3.6: start
     # Step 1: the ranks from P on send their tensor, by `exchange` as well, and wait for the result

@@ -59,9 +59,9 @@ class BucketedDDP(nn.Module):
     that is dropped is freed and reduces no more. From the third backward on the host never waits
     for a GPU.
 
-    Raises ValueError, before any communication, on a rank that is not in ``group``, for a module
-    without trainable parameters or with some on several devices, and for embeddings with sparse
-    gradients. It does so, too, for bucket sizes that are not positive, and for parameters that
+    Raises ValueError, before any communication, on a rank that is not in ``group``, and for a
+    module without trainable parameters, with some on several devices, or with sparse gradients of
+    embeddings. It does so, too, for bucket sizes that are not positive, and for parameters that
     another living wrapper reduces. Raises ValueError on every rank, after one all-reduce of 48
     bytes, if the ranks' modules differ in shapes, dtypes, order of strides, or in which parameters
     are frozen.

@@ -87,7 +87,7 @@ def estimate(
     and for numbers that are not positive.
     """
     if strategy not in STRATEGIES:
-        raise ValueError(f"no strategy {strategy!r}: there is {', '.join(STRATEGIES)}")
+        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     if min(nodes, ranks_per_node, backwards, bucket_bytes) < 1:
         raise ValueError(
             f"nodes, ranks per node, backward passes and bucket bytes must be positive, got "

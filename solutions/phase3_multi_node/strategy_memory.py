@@ -65,9 +65,9 @@ def memory_of(
 
     - the moments of the step: ``sharded_moments`` for fsdp, hybrid and offload, ``reduced_moments``
       for zero2, and for ddp and zero1 the activations of each phase + G.
-    - the optimizer's step, with two temporary copies of its largest tensor: G/S + 2·max(T_k)/S
-      for fsdp and hybrid, nothing for offload; G/W + 2·min(largest gradient, G/W) for zero2; G +
-      2·min(largest gradient, state kept) for ddp and zero1.
+    - the optimizer's step, with two temporary copies of its largest tensor. That is G/S +
+      2·max(T_k)/S for fsdp and hybrid, and nothing for offload. For zero2 it is G/W + 2·min(largest
+      gradient, G/W), and for ddp and zero1 G + 2·min(largest gradient, state kept).
     - for ddp and zero1 the first backward, before there is a state: 2·G - state kept.
 
     Padding, and the buffers that ddp sends, are left out.

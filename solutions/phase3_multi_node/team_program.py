@@ -74,7 +74,7 @@ def make_teams(size: int) -> Teams:
     # Step 3: which ranks come to each new_group, and which must come where a device is bound?
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if size < 1 or world_size % size:
-        raise ValueError(f"{world_size} ranks are no teams of {size}")
+        raise ValueError(f"{world_size} ranks don't divide into teams of {size}")
     firsts = [*range(0, world_size, size)]
     teams = [dist.new_group([*range(first, first + size)]) for first in firsts]
     leaders = dist.new_group(firsts)

@@ -141,7 +141,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     options.steps = {"digits_cnn": options.cnn_steps, "tiny_gpt": options.gpt_steps}
     for count in options.steps.values():
         if options.every < 1 or count % options.every or count < 2 * options.every:
-            parser.error(f"{count} steps are no two or more rounds of {options.every}")
+            parser.error(f"{count} steps must be two or more whole rounds of {options.every} steps")
     if not options.interface:
         parser.error("name the network between the nodes: --interface eth0")
     return options
@@ -192,7 +192,7 @@ def main() -> None:
         own = own_place(os.environ, socket.gethostname())
         topology = topology_of(exchange_places(own, at.store, at.rank, at.world_size))
         if len(topology.nodes) < 2 or not topology.even:
-            raise ValueError(f"it takes two or more equal nodes, these are {topology.nodes}")
+            raise ValueError(f"needs two or more nodes of equally many ranks, not {topology.nodes}")
         run(make_groups(topology), options)
 
 

@@ -9,8 +9,8 @@ Memory per rank in fp32 with Adam, for Ψ parameters on W ranks: 4Ψ + 12Ψ/W by
 are three buckets more: two on their way, and one that is being joined. For P bytes of parameters a
 rank sends (W-1)/W·P bytes in backward and (W-1)/W·P in ``step``, together as many as data
 parallelism. Messages: one per bucket and kind, and one of a byte per parameter tensor.
-Invariant: all ranks send the same vectors in the same order in every backward, whatever they have
-used.
+Invariant: all ranks send the same vectors in the same order in every backward, whichever parameters
+they have used.
 
 Source: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 5.2 and 7.
 """
