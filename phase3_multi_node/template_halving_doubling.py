@@ -40,12 +40,11 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = N
     W-P ranks sends its tensor to rank - P first, and gets the result at the end. Any dtype, length,
     strides and W are allowed, as in ``ring_reduce_scatter``.
 
-    A rank below P sends 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd). It
-    sends N bytes more if it serves a rank above P. The ranks above P send N bytes. The time is
-    2 log₂ P·α + 2(P-1)/P·Nβ, plus 2(α + Nβ) if W is not P. It takes half a tensor of extra memory
-    (up to two with a rank to serve, and a copy of a tensor that is not contiguous), and keeps none.
-    With W ≠ P it can't be NCCL's first collective of a group without ``device_id``: all ranks must
-    join. Raises as ``check_arguments`` does.
+    A rank below P sends 2 log₂ P messages and 2(P-1)/P·N bytes (rounded for odd pieces), and N more
+    to serve a rank above P. The ranks above send N. The time is 2 log₂ P·α + 2(P-1)/P·Nβ, plus
+    2(α + Nβ) if W is not P. It takes half a tensor of extra memory (up to two to serve a rank, and
+    a copy of a tensor that is not contiguous), and keeps none. With W ≠ P it can't be NCCL's first
+    collective of a group without ``device_id``: all must join. Raises as ``check_arguments`` does.
     """
     # Step 1: the ranks from P on send their tensor, by `exchange` as well, and wait for the result
     # Step 2: both partners know the same piece. The lower rank keeps its first half and gives the
