@@ -220,17 +220,15 @@ def choose_strategy(
 ) -> Choice:
     """The strategy with the cheapest communication among those whose peak fits ``budget_bytes``.
 
-    ``strategy``: ``"auto"``, or a name: then that one, whatever it needs. Of equally cheap
-    strategies the simpler is chosen, which comes earlier in STRATEGIES. A peak of just
-    ``budget_bytes`` fits. The choice has the estimates of all strategies, in that order. Hybrid is
-    among them if there are several nodes of several ranks, or if it was asked for. No
-    communication: equal arguments give equal choices (see ``smallest_budget``). Raises ValueError
-    if nothing fits, and as ``estimate`` does.
+    ``strategy``: ``"auto"``, or a name: then that one, whatever it needs. Of equally cheap ones the
+    simpler is chosen, the earlier one in STRATEGIES. A peak of just ``budget_bytes`` fits. The
+    choice has the estimates of all strategies, in that order. Hybrid is among them if several nodes
+    have several ranks, or if it was asked for. No communication: equal arguments give equal choices
+    (see ``smallest_budget``). Raises ValueError if nothing fits, and as ``estimate`` does.
     """
     # --- exercise 3.21: start
     # Step 4: estimate all strategies that make sense here, and the one asked for
-    # Step 5: of those that fit take the least seconds; the order of STRATEGIES decides between
-    #         equal ones
+    # Step 5: of those that fit take the least seconds; of equal ones the first in STRATEGIES
     several = min(nodes, ranks_per_node) > 1
     names = [n for n in STRATEGIES if n != "hybrid" or several or n == strategy]
     if strategy not in ("auto", *names):
