@@ -1,8 +1,8 @@
-"""What must be clear before ranks communicate: who takes part, and that all bring the same.
+"""Agreement before ranks communicate: which ranks take part, and that all bring the same.
 
-A rank that raises because of what it alone has leaves the others waiting for it. So an error is
-either one that every rank finds by itself, from arguments that are equal everywhere, or the ranks
-tell each other first and then raise together.
+A rank that raises because of a value that it alone has leaves the others waiting for it. So there
+are two kinds of errors. Every rank finds the error by itself, from arguments that are equal
+everywhere. Or the ranks tell each other first and then raise together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Group: TypeAlias = dist.ProcessGroup | None
 def rank_in(group: Group) -> int:
     """This rank's number in ``group``. Raises ValueError if it is no member.
 
-    torch's own collectives only warn there and do nothing: the rank would go on with what it has.
+    torch's own collectives only warn there and do nothing: the rank would go on with its own value.
     """
     rank = dist.get_rank(group)
     if rank < 0:
@@ -35,9 +35,9 @@ def takes_cpu(group: Group) -> bool:
 
 
 def device_in(group: Group) -> torch.device:
-    """Where a number of this rank has to be, for ``group`` to add it up: on the CPU, if it can.
+    """Where a number of this rank has to be, so that ``group`` can add it up: the CPU, if possible.
 
-    With NCCL it is on the GPU, also if what it counts is on the CPU, or if there is nothing.
+    With NCCL it is the GPU, also if the counted objects are on the CPU, or if there are none.
     """
     return torch.device("cpu" if takes_cpu(group) else f"cuda:{torch.cuda.current_device()}")
 
@@ -45,10 +45,10 @@ def device_in(group: Group) -> torch.device:
 def expect_alike(tensors: Sequence[Tensor], group: Group = None) -> None:
     """Raise the same ValueError on every rank unless all pass tensors alike, in the same order.
 
-    Alike: of one shape and dtype, with dimensions in one order in memory, and trainable on all
-    ranks or on none. One all-reduce of 48 bytes, for the most and the least of three numbers:
-    tensors, elements, and a checksum of the rest. Raises ValueError, and sends nothing, on a rank
-    that is no member of ``group``.
+    Alike means: of one shape and dtype, with dimensions in one order in memory, and trainable on
+    all ranks or on none. Cost: one all-reduce of 48 bytes, for the most and the least of three
+    numbers: tensors, elements, and a checksum of the rest. Raises ValueError, and sends nothing, on
+    a rank that is no member of ``group``.
     """
     rank_in(group)
     kinds = [(tuple(t.shape), str(t.dtype), order_in_memory(t), t.requires_grad) for t in tensors]

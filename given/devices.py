@@ -1,9 +1,9 @@
 """Where each rank computes, and by which backend ranks talk: agreed on before there is a group.
 
 A rank knows only the GPUs that its launcher shows to it: all of the node (torchrun), or one (SLURM
-with ``--gpus-per-task=1``), which is then number 0 on every rank. Whether two ranks mean the same
-GPU is told by its UUID alone, and whether all nodes have GPUs by none of them. So all ranks tell
-each other through a store, and every one finds the same:
+with ``--gpus-per-task=1``), which is then number 0 on every rank. Only its UUID tells whether two
+ranks mean the same GPU. No rank alone knows whether all nodes have GPUs. So all ranks tell each
+other through a store, and every rank finds the same:
 
 ========================  ==================  ====================================================
 each rank has             backend             otherwise
@@ -14,7 +14,7 @@ a GPU, shared by some     gloo                no messages: gloo's are between CP
 no GPU, at least one      gloo, on the CPU
 ========================  ==================  ====================================================
 
-A choice that was left open (``auto``) falls back to the CPU; ``cuda`` is refused, on all ranks.
+``auto`` leaves the choice open and falls back to the CPU. ``cuda`` is refused, on all ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Placement:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What ``process_group`` is to be told: NCCL's groups are bound to the device."""
+        """The settings for ``process_group``: NCCL's groups are bound to the device."""
         bound = {"device_id": self.device} if self.backend == "nccl" else {}
         return {"backend": self.backend, **bound}
 
@@ -55,9 +55,9 @@ def visible_gpus() -> list[str]:
 def choose(
     wanted: Sequence[str], gpus: Sequence[str], point_to_point: bool
 ) -> tuple[str, str, str]:
-    """(cuda or cpu, backend, both in words) from what each rank asks for and its GPU's UUID, or "".
+    """(cuda or cpu, backend, both in words) from each rank's wish and its GPU's UUID, or "".
 
-    Raises ValueError if the ranks don't ask for the same, or for what there is not.
+    Raises ValueError if the ranks don't ask for the same device, or for one that is not there.
     """
     if len({*wanted}) > 1:
         raise ValueError(f"the ranks are to use different devices: {', '.join(sorted({*wanted}))}")
@@ -85,9 +85,9 @@ def place(
     """Agree with all ranks on devices and backend; call it before joining, once per store.
 
     ``wanted`` is one of ``CHOICES``; ``point_to_point``: the program passes messages. Of the GPUs
-    that a rank sees it takes the one with its LOCAL_RANK, counted round. The GPU becomes the
-    current one; on the CPU a rank computes with one thread. Raises ValueError as ``choose`` does,
-    on every rank, when all ranks have read why.
+    that a rank sees it takes number LOCAL_RANK, counted round. The GPU becomes the current one. On
+    the CPU a rank computes with one thread. Raises ValueError as ``choose`` does, on every rank,
+    when all ranks have read the reason.
     """
     seen = visible_gpus() if wanted != "cpu" else []
     number = int(os.environ.get("LOCAL_RANK", rank)) % max(1, len(seen))

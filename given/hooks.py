@@ -1,4 +1,4 @@
-"""Hooks that don't keep alive who is called, and that no two objects put on one parameter.
+"""Hooks that don't keep their object alive, and that no two objects put on one parameter.
 
 A parameter keeps its hooks, a hook that is a method keeps its object, and the object keeps the
 parameter. Python's garbage collector can't look into autograd, so it never frees such a circle: the

@@ -4,10 +4,10 @@
         train(rank.device)
 
 Ranks that end in order leave their group together. A rank that raises gives it up at once
-(``process_group``): the others' next operation fails with gloo, as the connection is closed, and
-with NCCL the launcher ends them; nobody waits for a time-out. What is the user's mistake, or the
-machine's, is told in one line by the first rank of each node that finds it; all else is a bug and
-has its traceback.
+(``process_group``). With gloo the others' next operation fails, as the connection is closed. With
+NCCL the launcher ends them. No rank waits for a time-out. An error of the user's, or of the
+machine's, is told in one line by the first rank of each node that finds it. Every other error is a
+bug and has its traceback.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import torch.distributed as dist
 from given.devices import place
 from given.process_group import process_group
 
-FAILED = {ValueError: 1, OSError: 1}  # exit statuses of what is told in a line
+FAILED = {ValueError: 1, OSError: 1}  # exit statuses of errors that are told in a line
 
 
 class Meeting(NamedTuple):
-    """What the ranks of a job share before they have a group; ``attempt``: its name, if it has."""
+    """The ranks' common data before they have a group; ``attempt``: its name, if it has one."""
 
     store: dist.Store
     rank: int
@@ -67,9 +67,9 @@ def launched(
 ) -> Iterator[Launched]:
     """Be a member of the default group inside the block, on the device that all ranks agree on.
 
-    ``wanted`` and ``point_to_point`` as in ``place``; the first rank prints what was chosen. An
-    error of ``statuses`` is told once, and ends the process with the status of the first type in
-    it that fits. ``timeout``: that of the group.
+    ``wanted`` and ``point_to_point`` are as in ``place``; the first rank prints the choice. An
+    error of ``statuses`` is told once, and ends the process with the status of the first type in it
+    that fits. ``timeout``: that of the group.
     """
     meeting = None
     try:
@@ -89,8 +89,8 @@ def launched(
 def tell_once(program: str, error: Exception, store: dist.Store | None) -> None:
     """A line on standard error, unless a rank of this node has said the same.
 
-    Ranks that fail alike would all say it. A rank that fails alone is the only one to know.
-    ``store``: that of all ranks; None before there is one.
+    Ranks that fail alike would all say it. A rank that fails alone is the only one that knows.
+    ``store``: the store of all ranks; None before there is one.
     """
     node = os.environ.get("GROUP_RANK", "0")
     with contextlib.suppress(Exception):  # the store may have ended with its rank

@@ -1,7 +1,7 @@
-"""A rank ends with the process that started it, however that one ended.
+"""A rank ends with the process that started it, in whatever way that one ended.
 
 torchrun's agent tells its ranks to end when it is told itself. An agent that is killed (kill -9,
-out of memory) tells nobody: its ranks become orphans, train on, and write into the folder of the
+out of memory) tells no rank. Its ranks become orphans, train on, and write into the folder of the
 run that is started in their place. So every rank asks to be ended as soon as its parent is gone:
 
     Linux       prctl(PR_SET_PDEATHSIG): the kernel sends SIGKILL, whatever the rank is doing
@@ -9,8 +9,8 @@ run that is started in their place. So every rank asks to be ended as soon as it
                 so a rank that is stuck in a library's call ends when the call returns
 
 The kernel forgets the request in children, so each process asks for itself (a loader's workers,
-too), and it watches the *thread* that forked: agents and loaders start processes in their main
-thread. A parent that died before the request is never told of: it is looked for after it.
+too). The kernel watches the *thread* that forked: agents and loaders start processes in their main
+thread. It says nothing of a parent that died before the request, so look for the parent after it.
 
 Source: Linux manual pages, prctl(2), "PR_SET_PDEATHSIG".
 """
@@ -30,7 +30,8 @@ SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 def announce() -> None:
-    """Called by an agent before it starts ranks: they learn who is to live as long as they."""
+    """An agent calls it before it starts ranks: they learn which process must live as long as they.
+    """
     os.environ[AGENT] = f"{os.getpid()} {_namespace()}"
 
 
@@ -64,7 +65,8 @@ def _watch(parent: int) -> None:
 def _agent_is_gone(parent: int) -> bool:
     """Whether the agent died before this process could ask.
 
-    Something may stand between the two (a profiler): then the agent is no parent, but it is there.
+    A third process may stand between the two (a profiler). Then the agent is no parent, but it is
+    there.
     """
     agent, _, namespace = os.environ.get(AGENT, "").partition(" ")
     if not agent or int(agent) == parent or namespace != _namespace():
@@ -79,7 +81,7 @@ def _agent_is_gone(parent: int) -> bool:
 
 
 def _namespace() -> str:
-    """What a process id means here; empty where there is one meaning only."""
+    """The namespace of process ids here; empty where there is only one."""
     with contextlib.suppress(OSError):  # not on Linux
         return os.readlink("/proc/self/ns/pid")
     return ""

@@ -3,20 +3,20 @@
     with process_group("gloo"):
         train()
 
-A gloo group has threads: ``gloo_tcp_loop`` moves bytes, ``pt_gloo_runloop`` (two of them) run the
-collectives and then let go of the tensors, for which they need the interpreter's lock. They end
-when the group is *destructed*, that is when nothing refers to it any more.
-``dist.destroy_process_group()`` only drops torch's own references. Where another one is left, the
-threads live on; one that still needs the lock when the interpreter shuts down ends the process
-with ``terminate called without an active exception`` and SIGABRT, after all work was done
+A gloo group has threads. ``gloo_tcp_loop`` moves bytes. Two ``pt_gloo_runloop`` run the collectives
+and then release the tensors, for which they need the interpreter's lock. They end when the group is
+*destructed*, that is when nothing refers to it any more. ``dist.destroy_process_group()`` only
+drops torch's own references. If another reference is left, the threads live on. A thread that still
+needs the lock when the interpreter shuts down ends the process with
+``terminate called without an active exception`` and SIGABRT, after all work was done
 (pytorch/pytorch, issue 190489 and pull request 179291). So:
 
-- *Before joining*, what stores ``group.WORLD`` in the default arguments of its functions is
-  imported, while ``WORLD`` is still None: ``torch.distributed.nn.functional`` (torch 2.8 to 2.15).
-  Building the first optimizer imports it, too, but that is after joining.
+- *Before joining*, while ``WORLD`` is still None, the module that stores ``group.WORLD`` in default
+  arguments is imported: ``torch.distributed.nn.functional`` (torch 2.8 to 2.15). Building the first
+  optimizer imports it, too, but that is after joining.
 - *At the end of the block* torch's references are dropped, then cycles and default arguments of
   functions that were defined later. If a variable still holds a group, one line names it.
-- *After an exception* leaving neither blocks nor says anything: the exception is the news.
+- *After an exception* leaving neither blocks nor says anything: the exception is the message.
 
 Invariant: after the block no gloo thread is left, as long as no variable holds a group. See it with
 ``cat /proc/self/task/*/comm`` (Linux; torch 2.8 does not name its threads).
@@ -38,7 +38,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-PATIENCE = 2.0  # seconds for the threads of a group whose rank has failed: theirs may wait for ever
+PATIENCE = 2.0  # seconds for the threads of a group whose rank has failed: they may wait for ever
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def _groups() -> list[dist.ProcessGroup]:
 
 
 def _leave() -> None:
-    """Destroy all groups, drop what holds them unseen, and name what else does."""
+    """Destroy all groups, drop their unseen references, and name the others."""
     if not dist.is_initialized():
         return
     groups = [weakref.ref(group) for group in _groups()]
@@ -101,9 +101,9 @@ def _leave() -> None:
 def _give_up() -> None:
     """Leave after an exception, whatever the other ranks do.
 
-    An operation may be under way that the others will never take part in. Destructing a group waits
-    for it, so a thread does that, and nobody waits for the thread for long. What the exception's
-    frames hold is never destructed: the end of the process would wait there.
+    An operation may be under way in which the others will never take part. To destruct a group is
+    to wait for it, so a thread does that, and the rank does not wait long for the thread. Groups
+    that the exception's frames hold are never destructed: the end of the process would wait there.
     """
     if not dist.is_initialized():
         return
@@ -119,8 +119,8 @@ def _give_up() -> None:
 
 
 def _forget_defaults(groups: list[dist.ProcessGroup | None]) -> None:
-    """Functions that were defined after joining may have a group as a default argument: now None,
-    which means the default group, as it does everywhere in torch."""
+    """Functions that were defined after joining may have a group as a default argument. It becomes
+    None, which means the default group, as everywhere in torch."""
     held = {id(group) for group in groups if group is not None}
     for function in gc.get_objects():
         if type(function) is not FunctionType:
@@ -134,7 +134,7 @@ def _forget_defaults(groups: list[dist.ProcessGroup | None]) -> None:
 
 
 def _holder(group: dist.ProcessGroup) -> str:
-    """What refers to ``group``: a variable by its name, or an object by its type."""
+    """The variable (by its name) or the object (by its type) that refers to ``group``."""
     frame = sys._getframe(1)
     while frame := frame.f_back:  # type: ignore[assignment]
         if frame.f_code.co_name != "<module>" and frame.f_globals is not globals():
@@ -162,7 +162,7 @@ def _refers(value: object, group: dist.ProcessGroup) -> bool:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """Those in its ``__dict__``, whatever it does when it is asked for one."""
+    """The attributes in its ``__dict__``, whatever it does when it is asked for one."""
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:

@@ -4,9 +4,9 @@
     n bytes      header, JSON: dtype, shape and offsets of every tensor; metadata: the tree
     the rest     the tensors, row-major, one after the other, widest elements first
 
-JSON has no tuples and no keys but strings, and resuming must not change a type: so a tuple is
+JSON has no tuples and no keys but strings, and resuming must not change a type. So a tuple is
 ``{"tuple": [...]}``, a dict ``{"dict": [[key, value], ...]}`` and a tensor ``{"tensor": name}``.
-Loading reads numbers and text; unlike a pickle the file can't name any code to run.
+Loading reads numbers and text. Unlike a pickle, the file can't name any code to run.
 
 Used by exercise 4.1; there is nothing to fill in here. Every file is written once, and is on the
 disk when the function returns. Format: github.com/huggingface/safetensors.
@@ -45,9 +45,10 @@ DTYPES = {
 def pack(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
     """``tree`` as JSON data, and its tensors by name (their path in the tree).
 
-    Tensors that are the same piece of memory (tied weights) get one name. Raises ValueError that
-    names the path of anything that is no tensor, number, string, bool, None, list, tuple or dict,
-    and of tensors whose values can't be written (sparse, on meta, of a dtype not in DTYPES).
+    Tensors that are the same piece of memory (tied weights) get one name. Raises ValueError, with
+    the path, for anything that is no tensor, number, string, bool, None, list, tuple or dict. It
+    does so, too, for tensors whose values can't be written (sparse, on meta, of a dtype not in
+    DTYPES).
     """
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
@@ -82,7 +83,7 @@ def pack(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
 
 
 def unpack(data: Any, tensors: dict[str, Tensor]) -> Any:
-    """The tree again; what had one name is one tensor."""
+    """The tree again; tensors with one name are one tensor."""
     if isinstance(data, list):
         return [unpack(item, tensors) for item in data]
     if not isinstance(data, dict):
@@ -97,12 +98,12 @@ def unpack(data: Any, tensors: dict[str, Tensor]) -> Any:
 def write_trees(folder: Path, trees: dict[str, Tree]) -> dict[str, dict[str, Any]]:
     """Write each tree to a new file in ``folder``, as safetensors, and flush it to the disk.
 
-    ``trees``: by the file's name. Returns each file's size and hash, ``{"bytes": n, "sha256":
-    hex}``, of what was meant to be written.
+    ``trees``: by the file's name. Returns each file's size and hash,
+    ``{"bytes": n, "sha256": hex}``, of the content that was to be written.
     """
     files = {name: encode(tree) for name, tree in trees.items()}
     with ThreadPoolExecutor(len(files)) as hashers:
-        # what takes longest has a thread per file, beside this one, which writes and waits
+        # hashing takes longest: it has a thread per file, beside this one, which writes and waits
         hashes = {name: hashers.submit(hash_of, blocks(*file)) for name, file in files.items()}
         for name, file in files.items():
             with open(folder / name, "xb") as opened:
@@ -113,7 +114,7 @@ def write_trees(folder: Path, trees: dict[str, Tree]) -> dict[str, dict[str, Any
 
 
 def encode(tree: Tree) -> tuple[bytes, list[Tensor]]:
-    """What a file of ``tree`` begins with, and the tensors that follow, in their order."""
+    """The beginning of a file of ``tree``, and the tensors that follow, in their order."""
     data, tensors = pack(tree)
     # widest first, behind a header of 8·k bytes: each begins at a multiple of its element size
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
@@ -130,7 +131,7 @@ def encode(tree: Tree) -> tuple[bytes, list[Tensor]]:
 
 
 def blocks(front: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
-    """A file's content; of tensors that must be copied for it, one copy at a time is alive."""
+    """A file's content. If tensors must be copied for it, one copy at a time is alive."""
     yield front
     yield from map(bytes_of, tensors)
 
@@ -155,9 +156,9 @@ def hash_of_file(path: Path) -> str:
 
 
 def read_tree(path: Path, device: torch.device | str = "cpu") -> Tree:
-    """What ``write_trees`` wrote, with the tensors on ``device``.
+    """A tree that ``write_trees`` wrote, with the tensors on ``device``.
 
-    On the CPU the file is mapped into memory: what nobody looks at is not read.
+    On the CPU the file is mapped into memory: a tensor that is not used is not read.
     """
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
@@ -165,7 +166,7 @@ def read_tree(path: Path, device: torch.device | str = "cpu") -> Tree:
 
 
 def flush(file: BinaryIO) -> None:
-    """Return when what was written to ``file`` is on the disk."""
+    """Return when all that was written to ``file`` is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 

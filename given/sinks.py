@@ -1,4 +1,4 @@
-"""What sinks are, several of them as one, and the one for people: progress in the terminal."""
+"""The form of sinks, several sinks as one, and the sink for people: progress in the terminal."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class StepMetrics:
     samples: int
     tokens: int
     seconds: float
-    phases: dict[str, float]  # without what is exposed inside
+    phases: dict[str, float]  # without exposed communication inside
     exposed: float
     hidden: float
     flops: float
@@ -35,7 +35,7 @@ class StepMetrics:
 
     @property
     def own_seconds(self) -> float:
-        """What the rank spent on its own account, not waiting for others."""
+        """The time that the rank spent on its own work, not waiting for others."""
         return self.seconds - self.exposed
 
     def as_dict(self) -> dict[str, float | None]:
@@ -58,7 +58,7 @@ class StepMetrics:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankMetrics:
-    """What one rank tells of a window of steps; times are per step. NaN: not known."""
+    """One rank's report on a window of steps; times are per step. NaN: not known."""
 
     samples: float  # of the whole window, as tokens, FLOPs and seconds are
     tokens: float
@@ -85,7 +85,7 @@ class RankMetrics:
 
 
 class Gauges:
-    """What the device says about itself."""
+    """The device's own gauges."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -95,7 +95,8 @@ class Gauges:
             self.capacity = torch.cuda.get_device_properties(device).total_memory
 
     def memory(self) -> tuple[int, int]:
-        """Bytes: the most since the last call (CPU: since the process began), and what there is."""
+        """Bytes: the most since the last call (CPU: since the process began), and the device's
+        total."""
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)

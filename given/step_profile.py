@@ -1,8 +1,8 @@
-"""The memory of one training step, moment by moment: measured without taking it.
+"""The needs of one training step of a model, moment by moment, measured at no such cost.
 
 A step on fake tensors has shapes and lifetimes, no data and no arithmetic. From such a profile
-exercise 3.21 (``sharding_strategies``) estimates the memory of each strategy. Cost: about the
-Python time of one step, no memory, no communication.
+exercise 3.21 (``sharding_strategies``) estimates what each strategy needs. Cost: about the Python
+time of one step, no memory, no communication.
 
 Source: PyTorch's documentation of ``FakeTensorMode`` ("Fake tensor") and of ``TorchDispatchMode``.
 """
@@ -43,12 +43,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Profile:
-    """The memory of a step on one process, in bytes. Unit 0 is the root: all that is in no other.
+    """The needs of a step on one process, in bytes. Unit 0, the root, has all that is in no other.
 
-    ``parameters``, ``gradients``: of each unit (frozen parameters have no gradient). ``largest``:
-    the largest gradient of each unit. ``state``: the optimizer's bytes per byte of trainable
-    parameters. ``saved``: the bytes that forward leaves for backward. ``phases``: in the order of
-    the step.
+    ``parameters``, ``gradients``: of each unit (frozen ones have no gradient). ``largest``: of each
+    unit the largest gradient. ``state``: the optimizer's bytes per byte of trainable parameters.
+    ``saved``: the bytes that forward keeps for backward. ``phases``: in the order of the step.
     """
 
     parameters: tuple[int, ...]
@@ -87,7 +86,7 @@ class AliveBytes(TorchDispatchMode):
 
 
 def stand_in(tensor: Tensor) -> Tensor:
-    """An empty tensor like ``tensor``; a tensor on meta counts as one on the CPU."""
+    """An empty tensor like ``tensor``; one on meta might be anywhere, so it goes to the CPU."""
     device = torch.device("cpu") if tensor.is_meta else tensor.device
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, nn.Parameter):
@@ -116,8 +115,8 @@ def profile(
     """One step of ``loss(model(inputs), targets)`` on fake tensors; ``model`` is not changed.
 
     ``units``: as for FSDP, submodules in the order in which they run. It takes neither memory nor
-    arithmetic, and no communication. Call it before wrapping. ``model`` and ``batch`` may be on
-    meta. Raises ValueError for a model without trainable parameters.
+    arithmetic, and no communication. Do it before wrapping; ``model`` and ``batch`` may be on meta.
+    Raises ValueError for a model without trainable parameters.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:

@@ -1,17 +1,17 @@
-"""torchrun whose end says how the ranks ended: one line where one is due, and their exit status.
+"""torchrun whose end says how the ranks ended: one line where it is needed, and their exit status.
 
     python -m given.torchrun --nproc-per-node 2 PROGRAM …          arguments are torchrun's own
 
-torchrun ends with status 1 and a report whatever its ranks ended with, starts all of them again
-whatever that was, and answers a signal with a traceback. Here
+torchrun ends with status 1 and a report, whatever its ranks ended with. It starts all of them again
+after any status, and answers a signal with a traceback. Here
 
 - a status with which a rank ended itself is the agent's, else 128 + N if signal N ended it;
-- a status in ``final`` is never tried again, one in ``again`` does not use up a restart; the rank
-  has said why, so nothing is added;
+- a status in ``final`` is never tried again, and one in ``again`` does not use up a restart. The
+  rank has said why, so nothing is added;
 - SIGTERM, SIGINT, SIGHUP or SIGQUIT (``signals``) reaches the ranks as SIGTERM. Then the status is
-  theirs if they left with one in ``final`` or ``again``, 0 if they were done, else 128 + N; where
+  theirs if they left with one in ``final`` or ``again``, 0 if they were done, else 128 + N. If
   ranks could leave with one in ``again`` but none had begun, it is that one. A second signal ends
-  all at once. What comes within ``SAME`` seconds is the same signal: a scheduler and its script
+  all at once. A signal within ``SAME`` seconds counts as the same one: a scheduler and its script
   may both pass on one wish.
 
 Ranks that call ``given.parent.end_with_parent`` end with this process, too.
@@ -34,12 +34,12 @@ from given.parent import announce
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SAME = 1.0
-NOISE = "torch.distributed.elastic.multiprocessing.api"  # what it logs about ranks that end
+NOISE = "torch.distributed.elastic.multiprocessing.api"  # its logger for ranks that end
 
 
 @dataclass
 class Ending:
-    """What the agent was told, and how its ranks ended."""
+    """The signal that the agent received, and how its ranks ended."""
 
     name: str  # in front of each line
     final: Collection[int]
@@ -81,7 +81,7 @@ class Ending:
         print(f"{self.name}: {what}", file=sys.stderr, flush=True)
 
     def status_when_told(self) -> int:
-        """The status after a signal; says what the ranks have not said themselves."""
+        """The status after a signal; prints a line if the ranks have not said it themselves."""
         assert self.told is not None
         codes = {process.poll() for process in self.ranks.values()}
         for known in (*self.final, *self.again):
@@ -108,7 +108,7 @@ class Ending:
 
 @contextlib.contextmanager
 def held_back(ending: Ending, codes: set[int]) -> Iterator[None]:
-    """What torchrun logs about ranks that end, after it is known whether it is news."""
+    """Hold back torchrun's log about ranks that end, until it is known whether it is news."""
     logger, records = logging.getLogger(NOISE), []
 
     def hold(record: logging.LogRecord) -> bool:
@@ -128,7 +128,8 @@ def held_back(ending: Ending, codes: set[int]) -> Iterator[None]:
 
 
 def agent_class(ending: Ending) -> type:
-    """torchrun's agent, which tells ``ending`` of its ranks and knows what needs no restart."""
+    """torchrun's agent, which tells ``ending`` of its ranks and knows which end needs no restart.
+    """
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     class Agent(LocalElasticAgent):
@@ -156,7 +157,7 @@ def agent_class(ending: Ending) -> type:
             return result
 
         def _shutdown(self, *arguments: Any, **options: Any) -> None:
-            if ending.told and self._pcontext:  # before torch 2.9 nobody could say how long
+            if ending.told and self._pcontext:  # before torch 2.9 no setting said how long
                 seconds = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
                 self._pcontext.close(signal.SIGTERM, seconds)
             super()._shutdown(*arguments, **options)

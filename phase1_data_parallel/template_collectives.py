@@ -4,11 +4,11 @@
 # ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
 # communication hooks, collectives with gradients, synchronisation of module states, the key-value
 # store.
-"""What an all-reduce costs, measured: three simple ones beside the backend's own.
+"""The cost of an all-reduce, measured: three simple ones beside the backend's own.
 
-A rank's clock shows when its call returns. Neither the device nor the other ranks need be done by
-then. So a measurement of a collective has three rules: all ranks start together (a barrier), the
-device is idle when the clock starts and done when it stops, and the slowest rank's time counts.
+A rank's clock shows when its call returns. At that moment the device and the other ranks may still
+be at work. So a measurement of a collective has three rules. All ranks start together (a barrier).
+The device is idle when the clock starts and done when it stops. The slowest rank's time counts.
 
 For a tensor of N bytes on W ranks that takes t seconds:
 
@@ -20,10 +20,10 @@ bus bandwidth        N/t · 2(W-1)/W      how fast the links are used, comparabl
 ===================  ==================  ==========================================================
 
 Bus bandwidth is a link's load only where a rank sends 2(W-1)/W bytes per byte of data, as in a
-ring. The simple strategies send more: root and direct W-1, the chain 2.
+ring. The simple strategies send more: root and direct send W-1 bytes, the chain sends 2.
 
-Per repeat: one barrier and the measured call; at the end one all-reduce with 8 bytes per repeat.
-Invariant: every rank returns the same number. The all-reduces themselves are in
+Cost: one barrier and the measured call per repeat, and at the end one all-reduce with 8 bytes per
+repeat. Invariant: every rank returns the same number. The all-reduces themselves are in
 ``simple_allreduce``.
 
 Source: nccl-tests' PERFORMANCE.md for bus bandwidth.
@@ -52,7 +52,7 @@ from .template_simple_allreduce import STRATEGIES
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until the device has done what was asked of it (CUDA runs behind the program)."""
+    """Wait until the device has done all work that it was given (CUDA runs behind the program)."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -69,10 +69,10 @@ def time_collective(
     """Seconds that ``fn``, a collective call, takes: the same float on every rank of ``group``.
 
     ``fn`` runs ``warmup`` times untimed and ``repeats`` times timed. Before each timed run all
-    ranks meet at a barrier; ``sync(device)`` is called right before the clock starts and again
+    ranks meet at a barrier. ``sync(device)`` is called right before the clock starts and again
     before it stops, so that work still queued on the device is counted where it belongs. A run
-    takes as long as its slowest rank. Of the runs the median counts, which one disturbed run does
-    not move; of an even number of runs the mean of the two in the middle.
+    takes as long as its slowest rank. The result is the median of the runs, because one disturbed
+    run does not move it. With an even number of runs it is the mean of the two in the middle.
     """
     # Step 1: warm up: the first calls open connections and allocate
     # Step 2: per repeat: barrier, sync, start the clock, fn, sync, stop the clock
@@ -84,8 +84,8 @@ def bandwidth(nbytes: int, seconds: float, world_size: int) -> tuple[float, floa
     """(algorithm bandwidth, bus bandwidth) of an all-reduce of ``nbytes``, in bytes per second.
 
     Algorithm bandwidth is N/t: how fast the caller's data is served. Bus bandwidth multiplies it by
-    2(W-1)/W, the bytes a rank must send for each byte of data: comparable with the speed of the
-    links at any world size.
+    2(W-1)/W, the bytes that a rank must send for each byte of data. So it is comparable with the
+    speed of the links at any world size.
     """
     # Step 4: the two formulas
     raise NotImplementedError("exercise 1.9")
@@ -98,9 +98,9 @@ def communication_share(
 ) -> float:
     """The share (0 … 1) of a training step that communication costs.
 
-    Times the step with and without communication by ``time_collective`` (``timing`` goes there) and
-    returns (t_with - t_without) / t_with, the same on every rank, not below 0 when noise makes the
-    difference negative.
+    Times the step with and without communication by ``time_collective``, which gets ``timing``.
+    Returns (t_with - t_without) / t_with, the same on every rank. If noise makes the difference
+    negative, the result is 0.
     """
     # Step 5: time both, compare
     raise NotImplementedError("exercise 1.9")
@@ -129,7 +129,7 @@ def compare_strategies(
 
     ``sizes`` are bytes of float32 elements. Each all-reduce is the sum of a tensor of that size
     over ``group``, timed by ``time_collective`` with ``warmup`` and ``repeats``. Returns a row per
-    strategy and size, the same on every rank, sizes in the order given within each strategy.
+    strategy and size, the same on every rank. Within each strategy the sizes keep their order.
     """
     # Step 6: for every strategy and size, time it on a tensor of that size and fill a row
     raise NotImplementedError("exercise 1.9")
@@ -139,7 +139,7 @@ def plot_costs(rows: Sequence[Row], path: str | Path) -> None:
     """Write a picture of time over size, both axes logarithmic, one line per strategy.
 
     A legend names the lines, and the axes have labels with units: bytes, and s, ms, µs or ns. The
-    format is that of the ending of ``path``. No figure stays open.
+    ending of ``path`` chooses the format. No figure stays open.
     """
     # Step 7: one line per strategy, axes with units, a legend
     raise NotImplementedError("exercise 1.9")

@@ -12,9 +12,9 @@ must consume exactly the samples that one process would consume with batch size 
     union over ranks of batch(rank, k)  =  order[k·B : (k+1)·B]
 
 Then the average of the ranks' gradients is the gradient of the global batch (exercise 1.4), and
-training on W ranks equals training on one. Dealing the shuffled order out like cards, rank r takes
-order[r::W], gives the invariant without any communication: all ranks draw the same permutation
-from (seed, epoch).
+training on W ranks equals training on one. The shuffled order is dealt out like cards: rank r takes
+order[r::W]. That keeps the invariant without communication, because all ranks draw the same
+permutation from (seed, epoch).
 
 Sizes: N samples on W ranks give ceil(N/W) per rank with padding, floor(N/W) with dropping.
 Messages: none. Source: Goyal et al. 2017 (arXiv 1706.02677), section 3, Remark 4 (one shuffle).
@@ -37,15 +37,15 @@ class ShardedSampler(Sampler[int]):
     """The indices that one rank trains on, in order.
 
     The order of an epoch is ``torch.randperm(dataset_size, generator=g)`` with ``g`` seeded by
-    ``seed + epoch`` (without ``shuffle``: 0, 1, 2 …), the same on all ranks; rank r takes every
-    world_size-th entry beginning with the r-th. ``remainder`` says what happens to the entries that
-    don't fill a whole round of all ranks:
+    ``seed + epoch`` (without ``shuffle``: 0, 1, 2 …), the same on all ranks. Rank r takes every
+    world_size-th entry, beginning with the r-th. ``remainder`` chooses the treatment of entries
+    that don't fill a whole round of all ranks:
 
-    - ``"pad"``: the order is continued from its own beginning (as often as needed) until every
-      rank has ceil(N/W) entries. The repeated entries come last on their rank; ``num_real`` tells
-      how many entries of this rank are not repeated.
+    - ``"pad"``: the order goes on from its own beginning (as often as needed) until every rank has
+      ceil(N/W) entries. The repeated entries come last on their rank. ``num_real`` is the number of
+      entries of this rank that are not repeated.
     - ``"drop"``: the last N mod W entries of the order are left out.
-    - ``"keep"``: the shards are uneven; the first N mod W ranks have one entry more.
+    - ``"keep"``: the shards are uneven: the first N mod W ranks have one entry more.
 
     ``len(sampler)`` is the number of entries of this rank. Nothing is communicated, and the global
     random state is neither used nor changed. Raises ValueError for a rank outside
@@ -92,12 +92,12 @@ class ShardedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """This rank's indices of the current epoch, from the resumed position if there is one.
 
-        The indices are ints. A pass begins with ``iter`` or with its first index, as you like; one
-        that has begun goes on as it began, whatever is called meanwhile.
+        The indices are ints. A pass may begin with ``iter`` or with its first index. A pass that
+        has begun goes on as it began, whatever is called meanwhile.
         """
         # Step 4: draw the epoch's order from seed + epoch, alike on all ranks
         # Step 5: entry i of this rank is position rank + i·W of the order; padding wraps around
-        # Step 6: leave out what was consumed before the interruption, this once
+        # Step 6: leave out the entries that were consumed before the interruption, this once
         raise NotImplementedError("exercise 1.1")
 
     def set_epoch(self, epoch: int) -> None:
@@ -113,30 +113,30 @@ class ShardedSampler(Sampler[int]):
         """The position to resume from, as plain numbers.
 
         ``consumed``: how many entries of this rank and epoch were trained on, from the epoch's
-        beginning, also if the pass was resumed itself. The caller says so because a loader with
-        workers reads ahead: the sampler has handed out more than was used. The sampler stays as it
-        is.
+        beginning, also in a resumed pass. Only the caller knows: a loader with workers reads ahead,
+        so the sampler has handed out more entries than were used. The sampler stays as it is.
         """
-        # Step 8: the epoch, the seed that made its order, and what was consumed of it
+        # Step 8: the epoch, the seed that made its order, and the number of consumed entries
         raise NotImplementedError("exercise 1.1")
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where ``state`` was taken: the next pass (only) leaves out what was consumed.
+        """Continue where ``state`` was taken: the next pass (only) leaves out the consumed entries.
 
         The next pass is the one that begins next, even if it is left early. The state's epoch and
-        seed replace those of this sampler; data set, rank and world size are those of the sampler
-        that made it. The state may have been JSON, and stays as it is.
+        seed replace those of this sampler. Data set, rank and world size must be those of the
+        sampler that made it. The state may have been JSON, and stays as it is.
         """
         # Step 9: the opposite of state_dict
         raise NotImplementedError("exercise 1.1")
 
 
 def split_batch(global_batch_size: int, world_size: int) -> int:
-    """The batch size of one rank, explicit so that nobody has to guess which one a number means.
+    """The batch size of one rank, from the global one. Both have names of their own, so that no
+    reader has to guess which one a number means.
 
     Raises ValueError if the global batch can't be split evenly or is empty, or if there is no rank.
     """
-    # Step 1: refuse what does not divide: silently rounding would change the training
+    # Step 1: refuse a batch that does not divide: silent rounding would change the training
     raise NotImplementedError("exercise 1.2")
 
 
@@ -144,10 +144,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
     """This rank's batches, equally many on every rank.
 
     There is one batch per slice of ``batch_size · world_size`` entries of the whole order (with its
-    padding, without what is dropped); the last slice may be partial. A rank whose shard is used up
-    earlier than another's yields a shorter or empty batch, so that all ranks take the same number
-    of steps and none waits for ever. After ``load_state_dict`` the remaining batches are as many on
-    every rank, too, provided all ranks consumed the same number of full batches.
+    padding, without dropped entries). The last slice may be partial. A rank whose shard ends
+    earlier than another's yields a shorter or empty batch. So all ranks take the same number of
+    steps, and none waits for ever. After ``load_state_dict``, too, every rank has equally many
+    batches left, if all ranks consumed the same number of full batches.
     """
 
     def __init__(self, sampler: ShardedSampler, batch_size: int) -> None:
@@ -178,8 +178,8 @@ def seed_everything(seed: int, rank: int, worker: int = 0) -> None:
 
     The same three numbers (none negative, some large) give the same draws in every process and run.
     """
-    # Step 4: mix the three numbers so that no two combinations meet (seed + rank would: seed 1 on
-    #         rank 0 is seed 0 on rank 1), then seed all three libraries
+    # Step 4: mix the three numbers so that no two combinations meet. With seed + rank, seed 1 on
+    #         rank 0 meets seed 0 on rank 1. Then seed all three libraries
     raise NotImplementedError("exercise 1.2")
 
 
@@ -220,12 +220,12 @@ def build_loader(
 ) -> DataLoader[Any]:
     """The loader of one rank; ``dataset[i]`` is a tuple of tensors or numbers.
 
-    ``loader.batch_sampler`` is a ``ShardedBatchSampler`` (its ``set_epoch`` is to be called before
-    each epoch) over a ``ShardedSampler``. An empty batch has the fields of a real one, with their
-    dtypes and shapes but length 0. Worker processes draw different random numbers, on each rank
-    others, by torch, numpy and random; they change from pass to pass and repeat with the seed.
-    Loading leaves the global random state of the caller alone (but for what ``dataset[i]`` itself
-    draws there). ``prefetch`` batches per worker are loaded ahead; memory is pinned only for a CUDA
+    ``loader.batch_sampler`` is a ``ShardedBatchSampler`` over a ``ShardedSampler``. Call its
+    ``set_epoch`` before each epoch. An empty batch has the fields of a real one, with their dtypes
+    and shapes but length 0. Worker processes draw different random numbers by torch, numpy and
+    random, on each rank others. The numbers change from pass to pass and repeat with the seed.
+    Loading leaves the global random state of the caller alone (but ``dataset[i]`` itself may draw
+    there). ``prefetch`` batches per worker are loaded ahead. Memory is pinned only for a CUDA
     ``device``. Raises ValueError where ``split_batch`` or ``ShardedSampler`` does.
     """
     # Step 7: sampler -> batches -> loader; a generator of its own gives the workers' base seeds.

@@ -7,7 +7,7 @@
 """Exact loss and accuracy of a data set that is sharded over the ranks.
 
 Every rank evaluates the samples of its own shard. Shards may have different sizes, and the sampler
-pads short ones, so that a mean of the ranks' means would be wrong twice. Exact are sums:
+pads short ones. So a mean of the ranks' means would be wrong twice. Sums are exact:
 
     mean loss = Σ_r (sum of rank r's losses) / Σ_r n_r,    n_r: rank r's samples without padding
 
@@ -36,9 +36,9 @@ def global_metrics(
     """(mean loss, accuracy) over the samples of all ranks of ``group``, as floats.
 
     Every rank gets the same two numbers. The arguments are this rank's sum of losses, number of
-    right answers and number of samples (possibly 0). Exact in float64, for billions of samples,
-    too: a mean of the ranks' means would weigh small shards too much. One message per rank, of at
-    most 64 bytes. Raises ValueError, on every rank, if no rank has a sample.
+    right answers and number of samples (possibly 0). The result is exact in float64, for billions
+    of samples, too. A mean of the ranks' means would weigh small shards too much. One message per
+    rank, of at most 64 bytes. Raises ValueError, on every rank, if no rank has a sample.
     """
     # Step 1: sum the three numbers over the ranks in float64 (exact for counts), then divide
     raise NotImplementedError("exercise 1.6")
@@ -52,15 +52,15 @@ def evaluate(
 ) -> tuple[float, float]:
     """(mean cross-entropy, accuracy) over the samples of all ranks' shards, on every rank.
 
-    Each sample counts once, whatever the shards' sizes: the entries that pad this rank's shard come
-    last, and ``loader.batch_sampler.sampler.num_real`` tells how many come before. A sampler that
-    drops the remainder leaves those samples out. A batch, or all of a rank's, may be empty; the
-    model is called with samples only. It is evaluated in eval mode, on ``device``, without
-    gradients. Each of its modules is left in the mode it was in, also when something raises;
-    afterwards gradients are recorded as before. One message per rank. The host waits for a GPU at
+    Each sample counts once, whatever the shards' sizes. The entries that pad this rank's shard come
+    last, and ``loader.batch_sampler.sampler.num_real`` is the number of entries before them. A
+    sampler that drops the remainder leaves those samples out. A batch may be empty, or all batches
+    of a rank. The model is called with samples only. It is evaluated in eval mode, on ``device``,
+    without gradients. Each of its modules is left in the mode it was in, also after an exception.
+    Afterwards gradients are recorded as before. One message per rank. The host waits for a GPU at
     most twice per batch, to copy it there, and eight times at the end.
     """
-    # Step 2: eval mode, and back to the mode each module was in, also when something raises
+    # Step 2: eval mode, and back to the mode each module was in, also after an exception
     # Step 3: of each batch only the entries before the padding count; a batch may be empty
     # Step 4: add up sums, not means, on the device: a GPU has nothing to do while the host reads.
     #         One global reduction at the end

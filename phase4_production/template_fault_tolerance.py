@@ -4,23 +4,23 @@
 # ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
 # communication hooks, collectives with gradients, synchronisation of module states, the key-value
 # store.
-"""Checkpoints of all ranks: each writes its part, and all agree on what was saved and is loaded.
+"""Checkpoints of all ranks: each writes its part, and all agree on every save and every load.
 
-Rank 0 writes what all ranks share, every rank what is its own, into a folder that one process can't
-leave half done (``checkpoint_folder``, exercise 4.1). What is left is agreement:
+Rank 0 writes the shared state, and every rank its own, into a folder that one process can't leave
+half done (``checkpoint_folder``, exercise 4.1). The rest is agreement:
 
     save     make the folder ─ agree ─ write ─ agree ─ finish ─ agree ─ delete old ─ agree
     load     names from rank 0 ─ agree ─ every rank hashes its share ─ agree ─ read ─ agree
 
-To agree is an all-gather of what each rank says (``values_of_all``). A rank that fails still comes
-to it, so nobody waits for it; what it says is raised on all ranks.
+To agree is an all-gather of one value per rank (``values_of_all``). A rank that fails still comes
+to it, so no rank waits for ever. All ranks raise its error.
 
-Cost of saving P bytes of shared and Q bytes of own state per rank: P + W·Q bytes written and hashed
-once, and all-gathers of some hundred bytes. Loading: every file is hashed by one rank, and read by
-those who want it. All ranks must see the same folder (a shared file system).
+Cost of saving P bytes of shared and Q bytes of own state per rank: P + W·Q bytes are written and
+hashed once, and there are all-gathers of some hundred bytes. Loading: one rank hashes each file,
+and the ranks that need a file read it. All ranks must see the same folder (a shared file system).
 
-Invariants: a function returns on all ranks, or raises the same error on all ranks; when ``save``
-returns, the checkpoint is on the disk and every rank can read it; one path is written by one rank.
+Invariants: a function returns on all ranks, or raises the same error on all ranks. When ``save``
+returns, the checkpoint is on the disk and every rank can read it. One rank writes one path.
 
 Source: Mohan et al. 2021, "CheckFreq" (FAST), section 4.
 """
@@ -54,7 +54,7 @@ SHARED = "shared.safetensors"
 
 
 class CheckpointError(RuntimeError):
-    """A save or a load failed on one rank or more; raised on all of them."""
+    """A save or a load failed on one rank or more. It is raised on all ranks."""
 
 
 def own_file(rank: int) -> str:
@@ -63,10 +63,10 @@ def own_file(rank: int) -> str:
 
 
 def values_of_all(value: Any, group: Group = None) -> list[Any]:
-    """The JSON values of all ranks, by rank; a single process without process group gets its own.
+    """The JSON values of all ranks, by rank. A single process without process group gets its own.
 
-    Two all-gathers of bytes: of the lengths, and of the texts, filled up to the longest. Also a
-    barrier: nobody returns before everybody has come.
+    Two all-gathers of bytes: of the lengths, and of the texts, filled up to the longest. It is a
+    barrier, too: no rank returns before all have come.
     """
     if not dist.is_initialized():
         return [value]
@@ -84,7 +84,7 @@ def values_of_all(value: Any, group: Group = None) -> list[Any]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was found intact. ``skipped``: newer ones that were not, and why."""
+    """A checkpoint that was found intact. ``skipped``: newer ones that were not intact, and why."""
 
     step: int
     shared: Tree
@@ -95,14 +95,14 @@ class Saved:
     skipped: tuple[str, ...]
 
     def own(self, rank: int) -> Tree:
-        """What ``rank`` of the saving run saved as its own; read now, so ask before you save."""
+        """The own state of ``rank`` of the saving run. It is read now, so ask before you save."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank}: the checkpoint is of {self.world_size} ranks")
         return read_tree(self.folder / own_file(rank), self.device)
 
 
 def discard(aside: Path, folder: Path) -> None:
-    """Delete what a failed save has left in ``aside`` or, already renamed, in ``folder``."""
+    """Delete the rest of a failed save in ``aside`` or, already renamed, in ``folder``."""
     if folder.exists():  # perhaps with its marker: it must not count while it is half deleted
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -112,10 +112,10 @@ class CheckpointStore:
     """The checkpoints of one run, in ``folder``, which is made if it isn't there.
 
     The last ``keep`` saved are kept, and the ``keep_best`` with the highest score. *Newest* means
-    saved last: who goes back to step 100 and saves step 110 has step 110 as the newest. All ranks
-    of ``group``, and no others, call ``save`` and ``load``; without a process group a single
-    process does. Ranks are counted in the group. Raises ValueError if ``keep`` < 1
-    or ``keep_best`` < 0.
+    saved last: after a run went back to step 100 and saved step 110, step 110 is the newest. All
+    ranks of ``group``, and no others, call ``save`` and ``load``. Without a process group a single
+    process does. Ranks are counted in the group. Raises ValueError if ``keep`` < 1 or ``keep_best``
+    < 0.
     """
 
     def __init__(
@@ -141,34 +141,36 @@ class CheckpointStore:
         score: float | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Path:
-        """Write ``shared`` of rank 0 and ``own`` of every rank; the folder, when all is on disk.
+        """Write ``shared`` of rank 0 and ``own`` of every rank. Returns the folder when all is on
+        disk.
 
         The same folder comes back on all ranks, and every rank can load it at once. ``step``,
-        ``score`` (higher is better), ``metadata`` (JSON; None: {}) and ``shared`` are rank 0's;
-        nobody looks at the other ranks'. No ``own`` counts as {}. What is saved isn't changed.
+        ``score`` (higher is better), ``metadata`` (JSON; None: {}) and ``shared`` are rank 0's.
+        Those of other ranks are ignored. No ``own`` counts as {}. The saved objects are not
+        changed.
 
-        Raises CheckpointError on all ranks if anything fails on any (disk full, a value that can't
-        be saved …): then the earlier checkpoints are as they were, and this one's files are gone.
-        But if no more than the deletion of old ones fails, the new one stays. The store can be used
+        Raises CheckpointError on all ranks if anything fails on any rank (disk full, a value that
+        can't be saved …). Then the earlier checkpoints are as they were, and this one's files are
+        gone. But if only the deletion of old ones fails, the new one stays. The store can be used
         again after an error. Raises ValueError on a rank whose step is below 0 or has more than 8
         digits, before anything is sent.
 
-        Cost: each file is opened for writing once, by one rank; names and hashes travel, at most
-        64 KiB per rank, no tensors. Files are safetensors, JSON or ASCII text. No file is left
-        open, no thread left running.
+        Cost: one rank opens each file for writing, once. Names and hashes travel, at most 64 KiB
+        per rank, and no tensors. Files are safetensors, JSON or ASCII text. No file is left open,
+        and no thread is left running.
         """
         if not 0 <= step < 10**8:
             raise ValueError(f"a step has 1 to 8 digits, got {step}")
-        # Step 1: rank 0 makes the folder before anybody writes into it
-        # Step 2: every rank writes its files, and all learn whether all could
-        # Step 3: rank 0 finishes; nobody returns earlier. Only then may older ones be deleted.
-        #         What failed is cleared away before anybody raises
+        # Step 1: rank 0 makes the folder before any rank writes into it
+        # Step 2: every rank writes its files, and all learn whether all ranks could
+        # Step 3: rank 0 finishes; no rank returns earlier. Only then may older ones be deleted. A
+        #         failed save is cleared away before any rank raises
         raise NotImplementedError("exercise 4.15")
 
     def steps(self) -> list[int]:
         """The steps of the checkpoints that are complete, ascending, as this rank sees them.
 
-        Marker, manifest and the files' sizes are looked at; their contents by ``load`` only.
+        It looks at marker, manifest and the files' sizes. Only ``load`` looks at their contents.
         """
         return self.files.steps()
 
@@ -177,34 +179,36 @@ class CheckpointStore:
     ) -> Saved | None:
         """The newest checkpoint that is intact (of ``step``, if given), the same on all ranks.
 
-        ``shared`` comes with its tensors on ``map_location``, wherever they were when saved; tied
+        ``shared`` comes with its tensors on ``map_location``, wherever they were when saved. Tied
         tensors are one tensor again. All ranks give the same ``step``. A checkpoint that was not
-        finished, or in which a size or hash is wrong, is passed over: the name of its folder and
-        why stand in ``skipped``, one text per checkpoint. All ranks pass over what is damaged for
-        one. None if none was ever finished. Each file is hashed by one rank, and by no other. Only
-        names and hashes travel, at most 64 KiB per rank.
+        finished, or in which a size or hash is wrong, is passed over. ``skipped`` has one text for
+        it: the name of its folder, and why. All ranks pass over a checkpoint that is damaged for
+        one rank. Returns None if none was ever finished. Each file is hashed by one rank, and by no
+        other. Only names and hashes travel, at most 64 KiB per rank.
 
-        Raises, on all ranks or on none: ValueError if there is no intact one of ``step``; without a
-        ``step``, CheckpointError if there are finished ones and all are damaged; CheckpointError if
-        a rank can't read the folder, or can't load what all found intact.
+        It raises on all ranks or on none. It raises ValueError if there is no intact checkpoint of
+        ``step``. Without a ``step`` it raises CheckpointError if there are finished ones and all
+        are damaged. It raises CheckpointError if a rank can't read the folder, or can't load a
+        checkpoint that all found intact.
         """
-        # Step 4: rank 0 says which ones there are: others might see a newer one meanwhile
+        # Step 4: rank 0 says which checkpoints there are: other ranks might see a newer one
+        #         meanwhile
         # Step 5: from the newest on: each rank hashes its share of the files, all hear the result
         raise NotImplementedError("exercise 4.15")
 
     def _read(self, name: str, device: torch.device | str, skipped: tuple[str, ...]) -> Saved:
         """The checkpoint ``name``, with its tensors on ``device``, on all ranks.
 
-        CheckpointError on all if any rank can't read it.
+        Raises CheckpointError on all ranks if any rank can't read it.
         """
-        # Step 6: a rank that has no memory left for it, or can't see it, must not go alone
+        # Step 6: a rank that lacks the memory for it, or can't see it, must not raise alone
         raise NotImplementedError("exercise 4.15")
 
     def _agree(self, action: Callable[[], T]) -> list[T]:
-        """What ``action`` (it gives JSON values) gave on every rank, after it ended on all.
+        """The results of ``action`` (JSON values) on all ranks, after it ended on all.
 
-        If it raised on any rank: CheckpointError on all.
+        If it raised on any rank, all raise CheckpointError.
         """
-        # Step 7: a rank that failed must come to the all-gather, or the others wait for ever; a
-        #         long text of an error is cut, because it travels, too
+        # Step 7: a rank that failed must come to the all-gather, or the others wait for ever. A
+        #         long text of an error is shortened, because it travels, too
         raise NotImplementedError("exercise 4.15")

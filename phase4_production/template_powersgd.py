@@ -7,7 +7,8 @@
 """PowerSGD: a gradient matrix travels as two thin ones.
 
 The mean gradient M (m × n) of a layer is close to a matrix of low rank. With rank r, M ≈ P·Qᵀ with
-P (m × r) and Q (n × r), found by one step of power iteration that begins where the last one ended:
+P (m × r) and Q (n × r). One step of power iteration finds them, and begins where the last one
+ended:
 
     M_r ← g_r + E_r           each rank: gradient (divided by W) and residual
     P   ← Σ_r M_r·Q           all-reduce of m·r numbers
@@ -16,8 +17,8 @@ P (m × r) and Q (n × r), found by one step of power iteration that begins wher
     M   ≈ P·Qᵀ                bucket
     E_r ← M_r - P·Qᵀ/W        error feedback: summed over the ranks, what is still owed
 
-Because both products are linear, Σ_r M_r·Q is (Σ_r M_r)·Q: compressed messages add up in an
-all-reduce, and the result is that of a single process with the mean gradient.
+Both products are linear: Σ_r M_r·Q is (Σ_r M_r)·Q. So compressed messages add up in an all-reduce,
+and the result is that of a single process with the mean gradient.
 
 Bytes per rank: 2(W-1)/W·b·(Σ r(m + n) over the matrices + Σ of everything else), b per number, in
 two all-reduces per bucket. Biases and other parameters of one dimension are sent as they are.
@@ -57,16 +58,16 @@ def matrix_shape(p: Tensor) -> tuple[int, int]:
 class PowerSGD:
     """A hook that sends matrices as products of rank ``rank``, and all else as it is.
 
-    ``parameters``: those of the model, where they are going to stay, as for an optimizer.
-    A parameter of two or more dimensions is the matrix (m, n) of ``matrix_shape``. It is compressed
+    ``parameters``: those of the model, on the device where they will stay, as for an optimizer. A
+    parameter of two or more dimensions is the matrix (m, n) of ``matrix_shape``. It is compressed
     with r = min(rank, m, n), if that is worth it: r(m + n) < m·n. M_r is a rank's gradient and
     residual. P becomes the orthonormal columns of Σ M_r·Q, then Q = Σ M_rᵀ·P, and the buffer gets
-    P·Qᵀ. The residual becomes M_r - P·Qᵀ/W. The next step begins with this Q, the first one with
-    random numbers, the same on all ranks. All else is summed exactly, and leaves no residual.
+    P·Qᵀ. The residual becomes M_r - P·Qᵀ/W. The next step begins with this Q. The first step begins
+    with random numbers, the same on all ranks. All else is summed exactly, and leaves no residual.
 
-    2(W-1)/W·itemsize·(Σ r(m + n) of the matrices + Σ of all else) bytes per bucket, in two
+    Cost: 2(W-1)/W·itemsize·(Σ r(m + n) of the matrices + Σ of all else) bytes per bucket, in two
     messages, or in one where nothing is compressed. Memory: one copy of the gradients and the Qs. W
-    counts the ranks of ``group``, and no other rank takes part. Raises ValueError if the rank is
+    counts the ranks of ``group``, and no other rank takes part. Raises ValueError if ``rank`` is
     not positive.
     """
 
@@ -81,8 +82,8 @@ class PowerSGD:
 
     def width(self, p: Tensor) -> int:
         """r: the columns of P and Q for ``p``; 0 if it is sent as it is."""
-        # Step 1: a matrix can't have more rank than rows or columns, and two factors must be less
-        #         than it: those of a vector, (numel, 1), never are
+        # Step 1: a matrix can't have more rank than rows or columns. Its two factors must be
+        #         smaller than the matrix: those of a vector, (numel, 1), never are
         raise NotImplementedError("exercise 4.8")
 
     def __call__(self, bucket: Bucket) -> Handle | None:
@@ -92,17 +93,17 @@ class PowerSGD:
         order in which they were begun. An empty bucket sends nothing. Global random numbers and
         parameters stay as they are.
         """
-        # Step 2: M: add what is new to the residual, and split it into matrices and the rest
+        # Step 2: M: add the new gradient to the residual, and split it into matrices and the rest
         # Step 3: P = M·Q of all matrices and, behind them, the rest, side by side in one buffer;
         #         begin to sum it
         # Step 4: then orthonormal columns, and Q = Mᵀ·P, summed; the next step begins with it
-        # Step 5: M ≈ P·Qᵀ goes into its part of the bucket, the rest too; of what all ranks have
-        #         sent, 1/W was this rank's to send: take it from the residual. What was sent as it
-        #         is leaves none
+        # Step 5: M ≈ P·Qᵀ goes into its part of the bucket, and the rest, too. 1/W of the sent sum
+        #         was this rank's share: take it from the residual. Entries that were sent as they
+        #         are leave none
         raise NotImplementedError("exercise 4.8")
 
     def _split(self, bucket: Bucket, residual: Tensor) -> tuple[list[Matrix], list[Rest]]:
-        """What is compressed and what is sent as it is: views into the residual and the buffer."""
+        """The compressed matrices and the rest, as views into the residual and the buffer."""
         matrices: list[Matrix] = []
         rest: list[Rest] = []
         sizes = [p.numel() for p in bucket.parameters]
@@ -116,9 +117,9 @@ class PowerSGD:
         return matrices, rest
 
     def _first_qs(self) -> dict[nn.Parameter, Tensor]:
-        """(n, r) that the first step begins with, for each parameter that is compressed.
+        """The first step's (n, r) for each parameter that is compressed.
 
-        In the order in which they were given. Random, and the same on all ranks.
+        They are in the order of the parameters, random, and the same on all ranks.
         """
         # Step 6: random numbers from a seed that all ranks share
         raise NotImplementedError("exercise 4.8")
@@ -129,17 +130,17 @@ class PowerSGD:
         raise NotImplementedError("exercise 4.8")
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
-        ValueError, and nothing has changed, if it is of other parameters, or its Qs are of other
+        Raises ValueError, and changes nothing, if it is of other parameters, or its Qs are of other
         shapes (another ``rank``).
         """
-        # Step 8: compare everything first, then write into what is there
+        # Step 8: compare everything first, then write into the existing tensors
         raise NotImplementedError("exercise 4.8")
 
 
 def check_shapes(saved: Sequence[Tensor], here: Sequence[Tensor]) -> None:
-    """ValueError unless the Qs that were saved have the shapes of those that are there."""
+    """ValueError unless the saved Qs have the shapes of the present ones."""
     shapes, wanted = ([tuple(q.shape) for q in qs] for qs in (saved, here))
     if shapes != wanted:
         raise ValueError(f"saved were Qs of {shapes}, but there are {wanted}")
@@ -150,7 +151,7 @@ def side_by_side(
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Matrices of these shapes, vectors of these sizes, and the flat buffer that holds them all.
 
-    Uninitialised, of the dtype and device of ``like``.
+    They are uninitialised, of the dtype and device of ``like``.
     """
     areas = [rows * columns for rows, columns in shapes]
     flat = like.new_empty(sum(areas) + sum(sizes))
@@ -162,7 +163,7 @@ def side_by_side(
 def orthonormal(p: Tensor) -> Tensor:
     """(m, r) with orthonormal columns whose span holds those of ``p``, of its dtype.
 
-    Also if these are dependent, or zeros.
+    That holds also if these are dependent, or zeros.
     """
-    # Step 9: QR, which has an answer for a matrix of zeros too; 16 bits are too few for it
+    # Step 9: QR has an answer for a matrix of zeros, too; 16 bits are too few for it
     raise NotImplementedError("exercise 4.8")

@@ -6,8 +6,8 @@
 # store.
 """Exact resume: interrupted and resumed equals uninterrupted, to the last bit.
 
-The next step of training is a function of everything that it reads. What a checkpoint leaves out
-begins anew, and the loss curve has a kink:
+The next step of training is a function of everything that it reads. A part that a checkpoint leaves
+out begins anew, and the loss curve has a kink:
 
     left out                          what happens
     optimizer's moments               a spike: the first steps are those of a new optimizer
@@ -15,11 +15,12 @@ begins anew, and the loss curve has a kink:
     random streams of the rank        another dropout, another mixup
     position in the data              samples seen twice, others never
 
-*Shared* is what all ranks have alike (rank 0 writes it once): model, optimizer, schedule … *Own* is
-the rank's: sampler and random streams, and shards (ZeRO) if you say so.
+*Shared* state is alike on all ranks, and rank 0 writes it once: model, optimizer, schedule … *Own*
+state is a rank's: sampler and random streams, and shards (ZeRO) if you say so.
 
 Cost: reading and copying the state; no communication. Invariant: after ``restore`` the objects are
-as they were at ``capture``, and ``batches`` goes on with the batch after the last one trained on.
+as they were at ``capture``. ``batches`` then goes on with the batch after the last one that was
+trained on.
 
 Sources: PyTorch's notes on reproducibility; Mohan et al. 2021, "CheckFreq" (FAST), section 5.1: a
 resumable data iterator.
@@ -45,7 +46,8 @@ from .template_sample_seeds import random_state, set_random_state
 
 @dataclass
 class Position:
-    """Where training is: batches trained on in all (``step``), and in the ``epoch`` (``batch``)."""
+    """Where training is: how many batches were trained on in all (``step``) and in the ``epoch``
+    (``batch``)."""
 
     step: int = 0
     epoch: int = 0
@@ -55,34 +57,35 @@ class Position:
 def batches(loader: DataLoader[Any], position: Position, epochs: int) -> Iterator[Any]:
     """The batches from ``position`` to the end of epoch ``epochs`` - 1, as ``loader`` gives them.
 
-    ``loader.batch_sampler`` is as in exercise 1.2, its sampler restored if ``position`` is within
-    an epoch. It is told every epoch before its batches are drawn; a data set with ``set_epoch``
-    (``SampleSeeds``) is told the epoch, too. ``position`` is advanced as each batch is handed out,
-    however many were read ahead: it counts the batch, so capture after training on it. After the
-    last batch it is at batch 0 of epoch ``epochs``. No batch comes if it is there already. To begin
-    within an epoch leaves ``loader.generator`` (None: torch's stream) where it is: ``iter(loader)``
-    draws from it, and an uninterrupted run has drawn that before.
+    ``loader.batch_sampler`` is as in exercise 1.2, and its sampler is restored if ``position`` is
+    within an epoch. It is told every epoch before its batches are drawn. A data set with
+    ``set_epoch`` (``SampleSeeds``) is told the epoch, too. ``position`` is advanced as each batch
+    is handed out, however many were read ahead. It counts that batch, so capture after training on
+    it. After the last batch it is at batch 0 of epoch ``epochs``. No batch comes if it is there
+    already. To begin within an epoch leaves ``loader.generator`` (None: torch's stream) where it
+    is: ``iter(loader)`` draws from it, and an uninterrupted run has drawn these numbers before.
     """
     # Step 1: name the epoch before iterating: the first one goes on from the restored position.
-    #         Put the generator back from which iter(loader) draws, if that was drawn before
-    # Step 2: count what was handed out, not what the sampler has drawn: workers read ahead
+    #         iter(loader) draws from a generator. Put it back if an uninterrupted run has drawn
+    #         before
+    # Step 2: count the batches handed out, not those that the sampler drew: workers read ahead
     # Step 3: at the end of an epoch the next one begins with batch 0
     raise NotImplementedError("exercise 4.2")
 
 
 class Restorable(Protocol):
-    """What ``TrainingState.restore`` reads: a checkpoint, or one that was adapted (4.4)."""
+    """The input of ``TrainingState.restore``: a checkpoint, or one that was adapted (4.4)."""
 
     @property
     def world_size(self) -> int:
-        """Ranks that saved it, or whose number it was adapted to."""
+        """The number of ranks that saved it, or to which it was adapted."""
 
     @property
     def shared(self) -> Tree:
-        """What is alike on all ranks."""
+        """The state that is alike on all ranks."""
 
     def own(self, rank: int) -> Tree:
-        """What ``rank`` alone has."""
+        """The state that ``rank`` alone has."""
 
 
 class TrainingState:
@@ -91,7 +94,7 @@ class TrainingState:
     ``parts``: by name, objects with ``state_dict`` and ``load_state_dict`` (optimizer, schedule,
     scaler, average …), models, and ``torch.Generator``s. ``sampler``: a ``ShardedBatchSampler`` as
     in exercise 1.2. ``own``: the names of those parts that differ from rank to rank (shards);
-    generators always do. ``device``: whose random stream goes along.
+    generators always do. ``device``: the random stream of this device is saved, too.
     """
 
     def __init__(
@@ -111,31 +114,33 @@ class TrainingState:
         self.own = set(own) | generators
 
     def capture(self, position: Position) -> tuple[Tree, Tree]:
-        """(shared, own) for ``CheckpointStore.save``. The parts' tensors are live, no copies.
+        """(shared, own) for ``CheckpointStore.save``. The parts' tensors are live, not copies.
 
-        Shared: ``"position"`` (its fields by name, as they are now) and ``"parts"``, by name the
-        states of the parts that are not own. Own: ``"parts"``, ``"random"`` (``random_state``) and
-        ``"sampler"``: its state dict with the entries consumed by this rank, which follow from
-        ``position``. ``position`` counts what was trained on. A model's state has the names of the
-        plain module. Nothing changes: no part, no random stream, no sampler. No message.
+        Shared has ``"position"`` (its fields by name, as they are now) and ``"parts"``: by name the
+        states of the parts that are not own. Own has ``"parts"``, ``"random"`` (``random_state``)
+        and ``"sampler"``: its state dict with the entries consumed by this rank, which follow from
+        ``position``. ``position`` counts batches that were trained on. A model's state has the
+        names of the plain module. Nothing changes: no part, no random stream, no sampler. No
+        message.
         """
-        # Step 4: the sampler is told what was consumed, in entries of this rank
+        # Step 4: the sampler is told how many entries of this rank were consumed
         # Step 5: the model under the plain names; everything else by its own state_dict
         raise NotImplementedError("exercise 4.2")
 
     def restore(self, saved: Restorable) -> Position:
-        """Put everything back where it was captured; returns where training was then.
+        """Put everything back to the captured state; returns the position of training then.
 
-        Every object stays the one that it is, also each parameter: values are copied into it. No
-        part shares memory with ``saved``, so training on leaves it as it is, and it can be restored
-        again. Random streams are put back last: ``load_state_dict`` may draw numbers. Only the own
-        state of this rank of ``group`` is read. No message.
+        Every object stays the same object, also each parameter: values are copied into it. No part
+        shares memory with ``saved``. So further training does not change ``saved``, and it can be
+        restored again. Random streams are put back last: ``load_state_dict`` may draw numbers. Only
+        the own state of this rank of ``group`` is read. No message.
 
         Raises ValueError if the checkpoint is of another world size than the group (see exercise
-        4.4), has other parts, or another model: names or shapes differ. Then nothing has changed.
+        4.4), has other parts, or is of another model (names or shapes differ). Then nothing has
+        changed.
         """
-        # Step 6: refuse before anything is changed: the checkpoint was found intact, not fitting
-        # Step 7: random streams last: what comes before may draw numbers
+        # Step 6: refuse before anything is changed: an intact checkpoint may still not fit
+        # Step 7: random streams last: the other parts may draw numbers as they load
         raise NotImplementedError("exercise 4.2")
 
 
@@ -147,18 +152,18 @@ def state_of(part: Any) -> Any:
 
 def load_into(part: Any, state: Any) -> None:
     """The opposite of ``state_of``. The part keeps nothing of ``state`` itself."""
-    # Step 9: the same three; an optimizer would take tensors that fit as they are
+    # Step 9: the same three; an optimizer would keep the very tensors that it is given
     raise NotImplementedError("exercise 4.2")
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict under the names of the plain module, as if nothing were wrapped around it.
 
-    DDP and its like put ``module.`` before every name, ``torch.compile`` puts ``_orig_mod.``. Such
-    a wrapper has that one child; a module with more children is no wrapper. Wrappers can be
-    wrapped.
+    DDP and similar wrappers put ``module.`` before every name, ``torch.compile`` puts
+    ``_orig_mod.``. Such a wrapper has that one child. A module with more children is no wrapper.
+    Wrappers can be wrapped.
     """
-    # Step 10: leave out what all names begin with
+    # Step 10: leave out the prefix that all names have
     raise NotImplementedError("exercise 4.2")
 
 
@@ -169,7 +174,7 @@ def check_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
 
 
 def wrapper_prefix(model: nn.Module) -> str:
-    """What wrappers put before every name in ``model``'s state dict."""
+    """The prefix that wrappers put before every name in ``model``'s state dict."""
     # Step 12: a wrapper has one child, which has a known name; wrappers can be wrapped
     raise NotImplementedError("exercise 4.2")
 

@@ -16,6 +16,7 @@ import ast
 import inspect
 import io
 import itertools
+import os
 import re
 import statistics
 import tokenize
@@ -222,7 +223,7 @@ def main() -> None:
         print(f"{'file':60}{'sent.':>6}{'median':>8}{'p90':>8}{'longest':>8}")
     for path in options.files or all_texts():
         found = [s for s in sentences(path) if options.kind in (None, s.kind)]
-        name = path.resolve().relative_to(ROOT).as_posix()
+        name = os.path.relpath(path, ROOT)
         if options.over is None and found:
             print(row(name, found))
         for sentence in found:

@@ -1,13 +1,13 @@
 """Synchronous data-parallel training: every rank holds the model, each trains on its own samples.
 
-One step: forward and backward on the rank's own samples, average the gradients over all ranks,
-and let every rank take the same optimizer step. Equal weights, equal gradients and equal optimizer
-state give equal weights again, so the replicas never drift apart, and with
+In one step each rank runs forward and backward on its own samples, averages the gradients over all
+ranks, and takes the same optimizer step. Equal weights, equal gradients and equal optimizer state
+give equal weights again. So the replicas never drift apart, and with
 
     gradient = Σ_r n_r·g_r / Σ_r n_r      (g_r: gradient of rank r's mean loss over n_r samples)
 
-W ranks do what one process would do with the union of their batches, to rounding. That holds for
-models that treat each sample by itself and draw no random numbers: BatchNorm takes its statistics
+W ranks do, to rounding, what one process would do with the union of their batches. That holds for
+models that treat each sample by itself and draw no random numbers. BatchNorm takes its statistics
 from a rank's own samples, and dropout draws other numbers on each rank.
 
 Per step and rank, with P bytes of trainable parameters: a ring all-reduce sends 2(W-1)/W·P bytes
@@ -49,12 +49,12 @@ OnStep = Callable[[int, float, int], None]
 def broadcast_model_state(model: nn.Module, src: int = 0, group: Group = None) -> None:
     """Give every rank the parameters and buffers of global rank ``src``, in place.
 
-    Parameters count whether they require grad or not, buffers whether persistent or not, of any
-    dtype, also one that the backend does not know, such as int16. Tensors may be empty or strided,
-    on each rank in another way. They stay the same objects in the same memory, with the gradients
-    that they have; no gradient is recorded. A tensor that the model holds under several names
-    (tied, or a parameter that is a buffer, too) is sent once. The source sends the bytes of
-    parameters and buffers once to all, or once to each rank; only ranks of ``group`` take part. The
+    Parameters count whether they require grad or not, and buffers whether persistent or not. Any
+    dtype works, also one that the backend does not know, such as int16. Tensors may be empty or
+    strided, on each rank in another way. They stay the same objects in the same memory, with the
+    gradients that they have. No gradient is recorded. A tensor that the model holds under several
+    names (tied, or a parameter that is a buffer, too) is sent once. The source sends the bytes of
+    parameters and buffers once to all, or once to each rank. Only ranks of ``group`` take part. The
     host never waits for a GPU.
     """
     # --- exercise 1.3: start
@@ -75,24 +75,25 @@ def average_gradients(
 ) -> None:
     """Replace each gradient of a local mean loss by that of the global mean loss, on every rank.
 
-    All ranks pass the same parameters in the same order. ``num_samples``: samples behind this
-    rank's gradients; ranks may differ, some may have 0, together there may be billions. After the
-    call ``p.grad`` is Σ_r n_r·g_r / Σ_r n_r on every rank, to the rounding of the dtype of ``p``,
-    without autograd history. A rank with 0 samples adds zero, even where its gradients are nan.
-    Gradients are weighted before the sum, so that 16-bit ones do not overflow on the way. They may
-    be strided, on each rank in another way. A gradient that is None counts as zero; one that is
-    None on every rank stays None. With no samples at all gradients become zero. Parameters with
-    ``requires_grad=False`` are neither sent nor changed, nor is their gradient; a tied one is sent
-    once. All ranks issue the same communication in the same order, whatever gradients they have;
-    without trainable parameters none. Nothing is kept for the next call.
+    All ranks pass the same parameters in the same order. ``num_samples`` is the number of samples
+    behind this rank's gradients. Ranks may differ, some may have 0, and together there may be
+    billions. After the call ``p.grad`` is Σ_r n_r·g_r / Σ_r n_r on every rank, to the rounding of
+    the dtype of ``p``, without autograd history. A rank with 0 samples adds zero, even where its
+    gradients are nan. Gradients are weighted before the sum, so that 16-bit ones do not overflow on
+    the way. They may be strided, on each rank in another way. A gradient that is None counts as
+    zero. A gradient that is None on every rank stays None. With no samples at all gradients become
+    zero. Parameters with ``requires_grad=False`` are neither sent nor changed, nor is their
+    gradient. A tied parameter is sent once. All ranks issue the same communication in the same
+    order, whatever gradients they have. Without trainable parameters they issue none. Nothing is
+    kept for the next call.
 
-    Cost per rank: 2(W-1)/W of the trainable parameters' bytes that have a gradient on some rank,
-    and of at most 8 bytes per parameter, and 8, to agree on samples and missing gradients. The host
-    waits for a GPU three times at most, however many parameters there are.
+    Cost per rank: 2(W-1)/W of the bytes of all trainable parameters with a gradient on some rank.
+    To agree on samples and missing gradients costs the same share of at most 8 bytes per parameter
+    and 8 more. The host waits for a GPU three times at most, however many parameters there are.
     """
     # --- exercise 1.4: start
     # Step 1: keep the trainable parameters, each once (dict.fromkeys keeps the order)
-    # Step 2: one small all-reduce tells everybody the number of samples and which gradients exist
+    # Step 2: one small all-reduce tells all ranks the number of samples and which gradients exist
     # Step 3: weight the local gradients by this rank's share of the samples, missing ones by zero
     # Step 4: join gradients of one dtype and device to one flat tensor, sum it over the ranks:
     #         few large messages are faster than many small ones
@@ -133,19 +134,19 @@ def train_step(
     """One synchronous step on this rank's part of the global batch, which may be empty.
 
     The loss is cross-entropy, averaged over the global batch. Returns that global mean loss (before
-    the step) as a float, the same number on every rank. Gradients from before do not count, of any
+    the step) as a float, the same number on every rank. Gradients from before do not count, for any
     parameter of ``model``, whether ``optimizer`` holds it or not. Every rank takes the optimizer
-    step; a parameter that no rank uses has no gradient in it. If no rank has a sample the loss is
+    step. A parameter that no rank uses has no gradient in it. If no rank has a sample the loss is
     0.0, and no parameter has a gradient. Only gradients and a few numbers travel, and only within
-    ``group``. The host waits for a GPU six times at most: three times in ``average_gradients``, and
+    ``group``. The host waits for a GPU at most six times: three times in ``average_gradients``, and
     three times for the loss.
     """
     # --- exercise 1.5: start
     # Step 1: forget the last step's gradients (to None, so that unused ones are seen)
     # Step 2: forward and backward on the own samples, if there are any
-    # Step 3: the global loss needs the sums over the ranks, not rank 0's own mean; start that
-    #         all-reduce now and wait for it last, so that it costs no time of its own. Sums stay
-    #         on the device: a number that the host reads makes it wait for all that is queued
+    # Step 3: the global loss needs the sums over the ranks, not rank 0's own mean. Start that
+    #         all-reduce now and wait for it last, so that it costs no time of its own. Sums stay on
+    #         the device: to read a number the host waits for all queued work
     # Step 4: average the gradients, weighted by samples, then step on every rank
     model.zero_grad(set_to_none=True)
     sums = torch.zeros(2, dtype=torch.float64, device=inputs.device)  # of losses; of samples
@@ -174,12 +175,13 @@ def train(
 ) -> list[float]:
     """Train for ``epochs`` epochs and return the global mean loss of every step.
 
-    ``model`` is on ``device`` and may start differently on the ranks: all begin with the state of
-    the group's first rank. Each step is in training mode, whatever ``on_step`` left.
-    ``loader.batch_sampler.set_epoch`` is called with 0, 1, … before each epoch.
-    ``on_step(step, loss, samples)`` is called after each step, with this rank's number of samples;
-    steps count from 1, on through all epochs. Equals the training of one process on the same global
-    batches to rounding, if the model treats each sample by itself and draws no random numbers.
+    ``model`` is on ``device`` and may differ between the ranks: all begin with the state of the
+    group's first rank. Each step runs in training mode, also after an ``on_step`` that left another
+    mode. ``loader.batch_sampler.set_epoch`` is called with 0, 1, … before each epoch.
+    ``on_step(step, loss, samples)`` is called after each step, with this rank's number of samples.
+    Steps count from 1 through all epochs. The result equals the training of one process on the same
+    global batches, to rounding, if the model treats each sample by itself and draws no random
+    numbers.
     """
     # --- exercise 1.5: start
     # Step 5: begin with equal weights
@@ -204,7 +206,8 @@ def weight_hash(model: nn.Module) -> str:
     """SHA-256, as 64 hexadecimal digits, over the bytes of all parameters, then of all buffers.
 
     Tensors count in the order of ``model.parameters()`` and ``model.buffers()``, the elements of
-    each in their logical order, whatever its dtype and strides. Equal replicas, equal hash.
+    each in their logical order, whatever its dtype and strides. Replicas with equal bytes have
+    equal hashes.
     """
     # --- exercise 1.5: start
     # Step 7: hash the raw bytes, not rounded numbers: drift begins in the last bit

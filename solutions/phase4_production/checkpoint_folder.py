@@ -1,4 +1,4 @@
-"""Checkpoints that survive: whatever is killed at whatever moment, a whole one can be loaded.
+"""Checkpoints that survive: after a kill at any moment a whole checkpoint can be loaded.
 
 A checkpoint of W ranks is a folder:
 
@@ -8,15 +8,15 @@ A checkpoint of W ranks is a folder:
         COMPLETE                SHA-256 of the manifest; written last
 
 Nothing is ever written where a reader looks. The folder is filled under another name, everything in
-it is flushed to the disk, then it is renamed, and the marker comes last. Each of these orders is
-forced by an fsync: without it the disk is free to keep the rename and to lose the data. So a kill
-or a power failure leaves either no marker (the checkpoint before this one counts) or all of it;
-what rots later is found by its hash.
+it is flushed to the disk, then it is renamed, and the marker comes last. An fsync forces each of
+these orders: without it the disk is free to keep the rename and to lose the data. So a kill or a
+power failure leaves either no marker (the checkpoint before this one counts) or all of it. A hash
+finds data that rots later.
 
-This is what one process does; ``fault_tolerance`` (exercise 4.15) lets all ranks do it together.
-Format: safetensors (``safe_format``) and JSON; loading runs no code, unlike pickle. No message.
+This is the part of one process. ``fault_tolerance`` (exercise 4.15) lets all ranks do it together.
+Format: safetensors (``safe_format``) and JSON. Unlike pickle, loading runs no code. No message.
 
-Invariant: at every moment the newest folder with a marker is whole, and there is one as soon as one
+Invariant: at every moment the newest folder with a marker is whole. There is one as soon as one
 save was finished.
 
 Source: Pillai et al. 2014, "All File Systems Are Not Created Equal" (OSDI), section 2.
@@ -36,17 +36,17 @@ from typing import Any
 from given.safe_format import flush_folder, hash_of_file, write_bytes
 
 MANIFEST, MARKER = "manifest.json", "COMPLETE"
-ASIDE = ".partial"  # the suffix of what is being written, or deleted
+ASIDE = ".partial"  # the suffix of a folder that is being written, or deleted
 UNFINISHED = f"not finished, there is no {MARKER}"
-NAME = re.compile(r"(\d{6})-step-(\d{8})")  # how often was saved before, and the step
+NAME = re.compile(r"(\d{6})-step-(\d{8})")  # the number of saves before, and the step
 
 
 class CheckpointFolder:
     """The checkpoints that lie in ``path``, as one process sees and changes them.
 
-    *Newest* means saved last: who goes back to step 100 and saves step 110 has step 110 as the
-    newest. One process at a time changes the folder; any number may look, and each call looks
-    anew. No call sends a message, starts a thread or leaves a file open.
+    *Newest* means saved last: after a run went back to step 100 and saved step 110, step 110 is the
+    newest. One process at a time changes the folder. Any number of processes may look, and each
+    call looks anew. No call sends a message, starts a thread or leaves a file open.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -55,7 +55,8 @@ class CheckpointFolder:
     def names(self) -> list[str]:
         """The folders that have a checkpoint's final name, oldest first.
 
-        OSError if the folder is there and can't be read: that is not the same as an empty one.
+        Raises OSError if the folder is there and can't be read: that is not the same as an empty
+        one.
         """
         try:
             return sorted(filter(NAME.fullmatch, os.listdir(self.path)))
@@ -65,8 +66,8 @@ class CheckpointFolder:
     def steps(self) -> list[int]:
         """The steps of the checkpoints that are complete, each once, ascending.
 
-        Marker, manifest and the files' sizes are looked at; their contents are not. A folder that
-        isn't there has none. OSError as for ``names``.
+        It looks at marker, manifest and the files' sizes, not at their contents. A folder that
+        isn't there has no steps. Raises OSError as ``names`` does.
         """
         # --- exercise 4.1: start
         # Step 1: those in which `problem` finds nothing
@@ -77,8 +78,8 @@ class CheckpointFolder:
     def manifest(self, name: str) -> dict[str, Any]:
         """The manifest as it was given to ``finish``, if the marker vouches for it.
 
-        ValueError or OSError if the checkpoint has no marker, no manifest, or another one than the
-        marker was written for.
+        Raises ValueError or OSError if the checkpoint has no marker, no manifest, or another
+        manifest than the marker was written for.
         """
         # --- exercise 4.1: start
         # Step 2: the marker holds the manifest's hash
@@ -94,10 +95,10 @@ class CheckpointFolder:
     def problem(self, name: str, share: int | None = None, shares: int = 1) -> str | None:
         """Why the checkpoint can't be used, as text of at least one letter; None if it can.
 
-        Marker, manifest and every file's size are looked at. Of the files, sorted by name and
-        counted from 0, those number ``share``, ``share + shares``, … are hashed, and no other
-        (None: no file). What can't be read or found is a problem, and no exception. Of a
-        checkpoint without marker, and of no other, the text contains UNFINISHED.
+        It looks at marker, manifest and every file's size. Of the files, sorted by name and counted
+        from 0, it hashes those number ``share``, ``share + shares``, … and no other (None: no
+        file). A file that can't be read or found is a problem, and no exception. The text of a
+        checkpoint without marker, and of no other, contains UNFINISHED.
         """
         # --- exercise 4.1: start
         # Step 3: marker, manifest, sizes, hashes: the cheap ones first
@@ -119,14 +120,14 @@ class CheckpointFolder:
         """Make a new, empty folder aside, ``name + ASIDE``, that may be filled; returns ``name``.
 
         ``name`` has the form of NAME; its number is above those of all finished checkpoints. First
-        clears away what killed saves have left: folders with a checkpoint's name, with ASIDE or
-        without a marker. Finished checkpoints, also damaged ones and those of the same step, stay
-        as they are, and so does everything with another name. Makes ``path`` if it isn't there,
-        with the folders above it; they survive a power failure after ``finish``.
+        clears away the rests of killed saves: folders with a checkpoint's name, with ASIDE or
+        without a marker. Finished checkpoints stay as they are, also damaged ones and those of the
+        same step. Everything with another name stays as well. Makes ``path`` if it isn't there,
+        with the folders above it. They survive a power failure after ``finish``.
         """
         # --- exercise 4.1: start
         # Step 4: a folder that is made is a name in the one above it, which must be flushed
-        # Step 5: unfinished is what is still aside, and what has no marker
+        # Step 5: a folder is unfinished if it is still aside, or if it has no marker
         # Step 6: a name that was never used: an old checkpoint of the same step stays till the end
         for folder in (*reversed(self.path.parents), self.path):
             if not folder.is_dir():
@@ -147,10 +148,10 @@ class CheckpointFolder:
         """The manifest, the final name and the marker, each on the disk before the next.
 
         The folder aside has been filled, and its files are on the disk. ``manifest`` (JSON, where
-        the score may be NaN or infinite): step, score, ``files``, which is by name the ``bytes``
-        and ``sha256`` of each, and what the caller adds. Before the call is over the checkpoint
-        counts as a whole or not at all; afterwards it counts. Both hold if the process is killed
-        or power fails at any moment.
+        the score may be NaN or infinite) has step, score, ``files``, and any entries that the
+        caller adds. ``files`` has by name the ``bytes`` and ``sha256`` of each. Before the call is
+        over the checkpoint counts as a whole or not at all. Afterwards it counts. Both hold if the
+        process is killed or power fails at any moment.
         """
         # --- exercise 4.1: start
         # Step 7: the names of the files count, too: a folder is flushed like a file
@@ -170,14 +171,14 @@ class CheckpointFolder:
     def prune(self, keep: int, keep_best: int) -> None:
         """Delete all but the last ``keep`` ≥ 1 and, of all, the ``keep_best`` ≥ 0 best.
 
-        Damaged ones count like others. The best have the highest scores; of equal ones the newer is
-        better. No score (None, NaN, -infinity, or a manifest that can't be read) is never among the
-        best. A folder that loses a file has lost its final name or its marker before, and the next
-        ``begin`` clears away what a kill left of it.
+        Damaged checkpoints count like others. The best have the highest scores; of equal scores the
+        newer is better. A checkpoint without a score (None, NaN, -infinity, or a manifest that
+        can't be read) is never among the best. A folder that loses a file has lost its final name
+        or its marker before, and the next ``begin`` clears away the rest after a kill.
         """
         # --- exercise 4.1: start
         # Step 9: of equal scores the newer one; NaN is no score
-        # Step 10: rename first: what is half deleted must not look like a checkpoint
+        # Step 10: rename first: a half-deleted folder must not look like a checkpoint
         names = self.names()
         scored = [name for name in reversed(names) if self._score(name) > -math.inf]
         best = sorted(scored, key=self._score, reverse=True)[:keep_best]

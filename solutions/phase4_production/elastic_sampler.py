@@ -1,7 +1,7 @@
 """Samples and batches for another number of ranks: they are dealt out anew, and nothing else moves.
 
-A run that was saved by W ranks is resumed by V: a node is gone, or there are more of them again.
-Nothing that training means may depend on the number of ranks, only who does what:
+A run that W ranks saved is resumed by V ranks: a node is gone, or there are more of them again. The
+meaning of training may not depend on the number of ranks. Only the division of work may:
 
     samples    a position counts samples of the epoch's order, consumed by all ranks together;
                what is left is order[position:], whoever takes it. Each is seen exactly once
@@ -32,13 +32,13 @@ class ElasticSampler(Sampler[list[int]]):
 
     The order of an epoch is ``torch.randperm(dataset_size, generator=g)`` with ``g`` seeded by
     ``seed + epoch`` (without ``shuffle``: 0, 1, 2 …). Global batch k is the k-th run of
-    ``global_batch_size`` entries of it (the last may be shorter); every rank has a part of each,
-    whose sizes differ by one at most, so a part may be empty. All of this is alike for every world
-    size, but for who takes which sample of a batch, which is free.
+    ``global_batch_size`` entries of it (the last may be shorter). Every rank has a part of each
+    batch. The parts' sizes differ by one at most, so a part may be empty. All of this is alike for
+    every world size. Only which rank takes which sample of a batch is free.
 
-    A ``batch_sampler`` for loaders, and a ``sampler`` for ``TrainingState``: its ``batch_size`` is
-    the global one, because its positions count samples of all ranks. Raises ValueError for a rank
-    outside 0 … world_size-1 and for sizes below 1.
+    It is a ``batch_sampler`` for loaders, and a ``sampler`` for ``TrainingState``. Its
+    ``batch_size`` is the global one, because its positions count samples of all ranks. Raises
+    ValueError for a rank outside 0 … world_size-1 and for sizes below 1.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> ElasticSampler:
-        """What keeps the position: itself."""
+        """The object that keeps the position: itself."""
         return self
 
     def __len__(self) -> int:
@@ -82,20 +82,20 @@ class ElasticSampler(Sampler[list[int]]):
     def size_of(self, batch: int) -> int:
         """Samples in global batch ``batch`` (0 … len - 1) of an epoch, of all ranks together."""
         # --- exercise 4.18: start
-        # Step 2: a whole batch, or what is left
+        # Step 2: a whole batch, or the rest
         return min(self.batch_size, self.dataset_size - batch * self.batch_size)
         # --- exercise 4.18: end
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's part of each batch from the resumed position, lists of ints, also empty ones.
+        """This rank's part of each batch from the resumed position: lists of ints, also empty ones.
 
-        A resumed position holds for the pass that is begun first, even if that is left early. The
-        global random streams are neither read nor moved.
+        A resumed position holds for the pass that begins first, even if that pass is left early.
+        The global random streams are neither read nor moved.
         """
         # --- exercise 4.18: start
-        # Step 3: the epoch's order knows no ranks; go on behind what all have consumed, this once
-        # Step 4: form batches first and deal each of them out: a batch that does not divide by the
-        #         number of ranks loses no sample, and no rank has a step less than another
+        # Step 3: the epoch's order knows no ranks; go on behind the consumed samples, this once
+        # Step 4: form batches first and deal each of them out. So a batch that does not divide by
+        #         the number of ranks loses no sample, and no rank has a step less than another
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(self.dataset_size, generator=generator).tolist()
@@ -120,15 +120,15 @@ class ElasticSampler(Sampler[list[int]]):
         # --- exercise 4.18: end
 
     def state_dict(self, consumed: int) -> dict[str, int]:
-        """The position as numbers: epoch, seed, ``consumed``, and of which sizes it counts.
+        """The position as numbers: epoch, seed, ``consumed``, and the sizes that these belong to.
 
-        It is the same on every rank and for every number of ranks. ``consumed``: samples of this
-        epoch that all ranks together have trained on, as whole batches: behind a last batch that is
-        shorter it is above the data set's size. The caller says so, because loaders with workers
-        read ahead.
+        It is the same on every rank and for every number of ranks. ``consumed``: how many samples
+        of this epoch all ranks together have trained on, as whole batches. So it is above the data
+        set's size after a last batch that is shorter. The caller says so, because loaders with
+        workers read ahead.
         """
         # --- exercise 4.18: start
-        # Step 6: where we are, and what order and batch that was counted in
+        # Step 6: the position, and the order and the batch in which it was counted
         names = ("epoch", "seed", "dataset_size", "batch_size")
         return {name: getattr(self, name) for name in names} | {"consumed": consumed}
         # --- exercise 4.18: end
@@ -137,7 +137,7 @@ class ElasticSampler(Sampler[list[int]]):
         """Go on at a position that any number of ranks has saved, in its epoch, with its seed.
 
         Raises ValueError, and changes nothing, if the data set or the global batch had another
-        size: the position would mean other samples, the learning rate another batch.
+        size. The position would mean other samples, and the learning rate another batch.
         """
         # --- exercise 4.18: start
         # Step 7: refuse before anything changes
@@ -151,7 +151,7 @@ class ElasticSampler(Sampler[list[int]]):
 
 
 def loss_weight(num_samples: int, batch_size: int, world_size: int) -> float:
-    """What to multiply a rank's mean loss by, so that the mean over ranks of the gradients is the
+    """The factor for a rank's mean loss that makes the mean over ranks of the gradients the
     gradient of the mean over the global batch.
 
     ``num_samples``: this rank's part (0 gives 0), ``batch_size``: of all ranks together.

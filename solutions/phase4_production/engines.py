@@ -10,12 +10,12 @@ fsdp       PrefetchFSDP (3.15, 3.16, 3.18)         fully_shard
 hybrid     HybridFlat in nodes (3.19)              fully_shard on a 2-dimensional mesh
 =========  ======================================  =======================================
 
-All of them leave the mean over the ranks in the gradients that the optimizer steps on. With
-n samples in the global batch, a rank's loss is W/n times the sum over its own samples: the mean of
-the ranks' gradients is then that of the mean over all samples, however many each rank has.
+All of them leave the mean over the ranks in the gradients that the optimizer uses. With n samples
+in the global batch, a rank's loss is W/n times the sum over its own samples. Then the mean of the
+ranks' gradients is the gradient of the mean over all samples, however many each rank has.
 
-Weights and optimizer go into a checkpoint either whole, written once (ddp, zero1, zero2, torch), or
-in the pieces that each rank has (fsdp, hybrid), from which any number of ranks can go on.
+Weights and optimizer go into a checkpoint whole, written once (ddp, zero1, zero2, torch), or in the
+shards that each rank has (fsdp, hybrid). Any number of ranks can go on from these shards.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ OptimizerClass = type[torch.optim.Optimizer]
 class Engine:
     """A model and its optimizer, trained by all ranks together.
 
-    ``net``: what is called; ``module``: what has the buffers; ``optimizer``: its ``param_groups``
-    take the learning rate; ``parameters``: what it steps on, on this rank.
+    ``net`` is called; ``module`` has the buffers; the ``param_groups`` of ``optimizer`` take the
+    learning rate; ``parameters`` are those that it steps on this rank.
     """
 
     net: nn.Module
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    compressor: Any = None  # a hook that remembers what it has not sent
+    compressor: Any = None  # a hook that keeps the part that it has not sent
     layout = "whole"  # how a checkpoint holds the state: engines of one layout can swap it
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What this rank's optimizer steps on, with gradients after backward."""
+        """The parameters that this rank's optimizer steps, with gradients after backward."""
         return [*self.net.parameters()]
 
     def micro_batch(self, last: bool) -> AbstractContextManager[object]:
@@ -92,11 +92,11 @@ class Engine:
         return [*self.parameters, *self.module.buffers()]
 
     def weights(self) -> tuple[State, State]:
-        """(on rank 0 what is written once, what this rank writes) of the weights; collective."""
+        """(shared, own) of the weights, where only rank 0 has the shared part; collective."""
         return {"model": self.module.state_dict()}, {}
 
     def load_weights(self, shared: State, owns: Iterable[State]) -> None:
-        """Take them over; ``owns``: what the ranks have written, at any world size."""
+        """Take them over; ``owns``: the own parts that the ranks wrote, at any world size."""
         self.module.load_state_dict(shared["model"])
 
     def state(self) -> tuple[State, State]:
@@ -226,7 +226,7 @@ class Sharded(Engine):
         load_sharded_state_dict(self.fsdp, filter(None, owns), self.optimizer)
 
     def _pieces(self, optimizer: torch.optim.Optimizer | None) -> State:
-        """This rank's shards; nothing on the nodes that hold copies of the first one's."""
+        """This rank's shards; nothing on nodes that hold copies of the first node's shards."""
         if self.replicas is not None and dist.get_rank(self.replicas):
             return {}
         return sharded_state_dict(self.fsdp, optimizer)
@@ -245,8 +245,8 @@ def make_engine(
 ) -> Engine:
     """The course's engine for ``strategy``; a collective call.
 
-    ``hook``: how ddp and zero1 reduce a bucket; ``compressor``: the same, if it has a state to be
-    saved. ``node_size``: ranks that share a copy under hybrid.
+    ``hook`` is how ddp and zero1 reduce a bucket. ``compressor`` is the same hook, if it has a
+    state to be saved. ``node_size``: ranks that share a copy under hybrid.
     """
     if strategy in ("ddp", "zero1"):
         return Replicated(

@@ -1,8 +1,8 @@
 """Evaluation that is exact and the same on every rank: loss, top-1 and top-5.
 
 Ranks have shards of different size, and images that can't be read count nowhere. So every rank adds
-up sums and a count, the ranks add up theirs, and only then is divided: a mean of means would give
-the images of a small shard too much weight. In float64, in which counts are exact.
+up sums and a count, the ranks add up theirs, and the division comes last. A mean of means would
+give the images of a small shard too much weight. Sums are float64, in which counts are exact.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def evaluate(
     prepare: Callable[[Tensor], Tensor],
     surroundings: AbstractContextManager[object],
 ) -> Evaluation:
-    """``net`` in eval mode on this rank's ``batches``, as many on every rank; collective.
+    """``net`` in eval mode on this rank's ``batches``, equally many on every rank; collective.
 
     ``prepare`` makes the model's input of the images; the model runs inside ``surroundings``.
     Raises DataError on every rank if there is no readable image.

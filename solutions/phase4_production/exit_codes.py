@@ -1,8 +1,8 @@
-"""What a program of this phase tells by its exit status, and who starts it again because of that.
+"""The exit statuses of this phase's programs, and after which of them a run is started again.
 
-The agent (``agent.py``) and ``launch_training.sh`` end with the status that ends the run, so that
-a Job, a unit or a queue can act on it. A status beside these is a crash as well: 128 + N when
-signal N ended the process, 126 and 127 when a shell could not start it.
+The agent (``agent.py``) and ``launch_training.sh`` end with the status that ends the run, so that a
+Job, a unit or a queue can act on it. Any other status is a crash as well: 128 + N when signal N
+ended the process, 126 and 127 when a shell could not start it.
 
 78, 75 and 70 are EX_CONFIG, EX_TEMPFAIL and EX_SOFTWARE of BSD's ``sysexits.h``. This module
 imports nothing: a check of manifests can read it without torch.

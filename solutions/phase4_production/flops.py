@@ -1,9 +1,9 @@
-"""FLOPs: what a model needs, counted from its operators, and what the hardware makes of it.
+"""FLOPs: a model's need, counted from its operators, and the share of the hardware that it uses.
 
     MFU  =  FLOPs of the model per sample · samples / seconds / peak FLOP/s
 
-A matrix product of n results, each a sum of k products, costs 2·n·k; its backward, two products of
-the same size, twice as much. Parameters can be counted instead (6·parameters·tokens), but that
+A matrix product of n results, each a sum of k products, costs 2·n·k. Its backward has two products
+of the same size, so it costs twice as much. To count parameters instead (6·parameters·tokens)
 leaves attention out and takes a convolution for a product.
 
 Cost: one forward and backward without values; no message. Invariant: nothing of the model changes.
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 class FlopCounter(TorchDispatchMode):
-    """Adds up in ``flops`` what matrix products and convolutions cost that run inside.
+    """Adds up in ``flops`` the cost of matrix products and convolutions that run inside.
 
     A multiplication and an addition are two. Everything else counts as nothing: it is bound by
     memory, and the peak that MFU divides by is that of matrix products.
@@ -46,13 +46,14 @@ class FlopCounter(TorchDispatchMode):
 
 
 def operator_flops(operator: Any, args: Sequence[Any], out: Any) -> int:
-    """FLOPs of one call of an ATen operator; 0 if it is no product and no convolution.
+    """FLOPs of one call of an ATen operator; 0 if it is neither a product nor a convolution.
 
     ``aten.mm(a, b)``, ``aten.addmm(c, a, b)``, ``aten.bmm(a, b)``, ``aten.baddbmm(c, a, b)``: 2·n·k
     for n elements of the result, sums of k terms. ``aten.convolution(x, w, bias, stride, padding,
     dilation, transposed, …)``: every element of the result (transposed: of x) meets one filter,
-    ``w[0]``. ``aten.convolution_backward(grad_out, x, w, …, transposed, …, mask)``: as much for
-    each gradient of x and of w that ``mask`` asks for; that of the bias costs nothing.
+    ``w[0]``. ``aten.convolution_backward(grad_out, x, w, …, transposed, …,
+    mask)``: as much for each gradient of x and of w that ``mask`` asks for. The gradient of the
+    bias costs nothing.
     """
     # --- exercise 4.17: start
     # Step 1: products: 2 · elements of `out` · last dimension of `a`
@@ -75,21 +76,21 @@ def operator_flops(operator: Any, args: Sequence[Any], out: Any) -> int:
 def count_flops(model: nn.Module, *inputs: Any) -> int:
     """FLOPs of one forward and backward of ``model(*inputs)``, also inside ``torch.no_grad()``.
 
-    Computes shapes only, no values: parameters, gradients, buffers, inputs and torch's random state
-    stay as they are, and it takes milliseconds for a model of any size. Tensors keep their shapes,
-    strides and dtypes; ``inputs`` may hold them in lists and dicts, beside other values, and so may
-    what the model returns. Gradients are counted for parameters that have ``requires_grad``, not
-    for the inputs, whether these have it or not; none at all if no parameter has. Attention counts
-    as its two products. What activation checkpointing computes again counts again. Give it the
-    plain model: no wrapper that communicates. An exception of the model goes on.
+    It computes shapes only, no values. Parameters, gradients, buffers, inputs and torch's random
+    state stay as they are, and it takes milliseconds for a model of any size. Tensors keep their
+    shapes, strides and dtypes. ``inputs`` may hold them in lists and dicts, beside other values,
+    and so may the model's result. Gradients are counted for parameters that have ``requires_grad``,
+    and for no inputs. If no parameter has it, no gradient is counted. Attention counts as its two
+    products. Work that activation checkpointing does again counts again. Give it the plain model:
+    no wrapper that communicates. An exception of the model goes on.
     """
 
     # --- exercise 4.17: start
-    # Step 4: the same shapes without storage, on the meta device; `torch.func.functional_call` runs
+    # Step 4: the same shapes without storage, on the meta device. `torch.func.functional_call` runs
     #         a module on them in place of its own parameters and buffers
-    # Step 5: run forward, and backward from a sum of the outputs, inside `FlopCounter`. Backward is
-    #         part of what runs on the shapes: checkpointing calls the model's layers again there
-    # Step 6: whoever counts may have switched gradients off; a model may draw numbers on the CPU
+    # Step 5: run forward, and backward from a sum of the outputs, inside `FlopCounter`. Backward
+    #         runs on the shapes as well: checkpointing calls the model's layers again there
+    # Step 6: the caller may have switched gradients off; a model may draw numbers on the CPU
     def meta(t: Tensor) -> Tensor:
         like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
         return like.requires_grad_(t.requires_grad)

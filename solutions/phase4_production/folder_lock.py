@@ -1,9 +1,9 @@
 """One training per checkpoint folder: a second one is refused, and a dead one's lock is taken over.
 
-Two trainings in one folder delete each other's checkpoints and go on from each other's weights.
-So the rank that writes (rank 0) holds a lock, a file LOCK in the folder that says who holds it. It
-is written under another name and put in place by a hard link, which fails if the name is taken:
-of two who start at once exactly one wins, on NFS and Lustre as well.
+Two trainings in one folder delete each other's checkpoints and go on from each other's weights. So
+the rank that writes (rank 0) holds a lock: a file LOCK in the folder that names its holder. It is
+written under another name and put in place by a hard link, which fails if the name is taken. Of two
+processes that start at once exactly one wins, on NFS and Lustre as well.
 
 A process that is killed leaves its lock. Whether the holder is alive
 
@@ -12,19 +12,19 @@ A process that is killed leaves its lock. Whether the holder is alive
                                            seconds; who finds none for PATIENCE seconds takes over
     another node, the same SLURM job       needs no question: SLURM runs a job once at a time
 
-Nobody compares clocks: the one who waits looks whether the file's time changes, by its own clock.
+No clocks are compared: the waiting process looks whether the file's time changes, by its own clock.
 
-*Taking over.* To delete a dead lock and to make one's own are two steps, and between them somebody
-else does the same. So a successor is a file LOCK.<token of the dead lock>: it can be linked once.
-The holder is who stands at the end of the chain that begins at LOCK. Then the successor renames its
-file to LOCK, and drops the link. Who linked to a chain that was shortened meanwhile does not find
-itself at the end, and looks again.
+*Taking over.* To delete a dead lock and to make one's own are two steps. Between them another
+process may do the same. So a successor is a file LOCK.<token of the dead lock>, which can be linked
+once. The holder stands at the end of the chain that begins at LOCK. Then the successor renames its
+file to LOCK, and drops the link. A process that linked to a chain that was shortened meanwhile is
+not at the end, and looks again.
 
-A holder that was stopped for longer than PATIENCE (a laptop's lid) finds that somebody else holds
-the lock; it ends at once, because whatever it saved now would be the other one's.
+A holder that was stopped for longer than PATIENCE (a laptop's lid) finds that another process holds
+the lock. It ends at once, because the folder now belongs to the other one.
 
-Invariant: the process that is told that it holds the lock is the only one, until it releases it or
-does not renew it for PATIENCE seconds.
+Invariant: a process that is told that it holds the lock is the only one. That lasts until it
+releases the lock or does not renew it for PATIENCE seconds.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class FolderInUseError(ConfigError):
 class FolderLock:
     """The lock of ``folder``, which is made if it isn't there; for one process, or rank 0 of many.
 
-    ``acquire`` raises FolderInUseError if another one holds it and lives; where that takes time to
-    find out, ``say`` is told. ``lost`` is called, by a thread, when somebody else has taken over.
+    ``acquire`` raises FolderInUseError if another process holds it and lives. If that takes time to
+    find out, ``say`` is told. A thread calls ``lost`` when another process has taken over.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FolderLock:
 
     @contextlib.contextmanager
     def _written(self, own: Holder) -> Iterator[Path]:
-        """What is to be the lock, under another name."""
+        """The future lock, under another name."""
         aside = self.folder / f"{NAME}.{own.token}.partial"
         aside.write_text(json.dumps(asdict(own)), encoding="utf-8")
         try:
@@ -119,7 +119,7 @@ class FolderLock:
         return True
 
     def _end(self) -> tuple[Path, Holder | None]:
-        """The last file of the chain, and who wrote it; (LOCK, None) if there is none."""
+        """The last file of the chain, and its writer; (LOCK, None) if there is none."""
         path = self.folder / NAME
         holder = read(path)
         while holder is not None:
@@ -142,7 +142,8 @@ class FolderLock:
             path.unlink(missing_ok=True)
 
     def _why_dead(self, path: Path, holder: Holder) -> str | None:
-        """Why the holder counts as dead; None if another one is there; FolderInUseError if not."""
+        """Why the holder counts as dead; None if there is another holder; FolderInUseError if it
+        lives."""
         in_use = f"{self.folder} is in use by {holder}: wait for its end, or use another folder"
         if holder.host == pid_space():
             if is_alive(holder):
@@ -179,7 +180,7 @@ class FolderLock:
                 continue
 
     def release(self) -> None:
-        """Let the next one in; nothing if the lock is not held."""
+        """Let the next process in; nothing if the lock is not held."""
         if self.own is None:
             return
         self._stop.set()
@@ -197,8 +198,9 @@ def locked(folder: str | Path, program: str) -> Iterator[None]:
     """Rank 0 holds the lock of ``folder`` while the block lasts. Collective where it begins.
 
     Raises FolderInUseError or OSError on all ranks. The lock is released when the block is left in
-    order, or by an error that all ranks raise. After any other one a thread may still be writing:
-    then the lock ends with the process. ``program`` is named when the lock is lost, which ends it.
+    order, or by an error that all ranks raise. After any other error a thread may still be writing:
+    then the lock ends with the process. A line names ``program`` when the lock is lost, which ends
+    it.
     """
 
     def lost(line: str) -> None:
@@ -244,7 +246,7 @@ def put(aside: Path, name: Path) -> bool:
 
 
 def read(path: Path) -> Holder | None:
-    """Who wrote the lock ``path``; None if there is none."""
+    """The writer of the lock ``path``; None if there is none."""
     deadline = time.monotonic() + 2 * RENEWAL
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Micro-batches of images: who trains on which and when, and the processes that load them.
+"""Micro-batches of images: which rank trains on which and when, and the processes that load them.
 
 Step k of an epoch takes
 
@@ -6,8 +6,8 @@ Step k of an epoch takes
 
 at every world size W (exercise 4.18), in micro-batches, equally many on every rank.
 
-A file that can't be decoded still has its position in the order, so nobody else's samples move; it
-is left out of its batch, named once, and the mean loss is over those that could be read.
+A file that can't be decoded still has its position in the order, so no other rank's samples move.
+It is left out of its batch and named once. The mean loss is over the images that could be read.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PREEMPTION = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Batch(NamedTuple):
-    """What one micro-batch consists of; at least one row, whose target may be IGNORED."""
+    """The parts of one micro-batch: at least one row, whose target may be IGNORED."""
 
     images: Tensor  # (n, 3, size, size) uint8
     targets: Tensor  # (n,) int64
     unreadable: list[int]  # indices that were left out
 
     def pin_memory(self) -> Batch:
-        """The same, where a GPU can copy from it asynchronously."""
+        """The same batch in memory from which a GPU can copy asynchronously."""
         return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.unreadable)
 
 
@@ -54,7 +54,7 @@ def normalised(images: Tensor, device: torch.device, channels_last: bool) -> Ten
 
 
 class Collate:
-    """Stacks what could be read; without any, one blank row stands there with target IGNORED.
+    """Stacks the images that could be read; without any, one blank row with target IGNORED.
 
     A batch is never empty, so that the model runs, and communicates, equally often on every rank.
     """
@@ -126,8 +126,8 @@ class EvaluationBatches(Sampler[list[Sample]]):
 
 
 def serve_the_rank(worker: int) -> None:
-    """A worker ends with its rank and not before: a rank that saves after SIGTERM or SIGUSR1,
-    which come to all processes of a job, still needs its data."""
+    """A worker ends with its rank and not before. SIGTERM and SIGUSR1 come to all processes of a
+    job, and a rank that saves after them still needs its data."""
     end_with_parent()
     for number in PREEMPTION:
         signal.signal(number, signal.SIG_IGN)
@@ -135,8 +135,8 @@ def serve_the_rank(worker: int) -> None:
 
 
 def end_decoders() -> None:
-    """End what a run has left of its loaders' processes: they ignore the signal by which Python
-    ends them when it exits itself, and it would wait for them for ever."""
+    """End the rest of a run's loader processes. They ignore the signal that Python sends them when
+    it exits, and Python would wait for them for ever."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call it a failure
     for process in multiprocessing.active_children():
         process.kill()
@@ -178,7 +178,7 @@ def make_loader(
 def name_unreadable(
     dataset: Dataset[Decoded], batches: Iterable[Batch], told: set[str]
 ) -> Iterator[Batch]:
-    """The same batches; each file that was left out is told of, once: its path goes to ``told``."""
+    """The same batches. Each file that was left out is named once: its path goes to ``told``."""
     for batch in batches:
         for index in batch.unreadable:
             path = str(dataset.files.paths[index])

@@ -1,8 +1,8 @@
-"""Images from a folder: which there are, and how they are decoded and augmented.
+"""Images from a folder: their list, and how they are decoded and augmented.
 
-A sample is named by (epoch, index), and everything random about it is drawn from (seed, epoch,
-index). So it is the same whichever rank and worker decodes it, in a run that was interrupted and
-at another world size, without any state of workers in a checkpoint.
+A sample is named by (epoch, index), and its random numbers are drawn from (seed, epoch, index). So
+it is the same on every rank and worker, after an interruption, and at another world size. No state
+of workers is in a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channe
 
 
 class DataError(ValueError):
-    """What is wrong with the data folder, in one sentence."""
+    """An error in the data folder, in one sentence."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from solutions.phase2_advanced.activation_checkpointing import checkpoint
 
 
 class Stages(nn.Sequential):
-    """Parts one after the other. torch.compile of torch 2.8 leaves alone what torch's own files do:
-    of a plain ``nn.Sequential`` it would compile nothing, without a word."""
+    """Parts one after the other. torch.compile of torch 2.8 does not compile code of torch's own
+    files. Of a plain ``nn.Sequential`` it would compile nothing, without a word."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         for part in self:
@@ -70,8 +70,8 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def checkpoint_activations(model: nn.Module) -> None:
     """Let each block keep its input only and compute the rest again in backward (exercise 2.7).
 
-    Its batch norms then see every batch twice; moving their statistics by 1 - √(1-m) each time
-    comes to m in all, as without.
+    Its batch norms then see every batch twice. Each time their statistics move by 1 - √(1-m), which
+    comes to m in all, as without checkpointing.
     """
     for block in blocks(model):
         block.forward = functools.partial(checkpoint, block.forward)

@@ -3,11 +3,12 @@
     ./launch_training.sh --config configs/digits.yaml --strategy fsdp --epochs 3
     python -m solutions.phase4_production.imagenet_trainer --config FILE --dry-run
 
-Everything that the course has built meets here: samples dealt out over ranks (1.1, 4.4), uneven
-batches weighed (1.4), the linear rule (2.4), a loss scale (2.6), recomputed activations (2.7), data
-parallelism with hooks (3.12), sharding (3.13 … 3.19), a strategy that is chosen (3.21), checkpoints
-that survive and a run that goes on by itself (4.1 … 4.5), compression (4.6 … 4.9), metrics and a
-report (4.10 … 4.12). This module is the command line; the loop is in ``trainer_loop``.
+Everything that the course has built meets here. Of phases 1 and 2: samples dealt out over ranks
+(1.1, 4.4), uneven batches weighed (1.4), the linear rule (2.4), a loss scale (2.6), recomputed
+activations (2.7). Of phase 3: data parallelism with hooks (3.12), sharding (3.13 … 3.19), a
+strategy that is chosen (3.21). Of phase 4: checkpoints that survive and a run that goes on by
+itself (4.1 … 4.5), compression (4.6 … 4.9), metrics and a report (4.10 … 4.12). This module is the
+command line; the loop is in ``trainer_loop``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .trainer_setup import open_data
 from .training_plan import World, make_plan
 
 NAME = "imagenet_trainer"
-STATUSES = {  # an error of the system, or of a checkpoint, may be another one the next time
+STATUSES = {  # an error of the system, or of a checkpoint, may not come again the next time
     ValueError: REFUSED,
     PermissionError: REFUSED,
     CheckpointError: CRASHED,

@@ -1,4 +1,4 @@
-"""Who holds the lock of a checkpoint folder: a process of a host, and whether it still lives."""
+"""The holder of a checkpoint folder's lock: a process of a host, and whether it still lives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .watchdog import pid_space
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who holds a lock: a process (``started``: what tells it from a later one of the same id)."""
+    """The holder of a lock: a process (``started`` tells it from a later one of the same id)."""
 
     token: str
     host: str
@@ -27,7 +27,7 @@ class Holder:
 
 
 def me() -> Holder:
-    """This process, with a token that nobody had."""
+    """This process, with a token that no process had."""
     return Holder(
         token=uuid.uuid4().hex,
         host=pid_space(),
@@ -45,7 +45,7 @@ def slurm_job() -> str:
 
 
 def start_of(pid: int) -> str:
-    """When a process began, in ticks since the boot; empty if it is gone or nobody can tell."""
+    """When a process began, in ticks since the boot; empty if it is gone or unknown."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(") ")[2].split()

@@ -4,13 +4,13 @@
     exposed  =  |waited for|,          hidden = |in flight ∪ waited for| - exposed
 
 |…| is the length of a union of intervals: two buckets on the wire at once don't count twice.
-Exposed communication is what overlap can still gain; most of it is waited for in backward, whose
-time is without it. Hidden communication costs nothing.
+Overlap can still gain the exposed communication. Most of that waiting lies in backward, whose time
+is without it. Hidden communication costs nothing.
 
 A GPU runs behind the program: a clock read on the host tells when work was *launched*. So on CUDA a
-moment is an event in the stream, and the device is waited for once per step, at its end.
-Cost: some µs per phase, no message. Invariant: the seconds of all steps add up to the wall clock.
-Source: Li et al. 2020 (arXiv 2006.15704) for overlap.
+moment is an event in the stream, and the host waits for the device once per step, at its end. Cost:
+some µs per phase, no message. Invariant: the seconds of all steps add up to the wall clock. Source:
+Li et al. 2020 (arXiv 2006.15704) for overlap.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For a CPU: what was called is done when it returns."""
+    """For a CPU: a call's work is done when it returns."""
 
     def mark(self) -> Mark:
         """This moment."""
@@ -78,7 +78,7 @@ class StreamClock:
         # --- exercise 4.10: end
 
     def settle(self) -> None:
-        """Return when the device has done all that was launched, in every stream."""
+        """Return when the device has done all launched work, in every stream."""
         # --- exercise 4.10: start
         # Step 2: the one synchronisation of the step
         torch.cuda.synchronize(self.device)
@@ -100,7 +100,7 @@ def clock_of(device: torch.device) -> Clock:
 def covered(intervals: Iterable[Interval]) -> float:
     """The length of the union of intervals (begin, end), in any order; 0 if there are none."""
     # --- exercise 4.10: start
-    # Step 4: from left to right; of each what lies beyond the end of all before it
+    # Step 4: from left to right; of each the part beyond the end of all before it
     length, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         length += max(0.0, end - max(begin, reached))
@@ -118,8 +118,8 @@ class Flight:
         self.arrived: Mark | None = None
         self.counted = False
         # --- exercise 4.10: start
-        # Step 5: have the handle's future, if it has one, note the moment when it is complete. A
-        #          GPU's future calls back in a stream of its own that is behind the communication
+        # Step 5: have the handle's future, if there is one, note the moment when it is complete. A
+        #         GPU's future calls back in a stream of its own that is behind the communication
         with contextlib.suppress(AttributeError, RuntimeError):  # messages have no future
             handle.get_future().add_done_callback(self._note)
         # --- exercise 4.10: end
@@ -128,7 +128,7 @@ class Flight:
         self.arrived = self.monitor.clock.mark()
 
     def wait(self) -> object:
-        """Wait for the handle, and return what it returns; what that takes is exposed.
+        """Wait for the handle, and return its result; this waiting is exposed.
 
         All of the flight counts once, for the step in which it is waited for first, whenever it
         began. A handle without a future has arrived when it was waited for the first time.
@@ -153,9 +153,9 @@ class Flight:
 class StepMonitor:
     """Measures the steps of one rank, computed on ``device``, and counts them from ``first_step``.
 
-    ``flops_per_sample``: see ``count_flops``; ``peak_flops``: FLOP/s of the device at best, for the
-    dtype that is used; without it there is no MFU. A step lasts from the end of the last one (the
-    first: from here) to its ``step`` call. Never communicates, and waits for the device in ``step``
+    ``flops_per_sample``: see ``count_flops``. ``peak_flops``: FLOP/s of the device at best, for the
+    dtype in use; without it there is no MFU. A step lasts from the end of the last one (the first:
+    from here) to its ``step`` call. It never communicates, and waits for the device in ``step``
     only.
 
     Raises ValueError for negative FLOPs, or a peak that is not positive.
@@ -186,15 +186,15 @@ class StepMonitor:
         self.began = now
         self.spans: dict[str, list[tuple[Mark, Mark]]] = {n: [] for n in PHASES}
         self.flights: list[tuple[Mark, Mark]] = []  # communication: issued, arrived
-        self.waits: list[tuple[Mark, Mark]] = []  # of it, what was waited for
+        self.waits: list[tuple[Mark, Mark]] = []  # its part that was waited for
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs inside belongs to ``name``: one of PHASES, or a further one.
+        """The time inside belongs to ``name``: one of PHASES, or a further one.
 
-        Times of one name add up in a step; communication that is waited for inside is not part of
-        them. Phases may lie in each other: time counts for each. Time until an exception counts,
-        and the exception goes on. Shows in a profiler's trace as well.
+        Times of one name add up in a step, without communication that is waited for inside. Phases
+        may lie in each other: time counts for each. Time until an exception counts, and the
+        exception goes on. It shows in a profiler's trace as well.
         """
         # --- exercise 4.10: start
         # Step 7: a mark at each end; inside a `record_function(name)` if a profiler runs (if none
@@ -208,9 +208,9 @@ class StepMonitor:
         # --- exercise 4.10: end
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """The loader's batches, whatever they are; waiting for them is the phase "data".
+        """The loader's batches, of any kind; waiting for them is the phase "data".
 
-        Asks the loader for a batch when one is asked for, not before.
+        It asks the loader for a batch only when the caller asks for one.
         """
         # --- exercise 4.10: start
         # Step 8: only `next` lies inside the phase, not what the caller does with the batch
@@ -236,14 +236,14 @@ class StepMonitor:
         # --- exercise 4.10: end
 
     def track(self, handle: Any) -> Flight:
-        """To be waited for in place of ``handle``, whose communication was begun just now."""
+        """To wait for in place of ``handle``, whose communication has begun just now."""
         return Flight(self, handle, self.clock.mark())
 
     def watch(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A communication hook (exercise 3.12) that does what ``hook`` does, and is measured.
+        """A communication hook (exercise 3.12) that does the same as ``hook``, and is measured.
 
-        Its handles are in flight since it was called, and return what the hook's return. Time in a
-        hook that returns None, because it has reduced the bucket already, is exposed.
+        Its handles are in flight since it was called, and return the results of the hook's. A hook
+        that has reduced the bucket already returns None: its time is exposed.
         """
 
         # --- exercise 4.10: start
@@ -262,12 +262,12 @@ class StepMonitor:
     def step(self, *, samples: int, loss: Tensor | float, tokens: int = 0) -> StepMetrics:
         """End the step: its metrics, for this rank's ``samples``, ``tokens`` and mean loss.
 
-        ``phases`` has all PHASES, and those of your own. A loss on a GPU may be given as it is: it
-        is read after the device has finished. Nothing of the step is kept.
+        ``phases`` has all PHASES, and your own. A loss on a GPU may be passed as it is: it is read
+        after the device has finished. Nothing of the step is kept.
         """
         # --- exercise 4.10: start
         # Step 11: mark the end, settle; only then ask for seconds
-        # Step 12: lengths of unions: what is waited for; a phase without that; flights without that
+        # Step 12: lengths of unions: waiting; a phase without waiting; flights without waiting
         # Step 13: the next step begins where this one ends
         now, seconds = self.clock.mark(), self.clock.seconds
         self.clock.settle()

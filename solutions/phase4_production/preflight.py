@@ -1,4 +1,4 @@
-"""What can be found wrong before any rank is started, in one line: settings, data, ports.
+"""Errors that can be found before any rank is started, in one line: settings, data, ports.
 
     python -m solutions.phase4_production.preflight --config FILE --field value …
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from .exit_codes import CRASHED, REFUSED
 from .trainer_config import Config, ConfigError, parse
 
-# what launch_training.sh reads: the least and the most
+# settings that launch_training.sh reads: the least and the most
 NUMBERS = {
     "NPROC_PER_NODE": (1, 1024),
     "NODE_RANK": (0, 65535),
@@ -27,7 +27,7 @@ NUMBERS = {
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
-    """ConfigError if the launcher's own settings are no numbers, or none that can be."""
+    """ConfigError if the launcher's own settings are no numbers, or impossible ones."""
     for name, (least, most) in NUMBERS.items():
         text = environ.get(name) or str(least)
         if not (text.isdecimal() and least <= int(text) <= most):
@@ -54,7 +54,7 @@ def check_data(config: Config) -> None:
 
 
 def check_folders(config: Config) -> None:
-    """ConfigError if checkpoints or logs could not be written: not after the first thousand steps.
+    """ConfigError if checkpoints or logs could not be written: now, not after a thousand steps.
 
     Makes the folders.
     """
@@ -69,11 +69,11 @@ def check_folders(config: Config) -> None:
 
 
 class PortError(ConfigError):
-    """A port is in use: by a process that is about to end, perhaps."""
+    """A port is in use, perhaps by a process that is about to end."""
 
 
 def check_port(port: int, host: str, what: str) -> None:
-    """PortError if nobody could listen on ``port`` here."""
+    """PortError if no program could listen on ``port`` here."""
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -83,7 +83,7 @@ def check_port(port: int, host: str, what: str) -> None:
 
 
 def check(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-    """All of it; ConfigError says what is wrong."""
+    """All checks; ConfigError names the first error."""
     check_environment(environ)
     config, dry_run = parse(arguments)
     check_data(config)

@@ -1,25 +1,24 @@
 """Quantisation: all entries travel, with few bits each.
 
-A quantised vector is integers q and a scale s, and stands for s·q. Two ways not to go astray:
+A quantised vector has integers q and a scale s, and stands for s·q. Two ways keep errors from
+adding up:
 
 - **unbiased** (`Int8`): x/s is rounded up or down at random, up with the probability of its
-  fraction, so that E[s·q] = x. Errors of many steps and ranks cancel, and nothing need be
-  remembered.
-- **error feedback** (`OneBit`): a sign and a mean size are far too coarse to be unbiased; what is
-  missing goes into the next step's gradient (``gradient_compression``).
+  fraction, so that E[s·q] = x. Errors of many steps and ranks cancel, and no residual is needed.
+- **error feedback** (`OneBit`): a sign and a mean size are far too coarse to be unbiased. The error
+  goes into the next step's gradient (``gradient_compression``).
 
-Integers of two ranks have different scales, so no all-reduce can add them up, and a sum of 8 bits
-does not fit into 8. Bytes that a rank sends, of n numbers:
+Integers of two ranks have different scales, so no all-reduce can add them up. And a sum of 8-bit
+numbers does not fit into 8 bits. Bytes that a rank sends, of n numbers:
 
     all-reduce   2(W-1)/W·4n                  float32
     Int8         2(W-1)(⌈n/W⌉ + 4)            all-to-all of pieces, sum, all-gather of the sums
     1 bit        (W-1)(⌈n/8⌉ + 4)             all-gather of everything: right for few ranks only
 
 Invariant: every rank decodes the same bytes in the same order, so all end with the same bits.
-Sources: Alistarh et al. 2017 (QSGD, arXiv 1610.02132), section 3.1 for random rounding; Seide et
-al. 2014, "1-Bit Stochastic Gradient Descent", sections 3.1 and 3.2 for one bit with error feedback;
-Karimireddy et al. 2019 (arXiv 1901.09847) for the scale; Bernstein et al. 2018 (arXiv 1802.04434)
-for what signs alone do.
+Random rounding: Alistarh et al. 2017 (QSGD, arXiv 1610.02132), section 3.1. One bit with error
+feedback: Seide et al. 2014, "1-Bit Stochastic Gradient Descent", sections 3.1 and 3.2. The scale:
+Karimireddy et al. 2019 (arXiv 1901.09847). Signs alone: Bernstein et al. 2018 (arXiv 1802.04434).
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ class Int8:
 
     The buffer is cut into W pieces of ⌈n/W⌉, padded with zeros. Piece i of every rank goes to rank
     i, which adds them up in float32. The sums are quantised again and go to all. A piece has one
-    scale, its largest absolute value / 127; one of zeros stays zeros. What is not finite spoils its
-    piece on all ranks, but no other piece.
+    scale, its largest absolute value / 127. A piece of zeros stays zeros. A number that is not
+    finite spoils its piece on all ranks, but no other piece.
 
     Both roundings of every number draw new random numbers, at each call: equal ones would make
     errors add up. Ranks draw different ones, from ``seed`` and the rank; ``seed`` is the same on
-    all ranks. Two messages, 2(W-1)(⌈n/W⌉ + 4) bytes per bucket and rank. Nothing is remembered but
-    the state of the random numbers. W counts the ranks of ``group``, and no other rank takes part.
+    all ranks. Cost: two messages, 2(W-1)(⌈n/W⌉ + 4) bytes per bucket and rank. Only the state of
+    the random numbers is kept. W counts the ranks of ``group``, and no other rank takes part.
     """
 
     def __init__(self, group: Group = None, seed: int = 0) -> None:
@@ -69,7 +68,7 @@ class Int8:
         # --- exercise 4.9: start
         # Step 1: cut into W rows, a piece for each rank, and pack each with its own scale
         # Step 2: begin to send the rows: row i goes to rank i
-        # Step 3: then add up what has come, in float32; pack the sum
+        # Step 3: then add up the received pieces, in float32; pack the sum
         # Step 4: gather the packed sums of all ranks, and every rank unpacks the same bytes
         n, world_size = bucket.buffer.numel(), dist.get_world_size(self.group)
         if not n:
@@ -90,23 +89,23 @@ class Int8:
         # --- exercise 4.9: end
 
     def state_dict(self) -> State:
-        """Where this rank's random numbers are."""
+        """The state of this rank's random numbers."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank."""
+        """Go on from a ``state_dict`` of this rank."""
         self.generator.set_state(state["generator"])
 
 
 class OneBit:
     """A hook that sends one bit per number, its sign, and one scale per bucket.
 
-    v ← residual + gradient; what is sent is s·sign(v) with s = mean |v| and sign(0) = 1; what is
-    missing stays in the residual. s is each rank's own, and as a float32 part of its message:
-    (W-1)(⌈n/8⌉ + 4) bytes per bucket and rank, in one message. What is not finite on one rank
-    spoils the bucket on all. Memory: a copy of the gradients. W counts the ranks of ``group``, and
-    no other rank takes part.
-    ``parameters``: those of the model, where they are going to stay, as for an optimizer.
+    v ← residual + gradient. The rank sends s·sign(v) with s = mean |v| and sign(0) = 1; the error
+    stays in the residual. Each rank has its own s, which is part of its message as a float32:
+    (W-1)(⌈n/8⌉ + 4) bytes per bucket and rank, in one message. A number that is not finite on one
+    rank spoils the bucket on all. Memory: a copy of the gradients. W counts the ranks of ``group``,
+    and no other rank takes part. ``parameters``: those of the model, on the device where they will
+    stay, as for an optimizer.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: Group = None) -> None:
@@ -117,13 +116,13 @@ class OneBit:
         """Begin to send; once ``wait`` is done the buffer holds Σ s·sign(v) over the ranks.
 
         All ranks get the same bits. The message is under way when it returns. Several buckets may
-        be, and are waited for in the order in which they were begun. An empty bucket sends nothing.
-        Random numbers and parameters stay as they are.
+        be under way. They are waited for in the order in which they were begun. An empty bucket
+        sends nothing. Random numbers and parameters stay as they are.
         """
         # --- exercise 4.9: start
-        # Step 5: add what is new to the residual; the signs are packed behind the scale's bytes
-        # Step 6: begin to gather the messages of all ranks; take from the residual what was sent
-        # Step 7: then add up what each rank has sent, with *its* scale, in the order of the ranks
+        # Step 5: add the new gradient to the residual; pack the signs behind the scale's bytes
+        # Step 6: begin to gather the messages of all ranks; take the sent values from the residual
+        # Step 7: then add up all ranks' signs, each with *its* scale, in the order of the ranks
         n, world_size = bucket.buffer.numel(), dist.get_world_size(self.group)
         if not n:
             return None
@@ -146,16 +145,16 @@ class OneBit:
         # --- exercise 4.9: end
 
     def state_dict(self) -> State:
-        """A copy of what this rank remembers; every rank has its own."""
+        """A copy of this rank's residuals; every rank has its own."""
         # --- exercise 4.9: start
-        # Step 8: without it, a resumed run loses what was still owed
+        # Step 8: without it, a resumed run loses all that was not sent yet
         return {"residual": self.residual.state_dict()}
         # --- exercise 4.9: end
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what ``state_dict`` gave on this rank, to the bit; ``state`` stays as it is.
+        """Go on from a ``state_dict`` of this rank, to the bit; ``state`` stays as it is.
 
-        ValueError, and nothing has changed, if it is of other parameters.
+        Raises ValueError, and changes nothing, if it is of other parameters.
         """
         # --- exercise 4.9: start
         # Step 9: the same in the other direction
@@ -167,7 +166,7 @@ def pack_int8(x: Tensor, generator: torch.Generator) -> Tensor:
     """Each row of ``x`` (rows, c) as int8 (rows, c + 4): 8 bits per number, its scale behind them.
 
     The scale is the row's largest absolute value / 127, as the bytes of a float32. Integers lie in
-    -127 … 127, and are rounded up or down at random so that the mean is ``x``, each for itself.
+    -127 … 127. Each is rounded up or down at random, independently, so that the mean is ``x``.
     """
     # --- exercise 4.9: start
     # Step 10: the largest absolute value becomes 127; a row of zeros must not be divided by zero
@@ -183,7 +182,7 @@ def pack_int8(x: Tensor, generator: torch.Generator) -> Tensor:
 def unpack_int8(packed: Tensor, dtype: torch.dtype) -> Tensor:
     """(rows, c) of ``dtype`` from ``packed`` (rows, c + 4): each row's integers times its scale.
 
-    Multiplied in float32: a scale may be too small for 16 bits where the products aren't.
+    The product is made in float32: a scale may be too small for 16 bits where the products aren't.
     """
     # --- exercise 4.9: start
     # Step 12: the last bytes of a row are its scale
@@ -204,7 +203,7 @@ def pack_signs(v: Tensor) -> Tensor:
 
 
 def unpack_signs(packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """(n,) of 1 and -1, of ``dtype``, from what ``pack_signs`` gave."""
+    """(n,) of 1 and -1, of ``dtype``, from the result of ``pack_signs``."""
     # --- exercise 4.9: start
     # Step 14: bit 1 becomes 1, bit 0 becomes -1; the padding is left out
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)

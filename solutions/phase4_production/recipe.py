@@ -1,9 +1,9 @@
-"""What makes large-batch training of image classifiers work, beside the gradients themselves.
+"""The recipe that makes large-batch training of image classifiers work, beside the gradients.
 
 - *Linear scaling and warm-up* (exercise 2.4), then a cosine to zero.
 - *Label smoothing*: the target is 1-ε on the true class and ε/C on all C.
 - *Mixup*: images λ·x_i + (1-λ)·x_j, and their losses in the same proportion, λ from Beta(α, α).
-- *EMA*: the weights that are evaluated are an average that forgets, d·average + (1-d)·weights.
+- *EMA*: evaluation takes an average of the weights that forgets, d·average + (1-d)·weights.
 
 Sources: Goyal et al. 2017 (arXiv 1706.02677); Loshchilov & Hutter 2017 (arXiv 1608.03983), the
 cosine; Szegedy et al. 2016 (arXiv 1512.00567), section 7, smoothing; Zhang et al. 2018 (arXiv
@@ -46,12 +46,12 @@ def learning_rate(step: int, config: Config, steps_per_epoch: int) -> float:
 def make_optimizer_class(config: Config) -> tuple[type[torch.optim.Optimizer], dict[str, float]]:
     """The optimizer's class and its options.
 
-    Weight decay is for all parameters: in a flat shard nobody knows biases from matrices.
+    Weight decay is for all parameters: a flat shard does not tell biases from matrices.
     """
     common = {"lr": config.base_lr, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw":
         return torch.optim.AdamW, common
-    # momentum correction takes momentum before what is sent is chosen: not a second time here
+    # momentum correction takes momentum before the choice: not a second time here
     corrected = config.compression == "topk"
     return torch.optim.SGD, {**common, "momentum": 0.0 if corrected else config.momentum}
 
@@ -103,12 +103,13 @@ class AverageOfWeights:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """After optimizer step ``step``; early on it forgets faster, for the start is no good."""
+        """Update after optimizer step ``step``; early on it forgets faster, because the first
+        weights are bad."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self.average, self.tensors, 1 - decay)
 
     def restart(self) -> None:
-        """Let the average be what the weights are now."""
+        """Set the average to the present weights."""
         torch._foreach_copy_(self.average, self.tensors)
 
     @contextlib.contextmanager

@@ -1,18 +1,18 @@
 """Going on by itself: all ranks leave at the same step, and a restart begins where they saved.
 
-What happens to a rank, who notices it, and where training goes on:
+Four things can happen to a rank. A process notices, and training goes on:
 
     killed           agent: all start again         loop: from the newest checkpoint
     hangs            watchdog: all end, with a report (exercise 4.5), then as above
     fails            the rank tells the others' watchdogs, which end theirs; then as above
     taken away       SIGTERM: all save at the same step, then leave with a status that restarts
 
-With a checkpoint every k steps that takes s seconds, a step of t seconds and a failure every F
-seconds on average: at most k steps are done again, k/2 on average, and the overhead
-s/(k·t) + k·t/(2F) is smallest for k·t = sqrt(2·s·F).
+Let a checkpoint every k steps take s seconds, a step t seconds, and let a failure come every F
+seconds on average. At most k steps are done again, k/2 on average. The overhead s/(k·t) + k·t/(2F)
+is smallest for k·t = sqrt(2·s·F).
 
-Messages: one all-reduce of 4 bytes per step (``PreemptionGuard.agreed``). Invariant: whatever ends,
-interrupted and resumed training is the uninterrupted one.
+Messages: one all-reduce of 4 bytes per step (``PreemptionGuard.agreed``). Invariant: interrupted
+and resumed training equals uninterrupted training, whatever the interruption was.
 
 Sources: Young 1974, "A first order approximation to the optimum checkpoint interval" (CACM 17);
 torchrun's manual, "Elastic Launch".
@@ -41,8 +41,8 @@ class PreemptionGuard:
     """Notes that this process is to end soon, and lets all ranks leave at the same step.
 
     ``with PreemptionGuard() as guard:`` takes over ``signals``, and no others, until the block is
-    left, also by an exception; then each means what it meant before. SIGTERM is what schedulers and
-    agents send before they kill (30 s later, by default), SIGUSR1 what SLURM is asked to send.
+    left, also by an exception. Then each has its earlier handler again. Schedulers and agents send
+    SIGTERM before they kill (30 s later, by default). SLURM can be asked to send SIGUSR1.
     ``requested``: this rank has received one. Nothing else happens when one comes.
     """
 
@@ -58,7 +58,7 @@ class PreemptionGuard:
 
     def __enter__(self) -> PreemptionGuard:
         # --- exercise 4.14: start
-        # Step 1: take over, and remember what was there
+        # Step 1: take over, and remember the handlers before
         for number in self.signals:
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -81,10 +81,10 @@ class PreemptionGuard:
     def agreed(self) -> bool:
         """Whether any rank of ``group`` is to leave; the same answer on all of them.
 
-        One all-reduce of 4 bytes. A single process without process group answers for itself.
+        It is one all-reduce of 4 bytes. A single process without process group answers for itself.
         """
         # --- exercise 4.14: start
-        # Step 4: signals reach ranks at different times, or only some: the maximum decides
+        # Step 4: signals reach ranks at different times, or reach only some: the maximum decides
         flag = torch.tensor(self.requested, dtype=torch.int32, device=self.device)
         if dist.is_initialized():
             dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
@@ -109,19 +109,19 @@ def train(
 
     Calls ``train_step(batch, position)`` for each of ``batches`` (exercise 4.2), and asks ``guard``
     after each, whether any rank is to leave. The checkpoint may be of any number of ranks: it is
-    adapted (4.4) to those of ``group``, with ``seed``. Saves what ``state`` captures whenever the
+    adapted (4.4) to those of ``group``, with ``seed``. Saves a capture of ``state`` whenever the
     number of steps since the run's very beginning divides by ``save_every``, at the end, and when a
-    rank is to leave; no step twice. After the save for leaving it returns False, and the caller is
-    to exit with EXIT_PREEMPTED; True if training is done. Of a run that was done it trains and
-    saves nothing, and returns True. An exception of ``train_step`` goes on to the caller, and
-    nothing is saved. Beats before each step and each save, with its number. Collective. Raises
-    ValueError if ``save_every`` is not positive.
+    rank is to leave. It saves no step twice. After the save for leaving it returns False, and the
+    caller must exit with EXIT_PREEMPTED. It returns True if training is done. If the run was done
+    before, it trains and saves nothing, and returns True. An exception of ``train_step`` goes on to
+    the caller, and nothing is saved. Beats before each step and each save, with its number. The
+    call is collective. Raises ValueError if ``save_every`` is not positive.
     """
     if save_every < 1:
         raise ValueError(f"save_every must be positive, got {save_every}")
     # --- exercise 4.14: start
-    # Step 5: begin with the newest checkpoint, cut for this many ranks, and save the end, too
-    # Step 6: agree on leaving before it is decided whether to save: all ranks save, then all leave
+    # Step 5: begin with the newest checkpoint, adapted to this many ranks, and save the end, too
+    # Step 6: agree on leaving before you decide whether to save: all ranks save, then all leave
     world_size = dist.get_world_size(group) if dist.is_initialized() else 1
     saved = store.load()
     position = Position() if saved is None else state.restore(adapt(saved, world_size, seed))

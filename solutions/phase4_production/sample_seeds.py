@@ -1,15 +1,15 @@
 """Random numbers that survive a restart: streams that go on, and numbers that follow from a key.
 
-*Streams.* torch, numpy and random each have a generator. Its state says which number comes next; it
-is saved, and put back by the resumed run.
+*Streams.* torch, numpy and random each have a generator. Its state says which number comes next.
+The state is saved, and the resumed run puts it back.
 
-*Keys.* Random numbers of loader workers are the hard case: a worker reads ahead, and after a resume
+*Keys.* Random numbers of loader workers are the hard case. A worker reads ahead, and after a resume
 batch k comes to another worker. So the state of a worker's generators is of no use. ``SampleSeeds``
-draws a sample's numbers from (seed, epoch, index) instead: whoever loads it gets the same
-augmentation, with any number of workers, ranks and restarts.
+draws a sample's numbers from (seed, epoch, index) instead. Any worker that loads the sample gets
+the same augmentation, with any number of workers, ranks and restarts.
 
-Cost: three generators seeded per sample, about 0.1 ms; no communication. Invariant: after
-``set_random_state`` every stream gives what it gave after ``random_state``.
+Cost: three generators are seeded per sample, about 0.1 ms; no communication. Invariant: after
+``set_random_state`` every stream gives the numbers that it gave after ``random_state``.
 
 Sources: PyTorch's notes on reproducibility; Salmon et al. 2011, "Parallel random numbers: as easy
 as 1, 2, 3" (SC11): random numbers as a function of a key.
@@ -31,12 +31,12 @@ from given.safe_format import Tree
 class SampleSeeds(Dataset[Any]):
     """``dataset``, each sample with random numbers of its own, drawn from (seed, epoch, index).
 
-    torch (its CPU generator), numpy and random are seeded before ``dataset[index]``, and are as
-    before after it, also if it raises: so loading leaves no trace in the training process's
-    streams. The numbers follow from the three integers alone: every process draws the same, in any
-    order. Two seeds, epochs or indices (0 … 2^32-1) have numbers independent of each other;
-    libraries, too. A library gives two keys the same with a chance of 1 in 2^32 at most.
-    ``set_epoch`` before each epoch; workers learn of it as they start.
+    torch (its CPU generator), numpy and random are seeded before ``dataset[index]``. After it they
+    are as before, also if it raises. So loading leaves no trace in the training process's streams.
+    The numbers follow from the three integers alone: every process draws the same, in any order.
+    Two seeds, epochs or indices (0 … 2^32-1) have numbers independent of each other, and so have
+    two libraries. A library gives two keys the same numbers with a chance of 1 in 2^32 at most.
+    Call ``set_epoch`` before each epoch: workers learn of it as they start.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -66,7 +66,7 @@ class SampleSeeds(Dataset[Any]):
 
 
 def random_state(device: torch.device | None = None) -> Tree:
-    """Where the streams of torch, numpy and random are, and that of ``device`` if it is CUDA.
+    """The states of the streams of torch, numpy and random, and of ``device`` if it is CUDA.
 
     A tree for ``write_trees``, of copies: it stays when numbers are drawn. Draws no number.
     """
@@ -85,10 +85,10 @@ def random_state(device: torch.device | None = None) -> Tree:
 
 
 def set_random_state(state: Tree, device: torch.device | None = None) -> None:
-    """Put the streams where ``random_state`` found them; ``state`` stays as it is.
+    """Put the streams back to ``state``, which ``random_state`` gave and which stays as it is.
 
-    Its tensors may lie on any device. numpy and random go on with the normal value, too, that they
-    have kept back.
+    Its tensors may lie on any device. numpy and random also go on with the normal value that they
+    keep back.
     """
     # --- exercise 4.16: start
     # Step 3: generators' states are bytes on the CPU, wherever the checkpoint was loaded to

@@ -4,15 +4,15 @@
     throughput   Σ_r n_r / max_r seconds_r       not one rank's, and not W times one rank's
     own time     seconds_r - exposed_r           what rank r spends, not waiting for others
 
-In synchronous training every step ends when the slowest rank is done, so *all step times are equal*
-and say nothing. The slow rank is the one that does not wait: its own time is long, while the
-others' exposed communication is. Rank r is slow if its own time stands out from the other ranks':
+In synchronous training every step ends when the slowest rank is done. So *all step times are equal*
+and say nothing. The slow rank does not wait: its own time is long, and the others' exposed
+communication is long. Rank r is slow if its own time stands out from the other ranks':
 
     own_r > tolerance · m   and   own_r - m > noise · 1.4826 · MAD      (m, MAD: of the others)
 
-for ``patience`` windows in a row. Median and MAD (the median distance from the median; 1.4826 of it
-is the σ of a normal distribution) don't care what a few slow ranks do; mean and σ are moved by the
-very rank that is looked for.
+for ``patience`` windows in a row. MAD is the median distance from the median; 1.4826 times that is
+the σ of a normal distribution. A few slow ranks do not move median and MAD. They move mean and σ,
+which then hide the very rank to be found.
 
 Per window of k steps and rank: one all-gather of 13 numbers, (W-1)·104 bytes. Invariant: every rank
 has the same numbers and draws the same conclusion.
@@ -41,14 +41,14 @@ NAN = float("nan")
 def summarise(window: Sequence[StepMetrics]) -> RankMetrics:
     """This rank's part of a report on the steps of ``window``.
 
-    One slow step (a checkpoint, garbage collection) must not make a rank suspicious: own time is
+    One slow step (a checkpoint, garbage collection) must not make a rank suspicious. So own time is
     the median over the steps (of an even number the mean of the two in the middle). Samples,
     tokens, FLOPs and seconds are sums over the steps, the other times are means, the share of the
     memory is the largest. A phase that a step doesn't have took 0 s. The loss is weighted by
-    samples; a step without samples has none, whatever its number is; NaN if no step has any.
+    samples. The loss of a step without samples does not count; NaN if no step has any.
     """
     # --- exercise 4.11: start
-    # Step 1: sums, means over steps, the median of `own_seconds`; a loss without samples (NaN, most
+    # Step 1: sums, means over steps, the median of `own_seconds`. A loss without samples (NaN, most
     #         likely) must not touch the mean
     samples = sum(m.samples for m in window)
     losses = sum(m.loss * m.samples for m in window if m.samples)
@@ -72,7 +72,7 @@ def metrics_of_all(
 ) -> list[RankMetrics]:
     """Every rank's metrics, to the last bit, by rank of the group, on every rank.
 
-    One all-gather of 104 bytes. ``device``: where the group communicates: the GPU for NCCL.
+    One all-gather of 104 bytes. ``device``: where the group communicates (the GPU for NCCL).
     """
     # --- exercise 4.11: start
     # Step 2: float64 numbers of all ranks, one rank's after the other's, and back into RankMetrics
@@ -85,8 +85,8 @@ def metrics_of_all(
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """``rank`` takes ``factor`` times as long as the others since step ``since``: in each step they
-    wait ``seconds`` for it, and most of it comes from ``phase`` (or "other")."""
+    """``rank`` takes ``factor`` times as long as the others since step ``since``. In each step they
+    wait ``seconds`` for it, mostly because of ``phase`` (or "other")."""
 
     rank: int
     factor: float
@@ -126,7 +126,7 @@ class ClusterMetrics:
         # --- exercise 4.11: end
 
     def per_second(self, amounts: Callable[[RankMetrics], float]) -> float:
-        """What all ranks together get done of something per second of the slowest rank."""
+        """The amount that all ranks together get done per second of the slowest rank."""
         # --- exercise 4.11: start
         # Step 4: the sum over the ranks by the longest time
         return sum(map(amounts, self.ranks)) / max(r.seconds for r in self.ranks)
@@ -187,9 +187,9 @@ class StragglerDetector:
 
     A rank is slow in a report if its own time is more than ``tolerance`` times the median of the
     other ranks', and further above it than ``noise`` standard deviations, estimated by their MAD.
-    It is a straggler once it has been slow in ``patience`` reports in a row, until it is not.
-    Medians of an even number are the lower of the two in the middle: slow ranks lie above. One rank
-    alone is never slow.
+    It is a straggler once it has been slow in ``patience`` reports in a row, until a report in
+    which it is not. Medians of an even number are the lower of the two in the middle: slow ranks
+    lie above. One rank alone is never slow.
 
     Raises ValueError for a tolerance below 1, negative noise, a patience below 1.
     """
@@ -210,12 +210,12 @@ class StragglerDetector:
         first step of the first report of the row, ``phase`` that of ``largest_excess``.
         """
         # --- exercise 4.11: start
-        # Step 5: for each rank the median of the *others'* own times (with two ranks, the median of
-        #         both would be as far from one as from the other)
+        # Step 5: for each rank the median of the *others'* own times. (With two ranks, the median
+        #         of both would be as far from one as from the other.)
         # Step 6: slow ranks count up, and keep their first slow step: the report's window began
         #         `steps - 1` before its last step; the others are forgotten
-        # Step 7: those who have been slow long enough; the phase with the largest excess over the
-        #         others' median tells why
+        # Step 7: take the ranks that were slow long enough. The phase with the largest excess over
+        #         the others' median tells why
         found = []
         for rank, mine in enumerate(report.ranks):
             others = report.ranks[:rank] + report.ranks[rank + 1 :]
@@ -284,9 +284,9 @@ class ClusterMonitor:
     def add(self, metrics: StepMetrics) -> ClusterMetrics | None:
         """Take a step's metrics; every ``every`` steps the report, on all ranks, else None.
 
-        The report is on the steps since the last one, with its stragglers. Collective in these
-        steps, so all ranks add equally many; silent in all others. Inside of the step monitor's
-        ``communication()`` it counts as exposed, like any other message.
+        The report is on the steps since the last one, with its stragglers. The call is collective
+        in these steps, so all ranks add equally many. In all others it sends nothing. Inside of the
+        step monitor's ``communication()`` it counts as exposed, like any other message.
         """
         # --- exercise 4.11: start
         # Step 9: collect; when the window is full: aggregate, detect, begin a new one

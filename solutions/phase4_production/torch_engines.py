@@ -1,7 +1,7 @@
 """The engines of PyTorch's own parallelism, behind the same interface: to compare with.
 
 DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard (FSDP2). PyTorch has no optimizer
-that does ZeRO-2; fully_shard that keeps parameters gathered after forward comes nearest.
+for ZeRO-2. The nearest is fully_shard that keeps parameters gathered after forward.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@
 
 Kill a worker (``kill -9``), stop one (``kill -STOP``) or tell one to leave (``kill -TERM``): the
 agent starts all again, and training goes on from the newest checkpoint. Kill the agent: its workers
-are killed, too. Start it again with another ``--nproc-per-node``, or on two nodes with ``--nnodes
-1:2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT`` and kill one of the agents: the same curve in
-``log.jsonl``, up to rounding. (There, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, so that nodes agree
-on an address each time they meet.) Tell the agent to leave: the workers save, and torchrun ends
-with a traceback and status 1; ``python -m solutions.phase4_production.agent`` takes the same
-options and ends with a line and a status that says so (``exit_codes``).
+are killed, too. Start it again with another ``--nproc-per-node``: ``log.jsonl`` has the same curve,
+up to rounding. Or start it on two nodes with
+``--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT``, and kill one of the agents. (There,
+set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, so that nodes agree on an address each time they meet.)
+Tell the agent to leave: the workers save, and torchrun ends with a traceback and status 1.
+``python -m solutions.phase4_production.agent`` takes the same options. It ends with one line and a
+status that says so (``exit_codes``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The trainer's configuration: one frozen dataclass, a YAML file, the command line on top of it.
 
-Defaults are the recipe for the digits (``configs/digits.yaml`` names the same values). Whatever is
-wrong with a value is one sentence, before anything is loaded or sent: a misspelt field names the
-nearest one, a value of another type says which it must be, and what can't go together says why.
+Defaults are the recipe for the digits (``configs/digits.yaml`` names the same values). A wrong
+value gives one sentence, before anything is loaded or sent. For a misspelt field it names the
+nearest one, for a wrong type the right one, and for a wrong combination the reason.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ Compression = Literal["none", "topk", "randomk", "powersgd", "int8", "onebit", "
 Auto = Literal["auto"]
 BUCKETED = ("ddp", "zero1")  # gradients travel in buckets, so hooks apply
 SHARDED = ("fsdp", "hybrid")
-RESIDUALS = ("topk", "randomk", "powersgd", "onebit")  # these keep what they have not sent
+RESIDUALS = ("topk", "randomk", "powersgd", "onebit")  # these keep the part that they have not sent
 
 
 class ConfigError(ValueError):
-    """What is wrong with the configuration, in one sentence."""
+    """An error in the configuration, in one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that a run depends on. Batches are in images, over all ranks unless said else."""
+    """Everything that a run depends on. Batches are in images, over all ranks unless said
+    otherwise."""
 
     # data: a folder with train/CLASS/*.png and val/CLASS/*.png, or "synthetic"
     data: str = ".distlab/digits"
@@ -86,7 +87,7 @@ class Config:
     metrics_port: int | None = None  # rank 0 serves Prometheus there
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 lets other machines read, too
     profile_at: int | None = None  # step at which a Chrome trace is recorded
-    watchdog_seconds: float = 600.0  # a rank that is silent for so long is taken for hung
+    watchdog_seconds: float = 600.0  # a rank that is silent for so long counts as hung
 
     def __post_init__(self) -> None:
         kinds = typing.get_type_hints(type(self))
@@ -121,7 +122,7 @@ class Config:
             raise ConfigError(f"compression_ratio must be at most 1, got {self.compression_ratio}")
 
     def _check_combinations(self) -> None:
-        """What can't go together."""
+        """Fields that can't go together."""
         hooked = [n for n in ("pattern", "compression") if getattr(self, n) not in ("auto", "none")]
         if len(hooked) == 2:
             raise ConfigError(
@@ -153,7 +154,8 @@ class Config:
             )
 
     def check_compile(self, strategy: str) -> None:
-        """ConfigError if what ``strategy`` (``auto`` may have chosen it) does can't be compiled."""
+        """ConfigError if the work of ``strategy`` (``auto`` may have chosen it) can't be compiled.
+        """
         if self.compile and self.parallel == "course" and strategy in SHARDED:
             raise ConfigError(
                 f"compile: the hooks of strategy {strategy} are called by Python between layers; "
@@ -166,7 +168,7 @@ FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
 def converted(name: str, value: Any, kind: Any) -> Any:
-    """``value`` as the annotation ``kind`` wants it; ConfigError names what was expected."""
+    """``value`` as the annotation ``kind`` wants it; ConfigError names the expected type."""
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     choices: list[Any] = []
     for each in typing.get_args(kind) if union else (kind,):
@@ -195,7 +197,8 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 
 def check_names(names: Sequence[str], where: str, others: Sequence[str] = ()) -> None:
-    """ConfigError for the first name that is no field; ``others`` could have been meant as well."""
+    """ConfigError for the first name that is no field. The user could also have meant ``others``.
+    """
     for name in names:
         if name not in FIELDS:
             hint = nearest(name, [*FIELDS, *others])
@@ -240,20 +243,20 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
-            value = text  # which is what the field's type is compared with
+            value = text  # the field's type is compared with it
         kind = typing.get_type_hints(Config)[name]
         found[name] = text if kind is str else value
     return found
 
 
 def make_config(path: str | Path | None, arguments: Sequence[str] = ()) -> Config:
-    """Defaults, what the file says instead, and what the command line says instead of both."""
+    """The defaults, changed by the file, and then by the command line."""
     fields: Mapping[str, Any] = {} if path is None else read_yaml(path)
     return Config(**{**fields, **read_arguments(arguments)})
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
-    """The configuration, and whether only the plan is wanted."""
+    """The configuration, and whether the user wants only the plan."""
     rest = list(arguments)
     dry_run = "--dry-run" in rest
     if dry_run:

@@ -38,7 +38,8 @@ PATTERNS = {
 def make_hook(config: Config, parameters: Iterable[nn.Parameter]) -> Hook:
     """The hook that the configuration asks for, for a model's ``parameters``. A collective call.
 
-    Patterns of the course run inside backward and stop it: right, and nothing is hidden.
+    Patterns of the course run inside backward and stop it. The result is right, and nothing is
+    hidden.
     """
     if config.pattern == "hierarchical":
         groups = make_groups(find_topology())
@@ -59,7 +60,8 @@ def make_hook(config: Config, parameters: Iterable[nn.Parameter]) -> Hook:
 
 
 def find_topology() -> Topology:
-    """Which ranks share a node: a host, or what one of torchrun's agents has started there."""
+    """Which ranks share a node: a host, or the ranks that one of torchrun's agents has started
+    there."""
     host = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', 0)}"
     store = dist.PrefixStore("trainer", dist.distributed_c10d._get_default_store())
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -1,8 +1,8 @@
 """The training loop of the production trainer.
 
-A step of one rank: a message of 8 bytes (readable images, and whether to leave), which travels
-beside the first forward; forward and backward of its micro-batches, the reduction of gradients, the
-optimizer. ``engines`` hides the strategy, ``trainer_state`` knows what a checkpoint holds.
+A step of one rank has a message of 8 bytes (readable images, and whether to leave) beside the first
+forward, forward and backward of its micro-batches, the reduction of gradients, and the optimizer.
+``engines`` hides the strategy, ``trainer_state`` knows the contents of a checkpoint.
 
 Invariant: the loss curve depends neither on the strategy, nor on the number of ranks, nor on
 interruptions, up to rounding (batch norm, mixup and compressors: not on interruptions).
@@ -57,7 +57,7 @@ PROFILED = 4  # steps
 
 
 class Trainer:
-    """One rank's part of a run; made, and run, by all ranks together."""
+    """One rank's part of a run; all ranks make it, and run it, together."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
@@ -100,7 +100,7 @@ class Trainer:
 
     # -- the state ---------------------------------------------------------------------------------
     def restore(self) -> int:
-        """Go on from the newest checkpoint that is intact; the steps that it has."""
+        """Go on from the newest checkpoint that is intact; the number of its steps."""
         saved = self.store.load() if self.config.resume else None
         if saved is None:
             return 0
@@ -213,7 +213,7 @@ class Trainer:
                 try:
                     self.loop(first_step, steps, heartbeat, profiler)
                 except (CheckpointError, DataError) as error:
-                    failure = error  # the same on all ranks: nobody has to be told
+                    failure = error  # the same on all ranks: no rank has to be told
         finally:
             profiler.close()
             self.sinks.close()
@@ -236,7 +236,7 @@ class Trainer:
             self.checkpoints.wait()
 
     def after_step(self, done: int, last: bool, heartbeat: Heartbeat) -> None:
-        """What is due after ``done`` steps: evaluation, records, a checkpoint."""
+        """The work that is due after ``done`` steps: evaluation, records, a checkpoint."""
         config, per_epoch = self.config, self.plan.steps_per_epoch
         epoch, left = divmod(done, per_epoch)
         extra: dict[str, float] = {}
@@ -256,7 +256,7 @@ class Trainer:
             self.begin_step(done)
 
     def begin_step(self, step: int) -> None:
-        """Step ``step`` begins now: what was done since the last one is no step's."""
+        """Step ``step`` begins now: time since the last one belongs to no step."""
         self.monitor.step(samples=0, loss=0.0)
         self.monitor.steps = step
 
@@ -268,7 +268,7 @@ class Trainer:
         self.sinks.write(report.step, {**report.as_dict(), **extra})
 
     def evaluate(self) -> Evaluation:
-        """On ``val``, with the average of the weights if there is one; collective."""
+        """Evaluate on ``val``, with the average of the weights if there is one; collective."""
         assert self.val_set is not None  # see after_step
         batches = EvaluationBatches(
             len(self.val_set), self.plan.micro_batch, rank=self.rank, world_size=self.world_size
@@ -286,7 +286,7 @@ class Trainer:
             )
 
     def summary(self) -> str:
-        """What came of the run, in a line, and where to read more."""
+        """The result of the run in a line, and where to read more."""
         parts = [f"{self.monitor.steps} steps on {self.world_size} ranks, {self.plan.strategy}"]
         if self.evaluation is not None:
             e = self.evaluation

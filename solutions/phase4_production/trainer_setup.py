@@ -25,7 +25,7 @@ from .training_plan import DTYPES, Plan, World, make_plan, search_micro_batch
 
 
 def open_data(config: Config) -> tuple[Dataset[Decoded], ImageFolder | None]:
-    """What to train on, and what to evaluate on (nothing for noise)."""
+    """The data to train on, and the data to evaluate on (None for noise)."""
     if config.data == "synthetic":
         return SyntheticImages(config.image_size), None
     files, tests = scan(config.data, "train"), scan(config.data, "val")
@@ -40,7 +40,7 @@ def open_data(config: Config) -> tuple[Dataset[Decoded], ImageFolder | None]:
 def set_up_model(
     config: Config, device: torch.device, images: int, classes: int
 ) -> tuple[Plan, Engine, StepMonitor]:
-    """The plan for this group of ranks, the wrapped model and what measures it; collective.
+    """The plan for this group of ranks, the wrapped model and its monitor; collective.
 
     Raises ConfigError on every rank if ranks, batch and memory can't go together.
     """
@@ -67,9 +67,9 @@ def set_up_model(
 
 
 def check_compiler(device: torch.device) -> None:
-    """ConfigError if ``torch.compile`` could not turn what it writes into code for ``device``.
+    """ConfigError if ``torch.compile`` lacks a compiler for the code that it writes for ``device``.
 
-    It would find out in the first step, with pages of its own frames.
+    Otherwise the error would come in the first step, with pages of torch's own frames.
     """
     if device.type == "cuda":
         name, choices = "CC", ["gcc", "clang", "cc"]  # Triton's
@@ -88,7 +88,7 @@ def wrap(config: Config, plan: Plan, model: nn.Module, monitor: StepMonitor) -> 
     optimizer_class, options = make_optimizer_class(config)
     common: dict[str, Any] = {"node_size": plan.world.ranks_per_node, "offload": plan.offload}
     if config.parallel == "torch":
-        from .torch_engines import make_torch_engine  # a second, for those who compare
+        from .torch_engines import make_torch_engine  # a second, for users who compare
 
         return make_torch_engine(
             model,

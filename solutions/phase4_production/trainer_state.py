@@ -1,11 +1,12 @@
-"""What a checkpoint of the trainer holds, and whether a checkpoint is one of this run.
+"""The contents of the trainer's checkpoints, and whether a checkpoint is one of this run.
 
-shared   engine's weights and optimizer (or nothing, if every rank has shards), average of the
-         weights, loss scale, position in the data, classes, and what the run is
-own      the rank's shards, what its compressor has not sent yet, its random stream
+- shared: the engine's weights and optimizer (or nothing, if every rank has shards), average of the
+  weights, loss scale, position in the data, classes, and the kind of the run
+- own: the rank's shards, its compressor's residual, its random stream
 
-Weights, optimizer and position don't depend on the number of ranks. What compressors owe is a sum
-over ranks: if there are fewer of them, a rank takes over what several owed, so the sum stays.
+Weights, optimizer and position don't depend on the number of ranks. The residuals of compressors
+are a sum over ranks. If there are fewer ranks, one of them takes over the residuals of several, so
+the sum stays.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class TrainerState:
                 self.engine.compressor.load_state_dict(state)
         if rank < saved.world_size:
             set_random_state(owns[rank]["random"], self.device)
-        else:  # a rank that there was not: numbers that nobody has had
+        else:  # a new rank: numbers that no rank has had
             seed_everything(self.config.seed, rank, saved.step)
 
     def check(self, shared: State) -> None:
@@ -121,7 +122,8 @@ class TrainerState:
 def dealt(states: list[State], rank: int, world_size: int) -> State:
     """A compressor's state on ``rank`` of ``world_size``, from those of the ranks that saved.
 
-    What saved ranks rank, rank + W … owed is added up here; everything else is alike on all.
+    The residuals of the saved ranks rank, rank + W … are added up here. Everything else is alike on
+    all.
     """
     if len(states) == world_size:
         return states[rank]

@@ -1,8 +1,9 @@
-"""What a run will do, before it does it: batch, steps, memory and messages; and whether it fits.
+"""The plan of a run, before it begins: batch, steps, memory and messages; and whether it fits.
 
-Memory is that of exercise 3.27, messages are those of 3.21, from one step of the model on fake
-tensors, for the micro-batch that a rank takes at a time. ``strategy: auto`` takes the cheapest that
-fits; ``micro_batch: auto`` the largest that fits: by the same estimate, or on a GPU by a trial.
+Memory is that of exercise 3.27, messages are those of 3.21. Both come from one step of the model on
+fake tensors, for the micro-batch that a rank takes at a time. ``strategy: auto`` takes the cheapest
+strategy that fits. ``micro_batch: auto`` takes the largest that fits, by the same estimate, or on a
+GPU by a trial.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def autocast(config: Config, device: torch.device) -> AbstractContextManager[obj
 
 
 def budget_of(config: Config, device: torch.device) -> int:
-    """Bytes that a rank may use: what is configured, or nearly all of a GPU."""
+    """Bytes that a rank may use: the configured number, or nearly all of a GPU."""
     if config.memory_gb is not None:
         return int(config.memory_gb * 1e9)
     if device.type == "cuda":
@@ -79,7 +80,7 @@ def halves_of(own_batch: int) -> Iterator[int]:
 
 def compressed_share(config: Config, parameters: Iterable[nn.Parameter], world_size: int) -> float:
     """The bytes of a compressor over those of the ring all-reduce that it replaces."""
-    gathered = world_size / 2  # an all-gather of what each rank has chosen, not a sum
+    gathered = world_size / 2  # an all-gather of each rank's choice, not a sum
     if config.compression == "powersgd":
         shapes = [p.shape for p in parameters]
         rank = config.compression_rank
@@ -132,7 +133,7 @@ class Plan:
 
     @property
     def strategy(self) -> str:
-        """What the engine is called."""
+        """The name of the engine."""
         return "fsdp" if self.choice.strategy == "offload" else self.choice.strategy
 
     @property
@@ -151,7 +152,7 @@ class Plan:
         return self.config.epochs * self.steps_per_epoch
 
     def __str__(self) -> str:
-        """What ``--dry-run`` prints."""
+        """The text that ``--dry-run`` prints."""
         config, chosen, budget = self.config, self.choice.chosen, self.choice.budget
         kinds = {"course": "the course's", "torch": "PyTorch's"}
         flags = ("compile", "channels_last", "activation_checkpointing")
@@ -190,7 +191,7 @@ def choose(
     own_batch = math.ceil(config.global_batch / world.size)
     wanted = "offload" if config.offload and config.strategy == "fsdp" else config.strategy
     if config.strategy == "auto" and (config.pattern, config.compression) != ("auto", "none"):
-        wanted = "ddp"  # only what travels in buckets
+        wanted = "ddp"  # hooks need buckets
     profiled = profile_of(config, model, micro_batch, world.device)
     try:
         return choose_strategy(
@@ -253,7 +254,7 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
 
 
 def does_not_fit(config: Config, choice: Choice, world: World, micro_batch: int) -> ConfigError:
-    """What is missing, and what would help."""
+    """The missing memory, and what would help."""
     least = min(choice.estimates, key=lambda e: e.peak)
 
     def told(estimate: Estimate) -> str:

@@ -1,4 +1,4 @@
-"""The report of a run: plots, and a page that names the bottleneck with the numbers that say so.
+"""The report of a run: plots, and a page that names the bottleneck with its numbers.
 
     python -m solutions.phase4_production.training_report FOLDER
 

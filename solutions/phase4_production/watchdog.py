@@ -1,17 +1,17 @@
 """Noticing that a rank hangs or has failed: heartbeats, and a watchdog that ends the job.
 
 torchrun's agent notices only processes that end. Unless a program sets timers for it (torch 2.15:
-``TORCHELASTIC_ENABLE_FILE_TIMER``), it does not know whether a worker that runs gets anywhere. So
-every rank has a watchdog: if a rank hangs or fails, all ranks end, with a report that names the
-rank to blame, and the agent starts all of them again.
+``TORCHELASTIC_ENABLE_FILE_TIMER``), it does not know whether a running worker makes progress. So
+every rank has a watchdog. If a rank hangs or fails, all ranks end, and a report names the rank to
+blame. Then the agent starts all of them again.
 
 *Heartbeat.* The main thread of every rank counts the points that it passes (step 7, backward; step
-7, optimizer …); a thread of its own writes the newest count to a shared folder and reads those of
-the others. A collective stops all ranks, so all hearts stop when one rank hangs; the one to blame
-is the one that passed the fewest points. Times are taken by the reader's clock alone.
+7, optimizer …). A second thread writes the newest count to a shared folder and reads the others'
+counts. A collective stops all ranks, so all hearts stop when one rank hangs. The rank that passed
+the fewest points is to blame. Only the reader's clock counts.
 
-Messages: none; heartbeats are files, W small ones read per rank and interval. Invariant: the count
-comes from the main thread alone, so a rank that hangs counts no more.
+Messages: none. Heartbeats are files: each rank reads W small ones per interval. Invariant: only the
+main thread counts, so a rank that hangs counts no more.
 
 Source: Jiang et al. 2024 (MegaScale, arXiv 2402.15627), section 4.
 """
@@ -38,8 +38,8 @@ EXIT_PREEMPTED = 75  # saved, and to be started again (EX_TEMPFAIL)
 
 
 def pid_space() -> str:
-    """Host name, and what tells apart hosts and containers of the same name: there a process id
-    means another process."""
+    """The host's name, and a mark for hosts and containers of equal name: process ids differ there.
+    """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # not on Linux
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
@@ -49,7 +49,7 @@ def pid_space() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a rank tells of itself: how many points it has passed, and which one was the last.
+    """A rank's news of itself: how many points it has passed, and which one was the last.
 
     ``status``: ``running``, ``done`` or ``failed`` (``note`` says why).
     """
@@ -95,11 +95,11 @@ class Heartbeat:
     def publish(self) -> None:
         """Write the latest beat where the others read it.
 
-        Whoever reads, at any moment, finds the beat before or this one, whole; also if the process
+        A reader finds, at any moment, the beat before or this one, whole. That holds if the process
         is killed meanwhile, and if two threads publish at once. No other file is left.
         """
         # --- exercise 4.5: start
-        # Step 2: aside and renamed: nobody reads half a beat
+        # Step 2: write aside and rename: no rank reads half a beat
         path = self.folder / f"beat{self.rank}.json"
         aside = path.with_suffix(f".{threading.get_ident()}")
         aside.write_text(json.dumps(asdict(self.latest)), encoding="utf-8")
@@ -109,7 +109,7 @@ class Heartbeat:
     def read(self) -> list[Beat | None]:
         """Each rank's latest published beat, by rank; None before its first in this attempt."""
         # --- exercise 4.5: start
-        # Step 3: what an earlier attempt has left there is nobody's beat
+        # Step 3: a file that an earlier attempt has left is no rank's beat
         found: list[Beat | None] = []
         for rank in range(self.world_size):
             path = self.folder / f"beat{rank}.json"
@@ -123,24 +123,24 @@ class Watchdog:
     """Ends this process, with a report, when any rank of the job hangs or has failed.
 
     ``with Watchdog(heartbeat, timeout=60): train()``. Every ``interval`` seconds (default: 1, or an
-    eighth of ``timeout``) it publishes this rank's beat and reads everybody's, W small files. A
-    rank counts as hung if it reports no progress for ``timeout`` seconds (so that must be longer
-    than the longest way between two points), or if it does not begin to beat. To blame are all
-    ranks that passed the fewest points and are not done; who never began has passed none. If a rank
-    has failed it is to blame, and no other. Then every rank writes the stacks of its threads; one
+    eighth of ``timeout``) it publishes this rank's beat and reads all beats, W small files. A rank
+    counts as hung if it reports no progress for ``timeout`` seconds (so that must be longer than
+    the longest way between two points), or if it does not begin to beat. To blame are all ranks
+    that passed the fewest points and are not done; a rank that never began has passed none. A rank
+    that has failed is to blame, and no other. Then every rank writes the stacks of its threads. One
     of them writes the report (``report-ATTEMPT.txt`` in the heartbeat's folder, and on standard
-    error) and kills ranks to blame that are processes of its own host, and no other process (a
-    stopped one would not follow SIGTERM); and all end with status EXIT_HUNG. The report's first
-    line names the ranks to blame, each as "rank 3", and no other; then come each rank's step and
-    point (of a stopped rank, as they were up to ``interval`` seconds before) and the stacks of
-    those to blame, or with what a rank failed.
+    error). It kills ranks to blame that are processes of its own host, and no other process (a
+    stopped one would not follow SIGTERM). All end with status EXIT_HUNG. The report's first line
+    names the ranks to blame, each as "rank 3", and no other. Then come each rank's step and point
+    (of a stopped rank, up to ``interval`` seconds old), and the stacks of those to blame, or a
+    failed rank's error.
 
-    A folder that can't be written to for a moment ends neither the process nor the watching. Who
-    was stopped and goes on (a laptop's lid) blames nobody for that time: it has seen nothing.
+    A folder that can't be written to for a moment ends neither the process nor the watching. A
+    process that was stopped (a laptop's lid) blames no rank for that time: it has seen nothing.
 
-    Leaving the block normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED: this rank is done, and
-    nobody waits for its beats. By any other exception: it has failed, the report says with what,
-    and the others end. The exception goes on either way, and no thread of the watchdog is left.
+    If the block is left normally, or by ``sys.exit`` with 0 or EXIT_PREEMPTED, this rank is done,
+    and no rank waits for its beats. After any other exception it has failed, the report names the
+    error, and the others end. The exception goes on either way. No thread is left.
     """
 
     def __init__(self, heartbeat: Heartbeat, timeout: float, interval: float | None = None) -> None:
@@ -163,8 +163,8 @@ class Watchdog:
         trace: TracebackType | None,
     ) -> None:
         # --- exercise 4.5: start
-        # Step 4: stop watching before the others stop beating; a failure is told and reported by
-        #         the rank that failed, because its agent ends the others as soon as it is gone
+        # Step 4: stop watching before the others stop beating. The rank that failed tells and
+        #         reports it itself, because its agent ends the others as soon as it is gone
         self._stop.set()
         self._thread.join()
         leaves = isinstance(error, SystemExit) and error.code in (None, 0, EXIT_PREEMPTED)
@@ -180,9 +180,9 @@ class Watchdog:
     def _watch(self) -> None:
         """Publish, read, judge; until the block is left."""
         # --- exercise 4.5: start
-        # Step 5: this thread publishes what the main thread did last: it never beats itself
-        # Step 6: a beat is new when it differs from the one before; when that was seen counts, by
-        #         this rank's clock. Who was stopped for a while has seen nothing and begins anew
+        # Step 5: this thread publishes the main thread's last beat: it never beats itself
+        # Step 6: a beat is new if it differs from the one before. Note when, by this rank's clock.
+        #         A process that was stopped has seen nothing and begins anew
         last: list[Beat | None] = [None] * self.heartbeat.world_size
         since = [time.monotonic()] * self.heartbeat.world_size
         awake = time.monotonic()
@@ -203,8 +203,8 @@ class Watchdog:
     def _judge(self, beats: Sequence[Beat | None], silent: dict[int, float]) -> None:
         """End the process if a rank failed, or one that is not done is silent for too long."""
         # --- exercise 4.5: start
-        # Step 7: a failed rank first: who waits for it in vain does not hang by itself
-        # Step 8: to blame is who passed the fewest points; who never began has passed none
+        # Step 7: a failed rank first: a rank that waits for it in vain does not hang by itself
+        # Step 8: the ranks with the fewest points are to blame; one that never began has none
         failed = [rank for rank, beat in enumerate(beats) if beat and beat.status == "failed"]
         if failed:
             self._end(f"rank {failed[0]} failed", failed, silent)
@@ -221,8 +221,8 @@ class Watchdog:
     def _end(self, what: str, blamed: list[int], silent: dict[int, float]) -> None:
         """Stacks, report, and the end of this process."""
         # --- exercise 4.5: start
-        # Step 9: every rank that can writes its stacks, one writes the report, the others wait for
-        #          it: the agent ends everybody when the first one is gone
+        # Step 9: every rank that can writes its stacks. One writes the report, the others wait for
+        #         it: the agent ends all ranks when one is gone
         # Step 10: os._exit, because the main thread will never come to an exception
         self._write_stack()
         self._report(what, blamed, silent)
@@ -231,15 +231,15 @@ class Watchdog:
         # --- exercise 4.5: end
 
     def _write_stack(self) -> None:
-        """What every thread of this process does now."""
+        """The stacks of all threads of this process, in a file."""
         # --- exercise 4.5: start
-        # Step 11: faulthandler writes the stacks of all threads, whatever they wait in
+        # Step 11: faulthandler writes the stacks of all threads, wherever they wait
         path = self._stack_file(self.heartbeat.rank)
         aside = path.with_suffix(".partial")
         with open(aside, "w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.write("\n")
-        aside.replace(path)  # whoever waits for it finds all of it
+        aside.replace(path)  # a rank that waits for it finds all of it
         # --- exercise 4.5: end
 
     def _stack_file(self, rank: int) -> Path:
@@ -280,7 +280,8 @@ class Watchdog:
     def _text(
         self, what: str, blamed: list[int], silent: dict[int, float], beats: Sequence[Beat | None]
     ) -> str:
-        """The report: ``what`` happened, where every rank was since when, stacks of the blamed."""
+        """The report: ``what`` happened, every rank's point and since when, stacks of the blamed.
+        """
         lines = [what]
         for rank, beat in enumerate(beats):
             where = f"rank {rank}{' (this one)' if rank in blamed else ''}: "

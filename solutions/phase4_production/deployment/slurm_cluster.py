@@ -5,13 +5,13 @@
     sbatch …; squeue; scontrol show job 1
     python -m solutions.phase4_production.deployment.slurm_cluster stop /tmp/slurm
 
-The scheduler is the real one: munged (authentication), one slurmctld (the controller) and one
-slurmd per node, each with a name and a port of its own on the loopback interface. All of their
-files are in one private folder, no service is registered. On Debian and Ubuntu:
-``apt install slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins``.
+The scheduler is the real one. There are munged (authentication), one slurmctld (the controller) and
+one slurmd per node, each with a name and a port of its own on the loopback interface. All of their
+files are in one private folder, and no service is registered. On Debian and Ubuntu: ``apt install
+slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins``.
 
-What is not like a cluster: the nodes share the machine's cores, memory and file system, and the
-GPUs are null devices, so that jobs may ask for them and see CUDA_VISIBLE_DEVICES, but not compute.
+Two things differ from a cluster. The nodes share the machine's cores, memory and file system. The
+GPUs are null devices: jobs may ask for them and see CUDA_VISIBLE_DEVICES, but not compute.
 Settings: manual pages slurm.conf(5), gres.conf(5), munged(8).
 """
 
@@ -85,8 +85,8 @@ def start(folder: Path, nodes: int = 4, gpus: int = 2) -> dict[str, str]:
     """Start a cluster of ``nodes`` nodes, each with 4 CPUs and ``gpus`` GPUs, in ``folder``.
 
     Returns the environment for SLURM's commands. ``folder`` must not exist; its path must be short
-    (at most 60 characters: sockets are made in it). RuntimeError with the logs if the cluster does
-    not come up; nothing is left then.
+    (at most 60 characters: sockets are made in it). Raises RuntimeError with the logs if the
+    cluster does not come up; nothing is left then.
     """
     why = obstacle()
     if why is not None:
@@ -126,7 +126,7 @@ def stop(folder: Path) -> None:
 
 
 def fail_node(folder: Path, node: str) -> None:
-    """Play the failure of a node: its daemon and all that it started are gone at once."""
+    """Play the failure of a node: its daemon and all processes that it started are gone at once."""
     tasks = _processes(folder, f"SLURMD_NODENAME={node}")
     stewards = {parent for task in tasks if (parent := _parent(task)) is not None}
     daemon = int((folder / f"{node}.pid").read_text())

@@ -1,0 +1,7 @@
+"""The phases whose texts follow the rules for prose and whose sections have all their parts."""
+
+PHASES = (
+    1,
+    3,
+    4,
+)

@@ -1,0 +1,77 @@
+"""Sentences are short in all texts of the complete phases, and lists say which texts were read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from distlab.course.catalogue import load_course, root
+from scripts.readability import MEANT, MOST, Sentence, hints, p90, sentences, sentences_in
+from tests.guidelines.complete import PHASES
+
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def texts(phase: int) -> list[Path]:
+    """The guidelines, all solutions, and what else the phase's list names."""
+    folder = load_course().phase(phase).folder
+    found = [root() / folder / "guidelines.md"]
+    found += sorted((root() / "solutions" / folder).rglob("*.py"))
+    found += sorted((root() / "solutions" / folder).rglob("*.md"))
+    found += [root() / name for name in rows(phase) if name.startswith("given/")]
+    return [path for path in found if path.name != "__init__.py"]
+
+
+def rows(phase: int) -> dict[str, list[str]]:
+    """The cells of each file's row in the phase's list."""
+    page = (root() / "docs" / "prose" / f"phase{phase}.md").read_text(encoding="utf-8")
+    lines = [line.strip("| \n").split("|") for line in page.splitlines() if line.startswith("| ")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
+
+
+def by_kind(phase: int) -> dict[str, list[Sentence]]:
+    every = [each for path in texts(phase) for each in sentences(path)]
+    every += hints((root() / "course.toml").read_text(encoding="utf-8"), phase)
+    found: dict[str, list[Sentence]] = {}
+    for each in every:
+        found.setdefault(each.kind, []).append(each)
+    return found
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_sentences_are_short(phase: int) -> None:
+    found = by_kind(phase)
+    assert set(found) == {"prose", "docstring", "comment", "message", "hint"}
+    long = [f"{s.words} words: {s.text}" for each in found.values() for s in each if s.words > MOST]
+    assert not long
+    assert {kind: p90([s.words for s in each]) <= MEANT for kind, each in found.items()} == (
+        dict.fromkeys(found, True)
+    )
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_text_was_read(phase: int) -> None:
+    listed = rows(phase)
+    for path in texts(phase):
+        assert path.relative_to(root()).as_posix() in listed
+    for name, (*marks, date) in listed.items():
+        assert all(marks), name
+        assert DATE.fullmatch(date), name
+
+
+def test_every_given_file_is_in_one_list() -> None:
+    every = [name for phase in load_course().phases for name in rows(phase.number)]
+    for path in (root() / "given").glob("[a-z]*.py"):
+        assert every.count(f"given/{path.name}") == 1
+
+
+def test_a_sentence_is_measured_without_code_tables_and_formulas() -> None:
+    text = (
+        "# A heading is no sentence\n\n**The idea.** Rank 0 sends `dist.send(x, 1)` twice.\nThen it"
+        " waits: t = 2·(α + N·β).\n\n| a table | is none |\n|---|---|\n| of | them |\n\n"
+        "```\ncode\n```"
+    )
+    found = [(each.line, each.words) for each in sentences_in(text, 1, "prose")]
+    assert found == [(3, 5), (4, 4)]
