@@ -185,7 +185,7 @@ class FSDP(HookedUnits[FlatParameter]):
         return self.module(*args, **kwargs)
 
     def before_forward(self, unit: Unit) -> None:
-        """``unit``'s forward begins; the root's first drops what a forward that raised has left."""
+        """``unit``'s forward begins; the root first drops the remains of a forward that raised."""
         # Step 9: four moments, and what to do at each
         raise NotImplementedError("exercise 3.15")
 

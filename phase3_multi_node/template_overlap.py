@@ -187,8 +187,7 @@ class BucketedDDP(nn.Module):
 
 
 def trainable_parameters(module: nn.Module, group: Group) -> list[nn.Parameter]:
-    """The parameters to reduce, each once; ValueError if DDP can't serve ``module`` or this
-    rank."""
+    """The parameters to reduce, each once; ValueError if DDP can't serve module or rank."""
     rank_in(group)
     found = [p for p in module.parameters() if p.requires_grad]
     if not found:
