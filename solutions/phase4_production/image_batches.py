@@ -85,7 +85,10 @@ class RunBatches(Sampler[list[Sample]]):
         steps: int,
     ) -> None:
         if sampler.dataset_size < sampler.world_size:
-            raise DataError(f"{sampler.dataset_size} images for {sampler.world_size} ranks")
+            raise DataError(
+                f"{sampler.dataset_size} images are too few for {sampler.world_size} ranks: each "
+                "needs one"
+            )
         self.sampler, self.micro_batch = sampler, micro_batch
         self.first_step, self.steps = first_step, steps
 

@@ -14,8 +14,8 @@ from tests.guidelines.folded import sections
 PARTS = ["Why", "Cost", "Pitfalls", "Now you can", "Small case", "Questions", "Read"]
 HEADED = re.compile(r"^\*\*(.+?)\*\*", re.MULTILINE)
 QUESTION = re.compile(r"<details><summary>([^<\n]+\?)</summary>\n\n(.+?)\n\n</details>", re.DOTALL)
-PINNED = re.compile(r"v\d+\.\d+[\w.-]*\b")
-FILE = re.compile(r"`[\w/]+\.(?:py|cc|h|cu)`")
+PINNED = re.compile(r"v\d+\.\d+[\w.-]*\b|\b\d+\.\d+\.\d+\b|\bcommit [0-9a-f]{7}\b")
+FILE = re.compile(r"`[\w/]+\.(?:py|cc|cpp|h|cu)`")
 
 EXERCISES = [exercise.id for exercise in load_course().exercises if exercise.phase.number in PHASES]
 
