@@ -96,7 +96,7 @@ class Saved:
 
 
 def discard(aside: Path, folder: Path) -> None:
-    """Delete the rest of a failed save in ``aside`` or, already renamed, in ``folder``."""
+    """Delete the leftovers of a failed save in ``aside`` or, already renamed, in ``folder``."""
     if folder.exists():  # perhaps with its marker: it must not count while it is half deleted
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
