@@ -69,7 +69,7 @@ def test_production_code_is_named_with_file_and_version(exercise: str) -> None:
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_what_you_can_do_now_is_one_sentence(exercise: str) -> None:
-    text = part(exercise, "Now you can**", "Small case").strip()
+    text = part(exercise, "Now you can**", "On your machine").strip()
     assert text.endswith(".")
     assert "\n\n" not in text
     assert len(re.findall(r"[.?!](?:\s|$)", text)) == 1
