@@ -283,6 +283,11 @@ def main(arguments=None):
             there = environment.torch_of(environment.python)
             print(f"{name} has torch {there}; for another one remove it first (rm -r {name})")
         return
+    if environment.folder.is_symlink():  # venv would empty, and pip change, what lies behind it
+        stop(
+            f"{name} is a link to {os.readlink(environment.folder)}, and what is there would be "
+            f"changed: remove the link (rm {name}) and call this again"
+        )
     if environment.usable():
         print("refreshing " + name, flush=True)
     else:
