@@ -197,7 +197,7 @@ def functions_of(exercise: Exercise) -> list[str]:
 
 
 def places_of(exercise: Exercise) -> int:
-    """How many regions the exercise has: places in its file where something is to be written."""
+    """How many regions the exercise has: parts of its file that are to be written."""
     if not exercise.solution_path.is_file():
         return int(_indexed(exercise)["regions"])
     text = exercise.solution_path.read_text(encoding="utf-8")
