@@ -81,6 +81,7 @@ def test_a_hand_out_has_only_whole_tracks() -> None:
     assert 'name = "weekend"' in text
     assert 'name = "all"' in text
     assert 'name = "month"' not in text
+    assert "[course]\naddress = " in text
 
 
 # -- the map ---------------------------------------------------------------------------------------
