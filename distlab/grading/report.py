@@ -187,7 +187,7 @@ def _print_needs(report: Report, out: Console) -> None:
         say(out, f"{text} (not counted as passed)", STYLE["needs"])
     tiers = {check.tier for exercise in report.exercises for check in exercise.checks}
     if tiers - {"virtual", "gloo"}:
-        say(out, f"the project's own solutions: {gpu_record.words()}", "dim")
+        say(out, f"the course's own solutions (not yours): {gpu_record.words()}", "dim")
     for name, made in report.references.items():
         say(out, f"compared with the reference run of {name}: {made}", "dim")
     if absent:
