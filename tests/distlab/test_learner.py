@@ -29,6 +29,7 @@ from distlab.commands import learn
 from distlab.course import progress
 from distlab.course.catalogue import Exercise, functions_of, load_course, root
 from distlab.course.templates import template_of
+from distlab.course.version import course_version
 from distlab.grading import grade, main
 from distlab.grading.report import LIKELY, print_report
 from distlab.grading.session import Request
@@ -148,6 +149,7 @@ def test_watching(watching: Terminal, course: Path) -> None:
     checks = watching.wait("Phase 1: Data parallelism")
     assert checks.count("pass  gloo ") == 4
     watching.wait("everything asked for passed")
+    watching.wait("distlab says what is next")
     watching.wait("1.1 passes: n for the next one")
     watching.wait("q quit")
 
@@ -257,7 +259,7 @@ def test_grading_in_a_terminal(wrong_average: Path) -> None:
         finally:
             os._exit(status)
     terminal = Terminal(pid, fd, columns)
-    terminal.wait("grading 2 exercises of phase 1")
+    terminal.wait(f"grading 2 exercises of phase 1 …  (course version {course_version()})")
     terminal.wait("1.1 check 1 of 5, gloo: ")
     terminal.wait("\r  1.1   pass     Sharded sampler")
     terminal.wait("1.4 check 1 of")

@@ -97,6 +97,13 @@ def test_a_beginner_sees_one_phase_and_what_comes_next() -> None:
     assert "Ring reduce-scatter" in shown(), "begun"
 
 
+def test_the_whole_map_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "Micro-batches" not in capsys.readouterr().out
+    assert cli.main(["--all"]) == 0
+    assert "Micro-batches" in capsys.readouterr().out
+
+
 def test_the_map_shows_the_track_and_why_an_exercise_is_next() -> None:
     assert cli.main(["track", "weekend"]) == 0
     passed("1.1", "1.2")
