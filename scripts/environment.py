@@ -69,12 +69,10 @@ def ask(python, code, *arguments):
     """What ``python`` prints for ``code``; empty if it can't."""
     try:
         command = [str(python), "-c", code, *arguments]
-        found = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
-        )
+        found = subprocess.check_output(command, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return found.stdout.decode().strip()
+    return found.decode().strip()
 
 
 def version_of(python, package):
@@ -283,11 +281,8 @@ def main(arguments=None):
             there = environment.torch_of(environment.python)
             print(f"{name} has torch {there}; for another one remove it first (rm -r {name})")
         return
-    if environment.folder.is_symlink():  # venv would empty, and pip change, what lies behind it
-        stop(
-            f"{name} is a link to {os.readlink(environment.folder)}, and what is there would be "
-            f"changed: remove the link (rm {name}) and call this again"
-        )
+    if environment.folder.is_symlink():
+        stop(f"{name} is a link, and what is behind it would change: rm {name}, then call again")
     if environment.usable():
         print("refreshing " + name, flush=True)
     else:

@@ -143,7 +143,7 @@ def test_an_environment_behind_a_link_stays(
         script.main([])  # nothing to do: it may be used
         return
     for arguments in ([], ["--cpu"]):
-        refused = r"^environment: \.venv is a link to .*another course.*\(rm \.venv\) and call this"
+        refused = r"^environment: \.venv is a link, and what is behind it would change: rm \.venv, "
         with pytest.raises(SystemExit, match=refused):
             script.main(arguments)
     assert (theirs / "bin" / "python").is_symlink()
