@@ -113,6 +113,8 @@ def test_the_map_shows_the_track_and_why_an_exercise_is_next() -> None:
     assert "1.5 builds on it; about" in text
     assert "1.6" not in text, "in no weekend"
     assert watch.first_open(COURSE).id == "1.3"
+    assert watch._next(COURSE, COURSE.exercise("1.5")).id == "1.7"
+    assert watch._next(COURSE, COURSE.exercise("3.12")).id == "3.12", "the last one"
     passed(*COURSE.track("weekend").exercises)
     done = shown()
     assert "12 of 12 exercises pass\n" in done
