@@ -69,12 +69,10 @@ def ask(python, code, *arguments):
     """What ``python`` prints for ``code``; empty if it can't."""
     try:
         command = [str(python), "-c", code, *arguments]
-        found = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
-        )
+        found = subprocess.check_output(command, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return found.stdout.decode().strip()
+    return found.decode().strip()
 
 
 def version_of(python, package):
@@ -283,6 +281,8 @@ def main(arguments=None):
             there = environment.torch_of(environment.python)
             print(f"{name} has torch {there}; for another one remove it first (rm -r {name})")
         return
+    if environment.folder.is_symlink():
+        stop(f"{name} is a link, and what is behind it would change: rm {name}, then call again")
     if environment.usable():
         print("refreshing " + name, flush=True)
     else:
