@@ -1,0 +1,3 @@
+"""What the tests of the site share."""
+
+from tests.browser import browser as browser
