@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,8 @@ from types import ModuleType
 
 from rich.console import Console
 
-from .commands import classes, cluster, doctor, handout, references, upgrade
-from .commands.learn import hint, reset, show_map, solution, yes
+from .commands import certificate, classes, cluster, doctor, handout, references, tracks, upgrade
+from .commands.learn import hint, map_as_json, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
 from .commands.watch import watch
@@ -23,6 +24,8 @@ from .host.terminal import console
 
 # commands with ``add_arguments`` and ``main`` of their own
 PLAIN: dict[str, tuple[str, ModuleType]] = {
+    "track": ("choose a way through the course", tracks),
+    "certificate": ("a page that says that a phase is done", certificate),
     "cluster": ("several nodes on this machine (Linux)", cluster),
     "doctor": ("what this machine can run", doctor),
     "references": ("reference runs there are; two side by side", references),
@@ -42,6 +45,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     """The options of all commands."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
     parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
+    parser.add_argument("--json", dest="map_json", metavar="FILE", type=Path, help="the map")
     commands = parser.add_subparsers(dest="command", title="commands")
     one = argparse.ArgumentParser(add_help=False)
     one.add_argument("exercise", help="for example 1.4")
@@ -85,6 +89,9 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return int(module.main(options, out))
     course = load_course()
     if options.command is None:
+        if options.map_json:
+            text = json.dumps(map_as_json(course), indent=2)
+            options.map_json.write_text(text + "\n", encoding="utf-8")
         return show_map(course, out)
     if options.command == "templates":
         return make_templates(course, options.write, options.force, out)

@@ -12,54 +12,126 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from ..course import progress, templates
+from ..course import ahead, progress, templates
 from ..course.catalogue import Course, Exercise, need_solutions, root
 from ..course.excerpts import excerpts
+from ..course.tracks import Track
+from ..course.version import course_version
 from ..host.terminal import command, say, short
+
+WIDE = 80  # columns from which the map shows the estimates
 
 
 def show_map(course: Course, out: Console) -> int:
-    """All phases and exercises with verdicts, and the next step."""
+    """The exercises of the learner's track with verdicts, and the next step."""
     entries, warnings = progress.load()
-    todo: Exercise | None = None
+    track = ahead.chosen_track(course)
+    exercises = ahead.exercises_of(course.exercises, track)
     for phase in course.phases:
-        out.print(Text(f"\nPhase {phase.number}: {phase.title}", "bold"))
-        if not phase.ready:
-            out.print(Text("  to come", "dim"))
+        own = [e for e in exercises if e.phase == phase]
+        if phase.ready and not own:
             continue
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for name in ("id", "title", "verdict", "points", "hints"):
-            table.add_column(name, no_wrap=name != "title")
-        for e in phase.exercises:
-            mine = entries.get(e.id, {})
-            verdict = mine.get("verdict", "not graded yet")
-            style = {"pass": "bold green", "fail": "bold red"}.get(verdict, "dim")
-            points = mine.get("points", 0)
-            hints = _count(mine["hints"], "hint") if mine.get("hints") else ""
-            title = Text(e.title)
-            if e.was_in:
-                title.append(f" (was part of {e.was_in})", "dim")
-            table.add_row(f"  {e.id}", title, Text(verdict, style), f"{points}/{e.points}", hints)
-            if verdict != "pass" and todo is None:
-                todo = e
-        out.print(table)
-        score = sum(entries.get(e.id, {}).get("points", 0) for e in phase.exercises)
-        out.print(f"  {score} of {sum(e.points for e in phase.exercises)} points")
+        out.print(Text(f"\nPhase {phase.number}: {phase.title}", "bold"))
+        if phase.ready:
+            _show_exercises(own, entries, out)
+        else:
+            out.print(Text("  to come", "dim"))
     for warning in warnings:
         say(out, warning, "yellow")
+    out.print()
+    _show_track(track, exercises, entries, out)
+    for phase in course.phases:
+        if phase.exercises and not ahead.left(phase.exercises, entries):
+            name = f'distlab certificate {phase.number} --name "…"'
+            command(out, f"phase {phase.number} is done: ", name)
+    todo = ahead.left(exercises, entries)
     if todo:
-        out.print()
-        say(out, f"next: {todo.id} {todo.title}")
-        say(out, f"{short(todo.guidelines_path)}, section {todo.id}", label="read   ", indent="  ")
-        command(out, "  edit   ", short(todo.template_path))
-        command(out, "  grade  ", f"python test_phase{todo.phase.number}.py {todo.id}")
-        command(out, "  watch  ", f"distlab watch {todo.id}")
-        say(out, "(grades at every save)", "dim", indent="         ")
+        _show_next(todo[0], exercises, out)
+    say(out, ahead.where_to_ask(course), label="questions: ")
     return 0
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+def _show_exercises(exercises: list[Exercise], entries: ahead.Entries, out: Console) -> None:
+    """A line for each, and the points that they have together."""
+    wide = out.width >= WIDE
+    table = Table(box=None, show_header=wide, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("")
+    table.add_column("")
+    for name in ("verdict", "points", *(("minutes", "difficulty") if wide else ()), "hints"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "verdict" else "right")
+    for e in exercises:
+        mine = entries.get(e.id, {})
+        verdict = mine.get("verdict", "not graded yet")
+        style = {"pass": "bold green", "fail": "bold red"}.get(verdict, "dim")
+        title = Text(e.title)
+        if e.was_in:
+            title.append(f" (was part of {e.was_in})", "dim")
+        estimate = (str(e.minutes), str(e.difficulty)) if wide else ()
+        hints = str(mine.get("hints") or "")
+        points = f"{mine.get('points', 0)}/{e.points}"
+        table.add_row(f"  {e.id}", title, Text(verdict, style), points, *estimate, hints)
+    out.print(table)
+    score = sum(entries.get(e.id, {}).get("points", 0) for e in exercises)
+    out.print(f"  {score} of {sum(e.points for e in exercises)} points")
+
+
+def _show_track(
+    track: Track, exercises: list[Exercise], entries: ahead.Entries, out: Console
+) -> None:
+    """What is done of it, what is left, and the time that it took."""
+    todo = ahead.left(exercises, entries)
+    text = f"{track.name}, {len(exercises) - len(todo)} of {len(exercises)} exercises pass"
+    if todo:
+        text += f", about {ahead.duration(sum(e.minutes for e in todo))} left"
+    say(out, text, label="track: ")
+    seconds = progress.spent(entries, (e.id for e in exercises))
+    if seconds:
+        gap = round(progress.GAP / 60)
+        text = f"at least {ahead.duration(seconds / 60)} (time between gradings; where"
+        say(
+            out,
+            f"{text} more than {gap} minutes lie between two, they are left out)",
+            label="spent: ",
+        )
+    if track.name == "all":
+        say(out, "(distlab track shows shorter ways)", "dim", indent="       ")
+
+
+def _show_next(todo: Exercise, exercises: list[Exercise], out: Console) -> None:
+    """The next exercise, why it is that one, and what to do."""
+    say(out, f"next: {todo.id} {todo.title}")
+    estimate = f"about {ahead.duration(todo.minutes)}, difficulty {todo.difficulty} of 5"
+    say(out, f"{ahead.why(todo, exercises)}; {estimate}", label="why    ", indent="  ")
+    say(out, f"{short(todo.guidelines_path)}, section {todo.id}", label="read   ", indent="  ")
+    command(out, "  edit   ", short(todo.template_path))
+    command(out, "  grade  ", f"python test_phase{todo.phase.number}.py {todo.id}")
+    command(out, "  watch  ", f"distlab watch {todo.id}")
+    say(out, "(grades at every save)", "dim", indent="         ")
+
+
+def map_as_json(course: Course) -> dict[str, Any]:
+    """What the map shows, for programs."""
+    entries, warnings = progress.load()
+    track = ahead.chosen_track(course)
+    exercises = ahead.exercises_of(course.exercises, track)
+    todo = ahead.left(exercises, entries)
+    shown = ("verdict", "points", "hints", "seconds", "passed_on")
+    return {
+        "course_version": course_version(),
+        "track": track.name,
+        "next": todo[0].id if todo else None,
+        "why": ahead.why(todo[0], exercises) if todo else None,
+        "minutes_left": sum(e.minutes for e in todo),
+        "seconds_spent": progress.spent(entries, (e.id for e in exercises)),
+        "questions": ahead.where_to_ask(course),
+        "exercises": [
+            {"id": e.id, "title": e.title, "minutes": e.minutes, "difficulty": e.difficulty}
+            | {"max_points": e.points}
+            | {key: value for key, value in entries.get(e.id, {}).items() if key in shown}
+            for e in exercises
+        ],
+        "warnings": warnings,
+    }
 
 
 def hint(exercise: Exercise, out: Console) -> int:

@@ -29,7 +29,7 @@ def test_the_plan_keeps_the_order_of_learning() -> None:
     assert len({*order}) == len(order)
     for position, each in enumerate(order):
         exercise = course.exercise(each)
-        missing = {*exercise.uses, *exercise.requires} - {*order[:position]}
+        missing = exercise.builds_on - {*order[:position]}
         assert not missing, f"week of {each}: {missing} come later or never"
 
 
