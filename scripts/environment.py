@@ -3,6 +3,7 @@
     python3 scripts/environment.py             .venv, with the newest torch
     python3 scripts/environment.py --cpu       the same, with torch's build for the CPU
     python3 scripts/environment.py --oldest    .venv-oldest, with the oldest torch that is supported
+    python3 scripts/environment.py --with site browser    .venv, and what these commands need, too
 
 A torch that is there already is kept, whatever its build: in the environment itself (where a user
 has installed it first), or in the calling Python (an instructor's container), whose packages the
@@ -27,6 +28,7 @@ NEWEST_PYTHON_OF_OLDEST_TORCH = (3, 13)  # for no later one there is a wheel
 INDEX = "https://download.pytorch.org/whl/"
 LOCAL_OF_INDEX = r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$"  # builds that have an index of their name
 
+GROUPS = ("site", "browser")  # of optional requirements in pyproject.toml
 # Megabytes that pip downloads, dependencies included; measured with torch 2.15 on Linux (x86_64)
 CUDA_BUILD, CPU_BUILD = 3000, 200
 MEGABYTES = {
@@ -35,9 +37,12 @@ MEGABYTES = {
     "kubeflow-trainer-api": 4,
     "kubernetes-validate": 23,
     "matplotlib": 17,
+    "myst-nb": 2,
     "numpy": 17,
+    "playwright": 54,
     "ruff": 11,
     "scikit-learn": 45,
+    "sphinx": 6,
     "tensorboard": 20,
     "torchvision": 15,
 }  # the others: 1 at most
@@ -93,11 +98,11 @@ def dotted(version):
     return ".".join(map(str, version))
 
 
-def dependencies():
-    """The requirements in pyproject.toml, in order."""
+def dependencies(group="dependencies"):
+    """The requirements in pyproject.toml, in order: all need them, or only who asks for a group."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    block = re.search(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    assert block, "pyproject.toml has no list of dependencies"
+    block = re.search(rf"^{group} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert block, "pyproject.toml has no list " + group
     return re.findall(r'^ *"([^"]+)"', block.group(1), re.MULTILINE)
 
 
@@ -237,6 +242,14 @@ class Environment:
             torchrun.write_text(f"#!{self.python}\n" + code)
             torchrun.chmod(0o755)
 
+    def add(self, groups):
+        """Install what the optional ``groups`` of requirements lack."""
+        wanted = [name for group in groups for name in dependencies(group)]
+        missing = self.missing(wanted)
+        if missing:
+            print(download(missing), flush=True)
+            self.pip(*wanted, "--constraint", str(self.constraints))
+
     def torchvision_problem(self):
         """What to do where torch has no torchvision, or one of another build; phase 4 needs it."""
         if ask(self.python, "import torch, torchvision; print(1)"):
@@ -275,19 +288,27 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description="Make or refresh the virtual environment.")
     parser.add_argument("--cpu", action="store_true", help="torch's build for the CPU (200 MB)")
     parser.add_argument("--oldest", action="store_true", help="the oldest torch, in .venv-oldest")
+    parser.add_argument(
+        "--with", dest="groups", nargs="+", default=[], choices=GROUPS, help="what these need, too"
+    )
     options = parser.parse_args(arguments)
     environment = Environment(oldest=options.oldest)
     name = environment.folder.name
-    if environment.up_to_date():
-        if options.cpu:
-            there = environment.torch_of(environment.python)
-            print(f"{name} has torch {there}; for another one remove it first (rm -r {name})")
-        return
+    if not environment.up_to_date():
+        refresh(environment, options.cpu)
+    elif options.cpu:
+        there = environment.torch_of(environment.python)
+        print(f"{name} has torch {there}; for another one remove it first (rm -r {name})")
+    environment.add(options.groups)
+
+
+def refresh(environment, cpu):
+    """Make it, or install what it lacks."""
     if environment.usable():
-        print("refreshing " + name, flush=True)
+        print("refreshing " + environment.folder.name, flush=True)
     else:
         environment.make()
-    if options.cpu and not environment.torch_of(environment.python):
+    if cpu and not environment.torch_of(environment.python):
         environment.install_cpu_build()
     environment.install()
     problem = environment.torchvision_problem()

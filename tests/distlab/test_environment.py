@@ -48,6 +48,8 @@ def environment(script: ModuleType) -> Any:
 def test_dependencies_are_those_of_pyproject(script: ModuleType) -> None:
     project = tomllib.loads((root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert script.dependencies() == project["dependencies"]
+    groups = {group: script.dependencies(group) for group in script.GROUPS}
+    assert groups == project["optional-dependencies"]
 
 
 def test_stale_when_dependencies_or_place_change(
@@ -169,7 +171,10 @@ def test_download_is_told(
 
 
 def test_sizes_are_those_of_dependencies(script: ModuleType) -> None:
-    assert set(script.MEGABYTES) <= {script.name_of(name) for name in script.dependencies()}
+    every = script.dependencies()
+    for group in script.GROUPS:
+        every += script.dependencies(group)
+    assert set(script.MEGABYTES) <= set(map(script.name_of, every))
 
 
 def test_missing_is_what_is_absent_or_too_old(environment: Any) -> None:
@@ -294,6 +299,24 @@ def test_cpu_build_is_installed_and_kept(
     course.main(["--cpu"])
     told = ".venv has torch 2.15.0+cpu; for another one remove it first (rm -r .venv)\n"
     assert capfd.readouterr().out == told
+
+
+def test_what_some_commands_need_is_installed_when_they_ask(
+    course: ModuleType,
+    own: Callable[..., str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with (tmp_path / "pyproject.toml").open("a") as project:
+        project.write('[project.optional-dependencies]\nsite = [\n    "more",\n]\n')
+    course.main([])
+    assert own() == "2.16.0 0.30.0 1.0 -"
+    capfd.readouterr()
+    course.main(["--with", "site"])
+    assert own() == "2.16.0 0.30.0 1.0 1.0"
+    assert capfd.readouterr().out == "about 1 MB to download: more\n"
+    course.main(["--with", "site"])  # nothing is left to do
+    assert capfd.readouterr() == ("", "")
 
 
 def command_in(line: str) -> list[str]:

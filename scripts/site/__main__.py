@@ -1,0 +1,45 @@
+"""Build the site: ``python -m scripts.site [--serve]``; what comes out is in build/site."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from distlab.course.catalogue import root
+
+from .build import build
+
+PORT = 8000
+
+
+def serve(folder: Path, port: int) -> None:
+    """Show the built site on this machine until Ctrl-C."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        print(f"http://127.0.0.1:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+
+
+def main() -> int:
+    """0: built without a warning."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.site", description="Build the site.")
+    parser.add_argument("--out", type=Path, default=root() / "build" / "site")
+    parser.add_argument("--serve", action="store_true", help="and show it on this machine")
+    parser.add_argument("--port", type=int, default=PORT)
+    options = parser.parse_args()
+    status = build(options.out)
+    if status == 0:
+        print(f"The site is built: open {options.out / 'index.html'}")
+        if options.serve:
+            serve(options.out, options.port)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Sphinx's configuration of the site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from distlab.course.version import course_version
+
+project = "Distributed training from scratch"
+html_title = project
+author = copyright = "the authors of the course"
+release = version = course_version()
+language = "en"
+
+extensions = ["myst_nb", "sphinx_copybutton"]
+nb_execution_mode = "off"  # the committed outputs are shown
+myst_heading_anchors = 6
+myst_heading_slug_func = "mdit_py_plugins.anchors.index.slugify"  # a code host's anchors
+highlight_language = "text"
+
+html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+html_use_index = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def light_pictures(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark images that are drawn for a light page: the dark one puts a light plate behind them."""
+    for image in doctree.findall(nodes.image):
+        path = Path(app.srcdir, str(image["uri"]).lstrip("/"))
+        if path.suffix != ".svg" or "prefers-color-scheme" not in path.read_text(encoding="utf-8"):
+            image["classes"].append("plate")
+
+
+def short_navigation(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """The navigation lists the exercises of the page's own phase only: all of them on every page
+    take a third of the time and most of the bytes."""
+    whole = context["toctree"]
+    context["toctree"] = lambda **options: whole(**(options | {"collapse": True}))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """What Sphinx calls first."""
+    app.connect("doctree-read", light_pictures)
+    app.connect("html-page-context", short_navigation, priority=100)  # before the theme
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
