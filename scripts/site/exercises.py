@@ -124,8 +124,8 @@ def work(exercise: Exercise) -> str:
         "## Write it\n",
         f"You write {_and([f'`{name}`' for name in names])} in "
         f"`{exercise.phase.folder}/{exercise.template_path.name}`.\n",
-        f"```bash\npython test_phase{exercise.phase.number}.py {exercise.id}    # grade it\n"
-        f"distlab watch {exercise.id}             # grade it at every save\n```\n",
+        f"```bash\npython test_phase{exercise.phase.number}.py {exercise.id}  # grade it\n"
+        f"{f'distlab watch {exercise.id}':<28}# grade it at every save\n```\n",
         folded("The template: the docstring is the contract", f"```python\n{shown}\n```"),
         "## Hints\n",
     ]
@@ -164,7 +164,9 @@ def folded(title: str, body: str) -> str:
 
 def exercise_table(course: Course, exercises: list[Exercise]) -> str:
     """Exercises with their points, estimates and tracks."""
-    head = "| exercise | | points | minutes | difficulty | track |\n|---|---|---|---|---|---|\n"
+    head = (
+        "| exercise | title | points | minutes | difficulty | track |\n|---|---|---|---|---|---|\n"
+    )
     return head + "".join(
         f"| {linked(e)} | {e.title} | {e.points} | {e.minutes} | {e.difficulty} of 5 | "
         f"{', '.join(t.name for t in course.tracks if e.id in t.exercises)} |\n"

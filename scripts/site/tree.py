@@ -18,23 +18,23 @@ LEFT_OUT = {"docs/handout_readme.md"}  # has places to be filled in
 PARTS = {
     "Begin": ["docs/start.md", "exercises", "docs/glossary.md"],
     "Course": [],  # the phases
-    "See": ["pictures"],  # and the notebooks
-    "Look up": [
+    "Pictures and notebooks": ["pictures"],  # and the notebooks
+    "Reference": [
         "reference/given",
         "reference/commands",
         "docs/nccl_rules.md",
         "docs/gpu_only.md",
         "solutions/phase4_production/README.md",
     ],
-    "Measured": ["benchmarks/README.md", "docs/scaling.md", "benchmarks/soak.md"],
-    "Teach": [
+    "Measurements": ["benchmarks/README.md", "docs/scaling.md", "benchmarks/soak.md"],
+    "For instructors": [
         "docs/instructors.md",
         "docs/classes.md",
         "docs/class_places.md",
         "docs/handouts.md",
         "SECURITY.md",
     ],
-    "Change": [
+    "For contributors": [
         "CONTRIBUTING.md",
         "docs/structure.md",
         "reference/checks",
@@ -54,10 +54,10 @@ def navigation(root: Path) -> dict[str, list[str]]:
     parts = {title: list(entries) for title, entries in PARTS.items()}
     parts["Course"] = [f"{phase.folder}/guidelines.md" for phase in load_course(root).phases]
     notebooks = sorted((root / NOTEBOOKS).glob("*.ipynb"))
-    parts["See"] += [f"{NOTEBOOKS}/{path.name}" for path in notebooks]
+    parts["Pictures and notebooks"] += [f"{NOTEBOOKS}/{path.name}" for path in notebooks]
     named = {name for entries in parts.values() for name in entries} | LEFT_OUT
     texts = [path.relative_to(root).as_posix() for path in sorted((root / "docs").rglob("*.md"))]
-    parts["Change"] += [name for name in texts if name not in named]
+    parts["For contributors"] += [name for name in texts if name not in named]
     return {
         title: [name for name in names if "." not in name or (root / name).is_file()]
         for title, names in parts.items()
