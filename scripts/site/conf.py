@@ -36,9 +36,11 @@ pygments_dark_style = "a11y-high-contrast-dark"
 copybutton_exclude = ".linenos, .gp, .go"
 
 
-def light_pictures(app: Sphinx, doctree: nodes.document) -> None:
-    """Mark images that are drawn for a light page: the dark one puts a light plate behind them."""
+def pictures(app: Sphinx, doctree: nodes.document) -> None:
+    """Images lead to their files, which a phone can enlarge. Those that are drawn for a light page
+    are marked: the dark one puts a light plate behind them."""
     for image in doctree.findall(nodes.image):
+        image["scale"] = 100  # for Sphinx a reason to make it a link
         path = Path(app.srcdir, str(image["uri"]).lstrip("/"))
         if path.suffix != ".svg" or "prefers-color-scheme" not in path.read_text(encoding="utf-8"):
             image["classes"].append("plate")
@@ -61,6 +63,6 @@ def short_navigation(
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """What Sphinx calls first."""
-    app.connect("doctree-read", light_pictures)
+    app.connect("doctree-read", pictures)
     app.connect("html-page-context", short_navigation, priority=100)  # before the theme
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -124,7 +124,7 @@ def work(exercise: Exercise) -> str:
         "## Write it\n",
         f"You write {_and([f'`{name}`' for name in names])} in "
         f"`{exercise.phase.folder}/{exercise.template_path.name}`.\n",
-        f"```bash\npython test_phase{exercise.phase.number}.py {exercise.id}  # grade it\n"
+        f"```text\npython test_phase{exercise.phase.number}.py {exercise.id}  # grade it\n"
         f"{f'distlab watch {exercise.id}':<28}# grade it at every save\n```\n",
         folded("The template: the docstring is the contract", f"```python\n{shown}\n```"),
         "## Hints\n",
