@@ -114,11 +114,11 @@
     }
   }
 
-  function checkScene({ size, shapes, timed, names, steps, legend, ended }) {
+  function checkScene({ size, clock, shapes, timed, names, steps, legend, ended }) {
     const words = (value) => typeof value === "string";
     const simple = (value) => words(value) && /^[a-z0-9 -]*$/.test(value);
     const path = (value) => words(value) && /^[MLQHVZ\d .,-]*$/.test(value);
-    expect(size?.length === 2 && size.every((n) => n > 0), "it has no size");
+    expect([size, clock].every((pair) => pair?.length === 2 && pair.every(Number.isFinite)), "no size");
     for (const shape of [...shapes, ...timed].map(whole)) {
       const [kind, looks, ...rest] = shape;
       const text = rest.pop();
@@ -242,7 +242,8 @@
       clip.append(this.window);
       const timed = svg("g", { "clip-path": `url(#${this.id}-clip)` });
       for (const shape of this.scene.timed.map(whole)) draw[shape[0]](timed, shape, this.id);
-      this.clock = svg("line", { class: "clock", x1: 0, x2: 0, y1: 0, y2: height });
+      const [y1, y2] = this.scene.clock;
+      this.clock = svg("line", { class: "clock", x1: 0, x2: 0, y1, y2 });
       this.moves = svg("g");
       const names = new Map(Object.entries(this.scene.names).map(([name, index]) => [index, name]));
       this.named = {};

@@ -83,6 +83,7 @@ class Scene:
     legend: list[tuple[str, str]] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)
     still: int = -1
+    clock: tuple[float, float] = (0.0, 0.0)  # from where to where down its line goes
 
     def add(self, shape: Shape, name: str = "") -> None:
         """Draw a shape, above those before it."""
@@ -109,6 +110,7 @@ class Scene:
             "timed": [shape.data() for shape in self.timed],
             "names": self.names,
             "steps": [_step_data(step) for step in self.steps],
+            "clock": [_short(y) for y in self.clock],
             "legend": [list(pair) for pair in self.legend],
             "ended": self.ended,
         }

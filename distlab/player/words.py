@@ -20,5 +20,6 @@ def amount(nbytes: float) -> str:
 
 
 def several(count: int, noun: str) -> str:
-    """``"1 rank"``, ``"3 ranks"``."""
-    return f"{count} {noun}" + ("s" if count != 1 else "")
+    """``"1 rank"``, ``"3 ranks"``, ``"2 pushes"``."""
+    ending = "es" if noun.endswith(("sh", "ch", "s", "x")) else "s"
+    return f"{count} {noun}" + (ending if count != 1 else "")
