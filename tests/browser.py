@@ -16,7 +16,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HEIGHT = 900
-HANG_MS = 120_000  # ends what hangs; a busy machine takes a minute for a page
+HANG_MS = 300_000  # ends what hangs; a busy machine takes a minute for a page
 
 
 @pytest.fixture(scope="session")
