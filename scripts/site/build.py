@@ -10,11 +10,6 @@ from distlab.course.catalogue import root
 
 from . import tree
 
-try:
-    from distlab.player import page as players
-except ImportError:
-    players = None
-
 
 def build(out: Path) -> int:
     """Write the site to ``out``; 0 if there was no warning.
@@ -22,7 +17,7 @@ def build(out: Path) -> int:
     What the next build can take over is kept beside it.
     """
     work = out.with_name(out.name + "-source")
-    tree.write(root(), work / "pages", players)
+    tree.write(root(), work / "pages")
     options = ["--builder", "html", "--conf-dir", str(Path(__file__).parent), "--quiet"]
     options += ["--fail-on-warning", "--doctree-dir", str(work / "read")]
     return sphinx([*options, str(work / "pages"), str(out)])

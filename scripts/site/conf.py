@@ -9,6 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from distlab.course.version import course_version
+from distlab.player import page as player
 
 project = "Distributed training from scratch"
 html_title = project
@@ -23,7 +24,7 @@ myst_heading_slug_func = "mdit_py_plugins.anchors.index.slugify"  # a code host'
 highlight_language = "text"
 
 html_theme = "furo"
-html_static_path = ["static"]
+html_static_path = ["static", *map(str, player.assets())]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_copy_source = False
@@ -61,8 +62,18 @@ def short_navigation(
     context["toctree"] = part
 
 
+def player_files(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """The script and the style of players, on the pages that have one."""
+    if 'class="player"' in context.get("body", ""):
+        for path in player.assets():
+            (app.add_js_file if path.suffix == ".js" else app.add_css_file)(path.name)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """What Sphinx calls first."""
     app.connect("doctree-read", pictures)
     app.connect("html-page-context", short_navigation, priority=100)  # before the theme
+    app.connect("html-page-context", player_files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

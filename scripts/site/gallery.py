@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 
-from .links import Picture
+from .links import Picture, raw
 
 
 def page(players: list[str], pictures: list[Picture], pages: dict[str, str]) -> str:
     """The page; ``players`` are HTML, ``pages`` have the titles of the pages with ``pictures``."""
-    text = ["# Pictures\n"]
-    if players:
-        text.append("## Step by step\n")
-        text += [f"``````{{raw}} html\n{player}\n``````\n" for player in players]
+    text = ["# Pictures\n", "## Step by step\n"]
+    text += [f"{raw(player)}\n" for player in players]
     text.append("## On the pages\n")
     seen: set[str] = set()
     for picture in pictures:
         if picture.file not in seen:
             seen.add(picture.file)
             text.append(f"![{picture.alt}](/{picture.file})\n")
-            name = "README" if picture.page == "index" else picture.page
-            link = f"[{title(pages[picture.page])}](/{picture.page}.md)" if name else ""
+            link = f"[{title(pages[picture.page])}](/{picture.page}.md)"
             text.append(f"{picture.alt}. Shown in: {link}.\n")
     return "\n".join(text)
 

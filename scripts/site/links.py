@@ -30,28 +30,23 @@ class Picture:
 class Places:
     """Where the texts of the course lie in the site.
 
-    ``pages``: the page of a file of the course. ``anchors``: the page of a heading of a file that
-    is divided into several pages. ``address``: where the files can be seen; may be empty.
-    ``player``: the HTML of a player by its name. ``pictures`` are all that were met.
+    ``pages``: the page of a file of the course. ``player``: the HTML of a player by its name.
+    ``address``: where the files can be seen; may be empty. ``anchors``: the page of a heading of a
+    file that is divided into several pages. ``pictures`` are all that were met.
     """
 
     root: Path
     pages: dict[str, str]
-    anchors: dict[tuple[str, str], str] = field(default_factory=dict)
+    player: Callable[[str], str]
     address: str = ""
-    player: Callable[[str], str] | None = None
+    anchors: dict[tuple[str, str], str] = field(default_factory=dict)
     pictures: list[Picture] = field(default_factory=list)
 
     def rewritten(self, text: str, origin: str, page: str) -> str:
         """The ``text`` of the file ``origin`` as it stands on ``page``."""
-        if self.player is not None:
-            text = ALONE.sub(self._player, text)
+        text = ALONE.sub(lambda found: raw(self.player(found["name"])), text)
         text = BADGE.sub(lambda found: found["alt"], text)
         return PARTS.sub(lambda found: self._part(found, origin, page), text)
-
-    def _player(self, found: re.Match[str]) -> str:
-        assert self.player is not None
-        return f"``````{{raw}} html\n{self.player(found['name'])}\n``````"
 
     def _part(self, found: re.Match[str], origin: str, page: str) -> str:
         if found["source"]:
@@ -83,3 +78,8 @@ class Places:
             return f"{self.address}/blob/HEAD/{file}" if self.address else ""
         suffix = ".ipynb" if file.endswith(".ipynb") else ".md"
         return f"/{page}{suffix}" + (f"#{anchor}" if anchor else "")
+
+
+def raw(html: str) -> str:
+    """HTML as it may stand in a text."""
+    return f"``````{{raw}} html\n{html}\n``````"

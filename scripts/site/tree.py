@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from distlab.course.catalogue import load_course
+from distlab.player import page as player
 
 from . import exercises, gallery, reference
 from .links import Places
@@ -64,20 +64,19 @@ def navigation(root: Path) -> dict[str, list[str]]:
     }
 
 
-def pages(root: Path, players: Any) -> tuple[dict[str, str], list[str]]:
+def pages(root: Path) -> tuple[dict[str, str], list[str]]:
     """The text of every page by its file in the source folder, and the pictures that they show."""
     course, parts = load_course(root), navigation(root)
     files = [name for names in parts.values() for name in names if "." in name]
-    places = Places(root, {name: page_of(name) for name in ["README.md", *files]})
-    places.address = course.address
-    places.player = players.fragment if players else None
+    into = {name: page_of(name) for name in ["README.md", *files]}
+    places = Places(root, into, player.fragment, course.address)
     found = exercises.pages(course, root, places) | reference.pages(root)
     for name in ["README.md", *files]:
         if page_of(name) not in found and name.endswith(".md"):
             text = (root / name).read_text(encoding="utf-8")
             found[page_of(name)] = places.rewritten(text, name, page_of(name))
     shown = list(places.pictures)
-    moving = [players.fragment(name) for name in players.names()] if players else []
+    moving = [player.fragment(name) for name in player.names()]
     found["pictures"] = gallery.page(moving, shown, found)
     for title, names in parts.items():
         entries = [page_of(name) if "." in name else name for name in names]
@@ -98,9 +97,9 @@ def notebook(path: Path, name: str, places: Places) -> str:
     return json.dumps(cells, ensure_ascii=False)
 
 
-def write(root: Path, out: Path, players: Any) -> None:
+def write(root: Path, out: Path) -> None:
     """Make ``out`` the source folder; what is the same stays, so that Sphinx can leave it alone."""
-    texts, pictures = pages(root, players)
+    texts, pictures = pages(root)
     for path in out.rglob("*"):
         if path.is_file() and path.relative_to(out).as_posix() not in {*texts, *pictures}:
             path.unlink()

@@ -11,6 +11,11 @@ from scripts.site.links import Places
 HOST = "https://host.example/course"
 
 
+def stand_in(name: str) -> str:
+    """The HTML of a player."""
+    return f'<div data-player="{name}"></div>'
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
     """A small course: a page, a text that is divided, a file that is no page, a picture."""
@@ -19,7 +24,8 @@ def places(tmp_path: Path) -> Places:
         path.parent.mkdir(exist_ok=True)
         path.touch()
     pages = {name: name[:-3] for name in ("docs/a.md", "phase/guidelines.md", "code/README.md")}
-    return Places(tmp_path, pages, {("phase/guidelines.md", "11-one"): "phase/1.1"})
+    anchors = {("phase/guidelines.md", "11-one"): "phase/1.1"}
+    return Places(tmp_path, pages, stand_in, anchors=anchors)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,6 @@ def test_link_to_nothing_is_refused(places: Places) -> None:
 
 
 def test_player_takes_the_place_of_its_picture(places: Places) -> None:
-    places.player = lambda name: f'<div data-player="{name}"></div>'
     text = "before\n\n![The ring](../docs/players/ring.svg)\n\nafter"
     found = places.rewritten(text, "phase/guidelines.md", "phase/1.1")
     assert '\n<div data-player="ring"></div>\n' in found
