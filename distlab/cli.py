@@ -45,6 +45,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     """The options of all commands."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
     parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
+    parser.add_argument("--all", action="store_true", help="the map with every exercise in it")
     parser.add_argument("--json", dest="map_json", metavar="FILE", type=Path, help="the map")
     commands = parser.add_subparsers(dest="command", title="commands")
     one = argparse.ArgumentParser(add_help=False)
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace, out: Console) -> int:
         if options.map_json:
             text = json.dumps(map_as_json(course), indent=2)
             options.map_json.write_text(text + "\n", encoding="utf-8")
-        return show_map(course, out)
+        return show_map(course, out, options.all)
     if options.command == "templates":
         return make_templates(course, options.write, options.force, out)
     if options.command == "watch":

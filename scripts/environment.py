@@ -304,6 +304,12 @@ def main(arguments=None):
 
 def refresh(environment, cpu):
     """Make it, or install what it lacks."""
+    if environment.folder.is_symlink():  # venv would empty, and pip change, what lies behind it
+        name = environment.folder.name
+        stop(
+            f"{name} is a link to {os.readlink(environment.folder)}, and what is there would be "
+            f"changed: remove the link (rm {name}) and call this again"
+        )
     if environment.usable():
         print("refreshing " + environment.folder.name, flush=True)
     else:

@@ -1,4 +1,4 @@
-"""Estimate the work in exercises: minutes and difficulty in course.toml, and tables in the docs.
+"""Estimate the work in exercises: minutes and difficulty in course.toml, and tables in pages.
 
 ``python -m scripts.workload`` prints the tables, ``--write`` puts all of it where it belongs.
 
@@ -64,13 +64,17 @@ def promises(exercise: Exercise) -> int:
     return len({key for promise in contract(exercise).promises for key in promise.keys})
 
 
-def minutes(exercise: Exercise) -> int:
-    """The estimate, rounded up to 5 minutes."""
+def words(exercise: Exercise) -> int:
+    """Words of the exercise's section of the guidelines, heading included."""
     text = exercise.guidelines_path.read_text(encoding="utf-8")
     section = re.search(rf"^## {re.escape(exercise.id)} .*?(?=^## |\Z)", text, re.M | re.S)
-    words = len(FOLDED.sub("", section[0]).split()) if section else 0
+    return len(FOLDED.sub("", section[0]).split()) if section else 0
+
+
+def minutes(exercise: Exercise) -> int:
+    """The estimate, rounded up to 5 minutes."""
     work = LINE * lines(exercise) + PROMISE * promises(exercise)
-    return 5 * math.ceil((BEGIN + words / WORDS + work) / 5)
+    return 5 * math.ceil((BEGIN + words(exercise) / WORDS + work) / 5)
 
 
 @cache
@@ -144,7 +148,11 @@ def every(course: Course) -> list[str]:
     return rows
 
 
-PAGES = {"docs/instructors.md": (phases, term, each), "docs/start.md": (tracks, every)}
+PAGES = {
+    "README.md": (tracks,),
+    "docs/instructors.md": (phases, term, each),
+    "docs/start.md": (tracks, every),
+}
 
 
 def estimated(course: Course, text: str) -> str:
@@ -183,7 +191,9 @@ def write() -> None:
 def main() -> int:
     """Print the tables, or write all."""
     parser = argparse.ArgumentParser(description="Estimate the work in exercises.")
-    parser.add_argument("--write", action="store_true", help="course.toml and the tables in docs/")
+    parser.add_argument(
+        "--write", action="store_true", help="course.toml and the tables in the pages"
+    )
     if parser.parse_args().write:
         write()
         return 0

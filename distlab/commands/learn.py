@@ -19,23 +19,31 @@ from ..course.tracks import Track
 from ..course.version import course_version
 from ..host.terminal import command, say, short
 
-WIDE = 80  # columns from which the map shows the estimates
+ESTIMATES = (("minutes", 80), ("difficulty", 100))  # columns from which the map shows them
 
 
-def show_map(course: Course, out: Console) -> int:
-    """The exercises of the learner's track with verdicts, and the next step."""
+def show_map(course: Course, out: Console, whole: bool = False) -> int:
+    """The exercises of the learner's track with verdicts, and the next step.
+
+    Of a phase in which nothing was done, and that is not the next one, one line; all of it if
+    ``whole``.
+    """
     entries, warnings = progress.load()
     track = ahead.chosen_track(course)
     exercises = ahead.exercises_of(course.exercises, track)
+    todo = ahead.left(exercises, entries)
+    following = todo[0] if todo else None
     for phase in course.phases:
         own = [e for e in exercises if e.phase == phase]
         if phase.ready and not own:
             continue
         out.print(Text(f"\nPhase {phase.number}: {phase.title}", "bold"))
-        if phase.ready:
+        if not phase.ready:
+            out.print(Text("  to come", "dim"))
+        elif whole or following in own or any(e.id in entries for e in own):
             _show_exercises(own, entries, out)
         else:
-            out.print(Text("  to come", "dim"))
+            _show_sum(own, out)
     for warning in warnings:
         say(out, warning, "yellow")
     out.print()
@@ -44,20 +52,27 @@ def show_map(course: Course, out: Console) -> int:
         if phase.exercises and not ahead.left(phase.exercises, entries):
             name = f'distlab certificate {phase.number} --name "…"'
             command(out, f"phase {phase.number} is done: ", name)
-    todo = ahead.left(exercises, entries)
-    if todo:
-        _show_next(todo[0], exercises, out)
+    if following:
+        _show_next(following, exercises, out)
     say(out, ahead.where_to_ask(course), label="questions: ")
     return 0
 
 
+def _show_sum(exercises: list[Exercise], out: Console) -> None:
+    """A line for all of them."""
+    points, minutes = (sum(getattr(e, of) for e in exercises) for of in ("points", "minutes"))
+    text = f"{len(exercises)} exercises, {points} points, about {ahead.duration(minutes)}"
+    say(out, f"{text} (distlab --all shows them)", "dim", indent="  ")
+
+
 def _show_exercises(exercises: list[Exercise], entries: ahead.Entries, out: Console) -> None:
     """A line for each, and the points that they have together."""
-    wide = out.width >= WIDE
-    table = Table(box=None, show_header=wide, header_style="dim", padding=(0, 2, 0, 0))
+    estimates = [name for name, least in ESTIMATES if out.width >= least]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.show_header = bool(estimates)
     table.add_column("")
     table.add_column("")
-    for name in ("verdict", "points", *(("minutes", "difficulty") if wide else ()), "hints"):
+    for name in ("verdict", "points", *estimates, "hints"):
         table.add_column(name, no_wrap=True, justify="left" if name == "verdict" else "right")
     for e in exercises:
         mine = entries.get(e.id, {})
@@ -66,7 +81,7 @@ def _show_exercises(exercises: list[Exercise], entries: ahead.Entries, out: Cons
         title = Text(e.title)
         if e.was_in:
             title.append(f" (was part of {e.was_in})", "dim")
-        estimate = (str(e.minutes), str(e.difficulty)) if wide else ()
+        estimate = [str(getattr(e, name)) for name in estimates]
         hints = str(mine.get("hints") or "")
         points = f"{mine.get('points', 0)}/{e.points}"
         table.add_row(f"  {e.id}", title, Text(verdict, style), points, *estimate, hints)
@@ -85,14 +100,10 @@ def _show_track(
         text += f", about {ahead.duration(sum(e.minutes for e in todo))} left"
     say(out, text, label="track: ")
     seconds = progress.spent(entries, (e.id for e in exercises))
-    if seconds:
+    if seconds >= 60:
         gap = round(progress.GAP / 60)
-        text = f"at least {ahead.duration(seconds / 60)} (time between gradings; where"
-        say(
-            out,
-            f"{text} more than {gap} minutes lie between two, they are left out)",
-            label="spent: ",
-        )
+        text = f"at least {ahead.duration(seconds / 60)} between gradings, "
+        say(out, f"{text}without breaks of more than {gap} minutes", label="spent: ")
     if track.name == "all":
         say(out, "(distlab track shows shorter ways)", "dim", indent="       ")
 

@@ -49,4 +49,8 @@ def duration(minutes: float) -> str:
 
 def where_to_ask(course: Course) -> str:
     """Who answers questions, as far as the course knows."""
-    return f"Ask at {course.address}." if course.address else "Ask your instructor."
+    return (
+        f"Ask at {course.address}."
+        if course.address
+        else "Ask the person who gave you this course."
+    )

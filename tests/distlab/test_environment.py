@@ -128,6 +128,29 @@ def test_environment_of_an_old_python_is_not_deleted(
         environment.usable()
 
 
+@pytest.mark.parametrize("stamp", [None, "/somewhere/else\n", "this"])
+def test_an_environment_behind_a_link_stays(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str | None
+) -> None:
+    """Making or refreshing it through the link would destroy what another folder works with."""
+    theirs = tmp_path / "another course" / ".venv"
+    (theirs / "bin").mkdir(parents=True)
+    (theirs / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / ".venv").symlink_to(theirs)
+    ours = script.Environment()
+    if stamp:
+        ours.stamp_file.write_text(ours.stamp() if stamp == "this" else stamp)
+    monkeypatch.setattr(script.Environment, "pip", lambda *_: pytest.fail("pip changes it"))
+    if stamp == "this":
+        script.main([])  # nothing to do: it may be used
+        return
+    for arguments in ([], ["--cpu"]):
+        refused = r"^environment: \.venv is a link to .*another course.*\(rm \.venv\) and call this"
+        with pytest.raises(SystemExit, match=refused):
+            script.main(arguments)
+    assert (theirs / "bin" / "python").is_symlink()
+
+
 def test_failing_pip_is_one_line(environment: Any) -> None:
     program = "#!/bin/sh\necho 'WARNING: retrying' >&2\necho 'ERROR: no network' >&2\nexit 1\n"
     environment.python.write_text(program)

@@ -12,6 +12,7 @@ from check_jsonschema.cli import main as check_jsonschema
 from click.testing import CliRunner
 
 from distlab.course.catalogue import root
+from distlab.course.version import course_version
 
 WORKFLOW = root() / ".github" / "workflows" / "test.yml"
 README = (root() / "README.md").read_text(encoding="utf-8")
@@ -30,8 +31,8 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
 
 
-def check_schema(file: Path) -> Any:
-    options = ["--builtin-schema", "vendor.github-workflows", "--no-cache"]
+def check_schema(file: Path, kind: str = "github-workflows") -> Any:
+    options = ["--builtin-schema", f"vendor.{kind}", "--no-cache"]
     return CliRunner().invoke(check_jsonschema, [*options, str(file)])
 
 
@@ -81,3 +82,17 @@ def test_workflow_runs_the_oldest_and_the_newest() -> None:
     assert chosen["macos"]["runs-on"].startswith("macos")
     for name in ("newest", "oldest", "slurm", "macos"):
         assert re.search(r"make cpu|--cpu", commands(chosen[name])), f"{name}: 3 GB of CUDA"
+
+
+def test_the_citation_is_valid_and_of_this_version() -> None:
+    file = root() / "CITATION.cff"
+    done = check_schema(file, "citation-file-format")
+    assert done.exit_code == 0, done.output
+    data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert data["version"] == course_version()
+    assert f"# {data['title']}\n" in README
+
+
+def test_a_release_has_a_line_in_the_changelog() -> None:
+    headings = re.findall(r"^## (.+)", (root() / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert headings[0] == "Unreleased" or headings[0].startswith(course_version())

@@ -346,7 +346,7 @@ def test_the_map_tells_where_a_new_exercise_comes_from(
 ) -> None:
     monkeypatch.setattr(progress, "progress_file", lambda: tmp_path / ".distlab" / "progress.json")
     out = Console(width=120, file=io.StringIO(), color_system=None)
-    learn.show_map(COURSE, out)
+    learn.show_map(COURSE, out, whole=True)
     assert isinstance(out.file, io.StringIO)
     lines = out.file.getvalue().splitlines()
     assert [x.split()[0] for x in lines if "was part of 4.5" in x] == ["4.13", "4.14"]
@@ -362,7 +362,7 @@ def test_sentences_wrap_at_words_and_commands_stay_whole(
     out = Console(force_terminal=True, width=width, file=io.StringIO(), color_system=None)
     impl = "a/long/folder/in/which/the/work/of/this/learner/lies"
     print_report(example_report(impl), COURSE.phase(1), out)
-    learn.show_map(COURSE, out)
+    learn.show_map(COURSE, out, whole=True)
     learn.hint(COURSE.exercise("1.4"), out)
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue()
