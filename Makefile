@@ -69,7 +69,7 @@ soak: env
 
 # the site, in build/site: it loads nothing from elsewhere, and needs no network once that is installed
 site:
-	@$(PYTHON) scripts/environment.py --with site
+	@$(PYTHON) scripts/extras.py site
 	@$(RUN) -m scripts.site $(ARGS)
 
 # the same, shown on this machine. ARGS="--port 9000"

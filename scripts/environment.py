@@ -3,7 +3,6 @@
     python3 scripts/environment.py             .venv, with the newest torch
     python3 scripts/environment.py --cpu       the same, with torch's build for the CPU
     python3 scripts/environment.py --oldest    .venv-oldest, with the oldest torch that is supported
-    python3 scripts/environment.py --with site browser    .venv, and what these commands need, too
 
 A torch that is there already is kept, whatever its build: in the environment itself (where a user
 has installed it first), or in the calling Python (an instructor's container), whose packages the
@@ -28,7 +27,6 @@ NEWEST_PYTHON_OF_OLDEST_TORCH = (3, 13)  # for no later one there is a wheel
 INDEX = "https://download.pytorch.org/whl/"
 LOCAL_OF_INDEX = r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$"  # builds that have an index of their name
 
-GROUPS = ("site", "browser")  # of optional requirements in pyproject.toml
 # Megabytes that pip downloads, dependencies included; measured with torch 2.15 on Linux (x86_64)
 CUDA_BUILD, CPU_BUILD = 3000, 200
 MEGABYTES = {
@@ -242,14 +240,6 @@ class Environment:
             torchrun.write_text(f"#!{self.python}\n" + code)
             torchrun.chmod(0o755)
 
-    def add(self, groups):
-        """Install what the optional ``groups`` of requirements lack."""
-        wanted = [name for group in groups for name in dependencies(group)]
-        missing = self.missing(wanted)
-        if missing:
-            print(download(missing), flush=True)
-            self.pip(*wanted, "--constraint", str(self.constraints))
-
     def torchvision_problem(self):
         """What to do where torch has no torchvision, or one of another build; phase 4 needs it."""
         if ask(self.python, "import torch, torchvision; print(1)"):
@@ -288,33 +278,24 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description="Make or refresh the virtual environment.")
     parser.add_argument("--cpu", action="store_true", help="torch's build for the CPU (200 MB)")
     parser.add_argument("--oldest", action="store_true", help="the oldest torch, in .venv-oldest")
-    parser.add_argument(
-        "--with", dest="groups", nargs="+", default=[], choices=GROUPS, help="what these need, too"
-    )
     options = parser.parse_args(arguments)
     environment = Environment(oldest=options.oldest)
     name = environment.folder.name
-    if not environment.up_to_date():
-        refresh(environment, options.cpu)
-    elif options.cpu:
-        there = environment.torch_of(environment.python)
-        print(f"{name} has torch {there}; for another one remove it first (rm -r {name})")
-    environment.add(options.groups)
-
-
-def refresh(environment, cpu):
-    """Make it, or install what it lacks."""
+    if environment.up_to_date():
+        if options.cpu:
+            there = environment.torch_of(environment.python)
+            print(f"{name} has torch {there}; for another one remove it first (rm -r {name})")
+        return
     if environment.folder.is_symlink():  # venv would empty, and pip change, what lies behind it
-        name = environment.folder.name
         stop(
             f"{name} is a link to {os.readlink(environment.folder)}, and what is there would be "
             f"changed: remove the link (rm {name}) and call this again"
         )
     if environment.usable():
-        print("refreshing " + environment.folder.name, flush=True)
+        print("refreshing " + name, flush=True)
     else:
         environment.make()
-    if cpu and not environment.torch_of(environment.python):
+    if options.cpu and not environment.torch_of(environment.python):
         environment.install_cpu_build()
     environment.install()
     problem = environment.torchvision_problem()

@@ -22,7 +22,7 @@ HANG_MS = 300_000  # ends what hangs; a busy machine takes a minute for a page
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Chromium, started once in each process of tests; skipped where it can't be."""
-    reason = "no Playwright here: run python3 scripts/environment.py --with browser"
+    reason = "no Playwright here: run python3 scripts/extras.py browser"
     playwright = pytest.importorskip("playwright.sync_api", reason=reason)
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
