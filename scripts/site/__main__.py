@@ -12,6 +12,7 @@ from distlab.course.catalogue import root
 
 from .build import build
 
+OUT = root() / "build" / "site"
 PORT = 8000
 
 
@@ -29,7 +30,7 @@ def serve(folder: Path, port: int) -> None:
 def main() -> int:
     """0: built without a warning."""
     parser = argparse.ArgumentParser(prog="python -m scripts.site", description="Build the site.")
-    parser.add_argument("--out", type=Path, default=root() / "build" / "site")
+    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--serve", action="store_true", help="and show it on this machine")
     parser.add_argument("--port", type=int, default=PORT)
     options = parser.parse_args()

@@ -6,8 +6,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from distlab.course.catalogue import load_course, root
+from distlab.player import page as player
 from tests.site.html import problems
 
 
@@ -91,3 +93,23 @@ def test_reference_has_commands_fixtures_and_given_code(built: Path) -> None:
     given = text_of(built / "reference" / "given.html")
     for path in (root() / "given").glob("[a-z]*.py"):
         assert f"given.{path.stem}¶" in given
+
+
+def test_what_is_published_is_what_was_built(built: Path) -> None:
+    from scripts.site.__main__ import OUT
+
+    workflow = yaml.safe_load((root() / ".github/workflows/site.yml").read_text(encoding="utf-8"))
+    steps = workflow["jobs"]["build"]["steps"]
+    assert "make site" in [step.get("run") for step in steps]
+    assert [step["with"]["path"] for step in steps if "upload" in step.get("uses", "")] == [
+        OUT.relative_to(root()).as_posix()
+    ]
+
+
+def test_players_are_on_the_page_with_their_script(built: Path) -> None:
+    for name in player.names():
+        assert f'data-player="{name}"' in (built / "pictures.html").read_text(encoding="utf-8")
+    for path in player.assets():
+        assert f"_static/{path.name}" in (built / "pictures.html").read_text(encoding="utf-8")
+        assert f"_static/{path.name}" not in (built / "CHANGELOG.html").read_text(encoding="utf-8")
+        assert (built / "_static" / path.name).read_bytes() == path.read_bytes()

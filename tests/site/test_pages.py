@@ -27,6 +27,7 @@ KINDS = (
     "docs/scaling",
     "docs/pytorch_scenarios",
     "search",
+    "docs/start",
 )
 AUDITED = (
     "index",
