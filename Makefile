@@ -70,7 +70,7 @@ soak: env
 # the site, in build/site: it loads nothing from elsewhere, and needs no network once that is installed
 site:
 	@$(PYTHON) scripts/extras.py site
-	@$(RUN) -m scripts.site $(ARGS)
+	@$(RUN) -m scripts.website $(ARGS)
 
 # the same, shown on this machine. ARGS="--port 9000"
 site-serve:

@@ -14,7 +14,7 @@ from tests.browser import browser as browser
 def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The built site. One process of tests builds it, and the others wait for that."""
     pytest.importorskip("myst_nb", reason="no Sphinx here: run make site once")
-    from scripts.site.build import build
+    from scripts.website.build import build
 
     base = tmp_path_factory.getbasetemp()
     shared = base if worker_id == "master" else base.parent

@@ -10,7 +10,7 @@ import yaml
 
 from distlab.course.catalogue import load_course, root
 from distlab.player import page as player
-from tests.site.html import problems
+from tests.site.what_pages_say import problems
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_reference_has_commands_fixtures_and_given_code(built: Path) -> None:
 
 
 def test_what_is_published_is_what_was_built(built: Path) -> None:
-    from scripts.site.__main__ import OUT
+    from scripts.website.__main__ import OUT
 
     workflow = yaml.safe_load((root() / ".github/workflows/site.yml").read_text(encoding="utf-8"))
     steps = workflow["jobs"]["build"]["steps"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.site.links import Places
+from scripts.website.links import Places
 
 HOST = "https://host.example/course"
 

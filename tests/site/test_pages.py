@@ -30,11 +30,11 @@ KINDS = (
     "docs/start",
 )
 AUDITED = (
-    "index",
-    "exercises",
+    "docs/start",
     "phase1_data_parallel/1.1",
     "notebooks/phase1_data_parallel",
     "pictures",
+    "search",
 )
 SERIOUS = ("serious", "critical")
 

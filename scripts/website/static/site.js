@@ -8,7 +8,7 @@ function reachable() {
   for (const box of document.querySelectorAll(".highlight pre, .table-wrapper, .output pre")) {
     if (box.scrollWidth > box.clientWidth) {
       box.tabIndex = 0
-      box.setAttribute("role", "region")
+      box.setAttribute("role", "group")
       box.setAttribute("aria-label", box.matches("pre") ? "code, scrolls" : "table, scrolls")
     }
   }

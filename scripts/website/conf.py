@@ -8,6 +8,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
+from distlab.course.catalogue import load_course
 from distlab.course.version import course_version
 from distlab.player import page as player
 
@@ -31,7 +32,10 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 html_use_index = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
+if address := load_course().address:
+    link = {"name": "The course's files", "url": address, "html": "The course's files", "class": ""}
+    html_theme_options["footer_icons"] = [link]
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 copybutton_exclude = ".linenos, .gp, .go"

@@ -120,12 +120,13 @@ def work(exercise: Exercise) -> str:
     """What to write and how to grade it, the hints, the solution."""
     names = functions_of(exercise)
     shown = "\n\n\n".join(_functions(template_of(exercise), names))
+    grade = f"python test_phase{exercise.phase.number}.py {exercise.id}"
+    watch = f"distlab watch {exercise.id}".ljust(len(grade))
     parts = [
         "## Write it\n",
         f"You write {_and([f'`{name}`' for name in names])} in "
         f"`{exercise.phase.folder}/{exercise.template_path.name}`.\n",
-        f"```text\npython test_phase{exercise.phase.number}.py {exercise.id}  # grade it\n"
-        f"{f'distlab watch {exercise.id}':<28}# grade it at every save\n```\n",
+        f"```text\n{grade}  # grade it\n{watch}  # grade it at every save\n```\n",
         folded("The template: the docstring is the contract", f"```python\n{shown}\n```"),
         "## Hints\n",
     ]

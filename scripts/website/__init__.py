@@ -1,4 +1,4 @@
-"""The site, from the same texts that a code host shows: ``python -m scripts.site``.
+"""The site, from the same texts that a code host shows: ``python -m scripts.website``.
 
 ``tree`` writes Sphinx's source folder from the course: pages are copied with their links rewritten
 (``links``), guidelines become a page per exercise (``exercises``), the toolkit's docstrings and
