@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import warnings
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     with open(shared / "site-lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            done.write_text(str(build(shared / "site")))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of Sphinx's and torch's coming releases
+                done.write_text(str(build(shared / "site")))
     assert done.read_text() == "0", "the site has warnings: make site shows them"
     return shared / "site"
