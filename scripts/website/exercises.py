@@ -17,6 +17,7 @@ from distlab.course.catalogue import Course, Exercise, Phase, functions_of
 from distlab.course.excerpts import excerpts
 from distlab.course.regions import functions_in
 from distlab.course.templates import template_of
+from scripts.workload import hours
 
 from .links import CODE, Places
 
@@ -170,18 +171,21 @@ def exercise_table(course: Course, exercises: list[Exercise]) -> str:
     )
     return head + "".join(
         f"| {linked(e)} | {e.title} | {e.points} | {e.minutes} | {e.difficulty} of 5 | "
-        f"{', '.join(t.name for t in course.tracks if e.id in t.exercises)} |\n"
+        f"{', '.join(t.name for t in shorter if e.id in t.exercises)} |\n"
         for e in exercises
     )
 
 
 def the_map(course: Course) -> str:
     """All exercises on one page, with the tracks through them."""
-    lines = ["# All exercises\n", "Minutes and difficulty are estimates.\n"]
+    lines = [
+        "# All exercises\n",
+        "Minutes and difficulty are estimates: [the start](/docs/start.md) says how they are made.\n",
+    ]
     for track in course.tracks:
         chosen = [e for e in course.exercises if e.id in track.exercises]
-        hours = round(sum(e.minutes for e in chosen) / 60)
-        lines.append(f"- **{track.title}**: {track.about}. {len(chosen)} exercises, {hours} hours.")
+        size = f"{len(chosen)} exercises, {hours(chosen)} hours"
+        lines.append(f"- **{track.title}**: {track.about}. {size}.")
     for phase in course.phases:
         lines.append(f"\n## Phase {phase.number}\n\n{phase.title}.\n")
         lines.append(exercise_table(course, phase.exercises))
