@@ -166,21 +166,20 @@ def folded(title: str, body: str) -> str:
 
 def exercise_table(course: Course, exercises: list[Exercise]) -> str:
     """Exercises with their points, estimates and tracks."""
-    head = (
-        "| exercise | title | points | minutes | difficulty | track |\n|---|---|---|---|---|---|\n"
-    )
-    return head + "".join(
-        f"| {linked(e)} | {e.title} | {e.points} | {e.minutes} | {e.difficulty} of 5 | "
-        f"{', '.join(t.name for t in shorter if e.id in t.exercises)} |\n"
-        for e in exercises
-    )
+    parts = [track for track in course.tracks if len(track.exercises) < len(course.exercises)]
+    rows = ["| exercise | title | points | minutes | difficulty | track |", "|---" * 6 + "|"]
+    for e in exercises:
+        tracks = ", ".join(track.name for track in parts if e.id in track.exercises)
+        cells = [linked(e), e.title, e.points, e.minutes, f"{e.difficulty} of 5", tracks]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows) + "\n"
 
 
 def the_map(course: Course) -> str:
     """All exercises on one page, with the tracks through them."""
     lines = [
         "# All exercises\n",
-        "Minutes and difficulty are estimates: [the start](/docs/start.md) says how they are made.\n",
+        "Minutes and difficulty are estimates: [how](/docs/start.md).\n",
     ]
     for track in course.tracks:
         chosen = [e for e in course.exercises if e.id in track.exercises]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import warnings
 from pathlib import Path
 
@@ -12,13 +13,13 @@ from tests.browser import browser as browser
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site. One process of tests builds it, and the others wait for that."""
     pytest.importorskip("myst_nb", reason="no Sphinx here: run make site once")
     from scripts.website.build import build
 
     base = tmp_path_factory.getbasetemp()
-    shared = base if worker_id == "master" else base.parent
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     done = shared / "site-is-built"
     with open(shared / "site-lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
