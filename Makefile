@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env cpu demo gpt nodes train test test-oldest check lint bench soak
+.PHONY: env cpu demo gpt nodes train test test-oldest check lint bench soak site site-serve
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -66,3 +66,12 @@ bench: env
 # right code graded again and again, idle and loaded; goes on where it stopped. ARGS="--minutes 30"
 soak: env
 	@$(RUN) -m benchmarks.soak $(ARGS)
+
+# the site, in build/site: it loads nothing from elsewhere, and needs no network once that is installed
+site:
+	@$(PYTHON) scripts/extras.py site
+	@$(RUN) -m scripts.website $(ARGS)
+
+# the same, shown on this machine. ARGS="--port 9000"
+site-serve:
+	@$(MAKE) --no-print-directory site ARGS="--serve $(ARGS)"

@@ -71,6 +71,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     traced = commands.add_parser("trace", parents=[one], help="draw what your ranks do")
     traced.add_argument("--impl", default="templates", help="templates, solutions or a folder")
     traced.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the files")
+    traced.add_argument("--open", action="store_true", help="play it step by step in the browser")
     for name, (about, module) in PLAIN.items():
         module.add_arguments(commands.add_parser(name, help=about))
     for name, about in LATE.items():
@@ -120,7 +121,7 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return reset(exercise, out, yes if asks else None)
     if options.command == "solution":
         return solution(exercise, options.give_up, out)
-    return trace(exercise, options.impl, options.out, out)
+    return trace(exercise, options.impl, options.out, out, options.open)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

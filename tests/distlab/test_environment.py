@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -48,6 +49,8 @@ def environment(script: ModuleType) -> Any:
 def test_dependencies_are_those_of_pyproject(script: ModuleType) -> None:
     project = tomllib.loads((root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert script.dependencies() == project["dependencies"]
+    for group, wanted in project["optional-dependencies"].items():
+        assert script.dependencies(group) == wanted
 
 
 def test_stale_when_dependencies_or_place_change(
@@ -192,7 +195,8 @@ def test_download_is_told(
 
 
 def test_sizes_are_those_of_dependencies(script: ModuleType) -> None:
-    assert set(script.MEGABYTES) <= {script.name_of(name) for name in script.dependencies()}
+    every = [*script.dependencies(), *script.dependencies("site"), *script.dependencies("browser")]
+    assert set(script.MEGABYTES) <= set(map(script.name_of, every))
 
 
 def test_missing_is_what_is_absent_or_too_old(environment: Any) -> None:
@@ -317,6 +321,27 @@ def test_cpu_build_is_installed_and_kept(
     course.main(["--cpu"])
     told = ".venv has torch 2.15.0+cpu; for another one remove it first (rm -r .venv)\n"
     assert capfd.readouterr().out == told
+
+
+def test_what_some_commands_need_is_installed_when_they_ask(
+    course: ModuleType,
+    own: Callable[..., str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (tmp_path / "pyproject.toml").open("a") as project:
+        project.write('[project.optional-dependencies]\nsite = [\n    "more",\n]\n')
+    course.main([])
+    assert own() == "2.16.0 0.30.0 1.0 -"
+    capfd.readouterr()
+    monkeypatch.setitem(sys.modules, "environment", course)
+    extras = runpy.run_path(str(root() / "scripts" / "extras.py"))["main"]
+    extras(["site"])
+    assert own() == "2.16.0 0.30.0 1.0 1.0"
+    assert capfd.readouterr().out == "about 1 MB to download: more\n"
+    extras(["site"])  # nothing is left to do
+    assert capfd.readouterr() == ("", "")
 
 
 def command_in(line: str) -> list[str]:
