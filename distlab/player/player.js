@@ -204,14 +204,15 @@
       this.title.textContent = found.title;
       this.about.textContent = found.about;
       const start = found.start ?? [];
-      this.selects = found.choices.map(({ name, values }, number) => {
+      const choices = found.choices.map(({ name, values }, number) => {
         const select = element("select", {}, ...values.map((value) => new Option(value, value)));
         select.value = values.includes(start[number]) ? start[number] : values[0];
         select.addEventListener("change", () => this.choose());
-        this.choices.append(element("label", {}, `${name} `, select));
-        return select;
+        return { select, label: element("label", {}, `${name} `, select) };
       });
-      this.choices.replaceChildren(...this.selects.map((select) => select.parentElement));
+      const several = choices.filter(({ select }) => select.options.length > 1);
+      this.choices.replaceChildren(...several.map(({ label }) => label));
+      this.selects = choices.map(({ select }) => select);
       this.choose();
     }
 
