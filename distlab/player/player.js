@@ -175,7 +175,6 @@
       const parts = [this.title, this.about, this.choices, this.stage, this.say, controls];
       this.root.append(...parts, this.legend, this.ownFile());
       this.root.addEventListener("keydown", (event) => this.key(event));
-      this.root.classList.add("player-ready");
     }
 
     ownFile() {
@@ -309,6 +308,7 @@
       else if (event.key === " " && !event.target.closest("button")) this.play();
       else return;
       event.preventDefault();
+      event.stopPropagation(); // a site may turn its pages by the same keys
     }
 
     play() {
@@ -336,13 +336,11 @@
   }
 
   function start() {
-    for (const root of document.querySelectorAll(".player:not(.player-ready)")) {
+    for (const root of document.querySelectorAll("div.player")) {
       new Player(root, readDocument(root.querySelector("script").textContent));
     }
   }
 
-  // a site that changes pages without loading them tells by this observable of its own
-  if (window.document$?.subscribe) window.document$.subscribe(start);
-  else if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();
 })();

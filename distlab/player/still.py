@@ -50,7 +50,8 @@ def still(found: Mapping[str, Any], key: str, step: int, name: str = "still") ->
         f"<desc>{said}</desc>",
         f"<style>{looks_of_shapes()}</style>",
         f'<marker id="{name}-head" viewBox="0 0 8 8" refX="7" refY="4" orient="auto" '
-        'markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse"><path d="M0 0L8 4L0 8Z" class="head"/></marker>',
+        'markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse">'
+        '<path d="M0 0L8 4L0 8Z" class="head"/></marker>',
         f'<rect width="{width}" height="{height}" fill="var(--paper)"/>',
         *drawn,
         "</svg>",

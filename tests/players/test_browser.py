@@ -94,12 +94,14 @@ def test_keys_buttons_and_choices(browser: Any, tmp_path: Path) -> None:
     with opened(browser, page_of("ring", tmp_path)) as tab:
         say, keyboard = tab.page.locator(".player-say"), tab.page.keyboard
         tab.page.locator(".player-stage").focus()
+        tab.page.evaluate("document.addEventListener('keydown', e => document.title += e.key)")
         keyboard.press("End")
         assert say.inner_text().startswith("Step 6 of 6. All-gather: ")
         keyboard.press("ArrowLeft")
         assert say.inner_text().startswith("Step 5 of 6. ")
         keyboard.press("Home")
         assert say.inner_text().startswith("Start: ")
+        assert tab.page.title() == "players", "a site may turn pages by the same keys"
         tab.page.get_by_label("One step on").click()
         assert say.inner_text().startswith("Step 1 of 6. Reduce-scatter: rank 0 sends chunk 3, ")
         tab.page.locator("select").first.focus()
@@ -144,13 +146,13 @@ def test_dark_and_light_follow_system_and_site(browser: Any, tmp_path: Path) -> 
     seen = {}
     for dark in (False, True):
         with opened(browser, page_of("tree", tmp_path), dark=dark) as tab:
-            for scheme in ("", "default", "slate"):
-                tab.page.evaluate(f"document.body.dataset.mdColorScheme = '{scheme}'")
+            for scheme in ("", "light", "dark"):
+                tab.page.evaluate(f"document.body.dataset.theme = '{scheme}'")
                 seen[dark, scheme] = tab.page.evaluate(paper)
     light, night = seen[False, ""], seen[True, ""]
     assert light != night
-    assert [seen[dark, "default"] for dark in (False, True)] == [light, light]
-    assert [seen[dark, "slate"] for dark in (False, True)] == [night, night]
+    assert [seen[dark, "light"] for dark in (False, True)] == [light, light]
+    assert [seen[dark, "dark"] for dark in (False, True)] == [night, night]
 
 
 def test_a_learners_own_run_is_played(browser: Any, tmp_path: Path) -> None:
@@ -191,7 +193,10 @@ BAD = {
     "empty": ("", "not JSON"),
     "null": ("null", "no steps for this player"),
     "of Perfetto alone": ('{"traceEvents": []}', "no steps for this player"),
-    "of another version": ('{"player": {"format": "distlab player 0"}}', "no steps for this player"),
+    "of another version": (
+        '{"player": {"format": "distlab player 0"}}',
+        "no steps for this player",
+    ),
     "without scenes": (
         '{"player": {"format": "distlab player 1", "choices": [{"name": "a", "values": ["b"]}]}}',
         "damaged: the scene “b” is missing",

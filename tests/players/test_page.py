@@ -25,9 +25,10 @@ def exchange() -> list[Span]:
     """Two ranks compute, and each sends 8 bytes to the other."""
     logs = []
     for rank in (0, 1):
+        begin, peer = 0.2 + rank / 10, 1 - rank
         events = [
-            Event(op, (0, 1), 1 - rank, 2, "float32", 8, sent, 8 - sent, 0.2 + rank / 10, 0.5, index=i)
-            for i, (op, sent) in enumerate((("send", 8), ("recv", 0)))
+            Event("send", (0, 1), peer, 2, "float32", 8, 8, 0, begin, 0.5, index=0),
+            Event("recv", (0, 1), peer, 2, "float32", 8, 0, 8, begin, 0.5, index=1),
         ]
         logs.append(Log(rank, events, [("forward", 0.0, 0.2 + rank / 10)]))
     return spans_of(logs)
@@ -36,12 +37,13 @@ def exchange() -> list[Span]:
 def test_a_fragment_has_still_and_data() -> None:
     text = page.fragment("ring")
     assert re.search(r'<div class="player" data-player="ring">\n<noscript><svg ', text)
+    assert "\n\n" not in text, "an empty line would end the HTML in Markdown"
     data = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)
     assert json.loads(data[1]) == json.loads((page.folder() / "ring.json").read_text("utf-8"))
 
 
 def test_an_unknown_fragment_is_told() -> None:
-    with pytest.raises(ValueError, match="no player 'rings'. There are: halving-doubling, "):
+    with pytest.raises(ValueError, match=r"no player 'rings'\. There are: halving-doubling, "):
         page.fragment("rings")
 
 
