@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from distlab.observe.log import Event, Log
 from distlab.picture import Span, chrome_trace, spans_of
 from distlab.player import page
 from distlab.player.own import MOST_STEPS, own_document
+from tests import forked_commands
 
 
 def exchange() -> list[Span]:
@@ -92,6 +95,25 @@ def test_a_trace_has_the_players_part(tmp_path: Path) -> None:
     whole = json.loads(chrome_trace(exchange(), tmp_path / "t.json", {"player": found}).read_text())
     assert whole["player"] == found
     assert whole["traceEvents"]
+
+
+def test_the_command_opens_the_learners_run(tmp_path: Path) -> None:
+    """From the learner's ranks to the page that the browser is asked for."""
+    asked, program = tmp_path / "asked", tmp_path / "program"
+    program.write_text(f'#!/bin/sh\nprintf "%s" "$1" > {asked}\n', encoding="utf-8")
+    program.chmod(0o755)
+    command = [sys.executable, "-m", "distlab", "trace", "3.3", "--impl", "solutions", "--open"]
+    done = forked_commands.run(
+        [*command, "--out", str(tmp_path)],
+        cwd=root(),
+        env=os.environ | {"BROWSER": str(program)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert asked.read_text() == (tmp_path / "trace-3.3.html").as_uri()
+    whole = json.loads((tmp_path / "trace-3.3.json").read_text(encoding="utf-8"))
+    (scene,) = whole["player"]["scenes"].values()
+    assert scene["ended"]["sent"] == "48 MB", "4 ranks send 2(W-1)/W of 8 MB"
+    assert scene["steps"][-1]["texts"] == scene["ended"]
 
 
 class Browser:
