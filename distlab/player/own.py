@@ -15,7 +15,7 @@ from .scene import Choice, document
 from .timeline import Arrow, Bar, Moment, Row, Timeline, scene_of_timeline
 from .words import amount, duration, several
 
-MOST_STEPS, MOST_ARROWS, MOST_LANES, MOST_TOLD = 100, 200, 3, 3
+MOST_STEPS, MOST_ARROWS, MOST_LANES, MOST_TOLD = 100, 48, 3, 3
 COMPUTE = {"forward", "backward", "weights", "optimizer"}
 LOOKS = {"send": "send", "recv": "recv", WAIT: "wait"}
 LEGEND = {
