@@ -167,8 +167,7 @@ def _said(walk: Walk, round_: Round) -> str:
         text = shown[0] if len(shown) != 2 else "; ".join(shown)
         if more > 1:
             text += f"; {more} other messages travel at the same time"
-    if round_.name:
-        text = f"{round_.name}: {text}"
+    text = f"{round_.name}: {text}" if round_.name else text[0].upper() + text[1:]
     done = all(parts == total for row in round_.state for parts in row)
     return text + (". Now every rank holds the complete sum." if done else ".")
 

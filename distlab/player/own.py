@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..picture import Span
-from ..picture.spans import WAIT
+from ..picture.spans import WAIT, stack
 from .scene import Choice, document
 from .timeline import Arrow, Bar, Moment, Row, Timeline, scene_of_timeline
 from .words import amount, duration, several
 
-MOST_STEPS, MOST_ARROWS, MOST_TOLD = 100, 200, 3
+MOST_STEPS, MOST_ARROWS, MOST_LANES, MOST_TOLD = 100, 48, 3, 3
 COMPUTE = {"forward", "backward", "weights", "optimizer"}
 LOOKS = {"send": "send", "recv": "recv", WAIT: "wait"}
 LEGEND = {
@@ -49,16 +49,19 @@ def own_document(spans: Sequence[Span], title: str) -> dict[str, Any]:
     )
     scene = scene_of_timeline(made)
     scene.ended = {"time": duration(end - begin), "sent": amount(_sent(spans, end))}
-    about = "Your own run: above each rank's compute, below its communication."
+    about = "Your own run: above each rank's compute, below it what it sends and receives."
     return document(title, about, [Choice("run", ("yours",))], {("yours",): scene})
 
 
 def _row(rank: int, mine: Sequence[Span]) -> Row:
-    lanes: list[list[Bar]] = [[], []]
-    for span in mine:
-        bar = Bar(span.start, span.end, _looks(span), span.label)
-        lanes[span.lane == "communication"].append(bar)
-    return Row(f"rank {rank}", [lane for lane in lanes if lane] or [[]])
+    """Compute above; what communicates at the same time is in lanes of its own."""
+    moves = [span for span in mine if span.lane == "communication"]
+    placed = [(span, 0) for span in mine if span.lane != "communication"]
+    placed += [(span, 1 + min(lane, MOST_LANES - 1)) for span, lane in stack(moves)]
+    lanes: dict[int, list[Bar]] = defaultdict(list)
+    for span, lane in placed:
+        lanes[lane].append(Bar(span.start, span.end, _looks(span), span.label))
+    return Row(f"rank {rank}", [lanes[lane] for lane in sorted(lanes)] or [[]])
 
 
 def _looks(span: Span) -> str:
@@ -109,7 +112,8 @@ def _told(span: Span) -> str:
     if span.name == WAIT:
         return f"{rank} has waited for rank {span.peer}"
     if span.lane != "communication":
-        return f"{rank} has done {span.name} {span.label}".rstrip()
+        what = "its compute" if span.name == "other" else span.name
+        return f"{rank} has done {what} {span.label}".rstrip()
     size = f" of {amount(span.nbytes)}" if span.nbytes else ""
     if span.name in ("send", "recv") and span.peer is not None:
         verb, word = ("sent", "to") if span.name == "send" else ("received", "from")

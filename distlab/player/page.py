@@ -1,4 +1,4 @@
-"""Players in pages: the HTML of one that was recorded, and a page of its own for a learner's run."""
+"""Players in pages: the HTML of one that was recorded, and a page for a learner's own run."""
 
 from __future__ import annotations
 

@@ -175,7 +175,6 @@
       const parts = [this.title, this.about, this.choices, this.stage, this.say, controls];
       this.root.append(...parts, this.legend, this.ownFile());
       this.root.addEventListener("keydown", (event) => this.key(event));
-      this.root.classList.add("player-ready");
     }
 
     ownFile() {
@@ -204,14 +203,15 @@
       this.title.textContent = found.title;
       this.about.textContent = found.about;
       const start = found.start ?? [];
-      this.selects = found.choices.map(({ name, values }, number) => {
+      const choices = found.choices.map(({ name, values }, number) => {
         const select = element("select", {}, ...values.map((value) => new Option(value, value)));
         select.value = values.includes(start[number]) ? start[number] : values[0];
         select.addEventListener("change", () => this.choose());
-        this.choices.append(element("label", {}, `${name} `, select));
-        return select;
+        return { select, label: element("label", {}, `${name} `, select) };
       });
-      this.choices.replaceChildren(...this.selects.map((select) => select.parentElement));
+      const several = choices.filter(({ select }) => select.options.length > 1);
+      this.choices.replaceChildren(...several.map(({ label }) => label));
+      this.selects = choices.map(({ select }) => select);
       this.choose();
     }
 
@@ -308,6 +308,7 @@
       else if (event.key === " " && !event.target.closest("button")) this.play();
       else return;
       event.preventDefault();
+      event.stopPropagation(); // a site may turn its pages by the same keys
     }
 
     play() {
@@ -335,13 +336,11 @@
   }
 
   function start() {
-    for (const root of document.querySelectorAll(".player:not(.player-ready)")) {
+    for (const root of document.querySelectorAll("div.player")) {
       new Player(root, readDocument(root.querySelector("script").textContent));
     }
   }
 
-  // a site that changes pages without loading them tells by this observable of its own
-  if (window.document$?.subscribe) window.document$.subscribe(start);
-  else if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();
 })();

@@ -7,7 +7,7 @@ and dark where the reader's system asks for that.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from .scene import Shape
 
 CSS = Path(__file__).with_name("player.css")
+LETTER, LINE = 6.6, 18.0  # of the legend: the width of a letter, the height of a line
 STRIP = 3.0  # room between a cell's frame and its strips
 PAIR = re.compile(r"light-dark\((#\w+), (#\w+)\)")
 
@@ -42,6 +43,8 @@ def still(found: Mapping[str, Any], key: str, step: int, name: str = "still") ->
         for path, looks in steps[-1].get("moves", ())
     ]
     width, height = scene["size"]
+    legend, below = _legend(scene["legend"], width, height)
+    height += below
     title, said = escape(found["title"]), escape(f"{found['about']} {steps[-1]['say']}")
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="player" viewBox="0 0 {width} {height}" '
@@ -50,9 +53,11 @@ def still(found: Mapping[str, Any], key: str, step: int, name: str = "still") ->
         f"<desc>{said}</desc>",
         f"<style>{looks_of_shapes()}</style>",
         f'<marker id="{name}-head" viewBox="0 0 8 8" refX="7" refY="4" orient="auto" '
-        'markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse"><path d="M0 0L8 4L0 8Z" class="head"/></marker>',
+        'markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse">'
+        '<path d="M0 0L8 4L0 8Z" class="head"/></marker>',
         f'<rect width="{width}" height="{height}" fill="var(--paper)"/>',
         *drawn,
+        f"<g>{''.join(legend)}</g>",
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -73,6 +78,19 @@ def looks_of_shapes() -> str:
         f"\n.player{{{light}font-family:system-ui,sans-serif}}\n"
         f"@media (prefers-color-scheme:dark){{.player{{{dark}}}}}{shapes}"
     )
+
+
+def _legend(pairs: Sequence[Sequence[str]], width: float, top: float) -> tuple[list[str], float]:
+    """The legend, which a page has beside the picture, and the height that it takes."""
+    parts, x, y = [], 2.0, top + 6
+    for looks, words in pairs:
+        taken = 22 + LETTER * len(words)
+        if x > 2 and x + taken > width:
+            x, y = 2.0, y + LINE
+        parts += _box(Shape("box", looks, x, y, 12, 12), "")
+        parts += _text(Shape("text", "small", x + 17, y + 11, text=words), "")
+        x += taken + 10
+    return parts, y + LINE - top
 
 
 def _drawn(shape: Shape, name: str) -> list[str]:

@@ -96,7 +96,7 @@ class _Layout:
     """Where times and rows are."""
 
     def __init__(self, made: Timeline) -> None:
-        self.left = LETTER * max(len(row.name) for row in made.rows) + 6
+        self.left = LETTER * max(len(row.name) for row in made.rows) + 9
         self.begin = made.begin
         self.right = WIDTH - RIGHT - LETTER * max(row.letters for row in made.rows)
         self.scale = (self.right - self.left) / max(made.end - made.begin, 1e-12)
@@ -144,7 +144,9 @@ def _row(scene: Scene, layout: _Layout, row: Row, top: float) -> None:
         scene.write(2, top - 7, row.heading, "strong")
     height = len(row.lanes) * LANE
     scene.write(2, top + height / 2 + 5, row.name)
-    scene.add(Shape("line", "grid", layout.left, top + height + GAP / 2, layout.right - layout.left))
+    scene.add(
+        Shape("line", "grid", layout.left, top + height + GAP / 2, layout.right - layout.left)
+    )
     if row.counter:
         scene.write(WIDTH - 4, top + height / 2 + 5, "", "end", row.counter)
     for number, lane in enumerate(row.lanes):

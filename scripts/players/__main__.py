@@ -22,7 +22,7 @@ PLAYERS: dict[str, Callable[[], dict[str, Any]]] = {
     "local-sgd": local_sgd.player,
     "parameter-server": parameter_server.player,
 }
-STILL_STEP = {name: 1 for name in (*collectives.PLAYERS, "hierarchical")}  # others: the last
+STILL_STEP = dict.fromkeys((*collectives.PLAYERS, "hierarchical"), 1)  # others: the last
 
 
 def written(found: dict[str, Any], name: str) -> dict[str, str]:

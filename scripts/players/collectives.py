@@ -187,7 +187,7 @@ def player(
 ) -> dict[str, Any]:
     """A player with world sizes and tensor sizes to choose."""
     sizes = {amount(8 * numel): numel for numel in SIZES}
-    scenes = {
+    scenes: dict[tuple[str, ...], Scene] = {
         (str(count), size): recorded(run, count, numel, pieces(count), piece)
         for count in ranks
         for size, numel in sizes.items()

@@ -75,7 +75,7 @@ def _issue_and_tell(group: VirtualGroup, part: Part, outputs: Sequence[Tensor]) 
 @contextlib.contextmanager
 def _told(note: Callable[[Part], None]) -> Iterator[None]:
     """Tell ``note`` what this thread's rank communicates, in a process of virtual ranks."""
-    VirtualGroup._issue = _issue_and_tell  # type: ignore[method-assign]
+    VirtualGroup._issue = _issue_and_tell  # type: ignore
     _told_by[threading.get_ident()] = note
     try:
         yield

@@ -111,7 +111,7 @@ def recorded(algorithm: str, count: int, per_node: int, numel: int) -> Scene:
 def player() -> dict[str, Any]:
     """With nodes, algorithm and tensor size to choose."""
     sizes = {amount(8 * numel): numel for numel in SIZES}
-    scenes = {
+    scenes: dict[tuple[str, ...], Scene] = {
         (shape, algorithm, size): recorded(algorithm, *SHAPES[shape], numel)
         for shape in SHAPES
         for algorithm in ("hierarchical", "ring")

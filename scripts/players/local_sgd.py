@@ -142,7 +142,7 @@ def _moments(
     moments = [
         Moment(
             0.0,
-            "Start: both trainings have the same model, data and speed; only their messages differ.",
+            "Start: both trainings have the same model, data and speed. Their messages differ.",
             {"ddp": "0", "local": "0", "drift": "0", "time": "0 µs"},
         )
     ]
@@ -170,7 +170,7 @@ def _said(name: str, step: int, every: int) -> str:
 
 def player() -> dict[str, Any]:
     """With ranks and length of a round to choose."""
-    scenes = {}
+    scenes: dict[tuple[str, ...], Scene] = {}
     for ranks in RANKS:
         synchronous = run(ranks, 0)
         for every in EVERY:

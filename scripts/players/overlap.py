@@ -75,9 +75,7 @@ def recorded(ranks: int, bucket_bytes: int, inside: bool) -> Scene:
         rows.append(Row(f"rank {rank}", [compute, moving]))
     first = [s for s in spans if s.rank == 0 and s.start >= begin - 1e-12]
     texts = [("time", "time"), ("exposed", "only waiting")]
-    made = Timeline(
-        rows, _moments(first, begin, end), begin, end, texts=texts, legend=LEGEND
-    )
+    made = Timeline(rows, _moments(first, begin, end), begin, end, texts=texts, legend=LEGEND)
     scene = scene_of_timeline(made)
     log = results.logs[0]
     busy = sum(b - a for _, a, b in log.spans if a >= begin - 1e-12)
@@ -109,7 +107,8 @@ def _moments(spans: list[Span], begin: float, end: float) -> list[Moment]:
     found.append((end, "The step is done. Only waiting: the time in which nothing was computed."))
     moments = []
     for moment, say in sorted(found, key=lambda each: each[0]):
-        until = [dataclasses.replace(s, end=min(s.end, moment)) for s in compute if s.start < moment]
+        until = [s for s in compute if s.start < moment]
+        until = [dataclasses.replace(s, end=min(s.end, moment)) for s in until]
         exposed = max(0.0, moment - begin - covered(until))
         texts = {"time": duration(moment - begin), "exposed": duration(exposed)}
         moments.append(Moment(moment, say, texts))
@@ -118,7 +117,7 @@ def _moments(spans: list[Span], begin: float, end: float) -> list[Moment]:
 
 def player() -> dict[str, Any]:
     """With ranks, size of buckets and links to choose."""
-    scenes = {
+    scenes: dict[tuple[str, ...], Scene] = {
         (str(ranks), bucket, links): recorded(ranks, size, LINKS[links])
         for ranks in RANKS
         for bucket, size in BUCKETS.items()
@@ -131,8 +130,8 @@ def player() -> dict[str, Any]:
     ]
     return document(
         "Buckets and overlap",
-        "Gradients leave in buckets while backward still computes. Choose one bucket for all to see "
-        "what overlap saves. The other ranks do the same as these two.",
+        "Gradients leave in buckets while backward still computes. Choose one bucket for all "
+        "to see what overlap saves. The other ranks do the same as these two.",
         choices,
         scenes,
         ("4", "4.2 MB", "network cards"),

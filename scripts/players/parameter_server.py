@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def recorded(mode: str, workers: int) -> Scene:
 
 def _versions(updates: list[list[Any]], mark: float) -> list[Bar]:
     """A box at each update, as wide as there is room."""
-    ends = [min(now[0] + mark, later[0]) for now, later in zip(updates, updates[1:], strict=False)]
+    ends = [min(now[0] + mark, later[0]) for now, later in pairwise(updates)]
     ends.append(updates[-1][0])
     return [
         Bar(now, max(end, now), "optimizer", f"v{version}")
@@ -154,7 +155,9 @@ def _said(pushed: list[int], version: int, ages: list[int]) -> str:
 
 def player() -> dict[str, Any]:
     """With mode and workers to choose."""
-    scenes = {(mode, str(count)): recorded(mode, count) for mode in MODES for count in WORKERS}
+    scenes: dict[tuple[str, ...], Scene] = {
+        (mode, str(count)): recorded(mode, count) for mode in MODES for count in WORKERS
+    }
     choices = [
         Choice("server", tuple(MODES)),
         Choice("workers", tuple(map(str, WORKERS))),

@@ -71,16 +71,20 @@ def recorded(name: str, ranks: int, m: int) -> Scene:
         for rank in range(ranks)
     ]
     moments = _moments(spans, ranks, begin)
-    texts = [("time", "time"), ("bubble", "idle (bubble)")]
-    made = Timeline(rows, moments, begin, end, texts=texts, legend=_legend(spans))
+    below = [("time", "time"), ("bubble", "idle (bubble)")]
+    made = Timeline(rows, moments, begin, end, texts=below, legend=_legend(spans))
     scene = scene_of_timeline(made)
     work = sum(span.seconds for span in spans)
     scene.ended = {"time": duration(round(end - begin, 6))}
     scene.ended["bubble"] = f"{1 - work / (ranks * (end - begin)):.0%}"
     scene.ended |= {f"kept {rank}": f"{live} kept" for rank, (*_, live) in enumerate(results)}
     for rank, (_, _, peak, _) in enumerate(results):
-        shown = [int(m.texts[f"kept {rank}"].split()[0]) for m in moments if f"kept {rank}" in m.texts]
-        assert max(shown) == peak or not SCHEDULES[name], "kept for the weights: the meter can't see"
+        shown = [
+            int(m.texts[f"kept {rank}"].split()[0]) for m in moments if f"kept {rank}" in m.texts
+        ]
+        assert max(shown) == peak or not SCHEDULES[name], (
+            "kept for the weights: the meter can't see"
+        )
     return scene
 
 
@@ -95,7 +99,7 @@ def _bar(span: Span) -> Bar:
 
 def _moments(spans: Sequence[Span], ranks: int, begin: float) -> list[Moment]:
     """A step for each time in which all ranks do one thing."""
-    start = "Start. The number on a box is the micro-batch; kept: activations that wait for backward."
+    start = "Start. A number is a micro-batch. Kept: activations that wait for backward."
     empty = {f"kept {rank}": "0 kept" for rank in range(ranks)}
     moments = [Moment(begin, start, {**empty, "time": "0 µs", "bubble": "0%"})]
     ends = sorted({round(t, 7) for s in spans for t in (s.start, s.end)})
@@ -144,7 +148,7 @@ def _what(span: Span) -> str:
 
 def player() -> dict[str, Any]:
     """With schedule, ranks and micro-batches to choose."""
-    scenes = {
+    scenes: dict[tuple[str, ...], Scene] = {
         (name, str(ranks), str(m)): recorded(name, ranks, m)
         for name in SCHEDULES
         for ranks in RANKS

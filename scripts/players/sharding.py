@@ -173,7 +173,9 @@ def recorded(strategy: str, ranks: int, top: float) -> Scene:
     moving = [Bar(s.start, s.end, "collective") for s in spans if _moves(s)]
     curves: dict[str, list[tuple[float, float]]] = {}
     for number, kind in enumerate(KINDS):
-        curves[kind] = [(t, float(sum(s[: number + 1]))) for t, s in zip(times, samples, strict=True)]
+        curves[kind] = [
+            (t, float(sum(s[: number + 1]))) for t, s in zip(times, samples, strict=True)
+        ]
     marks = [(top, amount(top)), (top / 2, amount(top / 2))]
     panel = Panel("memory of rank 0", curves, top, marks, stacked=True, height=150.0)
     rows = [Row("rank 0", [compute, moving])]
@@ -220,11 +222,12 @@ def _moments(
     for span in filter(_moves, spans):
         what, means = OPERATORS[span.name]
         found.append((span.end, f"{what} of {amount(span.nbytes)}: {means}."))
-    found.append((end, "The step is done: gradients are given back."))
+    found.append((end, "The step is done, and zero_grad was called."))
     totals = [sum(kinds) for kinds in samples]
-    moments = []
+    moments: list[Moment] = []
     for moment, say in sorted(found, key=lambda each: each[0]):
         before = [n for t, n in zip(times, totals, strict=True) if t <= moment + LATE]
+        before = before if moments else before[:1]  # nothing has begun
         held_now = before[-1]
         texts = {
             "time": duration(moment - begin),
@@ -238,7 +241,7 @@ def _moments(
 def player() -> dict[str, Any]:
     """With strategy and ranks to choose."""
     top = max(run("DDP", ranks)[0][4] for ranks in RANKS) * 1.02
-    scenes = {
+    scenes: dict[tuple[str, ...], Scene] = {
         (strategy, str(ranks)): recorded(strategy, ranks, top)
         for strategy in STRATEGIES
         for ranks in RANKS
