@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from ..course import progress
 from ..course.catalogue import Exercise, has_solutions
@@ -17,7 +18,7 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     """Run the exercise's scenario on 4 ranks and write picture and Chrome trace."""
     # start-up time: they import torch, which other commands need not wait for
     from ..grading.implementation import Implementation, find_source, protect_this_process
-    from ..picture import chrome_trace, draw, draw_pipeline, spans_of
+    from ..picture import chrome_trace, draw, draw_pipeline, shares, spans_of
     from ..ranks.results import RankFailure
     from ..ranks.run import run_ranks
 
@@ -42,9 +43,20 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     else:
         picture = draw_pipeline(spans, target, title, scenario.bubble)
     chrome = chrome_trace(spans, folder / f"{name}.json")
+    out.print(_table(shares(spans)))
     out.print(f"{short(picture)}  (picture)", highlight=False, soft_wrap=True)
     out.print(f"{short(chrome)}  (for Perfetto)", highlight=False, soft_wrap=True)
     return 0
+
+
+def _table(found: dict[int, dict[str, int]]) -> Table:
+    """How each rank spent the time of the run; a row adds up to 100 %."""
+    table = Table("rank", box=None, header_style="dim", pad_edge=False)
+    for what in next(iter(found.values()), {}):
+        table.add_column(what, justify="right")
+    for rank, parts in found.items():
+        table.add_row(str(rank), *(f"{percent} %" for percent in parts.values()))
+    return table
 
 
 def _scenario(exercise: Exercise) -> Any:
