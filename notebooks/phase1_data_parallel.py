@@ -78,11 +78,13 @@ if found:
                 style = {"color": colour} if k < real else padding
                 axis.bar(k * WORLD + rank, 1, width=0.88, **style)
                 axis.text(k * WORLD + rank, 0.5, str(index), ha="center", va="center", size=11)
-        for step in range(BATCH, N + WORLD - 1, BATCH):
-            axis.axvline(step - 0.5, color="black", linewidth=2)
+        for step in range(0, N, BATCH):
+            axis.axvline(step - 0.5, color="black", linewidth=2 * (step > 0))
+            if epoch == 0:
+                text = f"global batch {step // BATCH + 1}"
+                axis.text(step + BATCH / 2 - 0.5, 1.06, text, ha="center")
         axis.set(yticks=[], ylabel=f"epoch {epoch}", xlim=(-0.7, N + 1.7))
         axis.spines[:].set_visible(False)
-    axes[0].set_title("global batch 1", loc="left", size=10)
     axes[1].set_xlabel("position in the epoch's order (the number in a cell is the sample)")
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS]
     handles.append(plt.Rectangle((0, 0), 1, 1, fc="w", ec="#555555", ls="--"))

@@ -182,6 +182,8 @@ if results:
     strip.set(yticks=[], xlabel="bytes of the tensor")
     strip.set_ylabel("auto", rotation=0, ha="right", va="center")
     axis.set(ylabel="ms", title="all-reduce over 4 processes: measured, and the α–β model")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("")
     axis.grid(alpha=0.3)
     axis.legend()
     show(
@@ -276,7 +278,7 @@ if len(steps) == len(WAYS):
         title = f"{name}: {(ended - begun) * 1e3:.1f} ms, of which {exposed * 1e3:.1f} exposed"
         axis.set_title(title, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].text(LAYERS * BUSY * 1e3 + 1, -0.2, "exposed", size=9)
+    axes[1].text(LAYERS * BUSY * 1e3 + 20, 0.1, "exposed", size=10)
     axes[-1].set_xlabel("ms since backward began (the numbers are layers)")
     show(
         figure,
@@ -487,6 +489,8 @@ if timed and spent:
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.legend()
+        axis.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"], minor=False)
+        axis.yaxis.set_minor_formatter("")
     show(
         figure,
         "Left, test loss over virtual seconds: asynchronous falls fastest, synchronous and s = 0 "

@@ -124,8 +124,10 @@ if ranks(lambda ctx: training(ctx, "whole"), 2):
     for text, (step, colour, side) in moments.items():
         axes.axvline(step, color=colour, linewidth=1)
         place = {"transform": axes.get_xaxis_transform(), "ha": side}
-        axes.text(step, 0.93, text, color=colour, size=9, **place)
+        axes.text(step, 0.45, text, color=colour, size=9, **place)
     axes.set(xlabel="step", ylabel="loss", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     axes.legend(loc="lower left")
     show(
         figure,

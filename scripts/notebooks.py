@@ -30,7 +30,7 @@ from PIL import Image
 from distlab.course.catalogue import load_course, root
 
 FOLDER = root() / "notebooks"
-COLOURS = 64  # of a picture: lines and bars need few, and it is a quarter as large
+COLOURS = 128  # of a picture: lines and bars need few, and it is a third as large
 TIMEOUT = 900  # seconds for a cell: its ranks have limits of their own
 GITHUB = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+?)(?:\.git)?/?$")
 BADGE = """[![Open this notebook in Colab]\
@@ -98,7 +98,9 @@ def small(png: str) -> str:
     """A PNG, in base64, with few colours and without words on its maker."""
     file = io.BytesIO()
     picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    # by coverage: a thin line keeps its colour, though it is few of the pixels
+    few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
 
 

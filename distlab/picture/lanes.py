@@ -42,7 +42,7 @@ LEGEND = {"data": "load data", "other": "other compute", WAIT: "wait for another
 INK, SOFT, EDGE = "#222222", "#6B6B6B", "#A8A8A8"
 HATCH = "////"
 WIDTH, ROW, TOP, BOTTOM = 12.5, 0.86, 0.62, 0.82  # inches: width, height per rank, margins
-LEFT, RIGHT = 0.105, 0.885  # of the width
+LEFT, RIGHT = 0.105, 0.87  # of the width
 MOST_LABELS, MOST_ARROWS, MOST_ROWS = 600, 64, 8
 LANES = {"compute": (0.10, 0.44), "network": (0.48, 0.86)}  # top and bottom in a rank's row
 
