@@ -249,6 +249,9 @@ if results:
         rows = [row for row in results[0] if row[0] == name]
         axis.loglog([r[1] for r in rows], [r[2] * 1e3 for r in rows], style, label=name)
     axis.set(xlabel="bytes", ylabel="time of one all-reduce, ms", title="4 ranks, gloo")
+    axis.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("")
     axis.grid(alpha=0.3)
     axis.legend()
     show(

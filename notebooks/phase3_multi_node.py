@@ -182,6 +182,7 @@ if results:
     strip.set(yticks=[], xlabel="bytes of the tensor")
     strip.set_ylabel("auto", rotation=0, ha="right", va="center")
     axis.set(ylabel="ms", title="all-reduce over 4 processes: measured, and the α–β model")
+    axis.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("")
     axis.grid(alpha=0.3)

@@ -126,6 +126,7 @@ if ranks(lambda ctx: training(ctx, "whole"), 2):
         place = {"transform": axes.get_xaxis_transform(), "ha": side}
         axes.text(step, 0.45, text, color=colour, size=9, **place)
     axes.set(xlabel="step", ylabel="loss", yscale="log")
+    axes.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
     axes.legend(loc="lower left")
