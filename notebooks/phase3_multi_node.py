@@ -139,7 +139,7 @@ for world_size in (2, 4, 8):
 #
 # Every pattern is a number of messages on the critical path, each α, and a number of bytes, each β:
 # the ring 2(W-1) short messages, the tree few long ones, halving-doubling something between. Points
-# are measured on this machine with four processes and gloo (the best of five); α and β are
+# are measured on this machine with four processes and gloo (the best of twelve); α and β are
 # fitted for each pattern (exercise 3.29); lines are the model. Where the lowest lines cross, `auto`
 # changes its choice: the strip below. (Where ranks share cores and memory, one may win throughout.)
 
@@ -151,7 +151,7 @@ STYLES = {"ring": ("o", "-"), "tree": ("s", "--"), "halving_doubling": ("^", "-.
 
 
 def costs(ctx):
-    tries = [choice.measure(SIZES, repeats=1) for _ in range(5)]  # the machine may be busy
+    tries = [choice.measure(SIZES, repeats=1) for _ in range(12)]  # the machine may be busy
     timings = [min(same, key=lambda t: t.seconds) for same in zip(*tries, strict=True)]
     links = choice.fit(timings)
     grid = [4 * 2 ** (k / 2) for k in range(41)]

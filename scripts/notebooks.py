@@ -47,7 +47,8 @@ from pathlib import Path
 ADDRESS = "{address}"  # of the course's repository
 NEEDED = {{"cloudpickle": "cloudpickle", "matplotlib": "matplotlib", "pytest": "pytest",
           "prometheus_client": "prometheus-client", "rich": "rich", "safetensors": "safetensors",
-          "sklearn": "scikit-learn", "torch": "torch", "yaml": "pyyaml"}}
+          "sklearn": "scikit-learn", "torch": "torch", "torchvision": "torchvision",
+          "yaml": "pyyaml"}}
 HERE = """The course is in {{folder}}. What is different on Colab:
 - There are about 2 cores, and all ranks share them: measured times say little. Counts of bytes and
   messages, losses and virtual times are the same as anywhere.

@@ -26,7 +26,7 @@ else:
 
 CLONED = ("distlab", "given", "solutions", "notebooks", "phase1_data_parallel", "course.toml")
 # of what pyproject.toml asks for: on Colab, or brought by what is
-WITH_OTHERS = {"jinja2", "numpy", "scipy", "tensorboard", "torchvision"}
+WITH_OTHERS = {"jinja2", "numpy", "scipy", "tensorboard"}
 
 
 def cell_of(address: str) -> str:
