@@ -119,12 +119,12 @@ if ranks(lambda ctx: training(ctx, "whole"), 2):
     axes.plot(*zip(*whole, strict=True), color="#d9d9d9", linewidth=6, label="nobody killed it")
     axes.plot(*zip(*before, strict=True), color="#d94801", label="until the kill")
     axes.plot(*zip(*after, strict=True), color="#08519c", linestyle="--", label="resumed")
-    moments = {"checkpoint, resumed here ": (after[0][0] - 1, "#08519c", "right"),
-               f" rank 1 killed in step {KILLED}": (before[-1][0], "#d94801", "left")}  # fmt: skip
-    for text, (step, colour, side) in moments.items():
+    moments = {"checkpoint, resumed here ": (after[0][0] - 1, "#08519c", "right", 0.45),
+               f" rank 1 killed in step {KILLED}": (before[-1][0], "#d94801", "left", 0.9)}  # fmt: skip
+    for text, (step, colour, side, height) in moments.items():
         axes.axvline(step, color=colour, linewidth=1)
         place = {"transform": axes.get_xaxis_transform(), "ha": side}
-        axes.text(step, 0.45, text, color=colour, size=9, **place)
+        axes.text(step, height, text, color=colour, size=9, **place)
     axes.set(xlabel="step", ylabel="loss", yscale="log")
     axes.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
