@@ -80,6 +80,14 @@ def built(name: str, address: str) -> NotebookNode:
         cell["id"] = f"cell-{number:02}"
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = source.metadata["kernelspec"]
+    return numbered(notebook)
+
+
+def numbered(notebook: NotebookNode) -> NotebookNode:
+    """The notebook as if its cells had run once, from top to bottom."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for number, cell in enumerate(code, 1):
+        cell["execution_count"] = number
     return notebook
 
 
@@ -107,15 +115,11 @@ def small(png: str) -> str:
 
 def stripped(notebook: NotebookNode, name: str) -> NotebookNode:
     """Only what is the same at the next run, but for measured times; ValueError if a cell warns."""
-    number = 0
-    for cell in notebook.cells:
+    for cell in numbered(notebook).cells:
         cell.metadata.pop("execution", None)
-        if cell.cell_type != "code":
-            continue
-        number += 1
-        cell["execution_count"] = number
-        for output in cell.outputs:
+        for output in cell.get("outputs", []):
             if output.output_type == "error" or output.get("name") == "stderr":
+                number = cell.execution_count
                 raise ValueError(f"{name}, code cell {number} prints to stderr: {output}")
             data = output.get("data", {})
             if "image/png" in data:
@@ -132,7 +136,6 @@ def keep_outputs(notebook: NotebookNode, before: NotebookNode, measured_only: bo
         old = known.get(cell.source)
         if old is not None and old.outputs and (is_measured(cell) or not measured_only):
             cell["outputs"] = old.outputs
-            cell["execution_count"] = old.execution_count
 
 
 def write(name: str, *, run: bool, measure: bool) -> None:
