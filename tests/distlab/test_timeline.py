@@ -290,7 +290,9 @@ def test_named_spans_have_a_label_and_hide_the_operators_inside() -> None:
         for rank in range(2):
             named = [s for s in spans_of(logs) if s.rank == rank and s.label]
             assert [(s.name, s.label) for s in named] == [("forward", label) for label in want]
-            assert all(s.seconds == pytest.approx(0.01, abs=0.02) for s in named)
+            assert all(
+                s.seconds > 0.009 for s in named if s.label in slept
+            )  # or as long as it likes
             assert covered(named) == sum(s.seconds for s in named)
 
 
