@@ -77,7 +77,8 @@ if found:
                 padding = {"fc": "w", "ec": colour, "ls": "--", "lw": 2}
                 style = {"color": colour} if k < real else padding
                 axis.bar(k * WORLD + rank, 1, width=0.88, **style)
-                axis.text(k * WORLD + rank, 0.5, str(index), ha="center", va="center", size=11)
+                axis.text(k * WORLD + rank, 0.55, str(index), ha="center", va="center", size=11)
+                axis.text(k * WORLD + rank, 0.1, f"rank {rank}", ha="center", size=6)
         for step in range(0, N, BATCH):
             axis.axvline(step - 0.5, color="black", linewidth=2 * (step > 0))
             if epoch == 0:
