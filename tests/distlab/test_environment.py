@@ -381,3 +381,42 @@ def test_pypi_torch_gets_its_torchvision(
     course.main([])
     assert own() == "2.15.0 0.29.0 1.0 -"
     assert "environment:" not in capfd.readouterr().out
+
+
+def test_a_lock_is_kept_to_with_the_cpu_build(
+    course: ModuleType, own: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make cpu LOCKED=1` sets these variables: versions of the lock, from both indexes."""
+    (tmp_path / "requirements.lock").write_text("torch==2.15.0\ntorchvision==0.29.0\nrich==0.9\n")
+    put(tmp_path / "pypi", "rich", "0.9")
+    put(tmp_path / "whl" / "cpu", "torch", "2.16.0+cpu")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "requirements.lock"))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/pypi")
+    course.main(["--cpu"])
+    assert own() == "2.15.0+cpu 0.29.0+cpu 0.9 -"
+
+
+def test_wheels_of_a_folder_are_enough(
+    course: ModuleType,
+    own: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """`make wheels` with a network, `make cpu WHEELS=…` without one."""
+    monkeypatch.setitem(sys.modules, "environment", course)
+    wheels = runpy.run_path(str(root() / "scripts" / "wheels.py"))
+    own()
+    wheels["main"]([str(tmp_path / "wheels")])
+    assert f"4 wheels, 0 MB, in {tmp_path / 'wheels'}\n" in capfd.readouterr().out
+    names = sorted(path.name.split("-py3")[0] for path in (tmp_path / "wheels").iterdir())
+    assert names == ["rich-1.0", "setuptools-99", "torch-2.15.0+cpu", "torchvision-0.29.0+cpu"]
+    monkeypatch.setattr(course, "INDEX", "http://127.0.0.1:9/")  # nobody answers there
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    course.main(["--cpu"])
+    assert own() == "2.15.0+cpu 0.29.0+cpu 1.0 -"
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
+    with pytest.raises(SystemExit, match="the wheels could not be had"):
+        wheels["main"]([str(tmp_path / "more")])
