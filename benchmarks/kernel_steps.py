@@ -63,12 +63,12 @@ class GPT(nn.Module):
     def __init__(self, layers: int, hidden: int, heads: int, length: int, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
-        self.tokens, self.places = nn.Embedding(VOCABULARY, hidden), nn.Embedding(length, hidden)
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, hidden), nn.Embedding(length, hidden)
         self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places.weight
+        x = self.tokens(tokens) + self.positions.weight
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         return F.linear(self.norm(x), self.tokens.weight)

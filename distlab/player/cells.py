@@ -98,8 +98,8 @@ def scene_of_walk(walk: Walk) -> Scene:
         scene.write(2, grid.top(piece) + 18, name)
         for rank in range(ranks):
             text = bits(walk.state[rank][piece], ranks)
-            place = (grid.middle(rank) - grid.cell / 2, grid.top(piece), grid.cell, CELL)
-            scene.add(Shape("cell", "", *place, text), cell_name(rank, piece))
+            box = (grid.middle(rank) - grid.cell / 2, grid.top(piece), grid.cell, CELL)
+            scene.add(Shape("cell", "", *box, text), cell_name(rank, piece))
     _foot(scene, grid, bool(walk.nodes))
     scene.steps.append(Step("Start: every rank holds its own numbers."))
     before = walk.state

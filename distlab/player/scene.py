@@ -41,8 +41,8 @@ class Shape:
 
     def data(self) -> list[Any]:
         """As in a player's file: trailing zeros and an empty text are left out."""
-        places = [_short(v) for v in (self.x, self.y, self.width, self.height)]
-        values = [self.kind, self.looks, *places, self.text]
+        numbers = [_short(v) for v in (self.x, self.y, self.width, self.height)]
+        values = [self.kind, self.looks, *numbers, self.text]
         while values and values[-1] in (0, ""):
             values.pop()
         return values

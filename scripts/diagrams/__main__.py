@@ -44,11 +44,13 @@ def write(folder: Path = FOLDER) -> int:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.diagrams", description=__doc__)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--place", action="store_true", help="put them into the guidelines")
+    what.add_argument(
+        "--place", dest="put", action="store_true", help="put them into the guidelines"
+    )
     what.add_argument("--check", action="store_true", help="compare files with specifications")
     parser.add_argument("--root", type=Path, default=ROOT, help="where the guidelines are")
     options = parser.parse_args(arguments)
-    if options.place:
+    if options.put:
         try:
             changed = place_all(options.root)
         except ValueError as error:

@@ -34,13 +34,13 @@ def micro_batches(sheet: Sheet) -> None:
     ):
         sheet.note(f"weight of a target, {words}", tone=tone, bold=True)
         bottom = sheet.y + 6 + 180 * max(weights)
-        place = x
+        position = x
         for count, weight in zip(targets, weights, strict=True):
             height = 180 * weight
             for _ in range(count):
-                sheet.box(place, bottom - height, w - 3, height, "", tone)
-                place += w
-            middle = place - count * w / 2 - 2
+                sheet.box(position, bottom - height, w - 3, height, "", tone)
+                position += w
+            middle = position - count * w / 2 - 2
             share = f"1/{round(1 / weight)}"
             sheet.text(middle, bottom + 11, share, anchor="middle", size=SMALL)
         sheet.y = bottom + 28

@@ -84,10 +84,10 @@ def divide(sheet: Sheet) -> None:
     average = sum(costs) / count
     even = [len(costs) * s // count for s in range(count + 1)]
     filled, load = [0], 0
-    for place, cost in enumerate(costs):
+    for position, cost in enumerate(costs):
         load += cost
         if load >= average and len(filled) < count:
-            filled.append(place + 1)
+            filled.append(position + 1)
             load = 0
     best = partition(costs, count)
     w = INNER / sum(costs)
@@ -97,7 +97,7 @@ def divide(sheet: Sheet) -> None:
         ("best", best),
     ):
         loads = [sum(costs[a:b]) for a, b in pairwise(bounds)]
-        stage = [sum(place >= b for b in bounds[1:]) for place in range(len(costs))]
+        stage = [sum(position >= b for b in bounds[1:]) for position in range(len(costs))]
         sheet.note(f"{words}: the slowest stage costs {max(loads)}", bold=words == "best")
         cells = [Cell(str(c), RANKS[s], wide=c) for c, s in zip(costs, stage, strict=True)]
         row(sheet, "", cells, x=MARGIN, w=w, below=3)

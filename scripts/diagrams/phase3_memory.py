@@ -52,10 +52,10 @@ def moments(sheet: Sheet) -> None:
     peak = max(totals, key=totals.__getitem__)
     plot = axes(sheet, (0, len(parts)), (0, 22), height=230, left=50)
     plot.frame({}, {n: f"{n} MB" for n in (0, 5, 10, 15, 20)}, "", "bytes on a rank")
-    for place, (name, values) in enumerate(parts.items()):
+    for position, (name, values) in enumerate(parts.items()):
         below = 0.0
-        x, _ = plot.at(place + 0.12, 0)
-        right, _ = plot.at(place + 0.88, 0)
+        x, _ = plot.at(position + 0.12, 0)
+        right, _ = plot.at(position + 0.88, 0)
         for letter, value, tone in zip("kaur", values, tones, strict=True):
             _, y1 = plot.at(0, below + value)
             _, y2 = plot.at(0, below)

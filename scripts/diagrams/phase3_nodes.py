@@ -134,21 +134,21 @@ def groups(sheet: Sheet) -> None:
         for rank, queue in enumerate(queues):
             y = top + rank * 62
             sheet.text(MARGIN, y + 15, f"rank {rank}" + " (leader)" * (rank == 0))
-            for place, name in enumerate(queue):
-                words = f"{name}" + (" waits" if stuck and place == 0 else "")
+            for position, name in enumerate(queue):
+                words = f"{name}" + (" waits" if stuck and position == 0 else "")
                 sheet.box(
-                    x0 + place * (w + 60),
+                    x0 + position * (w + 60),
                     y,
                     w,
                     30,
                     words,
                     tone[name],
-                    strong=place == 0,
-                    dashed=stuck and place == 1,
+                    strong=position == 0,
+                    dashed=stuck and position == 1,
                 )
         for first, name in enumerate(queues[0]):
             second = queues[1].index(name)
-            x1, x2 = (x0 + place * (w + 60) + w / 2 for place in (first, second))
+            x1, x2 = (x0 + position * (w + 60) + w / 2 for position in (first, second))
             sheet.path([(x1, top + 32), (x2, top + 60)], tone[name], dashed=stuck, k=not stuck)
         sheet.y = top + 104
     sheet.note(

@@ -22,11 +22,11 @@ def named(sizes: dict[str, int], ranks: int) -> tuple[list[str], int]:
 def ranges(elements: list[str], start: int, end: int) -> list[tuple[str, int, int]]:
     """(parameter, first, last) of what lies between two places, numbered within the parameter."""
     found: dict[str, list[int]] = {}
-    for place in range(start, min(end, len(elements))):
-        name = elements[place]
+    for position in range(start, min(end, len(elements))):
+        name = elements[position]
         if name != "·":
-            found.setdefault(name, []).append(place - elements.index(name))
-    return [(name, places[0], places[-1]) for name, places in found.items()]
+            found.setdefault(name, []).append(position - elements.index(name))
+    return [(name, positions[0], positions[-1]) for name, positions in found.items()]
 
 
 def spelled(parts: list[tuple[str, int, int]]) -> str:

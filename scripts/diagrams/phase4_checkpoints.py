@@ -223,8 +223,8 @@ def recut(sheet: Sheet) -> None:
     left = MARGIN + 96
     w = (WIDTH - MARGIN - left) / count
 
-    def tone(place: int) -> str:
-        return RANKS[next(r for r in range(old) if place in chunk_of(count, old, r))]
+    def tone(position: int) -> str:
+        return RANKS[next(r for r in range(old) if position in chunk_of(count, old, r))]
 
     row(sheet, "momentum", [Cell(str(k), tone(k)) for k in range(count)], x=left, w=w)
     for ranks, words in ((old, f"saved by {old}"), (new, f"read by {new}")):

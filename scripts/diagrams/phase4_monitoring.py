@@ -134,7 +134,7 @@ def stragglers(sheet: Sheet) -> None:
 
 @diagram("4.12", "One rank writes, to several places")
 def sinks(sheet: Sheet) -> None:
-    places = {
+    positions = {
         "JSON lines": "complete, for programs",
         "TensorBoard": "curves, for people",
         "Prometheus": "last value, for alarms",
@@ -143,7 +143,7 @@ def sinks(sheet: Sheet) -> None:
     top, x, w = sheet.y, MARGIN + 170.0, 120.0
     middle = top + 2 * 34 - 4
     sheet.box(MARGIN, middle - 16, 90, 32, "rank 0", "blue", strong=True)
-    for number, (name, what) in enumerate(places.items()):
+    for number, (name, what) in enumerate(positions.items()):
         y = top + number * 34
         sheet.box(x, y, w, 28, name, "orange")
         sheet.arrow([(MARGIN + 92, middle), (x - 3, y + 14)])

@@ -23,14 +23,14 @@ def place_all(root: Path) -> list[str]:
         path = root / phase.folder / "guidelines.md"
         text = path.read_text(encoding="utf-8")
         mine = [each for each in entries if each.exercise.startswith(f"{phase.number}.")]
-        texts[path] = (text, place(text, mine))
+        texts[path] = (text, put_in(text, mine))
     changed = [path for path, (before, after) in texts.items() if before != after]
     for path in changed:
         path.write_text(texts[path][1], encoding="utf-8", newline="\n")
     return [str(path.relative_to(root)) for path in changed]
 
 
-def place(text: str, entries: list[Placed]) -> str:
+def put_in(text: str, entries: list[Placed]) -> str:
     """The guideline with its diagrams; once more changes nothing."""
     parts = SECTION.split(text)
     where = {part.split()[1]: index for index, part in enumerate(parts) if part.startswith("## ")}

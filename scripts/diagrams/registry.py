@@ -61,9 +61,9 @@ def placed(path: Path = FOLDER / "placed.toml") -> list[Placed]:
     ]
 
 
-def draw(place: Placed) -> str:
+def draw(position: Placed) -> str:
     """The SVG of one diagram."""
-    title, drawing = DRAWINGS[place.name]
+    title, drawing = DRAWINGS[position.name]
     sheet = Sheet(title)
     drawing(sheet)
-    return sheet.svg(place.alt, place.name.replace(".", "-"))
+    return sheet.svg(position.alt, position.name.replace(".", "-"))

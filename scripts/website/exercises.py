@@ -67,7 +67,7 @@ def headings(text: str) -> list[str]:
     return [slugify(each.replace("`", "")) for each in re.findall(r"^#+ +(.+?) *$", plain, re.M)]
 
 
-def pages(course: Course, root: Path, places: Places) -> dict[str, str]:
+def pages(course: Course, root: Path, targets: Places) -> dict[str, str]:
     """The text of all pages of the course, by name."""
     found = {"exercises": the_map(course)}
     parts = {phase.number: guidelines(phase, root) for phase in course.phases}
@@ -75,20 +75,20 @@ def pages(course: Course, root: Path, places: Places) -> dict[str, str]:
         origin = f"{phase.folder}/guidelines.md"
         for section in parts[phase.number][1]:
             for anchor in headings(section.text):
-                places.anchors.setdefault((origin, anchor), section.page)
+                targets.anchors.setdefault((origin, anchor), section.page)
     for phase in course.phases:
         origin = f"{phase.folder}/guidelines.md"
         beginning, sections = parts[phase.number]
         names = [section.page.rpartition("/")[2] for section in sections]
-        start = places.rewritten(beginning, origin, f"{phase.folder}/guidelines")
+        start = targets.rewritten(beginning, origin, f"{phase.folder}/guidelines")
         table = exercise_table(course, phase.exercises)
         found[f"{phase.folder}/guidelines"] = f"{start}\n{table}\n{toctree(names)}"
         for section in sections:
-            text = places.rewritten(section.text, origin, section.page)
+            text = targets.rewritten(section.text, origin, section.page)
             if section.exercise:
                 exercise = course.exercise(section.exercise)
                 heading, _, rest = text.partition("\n")
-                text = f"{heading}\n\n{facts(course, exercise, places)}\n{rest}\n{work(exercise)}"
+                text = f"{heading}\n\n{facts(course, exercise, targets)}\n{rest}\n{work(exercise)}"
             found[section.page] = text
     return found
 
@@ -104,13 +104,13 @@ def linked(exercise: Exercise) -> str:
     return f"[{exercise.id}](/{exercise.phase.folder}/{exercise.id}.md)"
 
 
-def facts(course: Course, exercise: Exercise, places: Places) -> str:
+def facts(course: Course, exercise: Exercise, targets: Places) -> str:
     """One line: where it is written, how much work it is, what it builds on."""
     file = f"{exercise.phase.folder}/{exercise.template_path.name}"
     items = [f"`{file}`", f"{exercise.points} points", f"about {exercise.minutes} minutes"]
     items.append(f"difficulty {exercise.difficulty} of 5")
-    if places.address:
-        items[0] = f"[{items[0]}]({places.address}/blob/HEAD/{file})"
+    if targets.address:
+        items[0] = f"[{items[0]}]({targets.address}/blob/HEAD/{file})"
     if exercise.builds_on:
         below = [linked(e) for e in course.exercises if e.id in exercise.builds_on]
         items.append("builds on " + ", ".join(below))

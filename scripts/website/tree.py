@@ -69,13 +69,13 @@ def pages(root: Path) -> tuple[dict[str, str], list[str]]:
     course, parts = load_course(root), navigation(root)
     files = [name for names in parts.values() for name in names if "." in name]
     into = {name: page_of(name) for name in ["README.md", *files]}
-    places = Places(root, into, player.fragment, course.address)
-    found = exercises.pages(course, root, places) | reference.pages(root)
+    targets = Places(root, into, player.fragment, course.address)
+    found = exercises.pages(course, root, targets) | reference.pages(root)
     for name in ["README.md", *files]:
         if page_of(name) not in found and name.endswith(".md"):
             text = (root / name).read_text(encoding="utf-8")
-            found[page_of(name)] = places.rewritten(text, name, page_of(name))
-    shown = list(places.pictures)
+            found[page_of(name)] = targets.rewritten(text, name, page_of(name))
+    shown = list(targets.pictures)
     moving = [player.fragment(name) for name in player.names()]
     found["pictures"] = gallery.page(moving, shown, found)
     for title, names in parts.items():
@@ -84,16 +84,16 @@ def pages(root: Path) -> tuple[dict[str, str], list[str]]:
     texts = {f"{name}.md": text for name, text in found.items()}
     for name in files:
         if name.endswith(".ipynb"):
-            texts[name] = notebook(root / name, name, places)
-    return texts, sorted({each.file for each in places.pictures})
+            texts[name] = notebook(root / name, name, targets)
+    return texts, sorted({each.file for each in targets.pictures})
 
 
-def notebook(path: Path, name: str, places: Places) -> str:
+def notebook(path: Path, name: str, targets: Places) -> str:
     """A notebook as it was committed, outputs included, with the site's links."""
     cells = json.loads(path.read_text(encoding="utf-8"))
     for cell in cells["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = places.rewritten("".join(cell["source"]), name, page_of(name))
+            cell["source"] = targets.rewritten("".join(cell["source"]), name, page_of(name))
     return json.dumps(cells, ensure_ascii=False)
 
 

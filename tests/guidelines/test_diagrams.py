@@ -17,7 +17,7 @@ from scripts.diagrams import DRAWINGS, FOLDER, Placed, __main__, draw, phase2_ba
 from scripts.diagrams.letters import width_of
 from scripts.diagrams.phase3_memory import RANKS as SHARDS
 from scripts.diagrams.phase3_memory import SAVED, SIZE, UNITS, fsdp_moments, unit_profile
-from scripts.diagrams.placing import place, place_all
+from scripts.diagrams.placing import place_all, put_in
 from scripts.diagrams.shapes import Cell, row
 from scripts.diagrams.sheet import RANKS, Sheet
 from solutions.phase3_multi_node.strategy_memory import sharded_moments
@@ -217,23 +217,23 @@ first line
 
 def test_a_drawing_in_text_gives_way() -> None:
     entry = Placed("1.1", "alt", replaces="first line")
-    new = place(TEXT, [entry])
+    new = put_in(TEXT, [entry])
     one, two = new.split("## 1.2")
     assert "first line" not in one
     assert f"Because.\n\n{entry.image}\n\nAfter it.\n\n```\nother drawing\n```" in one
     assert two == TEXT.split("## 1.2")[1], "another section keeps its own"
-    assert place(new, [entry]) == new
+    assert put_in(new, [entry]) == new
     renewed = Placed("1.1", "better words", replaces=entry.replaces)
-    assert place(new, [renewed]) == new.replace("![alt]", "![better words]")
+    assert put_in(new, [renewed]) == new.replace("![alt]", "![better words]")
 
 
 def test_without_a_drawing_it_follows_a_paragraph() -> None:
     entry = Placed("1.1", "alt", after="**The idea.**")
-    assert f"**The idea.** Words.\n\n{entry.image}\n\nMore." in place(TEXT, [entry])
+    assert f"**The idea.** Words.\n\n{entry.image}\n\nMore." in put_in(TEXT, [entry])
     with pytest.raises(ValueError, match="0 paragraphs"):
-        place(TEXT, [Placed("1.1", "alt", after="Nowhere")])
+        put_in(TEXT, [Placed("1.1", "alt", after="Nowhere")])
     with pytest.raises(ValueError, match="no drawing begins"):
-        place(TEXT, [Placed("1.1", "alt", replaces="never")])
+        put_in(TEXT, [Placed("1.1", "alt", replaces="never")])
 
 
 def test_the_memory_of_3_27_is_that_of_the_exercise() -> None:
