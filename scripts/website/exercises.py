@@ -10,13 +10,16 @@ import html
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mdit_py_plugins.anchors.index import slugify
 
+from distlab.commands.measure import kept, sentence
 from distlab.course.catalogue import Course, Exercise, Phase, functions_of
 from distlab.course.excerpts import excerpts
 from distlab.course.regions import functions_in
 from distlab.course.templates import template_of
+from scripts.measured import HEAD
 from scripts.workload import hours
 
 from .links import CODE, Places
@@ -70,6 +73,7 @@ def headings(text: str) -> list[str]:
 def pages(course: Course, root: Path, targets: Places) -> dict[str, str]:
     """The text of all pages of the course, by name."""
     found = {"exercises": the_map(course)}
+    measured = kept()
     parts = {phase.number: guidelines(phase, root) for phase in course.phases}
     for phase in course.phases:
         origin = f"{phase.folder}/guidelines.md"
@@ -86,11 +90,20 @@ def pages(course: Course, root: Path, targets: Places) -> dict[str, str]:
         for section in sections:
             text = targets.rewritten(section.text, origin, section.page)
             if section.exercise:
+                text = with_measured(text, measured.get(section.exercise))
                 exercise = course.exercise(section.exercise)
                 heading, _, rest = text.partition("\n")
                 text = f"{heading}\n\n{facts(course, exercise, targets)}\n{rest}\n{work(exercise)}"
             found[section.page] = text
     return found
+
+
+def with_measured(text: str, found: dict[str, Any] | None) -> str:
+    """The section with the number that ``distlab measure`` has kept, after the run it names."""
+    if found is None:
+        return text
+    told = f" **Measured here:** {sentence(found)}."
+    return re.sub(rf"(?ms)^{re.escape(HEAD)}.*?(?=\n\n)", lambda m: m[0] + told, text, count=1)
 
 
 def toctree(names: list[str], caption: str = "") -> str:

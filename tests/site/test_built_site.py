@@ -113,3 +113,17 @@ def test_players_are_on_the_page_with_their_script(built: Path) -> None:
         assert f"_static/{path.name}" in (built / "pictures.html").read_text(encoding="utf-8")
         assert f"_static/{path.name}" not in (built / "CHANGELOG.html").read_text(encoding="utf-8")
         assert (built / "_static" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_number_of_this_machine_stands_in_its_section() -> None:
+    pytest.importorskip("mdit_py_plugins", reason="no Sphinx here: run make site once")
+    from scripts.website.exercises import with_measured
+
+    text = "## 3.3 Ring\n\n**Why.** So.\n\n**On your machine.** It tells\nthe time.\n\n**Read.**\n"
+    found = {"says": "the run takes {} ms", "values": [2.0], "ranks": 4, "cores": 2}
+    found |= {"impl": "templates", "date": "2026-01-31"}
+    assert with_measured(text, None) == text
+    assert with_measured(text, found).split("\n\n")[2] == (
+        "**On your machine.** It tells\nthe time. **Measured here:** the run takes 2 ms; "
+        "4 ranks on 2 cores, templates, 2026-01-31."
+    )
