@@ -76,7 +76,11 @@ def _counts(book: Book, name: str, keys: dict[str, list[str]]) -> list[tuple[str
 
 def details(book: Book, current: Keys) -> str:
     """The page with every check, every wrong verdict, and every count that was begun anew."""
-    lines = ["# Soaking, check by check", "", "Written by `make soak`. [README.md](README.md) sums it up."]
+    lines = [
+        "# Soaking, check by check",
+        "",
+        "Written by `make soak`. [README.md](README.md) sums it up.",
+    ]
     lines += ["", *_list("Wrong verdicts", [_wrong(w) for w in book.wrong]), ""]
     anew: dict[tuple[str, str, str], list[int]] = {}
     for one in book.anew:
