@@ -2,7 +2,19 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env cpu demo gpt nodes train test test-oldest check lint bench soak
+.PHONY: env cpu demo gpt nodes train test test-oldest check lint bench soak lock wheels notebooks \
+	site site-serve
+
+# LOCKED=1: exactly the versions of requirements.lock. torch's own index has not all of the others
+ifdef LOCKED
+export PIP_CONSTRAINT := $(CURDIR)/requirements.lock
+export PIP_EXTRA_INDEX_URL := $(or $(PIP_EXTRA_INDEX_URL),$(PIP_INDEX_URL),https://pypi.org/simple)
+endif
+# WHEELS=FOLDER: from the wheels in a folder alone, without a network
+ifdef WHEELS
+export PIP_NO_INDEX := 1
+export PIP_FIND_LINKS := $(abspath $(WHEELS))
+endif
 
 env:
 	@$(PYTHON) scripts/environment.py
@@ -66,3 +78,24 @@ bench: env
 # right code graded again and again, idle and loaded; goes on where it stopped. ARGS="--minutes 30"
 soak: env
 	@$(RUN) -m benchmarks.soak $(ARGS)
+
+# the site, in build/site: it loads nothing from elsewhere, and needs no network once that is installed
+site:
+	@$(PYTHON) scripts/extras.py site
+	@$(RUN) -m scripts.website $(ARGS)
+
+# the same, shown on this machine. ARGS="--port 9000"
+site-serve:
+	@$(MAKE) --no-print-directory site ARGS="--serve $(ARGS)"
+
+# requirements.lock anew, with the newest versions that pyproject.toml allows
+lock: env
+	@$(RUN) scripts/lock.py
+
+# all packages as files in wheels/, for a machine without a network; CUDA=1: with NVIDIA's libraries
+wheels:
+	@$(PYTHON) scripts/wheels.py $(if $(CUDA),--cuda)
+
+# the notebooks again, with what a run of the solutions shows
+notebooks: env
+	@$(RUN) -m scripts.notebooks $(ARGS)

@@ -23,7 +23,7 @@ class Table:
 
     def markdown(self) -> str:
         """The table with its title and note."""
-        lines = [f"### {self.title}", "", *([self.note, ""] if self.note else [])]
+        lines = [f"## {self.title}", "", *([self.note, ""] if self.note else [])]
         lines += ["| " + " | ".join(self.header) + " |"]
         lines += ["|" + " --- |" * len(self.header)]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]

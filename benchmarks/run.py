@@ -71,8 +71,8 @@ def machine() -> str:
 
 def sections(text: str) -> dict[str, str]:
     """The tables of a page by their titles."""
-    parts = text.split("\n### ")[1:]
-    return {part.partition("\n")[0]: f"### {part.strip()}" for part in parts}
+    parts = text.split("\n## ")[1:]
+    return {part.partition("\n")[0]: f"## {part.strip()}" for part in parts}
 
 
 def page(old: dict[str, str], tables: Sequence[Table]) -> str:

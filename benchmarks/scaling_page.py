@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from distlab.hardware.clusters import load_cluster
-
 from .scaling_choice import Cell, Cells, choices, merged
+from .scaling_picture import draw
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "scaling"
-STYLES = (  # colour, marker, line; families share a line
-    ("black", "o", "-"), ("tab:blue", "s", "-"), ("tab:cyan", "^", "-"), ("tab:green", "v", "-"),
-    ("tab:red", "D", "-"), ("tab:orange", "P", "-"), ("tab:purple", "X", "-"),
-    ("tab:blue", "s", ":"), ("tab:green", "^", ":"), ("tab:red", "v", ":"), ("black", "P", ":"),
-    ("tab:brown", "o", "--"), ("tab:pink", "s", "--"), ("tab:gray", "D", "--"),
-)  # fmt: skip
-GIGABYTES = (
-    *(2.6, 2.7, 2.8, 2.9, 3, 3.1, 3.2, 3.5, 4, 4.5, 5, 6, 8, 10, 12, 15, 18, 20, 22, 25),
-    *(30, 40, 50, 60, 80, 120, 160, 240, 320),
-)
 INTRODUCTION = """# 1 to 256 GPUs, strategy by strategy
 
 Written by `python -m benchmarks.scaling`. Every cell is a training step of the course's own
@@ -171,51 +160,6 @@ def rest_of(cell: Cell) -> str:
     return f"{cell['memory'] / 1e9:.1f}{mark} · {cell['exposed'] / cell['step']:.0%}"
 
 
-def draw(cells: Cells, names: list[str], counts: tuple[int, ...], path: Path, title: str) -> None:
-    """Throughput per GPU and memory per GPU over the number of GPUs, one cluster per row."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullLocator
-
-    clusters = list(dict.fromkeys(cluster for cluster, _, _ in cells))
-    figure, grid = plt.subplots(
-        len(clusters), 2, figsize=(13, 0.6 + 4.6 * len(clusters)), layout="constrained",
-        squeeze=False,
-    )  # fmt: skip
-    figure.suptitle(title)
-    unit = next(iter(cells.values()))["unit"]
-    for (left, right), cluster in zip(grid, clusters, strict=True):
-        for name, (colour, marker, line) in zip(names, STYLES, strict=True):
-            found = [(g, cells[cluster, name, g]) for g in counts if (cluster, name, g) in cells]
-            gpus = [g for g, _ in found]
-            style = {"color": colour, "marker": marker, "ls": line, "ms": 5, "lw": 1.3}
-            rates = [c["rate"] / c["gpus"] for _, c in found]
-            left.semilogx(gpus, rates, base=2, label=name, **style)
-            right.loglog(gpus, [c["memory"] / 1e9 for _, c in found], base=2, **style)
-        left.set(ylabel=f"{unit} per second and GPU", title=f"{cluster}: throughput of a GPU")
-        left.set_ylim(bottom=0)
-        right.set(ylabel="GB", title=f"{cluster}: memory of a GPU")
-        memory = load_cluster(cluster).gpu.memory / 1e9
-        if memory < 2 * right.get_ylim()[1]:
-            right.axhline(memory, color="gray", lw=1, label="a GPU has")
-            right.text(1, memory, " what a GPU has", va="bottom", fontsize=8, color="gray")
-        low, high = right.get_ylim()
-        ticks = [t for t in GIGABYTES if low <= t <= high]
-        right.set_yticks(ticks, [f"{t:g}" for t in ticks])
-        right.yaxis.set_minor_locator(NullLocator())
-        for axes in (left, right):
-            axes.set(xlabel="GPUs")
-            axes.set_xticks(counts, [str(g) for g in counts])
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.grid(alpha=0.3)
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 def by_numbers(raw: dict[str, Cell]) -> Cells:
     """A model's recorded cells by cluster, row and GPUs."""
     found = {}
@@ -229,7 +173,7 @@ def write(recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[
     """The page and its pictures; ``recorded``: by model, then by key."""
     for model, raw in recorded.items():
         path, title = FOLDER / f"{model}.png", f"{model}: one step on virtual GPUs"
-        draw(by_numbers(raw), names, counts, path, title)
+        draw(by_numbers(raw), counts, path, title)
     page = FOLDER.parent / "scaling.md"
     page.write_text(page_of(recorded, names, counts), encoding="utf-8")
     return page

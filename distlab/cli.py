@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,18 @@ from types import ModuleType
 
 from rich.console import Console
 
-from .commands import classes, cluster, doctor, handout, measure, references, upgrade
-from .commands.learn import hint, reset, show_map, solution, yes
+from .commands import (
+    certificate,
+    classes,
+    cluster,
+    doctor,
+    handout,
+    measure,
+    references,
+    tracks,
+    upgrade,
+)
+from .commands.learn import hint, map_as_json, reset, show_map, solution, yes
 from .commands.templates import make_templates
 from .commands.trace import trace
 from .commands.watch import watch
@@ -23,6 +34,8 @@ from .host.terminal import console
 
 # commands with ``add_arguments`` and ``main`` of their own
 PLAIN: dict[str, tuple[str, ModuleType]] = {
+    "track": ("choose a way through the course", tracks),
+    "certificate": ("a page that says that a phase is done", certificate),
     "cluster": ("several nodes on this machine (Linux)", cluster),
     "doctor": ("what this machine can run", doctor),
     "measure": ("one number of an exercise, on this machine", measure),
@@ -43,6 +56,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     """The options of all commands."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
     parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
+    parser.add_argument("--all", action="store_true", help="the map with every exercise in it")
+    parser.add_argument("--json", dest="map_json", metavar="FILE", type=Path, help="the map")
     commands = parser.add_subparsers(dest="command", title="commands")
     one = argparse.ArgumentParser(add_help=False)
     one.add_argument("exercise", help="for example 1.4")
@@ -56,6 +71,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     traced = commands.add_parser("trace", parents=[one], help="draw what your ranks do")
     traced.add_argument("--impl", default="templates", help="templates, solutions or a folder")
     traced.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the files")
+    traced.add_argument("--open", action="store_true", help="play it step by step in the browser")
     for name, (about, module) in PLAIN.items():
         module.add_arguments(commands.add_parser(name, help=about))
     for name, about in LATE.items():
@@ -86,7 +102,10 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return int(module.main(options, out))
     course = load_course()
     if options.command is None:
-        return show_map(course, out)
+        if options.map_json:
+            text = json.dumps(map_as_json(course), indent=2)
+            options.map_json.write_text(text + "\n", encoding="utf-8")
+        return show_map(course, out, options.all)
     if options.command == "templates":
         return make_templates(course, options.write, options.force, out)
     if options.command == "watch":
@@ -102,7 +121,7 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return reset(exercise, out, yes if asks else None)
     if options.command == "solution":
         return solution(exercise, options.give_up, out)
-    return trace(exercise, options.impl, options.out, out)
+    return trace(exercise, options.impl, options.out, out, options.open)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

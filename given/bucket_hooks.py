@@ -1,4 +1,4 @@
-"""What the reduction of a bucket is made of: what a hook sees, what it begins, what it gives back.
+"""The parts of a bucket's reduction: the bucket that a hook gets, and the handle that it returns.
 
     hook(bucket) -> handle        begins to sum ``bucket.buffer`` over the ranks
     handle.wait()                 the sum has arrived
@@ -29,7 +29,7 @@ class Bucket(Protocol):
 
 
 class Handle(Protocol):
-    """What is on its way: ``wait()`` returns when it has arrived. ``dist.Work`` is one."""
+    """A reduction on its way: ``wait()`` returns when it has arrived. ``dist.Work`` is one."""
 
     def wait(self) -> object:
         """Block until it is complete (on a GPU: let the current stream wait for it)."""

@@ -60,7 +60,7 @@ def choose(
     Raises ValueError if the ranks don't ask for the same device, or for one that is not there.
     """
     if len({*wanted}) > 1:
-        raise ValueError(f"the ranks are to use different devices: {', '.join(sorted({*wanted}))}")
+        raise ValueError(f"the ranks ask for different devices: {', '.join(sorted({*wanted}))}")
     ranks, count = len(gpus), len({*gpus} - {""})
     who = f"{ranks} rank{'s' * (ranks > 1)}"
     many = f"{who}, {count} GPU{'s' * (count != 1)}"

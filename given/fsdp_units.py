@@ -1,8 +1,8 @@
 """Units of a sharded model: which parameters each has, and hooks that say when it computes.
 
-A unit is a module whose parameters are gathered and freed together. Autograd knows no units: that
-backward reaches one shows where a gradient of its output is there, that it is done with it where
-the gradient of its input is. A view of each input, with a hook, tells the latter.
+A unit is a module whose parameters are gathered and freed together. Autograd knows no units.
+Backward reaches a unit when a gradient of its output is there. It is done with the unit when the
+gradient of its input is there. A hook on a view of each input tells that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Parameters = dict[nn.Parameter, list[Attribute]]  # a tied parameter is in sever
 
 
 class Gathered(Protocol):
-    """Parameters as one vector, which is there for a while only."""
+    """Parameters as one vector, which has memory only for a while."""
 
     leaves: list[Tensor]
     reducing: tuple[dist.Work, Tensor, Tensor] | None
@@ -56,7 +56,7 @@ class FlatUnit(Generic[Flat]):
     flats: list[Flat]
 
     def start_gather(self) -> None:
-        """Issue the all-gathers of what is not there."""
+        """Issue the all-gathers of vectors that are not there."""
         for flat in self.flats:
             flat.start_gather()
 
@@ -123,7 +123,7 @@ class HookedUnits(nn.Module, Generic[Flat]):
         raise NotImplementedError
 
     def end_backward(self) -> None:
-        """The whole backward is done; the last units may not have been told."""
+        """The whole backward is done, also that of units whose inputs need no gradient."""
         raise NotImplementedError
 
     def watch_units(self) -> None:
@@ -137,7 +137,8 @@ class HookedUnits(nn.Module, Generic[Flat]):
     def _enter(
         self, unit: FlatUnit[Flat], module: nn.Module, args: Any, kwargs: Any
     ) -> tuple[Any, Any]:
-        """Before forward. The inputs pass a view: its gradient comes when the unit is done."""
+        """Before forward: replace each input by a view, whose gradient comes when the unit is
+        done."""
         if module is self.module:
             if kinds_of(self) != self.kinds:
                 raise ValueError("parameters were frozen, cast or moved: do it before wrapping")
@@ -182,10 +183,10 @@ def owned_parameters(
 ) -> list[list[Parameters]]:
     """For the root and each unit its distinct parameters, with all their attributes.
 
-    Those of one dtype that are all trainable or all frozen are together. They are taken out of
-    their modules, which ``parameters()`` passes over then. Raises ValueError if units overlap or
-    are not inside ``module``, if a parameter is tied across units, if parameters are on several
-    devices, if none is trainable, or if this rank is no member of ``group``.
+    Parameters of one dtype that are all trainable or all frozen are together. They are taken out of
+    their modules, so ``parameters()`` does not list them. Raises ValueError if units overlap or are
+    not inside ``module``, or if a parameter is tied across units. It does so, too, if parameters
+    are on several devices, if none is trainable, or if this rank is no member of ``group``.
     """
     rank_in(group)
     names = {part: name for name, part in module.named_modules()}
@@ -220,7 +221,7 @@ def owned_parameters(
 
 
 def by_kind(mine: Parameters) -> list[Parameters]:
-    """Parameters of one dtype that are all trainable or all frozen together."""
+    """The parameters in lists of one dtype, each all trainable or all frozen."""
     kinds: dict[object, Parameters] = {}
     for parameter, attributes in mine.items():
         kind = parameter.dtype, parameter.requires_grad

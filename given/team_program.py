@@ -1,8 +1,8 @@
 """A program that is right on gloo. By NCCL's rules each of its three functions has one fault.
 
-Ranks hold strips of a field, one below the other, and work in teams. ``swap_edges`` brings what a
-strip needs from its neighbours, ``make_teams`` makes the groups, and ``means`` is what is reported
-of the team and of all. Exercise 3.30 mends it. To see why it can't run on NCCL:
+Ranks hold strips of a field, one below the other, and work in teams. ``swap_edges`` brings the
+edges of the neighbours' strips, and ``make_teams`` makes the groups. ``means`` gives the means of
+the team and of all ranks. Exercise 3.30 mends it. To see why it can't run on NCCL:
 
     python test_phase3.py 3.30 --impl given
 """
@@ -19,7 +19,8 @@ from .agreement import Group, rank_in
 
 
 class Teams(NamedTuple):
-    """``own``: the group of this rank's team. ``leaders``: of the teams' first ranks, on those."""
+    """``own``: the group of this rank's team. ``leaders``: that of the teams' first ranks, or
+    None."""
 
     own: dist.ProcessGroup
     leaders: dist.ProcessGroup | None
@@ -48,7 +49,7 @@ def make_teams(size: int) -> Teams:
     """The group of this rank's team of ``size`` neighbours, and that of all teams' first ranks."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if size < 1 or world_size % size:
-        raise ValueError(f"{world_size} ranks are no teams of {size}")
+        raise ValueError(f"{world_size} ranks don't divide into teams of {size}")
     first = rank - rank % size
     own = dist.new_group([*range(first, first + size)], use_local_synchronization=True)
     leaders = None

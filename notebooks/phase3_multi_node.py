@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from matplotlib import pyplot as plt
 from torch import nn
 
-from distlab.commands.notebook import Notebook
+from distlab.commands.notebook import Notebook, show
 from distlab.ranks import run_ranks
 from distlab.observe.memory import storage_bytes
 from distlab.virtual import run_virtual
@@ -80,7 +80,7 @@ def draw(axis, has, came):
     for rank in range(W):
         for chunk in range(W):
             parts = has[rank][chunk]
-            colour = plt.cm.Greens(0.12 + 0.2 * (len(parts) - 1))
+            colour = plt.cm.Greens(0.08 + 0.13 * (len(parts) - 1))  # the text on it is black
             axis.add_patch(plt.Rectangle((chunk, rank), 0.94, 0.9, color=colour))
             if came[rank] == chunk:
                 frame = plt.Rectangle((chunk, rank), 0.94, 0.9, fill=False, ec="#D55E00", lw=2.5)
@@ -106,7 +106,11 @@ if results:
     ):
         draw(axis, has, came)
         axis.set(title=title, xlabel="chunk")
-    plt.show()
+    show(
+        figure,
+        "Seven grids of 4 ranks by 4 chunks. In three steps of reduce-scatter each rank comes to "
+        "one chunk with all parts; in three steps of all-gather these reach every rank.",
+    )
 
 # %% [markdown]
 # The same for real: the ledger counts what your `ring_all_reduce` sends. A tensor of 1,000 elements
@@ -135,18 +139,19 @@ for world_size in (2, 4, 8):
 #
 # Every pattern is a number of messages on the critical path, each α, and a number of bytes, each β:
 # the ring 2(W-1) short messages, the tree few long ones, halving-doubling something between. Points
-# are measured on this machine with four processes and gloo (the best of five); α and β are
+# are measured on this machine with four processes and gloo (the best of twelve); α and β are
 # fitted for each pattern (exercise 3.29); lines are the model. Where the lowest lines cross, `auto`
 # changes its choice: the strip below. (Where ranks share cores and memory, one may win throughout.)
 
-# %%
+# %% tags=["measured"]
 choice = module("allreduce_choice")
 SIZES = [4, 1024, 16_384, 131_072, 1_048_576, 4_194_304]
 COLOURS = {"ring": "#0072B2", "tree": "#D55E00", "halving_doubling": "#009E73"}
+STYLES = {"ring": ("o", "-"), "tree": ("s", "--"), "halving_doubling": ("^", "-.")}
 
 
 def costs(ctx):
-    tries = [choice.measure(SIZES, repeats=1) for _ in range(5)]  # the machine may be busy
+    tries = [choice.measure(SIZES, repeats=1) for _ in range(12)]  # the machine may be busy
     timings = [min(same, key=lambda t: t.seconds) for same in zip(*tries, strict=True)]
     links = choice.fit(timings)
     grid = [4 * 2 ** (k / 2) for k in range(41)]
@@ -159,21 +164,34 @@ results = ranks(costs, 4, run=run_ranks, ledger=False)
 if results:
     timings, links, grid, lines, chosen = results[0]
     figure, (axis, strip) = plt.subplots(
-        2, 1, figsize=(8, 4.8), layout="constrained", sharex=True, height_ratios=(12, 1)
+        2, 1, figsize=(8, 4.8), layout="constrained", sharex=True, height_ratios=(9, 1)
     )
     for pattern, (alpha, beta) in links.items():
         points = [(n, t * 1e3) for p, _, n, t in timings if p == pattern]
         label = f"{pattern}: α {alpha * 1e6:.0f} µs, 1/β {1 / beta / 1e9:.2f} GB/s"
-        axis.loglog(*zip(*points, strict=True), "o", color=COLOURS[pattern], label=label)
-        axis.loglog(grid, [t * 1e3 for t in lines[pattern]], color=COLOURS[pattern], alpha=0.6)
-    for left, right, pattern in zip(grid, grid[1:], chosen, strict=False):
-        strip.axvspan(left, right, color=COLOURS[pattern], lw=0)
+        marker, line = STYLES[pattern]
+        axis.loglog(*zip(*points, strict=True), marker, color=COLOURS[pattern])
+        seconds = [t * 1e3 for t in lines[pattern]]
+        axis.loglog(grid, seconds, line, color=COLOURS[pattern], marker=marker, ms=0, label=label)
+    ends = [k for k, (a, b) in enumerate(pairwise(chosen), 1) if a != b]
+    for first, last in pairwise([0, *ends, len(grid) - 1]):
+        strip.axvspan(grid[first], grid[last], color=COLOURS[chosen[first]], lw=0)
+        if last - first > 9:
+            middle = (grid[first] * grid[last]) ** 0.5
+            strip.text(middle, 0.5, chosen[first], color="w", ha="center", va="center", size=9)
     strip.set(yticks=[], xlabel="bytes of the tensor")
     strip.set_ylabel("auto", rotation=0, ha="right", va="center")
     axis.set(ylabel="ms", title="all-reduce over 4 processes: measured, and the α–β model")
+    axis.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("")
     axis.grid(alpha=0.3)
     axis.legend()
-    plt.show()
+    show(
+        figure,
+        "Measured times of three all-reduce patterns over bytes as points, the fitted models as "
+        "lines, both axes logarithmic. A strip below names the pattern that auto chooses.",
+    )
 
 # %% [markdown]
 # ## 3. Overlap
@@ -181,8 +199,8 @@ if results:
 # A model of eight layers whose backward takes 10 ms each, on four virtual ranks behind a slow link.
 # The upper lane is backward, layer by layer; the lower one is the network. Three ways to send the
 # same bytes: each gradient waited for at once, all in one bucket, or buckets that leave while
-# backward goes on (exercise 3.10). What lies right of the dashed line is *exposed*: nothing hides
-# it. The last bucket always is.
+# backward goes on (exercise 3.10). What lies in the grey area, after 80 ms of backward, is
+# *exposed*: nothing hides it. The last bucket always is.
 
 # %%
 overlap = module("overlap")
@@ -256,13 +274,18 @@ if len(steps) == len(WAYS):
         for start, end in sent:  # a bucket begins when it may and the one before is through
             axis.barh(1, (end - start) * 1e3, 0.8, (start - begun) * 1e3, color="#D55E00", ec="w")
         exposed = ended - begun - LAYERS * BUSY
-        axis.axvline(LAYERS * BUSY * 1e3, color="k", ls="--", lw=1)
+        axis.axvspan(LAYERS * BUSY * 1e3, (ended - begun) * 1e3, color="#E3E3E3", zorder=0)
         axis.set(yticks=[0, 1], yticklabels=["backward", "network"], ylim=(1.6, -0.6))
         title = f"{name}: {(ended - begun) * 1e3:.1f} ms, of which {exposed * 1e3:.1f} exposed"
         axis.set_title(title, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
+    axes[1].text(LAYERS * BUSY * 1e3 + 20, 0.1, "exposed", size=10)
     axes[-1].set_xlabel("ms since backward began (the numbers are layers)")
-    plt.show()
+    show(
+        figure,
+        "Four timelines with a lane for backward and one for the network. Waiting for each layer "
+        "exposes most; buckets that leave during backward expose little more than the last one.",
+    )
 
 # %% [markdown]
 # More buckets hide more, until α per message costs more than the shorter last bucket saves. The
@@ -272,7 +295,7 @@ if len(steps) == len(WAYS):
 # ## 4. Memory
 #
 # What a rank holds between two steps, measured, for the MLP with Adam in float32 (Ψ parameters: 4Ψ
-# bytes each for parameters, gradients and two moments). Black lines are the formulas of exercises
+# bytes each for parameters, gradients and two moments). Black ticks are the formulas of exercises
 # 3.13 to 3.15.
 
 # %%
@@ -316,6 +339,11 @@ def held(ctx, kind):
     return [n / numel for n in (storage_bytes(parameters), gradients, moments)]
 
 
+PARTS = (
+    {"fc": "#A6D3EE"},
+    {"fc": "#F6C65B", "hatch": "///"},
+    {"fc": "#BFE3D5", "hatch": "..."},
+)
 worlds, found = (1, 2, 4, 8), {}
 for kind in FORMULAS:
     for world_size in worlds:
@@ -332,17 +360,21 @@ if found:
             if (strategy, world_size) not in found:
                 continue
             x, bottom = column + 0.2 * (k - 1.5), 0.0
-            for part, colour in zip(found[strategy, world_size], COLOURS.values(), strict=True):
-                axis.bar(x, part, 0.17, bottom, color=colour)
+            for part, style in zip(found[strategy, world_size], PARTS, strict=True):
+                axis.bar(x, part, 0.17, bottom, ec="#555555", lw=0.6, **style)
                 bottom += part
             axis.text(x, bottom + 0.25, f"W={world_size}", ha="center", fontsize=8)
             ends = [x - 0.1, x + 0.1]
             (line,) = axis.plot(ends, [formula(world_size)] * 2, color="k", lw=2)
-    patches = [plt.Rectangle((0, 0), 1, 1, color=c) for c in COLOURS.values()]
+    patches = [plt.Rectangle((0, 0), 1, 1, ec="#555555", **style) for style in PARTS]
     axis.legend([*patches, line], [*kinds, "formula"], ncols=4, loc="upper center")
     axis.set(ylabel="bytes per parameter on a rank", ylim=(0, 20))
     axis.set_xticks(range(len(FORMULAS)), list(FORMULAS))
-    plt.show()
+    show(
+        figure,
+        "Bytes per parameter on a rank, as stacked bars for W = 1, 2, 4 and 8. DDP stays at 16; "
+        "ZeRO-1 falls towards 8, ZeRO-2 towards 4, FSDP towards 0. Each bar ends at its formula.",
+    )
 
 # %% [markdown]
 # ## 5. Parameter servers
@@ -355,7 +387,7 @@ if found:
 # The price is staleness: a gradient is applied to values that other workers' updates have changed
 # since it was computed, W-1 of them on average. On the right every run spends the same 240
 # gradients, asynchronously, with more and more workers: what a learning rate bears shrinks as
-# staleness grows. (The dashed line is where a network that guesses would be.)
+# staleness grows. (The dotted line is where a network that guesses would be.)
 
 # %%
 server = module("parameter_server")
@@ -441,15 +473,16 @@ for lr in (0.05, 0.2, 0.4):
 if timed and spent:
     print(f"{'':14}{'gradients/s':>12}{'stale by, mean':>16}{'most':>6}{'loss at the end':>17}")
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
-    for name, workers in timed.items():
+    styles = ("C0-", "C1--", "C2-.", "k:")
+    for style, (name, workers) in zip(styles, timed.items(), strict=False):
         seconds, _, losses = zip(*workers[0], strict=True)
-        left.semilogy(seconds, losses, label=name)
+        left.semilogy(seconds, losses, style, label=name)
         stale, rate = staleness(workers), sum(map(len, workers)) / SECONDS
         mean = sum(stale) / len(stale)
         print(f"{name:14}{rate:12.0f}{mean:16.1f}{max(stale):6}{losses[-1]:17.3f}")
-    for lr, points in spent.items():
-        right.semilogy(*zip(*points, strict=True), "o-", label=f"learning rate {lr}")
-    right.axhline(torch.tensor(10.0).log().item(), color="k", ls="--", lw=1)
+    for style, (lr, points) in zip(("C0o-", "C1s--", "C2^-."), spent.items(), strict=False):
+        right.semilogy(*zip(*points, strict=True), style, label=f"learning rate {lr}")
+    right.axhline(torch.tensor(10.0).log().item(), color="k", ls=":", lw=1.5, label="a guess")
     left.set(xlabel="virtual seconds", ylabel="test loss", title="what waiting costs")
     right.set(
         xlabel="mean staleness, updates", title=f"what staleness costs: {GRADIENTS} gradients"
@@ -457,4 +490,10 @@ if timed and spent:
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.legend()
-    plt.show()
+        axis.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"], minor=False)
+        axis.yaxis.set_minor_formatter("")
+    show(
+        figure,
+        "Left, test loss over virtual seconds: asynchronous falls fastest, synchronous and s = 0 "
+        "slowest. Right, test loss over mean staleness: it rises, most with large rates.",
+    )

@@ -34,12 +34,12 @@ sys.path[:0] = [".", ".."]  # where the course lies
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from IPython.display import Image, Markdown, display
+from IPython.display import Markdown, display
 from matplotlib import pyplot as plt
 from torch import nn
 from torch.utils.data import DataLoader
 
-from distlab.commands.notebook import Notebook
+from distlab.commands.notebook import Notebook, show
 from distlab.virtual import run_virtual
 from distlab.reference.workloads import build_model, digits, epoch_order
 from solutions.phase3_multi_node.comm_hooks import all_reduce, bf16_compress
@@ -117,13 +117,24 @@ if ranks(lambda ctx: training(ctx, "whole"), 2):
     print(f"largest difference from the run without a kill: {apart}")
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
     axes.plot(*zip(*whole, strict=True), color="#d9d9d9", linewidth=6, label="nobody killed it")
-    axes.plot(*zip(*before, strict=True), color="#d94801", label="killed at step 57")
+    axes.plot(*zip(*before, strict=True), color="#d94801", label="until the kill")
     axes.plot(*zip(*after, strict=True), color="#08519c", linestyle="--", label="resumed")
-    axes.axvline(before[-1][0], color="#d94801", linewidth=0.8)
-    axes.axvline(after[0][0] - 1, color="#08519c", linewidth=0.8)
+    moments = {"checkpoint, resumed here ": (after[0][0] - 1, "#08519c", "right", 0.45),
+               f" rank 1 killed in step {KILLED}": (before[-1][0], "#d94801", "left", 0.9)}  # fmt: skip
+    for text, (step, colour, side, height) in moments.items():
+        axes.axvline(step, color=colour, linewidth=1)
+        place = {"transform": axes.get_xaxis_transform(), "ha": side}
+        axes.text(step, height, text, color=colour, size=9, **place)
     axes.set(xlabel="step", ylabel="loss", yscale="log")
-    axes.legend()
-    plt.show()
+    axes.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.legend(loc="lower left")
+    show(
+        figure,
+        "The loss of the run that was killed and resumed lies on the loss of the run that nobody "
+        "killed. Lines mark the kill, and the checkpoint from which it was resumed.",
+    )
 
 # %% [markdown]
 # ## 2. Accuracy against bytes
@@ -179,12 +190,16 @@ for name, (make, momentum) in WAYS.items():
 
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 for name, (sent, accuracy) in points.items():
-    axes.scatter(sent, accuracy, s=60)
+    axes.scatter(sent, accuracy, s=60, color="#0072B2")
     axes.annotate(name, (sent, accuracy), xytext=(6, 6), textcoords="offset points")
 axes.set(xscale="log", xlabel="bytes that a rank sends per step", ylabel="accuracy, %")
 axes.margins(x=0.15, y=0.15)
 axes.grid(alpha=0.3)
-plt.show()
+show(
+    figure,
+    "Accuracy over the bytes that a rank sends per step, one named point for each way to reduce "
+    "gradients; the axis of bytes is logarithmic.",
+)
 
 # %% [markdown]
 # ## 3. A straggler is found
@@ -233,13 +248,19 @@ if results:
     print(f"after step {first[0]}: {first[3][0]}")
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
     steps = [r[0] + 1 for r in reports]
-    axes.plot(steps, [r[2] for r in reports], "k:", label="step, on every rank")
-    for rank in range(4):
-        axes.plot(steps, [r[1][rank] for r in reports], marker="o", label=f"rank {rank}, own time")
-    axes.axvline(SINCE, color="#969696", linewidth=0.8)
+    axes.plot(steps, [r[2] for r in reports], "k:", lw=2, label="step, on every rank")
+    for rank, style in enumerate(("C0o-", "C1s-", "C3D-", "C2^-")):
+        own = [r[1][rank] for r in reports]
+        axes.plot(steps, own, style, mfc="none", label=f"rank {rank}, own time")
+    axes.axvline(SINCE, color="#555555", linewidth=1)
+    axes.text(SINCE + 1, 3, f"rank {SLOW} loads its data slowly from here on", color="#555555")
     axes.set(xlabel="step", ylabel="milliseconds", ylim=(0, None))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    plt.show()
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    show(
+        figure,
+        "Milliseconds of a step over steps. From step 60 on the step takes longer on every rank, "
+        "but only the own time of rank 2 has grown.",
+    )
 
 # %% [markdown]
 # ## 4. The report of a run
@@ -256,6 +277,9 @@ if page:
     text = Path(page[0]).read_text()
     print(text.splitlines()[2])
     display(Markdown(text.partition("\n![")[0]))
-    for picture in ("where_a_step_goes.png", "own_time_of_each_rank.png"):
-        display(Image(filename=FOLDER / "run" / picture))
+    show(
+        FOLDER / "run/where_a_step_goes.png",
+        "Where a step's time goes, over the steps of the run.",
+    )
+    show(FOLDER / "run/own_time_of_each_rank.png", "The own time of each rank: rank 2 stands out.")
 folder.cleanup()

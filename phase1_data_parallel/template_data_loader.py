@@ -63,7 +63,7 @@ class ShardedSampler(Sampler[int]):
         remainder: Remainder = "pad",
     ) -> None:
         if dataset_size < 1 or world_size < 1:
-            raise ValueError(f"need data and ranks: size {dataset_size}, world size {world_size}")
+            raise ValueError(f"sizes must be positive: data {dataset_size}, world {world_size}")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not in 0 … {world_size - 1}")
         if remainder not in ("pad", "drop", "keep"):

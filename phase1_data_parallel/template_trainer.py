@@ -81,11 +81,10 @@ def average_gradients(
     the dtype of ``p``, without autograd history. A rank with 0 samples adds zero, even where its
     gradients are nan. Gradients are weighted before the sum, so that 16-bit ones do not overflow on
     the way. They may be strided, on each rank in another way. A gradient that is None counts as
-    zero. A gradient that is None on every rank stays None. With no samples at all gradients become
-    zero. Parameters with ``requires_grad=False`` are neither sent nor changed, nor is their
-    gradient. A tied parameter is sent once. All ranks issue the same communication in the same
-    order, whatever gradients they have. Without trainable parameters they issue none. Nothing is
-    kept for the next call.
+    zero. If it is None on every rank, it stays None. With no samples at all gradients become zero.
+    Parameters with ``requires_grad=False`` are neither sent nor changed, nor is their gradient. A
+    tied parameter is sent once. All ranks issue the same communication in the same order, whatever
+    gradients they have; without trainable parameters none. Nothing is kept for the next call.
 
     Cost per rank: 2(W-1)/W of the bytes of all trainable parameters with a gradient on some rank.
     To agree on samples and missing gradients costs the same share of at most 8 bytes per parameter

@@ -4,10 +4,10 @@
 # ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
 # communication hooks, collectives with gradients, synchronisation of module states, the key-value
 # store.
-"""Ring, tree, or halving and doubling: measure, fit a line, take the pattern with the least time.
+"""Ring, tree, or halving and doubling: measure, fit a line, use the pattern with the least time.
 
-With N bytes, W ranks, α seconds per message and β per byte, the critical path (what must happen one
-after another) of three ways of doing the same is
+The critical path is what must happen one after another. With N bytes, W ranks, α seconds per
+message and β per byte, the three patterns have these:
 
 =================  ======================  =========================  =========================
 pattern            messages                bytes                      messages of all ranks
@@ -17,14 +17,14 @@ tree               2⌈log₂ W⌉               2⌈log₂ W⌉·N             
 halving_doubling   2 log₂ P (+ 2)          2(P-1)/P·N (+ 2N)          2P log₂ P (+ 2(W-P))
 =================  ======================  =========================  =========================
 
-P: the largest power of two that is at most W; in brackets what W ≠ P adds. A line through the times
-that were measured gives α and β of each pattern on *this* machine; the pattern with the smallest
-prediction is chosen. (One α and β for all patterns would do if messages never got in each other's
-way; on a machine with more ranks than cores the number of all messages counts, too.) Invariant: all
-ranks make the same choice, because all use the same numbers.
+P is the largest power of two that is at most W, and the brackets say what W ≠ P adds. A line
+through measured times gives α and β of each pattern on *this* machine. The pattern with the
+smallest prediction is chosen. One α and β for all patterns would do if messages never got in each
+other's way. But on a machine with more ranks than cores the number of all messages counts, too.
+Invariant: all ranks make the same choice, because all use the same numbers.
 
-Sources: Thakur, Rabenseifner & Gropp 2005, sections 4.2 to 4.5; Hockney 1994 (α, β). NCCL chooses
-in the same way, from a latency and a bandwidth for each algorithm (src/graph/tuning.cc).
+Sources: Thakur, Rabenseifner & Gropp 2005; Hockney 1994 (α, β). NCCL chooses in the same way, from
+a latency and a bandwidth for each algorithm (src/graph/tuning.cc).
 """
 
 from __future__ import annotations
@@ -94,35 +94,36 @@ def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
 def least_squares(equations: Sequence[tuple[float, float, float]]) -> Link:
     """α, β >= 0 with the least Σ (messages·α + bytes·β - seconds)² over (messages, bytes, seconds).
 
-    The equations are of at least two directions, and their numbers positive. In plain arithmetic:
-    the same on all ranks to the last bit, which a library need not be.
+    At least two of the equations are no multiples of each other, and their numbers are positive. It
+    uses plain arithmetic, so it gives the same bits on all ranks, which a library need not do.
     """
-    # Step 3: two normal equations; if a solution is negative, it explains nothing: 0, and the other
-    #         alone
+    # Step 3: solve the two normal equations. A negative solution has no meaning: use 0 for it, and
+    #         solve for the other alone
     raise NotImplementedError("exercise 3.29")
 
 
 def fit(timings: Sequence[Timing]) -> dict[str, Link]:
     """α and β of each pattern in ``timings``: the line with the least squares of *relative* errors.
 
-    Relative, because a tensor of 100 MB must not decide what one of 4 bytes costs. Here they are
-    relative to the geometric mean of measured and predicted time, so that twice as long counts
-    about like half as long. Timings of one rank alone say nothing and are left out. Neither α nor β
-    is negative. Raises ValueError for a pattern with fewer than two different sizes on more than
-    one rank.
+    They are relative, because a tensor of 100 MB must not decide what one of 4 bytes costs. Here an
+    error counts relative to the geometric mean of measured and predicted time. So twice as long
+    counts about like half as long. Timings of one rank alone say nothing and are left out. Neither
+    α nor β is negative. Raises ValueError for a pattern with fewer than two different sizes on more
+    than one rank.
     """
     # Step 4: one equation per timing, messages·α + bytes·β = t, divided by t: least squares
-    # Step 5: divide by sqrt(t·prediction) instead and solve again, until it stays the same (20
-    #         times will do; t/100 is the least prediction that counts)
+    # Step 5: divide by sqrt(t·prediction) instead and solve again, until nothing changes (20 times
+    #         are enough; t/100 is the least prediction that counts)
     raise NotImplementedError("exercise 3.29")
 
 
 def choose(world_size: int, nbytes: int, links: Links) -> str:
     """The pattern of ``links`` with the smallest prediction; of equal ones the first in PATTERNS.
 
-    The same on all ranks if ``links`` is: a choice by what one rank measured alone would hang.
+    The choice is the same on all ranks if ``links`` is. If each rank chose by what it measured
+    alone, the ranks could hang.
     """
-    # Step 6: the minimum
+    # Step 6: take the minimum
     raise NotImplementedError("exercise 3.29")
 
 
@@ -150,7 +151,7 @@ def all_reduce(
     ``check``: as in ``ring_all_reduce``, before anything is chosen. Tensors as there. Raises
     ValueError as ``check_arguments`` does, and for an unknown ``pattern``.
     """
-    # Step 7: agree if asked to, choose, call
+    # Step 7: agree if ``check`` is set, choose, call
     raise NotImplementedError("exercise 3.29")
 
 
@@ -163,8 +164,8 @@ def measure(
 ) -> list[Timing]:
     """Time every pattern on float32 tensors of ``sizes`` bytes; the same list on every rank.
 
-    As in exercise 1.9: all ranks start together, the slowest one counts, and of ``repeats`` runs
-    the median. The patterns take turns, so that a busy moment hits them all.
+    As in exercise 1.9 all ranks start together, the slowest one counts, and of ``repeats`` runs the
+    median does. The patterns take turns, so that a busy moment of the machine hits them all.
     """
     world_size, found = dist.get_world_size(group), []
     for nbytes in sizes:

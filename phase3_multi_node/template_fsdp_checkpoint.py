@@ -6,18 +6,18 @@
 # store.
 """The full checkpoint of a sharded model, and a model that never exists in full.
 
-*Full state*: one dictionary with the names and shapes of the plain module, put together on one
-rank, unit by unit; every rank can load its part of it. With W ranks and 4Ψ bytes of parameters rank
-0 receives (W-1)/W·4Ψ bytes and writes 4Ψ; the others send their 4Ψ/W. (``fsdp_sharded_state`` saves
-shards, without a message.)
+*Full state*: one dictionary with the names and shapes of the plain module. One rank joins it, unit
+by unit, and every rank can load its part of it. With W ranks and 4Ψ bytes of parameters rank 0
+receives (W-1)/W·4Ψ bytes and writes 4Ψ. The others send 4Ψ/W each. ``fsdp_sharded_state`` saves
+shards, without a message.
 
-*Deferred initialisation*: built on meta, the module has shapes and no data; units are initialised
-one at a time, and only the rank's shard stays. Memory: the shards and the largest unit.
+*Deferred initialisation*: a module that is built on meta has shapes and no data. Units are
+initialised one at a time, and only the rank's shard stays. Memory: the shards and the largest unit.
 
 Everything is tensors: ``torch.save`` it, and load it with ``weights_only=True``. Invariant: padding
 is in no file.
 
-Sources: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277), section 3.1 (deferred initialisation);
+Sources: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277), section 3.1 (deferred initialisation).
 Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), section 5.
 """
 
@@ -38,9 +38,10 @@ State = dict[str, Any]
 
 
 def parts_of(flat: FlatParameter) -> Iterator[tuple[list[str], torch.Size, int, slice]]:
-    """What this rank holds, in the vector's order: for each parameter with elements here its names,
-    its shape, the number of its first element here, and where these are in the shard.
+    """(names, shape, first, where) of each parameter with elements here, in the vector's order.
 
+    ``first`` is the number of its first element here. ``where`` is the slice of the shard that
+    holds its elements.
     A parameter without any element is on every rank, with an empty slice.
     """
     # Step 1: the overlap of two ranges of the unit's vector: the parameter's and the shard's
@@ -53,7 +54,7 @@ def flats_of(model: FSDP) -> list[FlatParameter]:
 
 
 def shapes_of(model: FSDP) -> dict[str, torch.Size]:
-    """The shapes of all parameters by name; tied ones have several."""
+    """The shapes of all parameters by name; tied ones have several names."""
     return {
         name: shape
         for flat in flats_of(model)
@@ -65,21 +66,21 @@ def shapes_of(model: FSDP) -> dict[str, torch.Size]:
 def full_state_dict(model: FSDP) -> dict[str, Tensor]:
     """On rank 0 of the model's group the plain module's state dict, on the CPU; elsewhere {}.
 
-    A collective call, and one gather per flat parameter: at no time has a rank more than one of
-    them in full on its device. Parameters have the shards' dtype; tied ones appear under all names.
-    The tensors are copies, and the model is left as it is.
+    A collective call, with one gather per flat parameter. A rank never has more than one of them in
+    full on its device. Parameters have the shards' dtype. Tied ones appear under all names. The
+    tensors are copies, and the model does not change.
     """
-    # Step 2: every rank gives its padded shard; rank 0 splits the vector into parameters and leaves
-    #         the padding out. What is left in the module's own state dict are buffers
+    # Step 2: every rank gives its padded shard. Rank 0 splits the vector into parameters and leaves
+    #         the padding out. The module's own state dict now has only buffers
     raise NotImplementedError("exercise 3.20")
 
 
 def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
     """Take over the plain module's state dict, which every rank passes in. No communication.
 
-    Copies only the elements of this rank's shards and the buffers, converted to the model's dtypes;
-    the shards stay the same tensors. Raises ValueError if names are missing or unknown, or a shape
-    is wrong; then nothing has changed.
+    It copies only the elements of this rank's shards and the buffers, converted to the model's
+    dtypes. The shards stay the same tensors. Raises ValueError, before anything changes, if names
+    are missing or unknown, or a shape is wrong.
     """
     # Step 3: compare names and shapes of everything before the first copy
     # Step 4: each rank takes its own parts
@@ -87,7 +88,7 @@ def load_full_state_dict(model: FSDP, state: dict[str, Tensor]) -> None:
 
 
 def set_buffers(model: FSDP, buffers: dict[str, Tensor]) -> None:
-    """Give the module copies of its persistent buffers, on its device; those on meta as well."""
+    """Give the module copies of its persistent buffers, on its device, also of those on meta."""
     device = flats_of(model)[0].full.device
     kinds = {name: buffer.dtype for name, buffer in model.module.state_dict().items()}
     copies = {name: value.to(device, kinds[name], copy=True) for name, value in buffers.items()}
@@ -98,10 +99,10 @@ def materialise(model: FSDP, initialise: Callable[[nn.Module], None]) -> None:
     """Initialise the shards of a module that was on meta when it was wrapped, unit by unit.
 
     ``initialise(part)`` is called once for every submodule with parameters or buffers of its own,
-    and for no other, on every rank in the same order. It runs without autograd and finds these in
-    full on the model's device, to be written in place: as attributes, which ``parameters()`` need
-    not list, in the shards' dtype. Buffers that were not on meta stay where they are. The ranks
-    must draw the same random numbers: seed them equally before. No communication.
+    and for no other. The order is the same on every rank. It runs without autograd. It finds these
+    tensors in full on the model's device, in the shards' dtype, and writes them in place. They are
+    attributes, which ``parameters()`` need not list. Buffers that were not on meta stay where they
+    are. The ranks must draw the same random numbers: seed them equally before. No communication.
     """
     # Step 5: room for the buffers that are on meta; then one unit after the other
     raise NotImplementedError("exercise 3.20")
@@ -115,6 +116,6 @@ def _initialise_unit(
     device: torch.device,
 ) -> None:
     """Initialise one unit; its full vectors are gone on return."""
-    # Step 6: vectors for one unit in full; their views stand in the modules' attributes, the
-    #         rank's part of them is kept
+    # Step 6: make vectors for one unit in full. The modules' attributes hold their views, and the
+    #         shard keeps the rank's part
     raise NotImplementedError("exercise 3.20")

@@ -6,19 +6,19 @@
 # store.
 """Offloading: shards, their gradients and the optimizer live in the CPU's memory.
 
-The optimizer touches every element once per step and computes little; a GPU's memory is too dear
-for what lies there the rest of the time. Only the unit at work is on the device:
+The optimizer touches every element once per step, and computes little. A GPU's memory is too dear
+for state that waits there the rest of the time. Only the unit at work is on the device:
 
     CPU      shard (pinned)                                       grad ▶ optimizer ▶ shard
                ▼ copy, 4Ψ/W bytes                                  ▲ copy, 4Ψ/W bytes
     device   shard ▶ all-gather ▶ full ▶ compute ▶ reduce-scatter ▶ mean
 
 Device memory: nothing per element, two or three units in full. Per step 4Ψ/W bytes cross the bus
-for each of two gathers and one gradient, beside the messages of exercise 3.15, which stay the same.
-The optimizer runs at the speed of the CPU's memory: 28Ψ/W bytes per step with Adam.
+for each of two gathers and one gradient. The messages of exercise 3.15 stay the same. The optimizer
+runs at the speed of the CPU's memory: it reads and writes 28Ψ/W bytes per step with Adam.
 
-On a model that is on the CPU anyway nothing moves, and the results are the same to the last bit.
-Source: Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840), sections 3 and 4.
+If the model is on the CPU anyway nothing moves, and the results have the same bits.
+Source: Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840), section 3.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class OffloadFlat(FlatParameter):
 
     Use it as ``FSDP(…, flat_type=OffloadFlat)``, and make the optimizer afterwards: its state is
     where the shards are. ``shard.grad`` is on the CPU, and complete when ``backward()`` returns.
-    Between steps nothing is on the device. Values, dtypes and messages are FlatParameter's. In a
-    step only shards cross the bus: two to the device, for its gathers, and one gradient back.
+    Between steps nothing is on the device. Values, dtypes and messages are those of FlatParameter.
+    In a step only shards cross the bus: two to the device, for the gathers, and one gradient back.
     """
 
     def __init__(self, parameters: Parameters, group: Group, device: torch.device) -> None:
         """As ``FlatParameter``, but the shard is cut on the CPU; ``device`` is that of ``full``.
 
-        For a CUDA device the shard is pinned: copies can overlap.
+        For a CUDA device the shard is pinned, so that copies can overlap.
         """
         super().__init__(parameters, group, torch.device("cpu"))
-        # Step 1: the shard is where it belongs, pin it; the full vector belongs on the device
+        # Step 1: the shard is on the CPU already: pin it. Make the full vector on the device
         raise NotImplementedError("exercise 3.18")
 
     def gather_input(self) -> Tensor:
         """The padded shard, on the device."""
-        # Step 2: from pinned memory the copy is asynchronous; the all-gather is ordered after it
+        # Step 2: from pinned memory the copy is asynchronous, and the all-gather runs after it
         raise NotImplementedError("exercise 3.18")
 
     def mean(self, chunk: Tensor) -> Tensor:
         """The mean over the ranks, on the CPU."""
-        # Step 3: divide on the device; a blocking copy, because the optimizer reads it next
+        # Step 3: divide on the device; then block on the copy, because the optimizer reads it next
         raise NotImplementedError("exercise 3.18")

@@ -6,9 +6,9 @@
 # store.
 """An all-reduce that crosses the slow link between nodes as seldom as possible.
 
-A ring through all ranks doesn't know which links are slow: for a tensor of n bytes 2(W-1)/W·n leave
-every node, and more if ring neighbours are rarely on one node. With L ranks on each of M nodes, in
-three stages:
+A ring through all ranks doesn't know which links are slow. For a tensor of n bytes 2(W-1)/W·n leave
+every node, and more if ring neighbours are rarely on one node. This all-reduce has three stages.
+With L ranks on each of M nodes:
 
 ========================  ================================  ====================
 stage                     between                           bytes sent per rank
@@ -18,13 +18,13 @@ all-reduce of the shard   the M ranks with one local rank   2(M-1)/M·n/L
 all-gather                the L ranks of a node             (L-1)/L·n
 ========================  ================================  ====================
 
-Only the middle stage leaves the node: 2(M-1)/M·n bytes per node, the least that any all-reduce can
-do, spread over all L ranks and so over all network cards. Invariant: after the first stage a rank
-holds its node's sum of one shard, after the second the sum over all ranks. Where nodes have
-different numbers of ranks the shards don't match; one leader per node then speaks for it: the same
-bytes between the nodes, but through one rank.
+Only the middle stage leaves the node. It sends 2(M-1)/M·n bytes per node, the least for any
+all-reduce. All L ranks send a part of them, so all network cards work.
+Invariant: after the first stage a rank holds its node's sum of one shard, after the second the sum
+over all ranks. Where nodes have different numbers of ranks the shards don't match. One leader per
+node then speaks for it: the same bytes pass between the nodes, but through one rank.
 
-Sources: Mikami et al. 2018 (arXiv 1811.05233), 2D-torus all-reduce: these three stages; Jia et al.
+Sources: Mikami et al. 2018 (arXiv 1811.05233), 2D-torus all-reduce: these three stages. Jia et al.
 2018 (arXiv 1807.11205), hierarchical all-reduce: through one leader per group.
 """
 
@@ -73,16 +73,17 @@ def all_reduce_hierarchical(
 ) -> None:
     """Combine ``tensor`` over all ranks of the topology, in place on every rank.
 
-    ``tensor`` may be empty or non-contiguous, of any real dtype, of the same shape and dtype on all
-    ranks. A leaf that requires gradients stays one. On nodes of equal size each rank sends
-    2(L-1)/L·n bytes inside its node and 2(M-1)/M·n/L between nodes (n rounded up to L elements);
-    else only the leaders send between nodes, 2(M-1)/M·n each. Nothing is in flight at the end. All
-    ranks end with the same bits. Raises ValueError on every rank, before anything is sent, for an
-    unknown ``op`` or the mean of integers; with ``check``, which costs an all-reduce of 48 bytes,
-    also for tensors that differ. Without it such ranks end or hang.
+    ``tensor`` may be empty or non-contiguous, and of any real dtype. Its shape and dtype are the
+    same on all ranks. A leaf that requires gradients stays one. On nodes of equal size each rank
+    sends 2(L-1)/L·n bytes inside its node and 2(M-1)/M·n/L between nodes (n rounded up to L
+    elements). On other nodes only the leaders send between nodes, 2(M-1)/M·n each. Nothing is in
+    flight at the end. All ranks end with the same bits. Raises ValueError on every rank, before
+    anything is sent, for an unknown ``op`` or the mean of integers. ``check`` costs an all-reduce
+    of 48 bytes, and raises ValueError for tensors that differ, too. Without it such ranks end or
+    hang.
     """
-    # Step 1: refuse bad arguments, alike on all ranks, and if asked to tensors that differ
-    #         (`expect_alike`); nothing to do for an empty tensor
+    # Step 1: refuse bad arguments, alike on all ranks, and with ``check`` tensors that differ
+    #         (`expect_alike`). For an empty tensor there is nothing to do
     # Step 2: by shards if all nodes have equally many ranks, else through the leaders
     # Step 3: write the result into the caller's tensor, also when it is a strided view
     raise NotImplementedError("exercise 3.8")
@@ -94,10 +95,10 @@ def reduce_by_shards(flat: Tensor, groups: NodeGroups, op: Op) -> Tensor:
     Reduce-scatter in the node, all-reduce of the own shard across nodes, all-gather in the node.
     ``flat`` is not changed.
     """
-    # Step 4: pad to L shards of equal length; send them inside the node, so that each rank gets
-    #         all L versions of one shard, and combine these
+    # Step 4: pad to L shards of equal length. Send them inside the node, so that each rank gets all
+    #         L versions of one shard. Combine the versions
     # Step 5: all-reduce the shard across the nodes with the same operator
-    # Step 6: the mean: divide once, by the number of all ranks, while it is only a shard
+    # Step 6: for the mean divide the shard once, by the number of all ranks
     # Step 7: gather the shards inside the node, drop the padding
     raise NotImplementedError("exercise 3.8")
 
@@ -107,7 +108,8 @@ def reduce_through_leaders(flat: Tensor, groups: NodeGroups, op: Op) -> Tensor:
 
     The leader is local rank 0 of a node. ``flat`` is not changed.
     """
-    # Step 8: reduce to the leader; the leaders alone go on, divide for the mean, and broadcast
+    # Step 8: reduce to the leader. The leaders alone all-reduce and divide for the mean. Then
+    #         broadcast
     raise NotImplementedError("exercise 3.8")
 
 
@@ -117,8 +119,8 @@ def bytes_leaving_a_node(topology: Topology, nbytes: float, algorithm: str) -> f
     ``"ring"``: a ring 0 → 1 → … → W-1 → 0 through all ranks. ``"hierarchical"``: this module's, on
     nodes of any size. Raises ValueError for another algorithm.
     """
-    # Step 9: in the ring every rank sends 2(W-1)/W n to the next one: count the next ones that are
-    #         on another node; hierarchical: an all-reduce over N
+    # Step 9: in the ring every rank sends 2(W-1)/W n to the next rank: count for each node the next
+    #         ranks that are on another node. Hierarchical: an all-reduce over the nodes
     raise NotImplementedError("exercise 3.8")
 
 
@@ -153,7 +155,8 @@ def compare(topology: Topology, rank: int, device: torch.device) -> None:
 
 
 def main() -> None:
-    """Under a launcher: say who shares a node, then compare with the backend's all-reduce."""
+    """Under a launcher: say which ranks share a node, then compare with the backend's
+    all-reduce."""
     end_with_parent()
     parser = argparse.ArgumentParser(description="Compare all-reduces on several nodes.")
     parser.add_argument("--device", default="auto", choices=CHOICES)

@@ -6,21 +6,21 @@
 # store.
 """Overlap: gradients leave in buckets while backward still computes.
 
-Every rank holds the model and trains on its own samples; after backward every rank has the mean of
-the ranks' gradients. Backward takes T and the B buckets take c_1 … c_B on the wire. One after the
+Every rank holds the model and trains on its own samples. After backward every rank has the mean of
+the ranks' gradients. Backward takes T, and the B buckets take c_1 … c_B on the wire. One after the
 other that is T + Σ c_k. If bucket k is complete at time t_k and leaves then, it has arrived at
 
     f_k = max(t_k, f_{k-1}) + c_k        (f_0 = 0),
 
-and f_B - T is all that is left to wait for: the last bucket at least, everything if the wire is
-slower than backward.
+and a rank waits only for the remaining f_B - T. That is the last bucket at least, and more if the
+wire is slower than backward.
 
 Per step and rank, P bytes of trainable parameters: 2(W-1)/W·P bytes in B all-reduces (ring).
 Gradients and buckets together hold P bytes.
-Invariants: all ranks send the same buckets in the same order, whichever gradient comes first;
-nothing is in flight when backward returns; equal weights before a step give equal weights after it.
-The mean of the ranks is that of the samples only if all ranks have equally many: uneven last
-batches are out of scope here (exercise 1.4 weighs them).
+Invariants: all ranks send the same buckets in the same order, whichever gradient comes first.
+Nothing is in flight when backward returns. Equal weights before a step give equal weights after it.
+The mean of the ranks is that of the samples only if all ranks have equally many samples. Uneven
+last batches are out of scope here (exercise 1.4 weighs them).
 Source: Li et al. 2020 (arXiv 2006.15704), sections 3.2.3, 4.2 and 6.2.1.
 """
 
@@ -48,26 +48,29 @@ class BucketedDDP(nn.Module):
     """``module`` on every rank of ``group``; after backward ``p.grad`` is the mean over the ranks.
 
     Starts with the parameters and buffers of the group's first rank. ``bucket_bytes`` limits a
-    bucket, ``first_bucket_bytes`` the first one, which is small so that something leaves early. A
-    bucket leaves as soon as it is complete and those before it have left. Backward goes on beside
-    it, waits for none before its own end, and returns when all have arrived. The first backward
-    uses the reverse of the order of registration, later ones the order in which the first rank's
-    gradients came. That order is learned once, by a broadcast of 8 bytes per parameter.
+    bucket, and ``first_bucket_bytes`` the first one, which is small so that it leaves early. A
+    bucket leaves as soon as it is complete and all buckets before it have left. Backward goes on
+    meanwhile. It waits for no bucket before its own end, and returns when all have arrived. The
+    first backward uses the reverse of the order of registration, later ones the order in which the
+    first rank's gradients came. The ranks learn that order once, by a broadcast of 8 bytes per
+    parameter.
 
     After backward, also of ``wrapped.module(…)``, the gradient of every trainable parameter is a
-    view into a bucket, in the parameter's dtype; there is no other copy. Where a rank has no
-    gradient it counts as zero; on every rank backward must reach at least one parameter. Frozen
-    ones are not sent and keep their gradients, tied ones are sent once; what is frozen must be so
-    before. A gradient that is there before backward takes part in the mean. Both ways of
-    ``zero_grad`` work, ``create_graph`` does not. A backward that raises leaves the wrapper
-    unusable. What a hook leaves in a bucket's buffer is the gradient. A wrapper that is dropped is
-    freed and reduces no more. From the third backward on the host never waits for a GPU.
+    view into a bucket, in the parameter's dtype. There is no other copy. A gradient that a rank
+    lacks counts as zero. On every rank backward must reach at least one parameter. Frozen
+    parameters are not sent and keep their gradients, and tied ones are sent once. Freeze parameters
+    before you wrap the module. A gradient that is there before backward takes part in the mean.
+    Both ways of ``zero_grad`` work, ``create_graph`` does not. A backward that raises leaves the
+    wrapper unusable. The values that a hook leaves in a bucket's buffer are the gradient. A wrapper
+    that is dropped is freed and reduces no more. From the third backward on the host never waits
+    for a GPU.
 
-    Raises ValueError on a rank that is not in ``group``, for a module without trainable
-    parameters or with some on several devices, for embeddings with sparse gradients, for bucket
-    sizes that are not positive, and for parameters that another living wrapper reduces; before any
-    communication. Raises ValueError on every rank, after one all-reduce of 48 bytes, if the ranks'
-    modules differ in shapes, dtypes, order of strides, or in what is frozen.
+    Raises ValueError, before any communication, on a rank that is not in ``group``, and for a
+    module without trainable parameters, with some on several devices, or with sparse gradients of
+    embeddings. It does so, too, for bucket sizes that are not positive, and for parameters that
+    another living wrapper reduces. Raises ValueError on every rank, after one all-reduce of 48
+    bytes, if the ranks' modules differ in shapes, dtypes, order of strides, or in which parameters
+    are frozen.
     """
 
     def __init__(
@@ -87,23 +90,23 @@ class BucketedDDP(nn.Module):
         self.hook: Hook = functools.partial(all_reduce, group=group)
         self.order_known = False  # the order in which gradients come has been seen
         # Step 1: buckets for the reverse of the order of registration (`_use_order`)
-        # Step 2: parameters and buffers alike on all ranks, or all raise (`expect_alike`): then
-        #         they become equal
-        # Step 3: let autograd call `_ready(index, p)` whenever a gradient is complete; `weakly`,
-        #         because parameters keep their hooks, and would keep this wrapper and its group
+        # Step 2: make sure that parameters and buffers are alike on all ranks (`expect_alike`
+        #         raises on all). Then broadcast their values
+        # Step 3: let autograd call `_ready(index, p)` whenever a gradient is complete. Use
+        #         `weakly`: parameters keep their hooks, and would keep this wrapper and its group
         raise NotImplementedError("exercise 3.10")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``module`` gives."""
+        """The output of ``module``."""
         return self.module(*args, **kwargs)
 
     def register_comm_hook(self, hook: Hook) -> None:
         """From now on ``hook(bucket)`` reduces a bucket: it replaces the one before.
 
         It is called once per bucket and backward, in the order of ``bucket.index``, the same on all
-        ranks; see ``comm_hooks`` for what it must do. ``wait`` of its handle is called in the same
-        order before backward returns, and may communicate as well. State of a hook goes by
-        ``bucket`` object: all are made anew once, after the first backward, and by
+        ranks. ``comm_hooks`` says what it must do. ``wait`` of its handle is called in the same
+        order before backward returns, and may communicate as well. A hook that keeps state keeps it
+        by ``bucket`` object. All buckets are made anew once, after the first backward, and by
         ``set_bucket_order``.
 
         Raises TypeError if ``hook`` can't be called, RuntimeError while backward is running.
@@ -117,8 +120,8 @@ class BucketedDDP(nn.Module):
     def bucket_order(self) -> list[int] | None:
         """Indices into ``trainable`` in the order of the buckets; None before the first backward.
 
-        It belongs into a checkpoint: what is added up in other buckets has other last bits, and
-        what is compressed in other buckets is compressed otherwise.
+        It belongs into a checkpoint: gradients that are added up in other buckets have other last
+        bits, and gradients that are compressed in other buckets lose other digits.
         """
         if not self.order_known:
             return None
@@ -126,9 +129,9 @@ class BucketedDDP(nn.Module):
         return [indices[p] for bucket in self.buckets for p in bucket.parameters]
 
     def set_bucket_order(self, order: Sequence[int] | None) -> None:
-        """Go on with the buckets of an earlier run: what its ``bucket_order`` gave, on all ranks.
+        """Go on with the buckets of an earlier run, by its ``bucket_order``, on all ranks.
 
-        For a new wrapper. Raises ValueError for an order of other parameters.
+        Call it on a new wrapper. Raises ValueError for an order of other parameters.
         """
         if order is None:
             return
@@ -142,7 +145,7 @@ class BucketedDDP(nn.Module):
 
     def _use_order(self, order: Iterable[int]) -> None:
         """Put the gradients into new buckets; ``order``: indices into ``trainable``."""
-        # Step 4: make the buckets, and know for each index its bucket and its index in there
+        # Step 4: make the buckets, and note for each index its bucket and its index in there
         raise NotImplementedError("exercise 3.10")
 
     def _reset(self) -> None:
@@ -153,37 +156,38 @@ class BucketedDDP(nn.Module):
         self.handles: list[Handle | None] = []  # of the buckets that have left
 
     def _begin(self) -> None:
-        """Have ``_finish`` called at the end of the backward that is running; once is enough."""
-        # Step 5: autograd's engine calls what is queued when backward is done, on the caller's
+        """Let ``_finish`` be called at the end of the backward that is running; once is enough."""
+        # Step 5: autograd's engine calls a queued function when backward is done, on the caller's
         #         streams and before `backward()` returns
         raise NotImplementedError("exercise 3.10")
 
     def _ready(self, index: int, p: nn.Parameter) -> None:
         """``p.grad``, of ``trainable[index]``, is complete on this rank."""
-        # Step 6: the first one begins; each one goes into its bucket
+        # Step 6: the first gradient begins the pass; each gradient goes into its bucket
         raise NotImplementedError("exercise 3.10")
 
     def _take(self, index: int) -> None:
-        """Put a gradient into its bucket, divided by W, and let go what can leave."""
+        """Put a gradient into its bucket, divided by W, and let the buckets leave that can."""
         # Step 7: note the arrival and fill the gradient's view
         # Step 8: buckets leave in their order, the same on every rank, also if a later one is
-        #         complete first; `self.hook(bucket)` begins the reduction and does not wait
+        #         complete first. `self.hook(bucket)` begins the reduction and does not wait
         raise NotImplementedError("exercise 3.10")
 
     def _flush(self) -> None:
         """Let every bucket leave that has not: no further gradient will come on this rank."""
-        # Step 9: what has not come has no gradient here; but another rank may have one, and waits
+        # Step 9: a parameter that has not come has no gradient here. But another rank may have one,
+        #         and waits
         raise NotImplementedError("exercise 3.10")
 
     def _finish(self) -> None:
-        """Backward is done: wait for everything; the gradients are the means."""
+        """Backward is done: wait for everything. Then the gradients are the means."""
         # Step 10: let everything leave, then wait for all of it, in order
-        # Step 11: the first time, go over to the order that the first rank has seen
+        # Step 11: the first time, change to the order that the first rank has seen
         raise NotImplementedError("exercise 3.10")
 
 
 def trainable_parameters(module: nn.Module, group: Group) -> list[nn.Parameter]:
-    """What is to be reduced, each once; ValueError if DDP can't serve ``module`` or this rank."""
+    """The parameters to reduce, each once; ValueError if DDP can't serve module or rank."""
     rank_in(group)
     found = [p for p in module.parameters() if p.requires_grad]
     if not found:

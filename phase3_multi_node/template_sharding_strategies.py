@@ -4,11 +4,12 @@
 # ZeroRedundancyOptimizer, pipelining, DTensor, distributed checkpoint, model averaging,
 # communication hooks, collectives with gradients, synchronisation of module states, the key-value
 # store.
-"""Which strategy? Estimate what each needs and sends, and take the cheapest that fits.
+"""Which strategy? Estimate the memory and the bytes of each, and take the cheapest that fits.
 
-Sharding trades bytes on the wire for bytes of memory. ``strategy_memory`` says what a strategy
-needs per rank. What it sends, for T bytes of parameters (T_0 of the root, T_last of the last unit)
-on W ranks, M nodes of L ranks, and k backward passes per step:
+Sharding saves bytes of memory and sends more bytes. ``strategy_memory`` says how much memory a
+strategy needs per rank. The table says what a rank sends for T bytes of parameters, of which the
+root has T_0 and the last unit T_last. W ranks are on M nodes of L ranks, and a step has k backward
+passes:
 
 ========  ====================================  ==============================
 strategy  sent per rank and step                over
@@ -21,11 +22,11 @@ hybrid    that with L for W; 2k(M-1)/M·T/L      inside a node; across nodes
 offload   fsdp's; k(3T - T_0 - T_last)/W        the same; the bus to the host
 ========  ====================================  ==============================
 
-Invariant: every rank comes to the same choice, because all use the same numbers; what differs, free
-memory, is agreed on first.
+Invariant: every rank comes to the same choice, because all use the same numbers. Free memory may
+differ, so the ranks agree on it first.
 
-Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), section 7; Zhao et al. 2023 (PyTorch
-FSDP, arXiv 2304.11277), section 3.2; Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), section 7. Zhao et al. 2023 (PyTorch
+FSDP, arXiv 2304.11277), section 3.2. Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class Links:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What ``strategy`` needs per rank, in bytes, and what its communication costs.
+    """The memory that ``strategy`` needs per rank, in bytes, and the cost of its communication.
 
     ``parameters``, ``gradients``, ``optimizer``: kept on the device between backward and step.
     ``activations``: left by forward. ``peak``: the most on the device at any moment of a step.
-    ``host``: in the CPU's memory. ``sent``: per rank and step, over any link; ``across``: of that
-    what leaves a node, by all its ranks; ``seconds``: all of it on the wire, nothing hidden.
+    ``host``: in the CPU's memory. ``sent``: per rank and step, over any link. ``across``: the part
+    of it that leaves a node, by all its ranks. ``seconds``: all of it on the wire, nothing hidden.
     """
 
     strategy: str
@@ -85,14 +86,14 @@ def estimate(
     backwards: int = 1,
     bucket_bytes: int = 25 * 2**20,
 ) -> Estimate:
-    """What one strategy needs per rank and costs per step. No communication.
+    """The memory of one strategy per rank, and its cost per step. No communication.
 
-    ``backwards``: passes per step; ddp and zero1 communicate after the last one only (``no_sync``).
+    ``backwards``: passes per step. ddp and zero1 communicate after the last one only (``no_sync``).
     Padding, and the buffers that ddp sends, are left out. Raises ValueError for an unknown strategy
     and for numbers that are not positive.
     """
     if strategy not in STRATEGIES:
-        raise ValueError(f"no strategy {strategy!r}: there is {', '.join(STRATEGIES)}")
+        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     if min(nodes, ranks_per_node, backwards, bucket_bytes) < 1:
         raise ValueError(
             f"nodes, ranks per node, backward passes and bucket bytes must be positive, got "
@@ -119,27 +120,27 @@ def traffic(
 ) -> tuple[int, int, float]:
     """(bytes sent per rank, bytes that leave a node, seconds) of one step's communication.
 
-    Bytes sent are those of the table at the head of the file, with G, the bytes of all gradients,
+    Bytes sent are those of the table at the head of the file. G, the bytes of all gradients, stands
     for T where gradients are reduced: ddp 2(W-1)/W·G, zero1 3(W-1)/W·G, zero2 (k+1)(W-1)/W·G, fsdp
     and offload k(W-1)/W·(2T - T_0 - T_last + G). T_last is 0 if there is no unit but the root.
-    Hybrid sends the same with L for W inside a node, and a node sends 2k(M-1)/M·G to others,
-    each of its ranks 1/L of that. Without fractions of bytes, rounded down.
+    Hybrid sends the same inside a node, with L for W. A node also sends 2k(M-1)/M·G to other nodes,
+    each of its ranks 1/L of that. Bytes are rounded down.
 
-    Collectives go around a ring of the ranks in order, on all cards of a node at once: what one
-    rank sends is what leaves the node, nothing on a single node. The seconds are the bytes sent by
-    the pace of the slower link, on one node of the link inside it. Hybrid does one thing after the
-    other: bytes inside by that link, a node's bytes by the other. Offload adds its copies, the
-    bytes k(2T - T_0 - T_last + G)/W over the bus to the host.
+    Collectives go around a ring of the ranks in order, on all cards of a node at once. So as many
+    bytes leave the node as one rank sends, and on a single node none. The seconds are the bytes
+    sent, divided by the pace of the slower link, on one node by that of the link inside. Hybrid
+    does one after the other: it adds the bytes inside by that link and a node's bytes by the other.
+    Offload adds its copies, the bytes k(2T - T_0 - T_last + G)/W over the bus to the host.
     """
     # Step 1: FSDP's root and last unit stay gathered for backward
-    # Step 2: hybrid does one thing after the other: shards inside, gradients across
+    # Step 2: hybrid communicates inside the node first, then across: add the two times
     # Step 3: offloading copies a shard for each gather, and the gradients back
     raise NotImplementedError("exercise 3.21")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The ``strategy`` to use and what it was chosen from; print it for a table."""
+    """The ``strategy`` to use, and the estimates it was chosen from; print it for a table."""
 
     strategy: str
     budget: int
@@ -156,7 +157,7 @@ class Choice:
         return self.chosen.peak <= self.budget
 
     def verdict(self, of: Estimate) -> str:
-        """Why one of the strategies was taken or not."""
+        """Why a strategy was chosen or not."""
         if of.peak > self.budget:
             short = f"needs {readable(of.peak - self.budget)} more"
             return f"chosen by hand, {short}" if of is self.chosen else short
@@ -205,13 +206,13 @@ def choose_strategy(
     """The strategy with the cheapest communication among those whose peak fits ``budget_bytes``.
 
     ``strategy``: ``"auto"``, or a name: then that one, whatever it needs. Of equally cheap ones the
-    simpler, the earlier one in STRATEGIES. A peak of just ``budget_bytes`` fits. The choice has the
-    estimates of all strategies, in that order; hybrid is among them where there are several nodes
-    of several ranks, or it was asked for. No communication: equal arguments give equal choices (see
-    ``smallest_budget``). Raises ValueError if nothing fits, and as ``estimate`` does.
+    simpler is chosen, the earlier one in STRATEGIES. A peak of just ``budget_bytes`` fits. The
+    choice has the estimates of all strategies, in that order. Hybrid is among them if several nodes
+    have several ranks, or if it was asked for. No communication: equal arguments give equal choices
+    (see ``smallest_budget``). Raises ValueError if nothing fits, and as ``estimate`` does.
     """
-    # Step 4: estimate all that make sense here, and the one asked for
-    # Step 5: of those that fit the least seconds; the order of STRATEGIES breaks ties
+    # Step 4: estimate all strategies that make sense here, and the one asked for
+    # Step 5: of those that fit take the least seconds; of equal ones the first in STRATEGIES
     raise NotImplementedError("exercise 3.21")
 
 
@@ -221,6 +222,6 @@ def smallest_budget(own_bytes: int, device: torch.device | str = "cpu", group: G
     Exact for any number of bytes below 2^63. Raises ValueError on a rank that is no member of
     ``group``, before anything is sent.
     """
-    # Step 6: ranks may have different memory free, but must not come to different choices; a rank
-    #         that is no member must not go on with its own (`rank_in`)
+    # Step 6: ranks may have different memory free, but must not come to different choices. Refuse a
+    #         rank that is no member (`rank_in`): it must not go on with its own budget
     raise NotImplementedError("exercise 3.21")

@@ -102,7 +102,7 @@ class CheckpointFolder:
         """Make a new, empty folder aside, ``name + ASIDE``, that may be filled; returns ``name``.
 
         ``name`` has the form of NAME; its number is above those of all finished checkpoints. First
-        clears away the rests of killed saves: folders with a checkpoint's name, with ASIDE or
+        clears away the leftovers of killed saves: folders with a checkpoint's name, with ASIDE or
         without a marker. Finished checkpoints stay as they are, also damaged ones and those of the
         same step. Everything with another name stays as well. Makes ``path`` if it isn't there,
         with the folders above it. They survive a power failure after ``finish``.
@@ -131,7 +131,7 @@ class CheckpointFolder:
         Damaged checkpoints count like others. The best have the highest scores; of equal scores the
         newer is better. A checkpoint without a score (None, NaN, -infinity, or a manifest that
         can't be read) is never among the best. A folder that loses a file has lost its final name
-        or its marker before, and the next ``begin`` clears away the rest after a kill.
+        or its marker before, and after a kill the next ``begin`` clears it away.
         """
         # Step 9: of equal scores the newer one; NaN is no score
         # Step 10: rename first: a half-deleted folder must not look like a checkpoint

@@ -9,9 +9,9 @@
     seconds  =  data + forward + backward + optimizer + exposed + the rest
     exposed  =  |waited for|,          hidden = |in flight ∪ waited for| - exposed
 
-|…| is the length of a union of intervals: two buckets on the wire at once don't count twice.
-Overlap can still gain the exposed communication. Most of that waiting lies in backward, whose time
-is without it. Hidden communication costs nothing.
+|…| is the length of a union of intervals: two buckets on the wire at once don't count twice. More
+overlap could still hide the exposed communication. Most of that waiting lies in backward, whose
+time is without it. Hidden communication costs nothing.
 
 A GPU runs behind the program: a clock read on the host tells when work was *launched*. So on CUDA a
 moment is an event in the stream, and the host waits for the device once per step, at its end. Cost:

@@ -108,7 +108,7 @@ class TrainingState:
     ) -> None:
         unknown = sorted(set(own) - parts.keys())
         if unknown:
-            raise ValueError(f"own names {unknown}, the parts are {sorted(parts)}")
+            raise ValueError(f"own names {unknown}, but the parts are {sorted(parts)}")
         self.sampler, self.parts, self.device, self.group = sampler, parts, device, group
         generators = {name for name, part in parts.items() if isinstance(part, torch.Generator)}
         self.own = set(own) | generators

@@ -35,9 +35,12 @@ MEGABYTES = {
     "kubeflow-trainer-api": 4,
     "kubernetes-validate": 23,
     "matplotlib": 17,
+    "myst-nb": 2,
     "numpy": 17,
+    "playwright": 54,
     "ruff": 11,
     "scikit-learn": 45,
+    "sphinx": 6,
     "tensorboard": 20,
     "torchvision": 15,
 }  # the others: 1 at most
@@ -69,12 +72,10 @@ def ask(python, code, *arguments):
     """What ``python`` prints for ``code``; empty if it can't."""
     try:
         command = [str(python), "-c", code, *arguments]
-        found = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
-        )
+        found = subprocess.check_output(command, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return found.stdout.decode().strip()
+    return found.decode().strip()
 
 
 def version_of(python, package):
@@ -93,11 +94,11 @@ def dotted(version):
     return ".".join(map(str, version))
 
 
-def dependencies():
-    """The requirements in pyproject.toml, in order."""
+def dependencies(group="dependencies"):
+    """The requirements in pyproject.toml, in order: all need them, or only who asks for a group."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    block = re.search(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    assert block, "pyproject.toml has no list of dependencies"
+    block = re.search(rf"^{group} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert block, "pyproject.toml has no list " + group
     return re.findall(r'^ *"([^"]+)"', block.group(1), re.MULTILINE)
 
 
@@ -283,6 +284,8 @@ def main(arguments=None):
             there = environment.torch_of(environment.python)
             print(f"{name} has torch {there}; for another one remove it first (rm -r {name})")
         return
+    if environment.folder.is_symlink():
+        stop(f"{name} is a link, and what is behind it would change: rm {name}, then call again")
     if environment.usable():
         print("refreshing " + name, flush=True)
     else:

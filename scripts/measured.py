@@ -17,7 +17,7 @@ from distlab.course.catalogue import Exercise, Phase, load_course
 from distlab.picture.measured import QUANTITIES
 
 HEAD = "**On your machine.**"
-BEFORE = ("**Small case for paper.**", "**Questions.**", "**Read.**")
+BEFORE = ("**Small case", "**Questions.**", "**Read.**")
 WIDTH = 108
 
 

@@ -32,7 +32,7 @@ RECORD = """
 import io, re, sys
 from rich.console import Console
 from distlab.grading import command
-out = Console(record=True, width=100, force_terminal=True, file=io.StringIO())
+out = Console(record=True, width=116, force_terminal=True, file=io.StringIO())
 out.print("[bold]$ python test_phase1.py[/]", highlight=False)
 command.console = lambda *args, **kwargs: out
 command.main(1, [])

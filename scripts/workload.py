@@ -1,19 +1,32 @@
-"""Estimate the work in exercises: ``python -m scripts.workload`` prints tables for teachers.
+"""Estimate the work in exercises: minutes and difficulty in course.toml, and tables in pages.
 
-They stand in docs/instructors.md. Minutes = 10 to begin, the words of the exercise's section of the
-guidelines at 130 a minute, and 3 for each line to write: lines of the solution's regions without
-comments and blank ones. Nobody has measured this with a class: it is a rule to plan with.
+``python -m scripts.workload`` prints the tables, ``--write`` puts all of it where it belongs.
+
+Minutes = 10 to begin, the words of the exercise's section of the guidelines (without folded
+answers) at 130 a minute, 2 for each line to write, and 2 for each promise that a check asserts:
+each can take a try of its own. Lines are those of the solution's regions without comments and
+blank ones. Difficulty follows from the geometric mean of lines to write and ways to err: wrong
+implementations that are known. Nobody has measured this with a class: it is a rule to plan with.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
+from collections.abc import Mapping
+from functools import cache
 
-from distlab.course.catalogue import Course, Exercise, Phase, load_course
+from distlab.course.ahead import where_to_ask
+from distlab.course.catalogue import Course, Exercise, Phase, load_course, root
 from distlab.course.regions import regions_of
+from distlab.grading.contract import contract
+from distlab.grading.wrong import mutants_per_exercise
 
-BEGIN, WORDS, LINE = 10, 130, 3
+BEGIN, WORDS, LINE, PROMISE = 10, 130, 2, 2
+HARDER = (15, 22, 30, 40)  # means from which the difficulty is 2, 3, 4, 5
+FOLDED = re.compile(r"<details>.*?</details>", re.S)
+ASK = "<!-- where to ask -->\n"  # before the line that says it
 # what is done in which week, if a term has 14; the last item is shown in class
 TERM = (
     "1.1 1.2",
@@ -46,17 +59,39 @@ def lines(exercise: Exercise) -> int:
     return sum(bool(line) and not line.startswith("#") for line in inside)
 
 
-def minutes(exercise: Exercise) -> int:
-    """The estimate, rounded up to 5 minutes."""
+def promises(exercise: Exercise) -> int:
+    """Promises of the exercise that checks assert."""
+    return len({key for promise in contract(exercise).promises for key in promise.keys})
+
+
+def words(exercise: Exercise) -> int:
+    """Words of the exercise's section of the guidelines, heading included."""
     text = exercise.guidelines_path.read_text(encoding="utf-8")
     section = re.search(rf"^## {re.escape(exercise.id)} .*?(?=^## |\Z)", text, re.M | re.S)
-    words = len(section[0].split()) if section else 0
-    return 5 * math.ceil((BEGIN + words / WORDS + LINE * lines(exercise)) / 5)
+    return len(FOLDED.sub("", section[0]).split()) if section else 0
+
+
+def minutes(exercise: Exercise) -> int:
+    """The estimate, rounded up to 5 minutes."""
+    work = LINE * lines(exercise) + PROMISE * promises(exercise)
+    return 5 * math.ceil((BEGIN + words(exercise) / WORDS + work) / 5)
+
+
+@cache
+def ways_to_err() -> Mapping[str, int]:
+    """Wrong implementations that are known, by exercise."""
+    return mutants_per_exercise()
+
+
+def difficulty(exercise: Exercise) -> int:
+    """1 to 5."""
+    mean = math.sqrt(lines(exercise) * ways_to_err().get(exercise.id, 0))
+    return 1 + sum(mean >= bound for bound in HARDER)
 
 
 def hours(exercises: list[Exercise]) -> str:
     """The sum of them, to half an hour."""
-    return f"{round(sum(map(minutes, exercises)) / 30) / 2:g}"
+    return f"{round(sum(e.minutes for e in exercises) / 30) / 2:g}"
 
 
 def phases(course: Course) -> list[str]:
@@ -87,15 +122,84 @@ def each(course: Course) -> list[str]:
     """Minutes of every exercise, in a row per phase."""
     rows = ["| phase | minutes for each exercise |", "|---|---|"]
     for phase in course.phases:
-        listed = ", ".join(f"{e.id}: {minutes(e)}" for e in phase.exercises)
+        listed = ", ".join(f"{e.id}: {e.minutes}" for e in phase.exercises)
         rows.append(f"| {phase.number} | {listed} |")
     return rows
 
 
+def tracks(course: Course) -> list[str]:
+    """A row per track."""
+    rows = ["| track | exercises | hours | what for |", "|---|---|---|---|"]
+    for track in course.tracks:
+        chosen = [course.exercise(each) for each in track.exercises]
+        rows.append(f"| `{track.name}` | {len(chosen)} | {hours(chosen)} | {track.about} |")
+    return rows
+
+
+def every(course: Course) -> list[str]:
+    """A row per exercise, with the tracks that have it."""
+    short = [t for t in course.tracks if len(t.exercises) < len(course.exercises)]
+    head = ["exercise", "minutes", "difficulty", *(t.name for t in short)]
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for e in course.exercises:
+        marks = ["●" if e.id in t.exercises else "" for t in short]
+        cells = [f"{e.id} {e.title}", str(e.minutes), str(e.difficulty), *marks]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+PAGES = {
+    "README.md": (tracks,),
+    "docs/instructors.md": (phases, term, each),
+    "docs/start.md": (tracks, every),
+}
+
+
+def estimated(course: Course, text: str) -> str:
+    """``course.toml`` with the estimates of all exercises, behind their points."""
+    blocks = re.split(r"^(?=\[\[)", text, flags=re.M)
+    for number, block in enumerate(blocks):
+        found = re.match(r'\[\[exercise\]\]\nid = "([\d.]+)"', block)
+        if found:
+            e = course.exercise(found[1])
+            bare = re.sub(r"^(minutes|difficulty) = \d+\n", "", block, flags=re.M)
+            keys = f"\\g<0>minutes = {minutes(e)}\ndifficulty = {difficulty(e)}\n"
+            blocks[number] = re.sub(r"^points = \d+\n", keys, bare, flags=re.M)
+    return "".join(blocks)
+
+
+def filled(course: Course, name: str, text: str) -> str:
+    """The page with its tables, each in the place of the one with the same head."""
+    for table in PAGES[name]:
+        now = table(course)
+        old = rf"^{re.escape(now[0])}\n(\|.*\n)+"
+        text = re.sub(old, lambda _, now=now: "\n".join([*now, ""]), text, flags=re.M)
+    return re.sub(rf"(?<={ASK}).*", lambda _: where_to_ask(course), text)
+
+
+def write() -> None:
+    """Write the estimates, then the tables that are made of them."""
+    path = root() / "course.toml"
+    path.write_text(estimated(load_course(), path.read_text(encoding="utf-8")), encoding="utf-8")
+    load_course.cache_clear()
+    for name in PAGES:
+        page = root() / name
+        text = page.read_text(encoding="utf-8")
+        page.write_text(filled(load_course(), name, text), encoding="utf-8")
+
+
 def main() -> int:
-    """Print the tables."""
+    """Print the tables, or write all."""
+    parser = argparse.ArgumentParser(description="Estimate the work in exercises.")
+    parser.add_argument(
+        "--write", action="store_true", help="course.toml and the tables in the pages"
+    )
+    if parser.parse_args().write:
+        write()
+        return 0
     course = load_course()
-    print("\n\n".join("\n".join(table(course)) for table in (phases, term, each)))
+    tables = [table(course) for page in PAGES.values() for table in page]
+    print("\n\n".join("\n".join(table) for table in tables))
     return 0
 
 

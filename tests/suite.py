@@ -63,6 +63,7 @@ LONG = (
     "tests/distlab/test_references.py",
     "tests/deployment/test_terraform.py",
     "tests/alternatives/*.py",
+    "tests/site/*.py",
     "tests/distlab/*.py",
 )
 SHORT = ("tests/mutants/*.py",)

@@ -117,7 +117,7 @@ def builders(course: Course, counted: set[str]) -> dict[str, tuple[str, ...]]:
     """For each exercise those of ``counted`` that build on it, directly or by another one."""
     bases: dict[str, set[str]] = {}
     for exercise in course.exercises:  # what an exercise builds on stands before it
-        direct = {*exercise.uses, *exercise.requires}
+        direct = exercise.builds_on
         bases[exercise.id] = direct.union(*(bases.get(base, set()) for base in direct))
     return {
         base: tuple(e.id for e in course.exercises if e.id in counted and base in bases[e.id])

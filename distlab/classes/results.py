@@ -47,7 +47,7 @@ def reports_of(text: str) -> StudentReports:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One graded submission of a student, with its place among the others (1 is the first)."""
+    """One graded submission of a student, with its number (1 is the first)."""
 
     number: int
     submission: Submission

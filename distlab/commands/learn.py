@@ -12,54 +12,137 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from ..course import progress, templates
+from ..course import ahead, progress, templates
 from ..course.catalogue import Course, Exercise, need_solutions, root
 from ..course.excerpts import excerpts
+from ..course.tracks import Track
+from ..course.version import course_version
 from ..host.terminal import command, say, short
 
+ESTIMATES = (("minutes", 80), ("difficulty", 100))  # columns from which the map shows them
 
-def show_map(course: Course, out: Console) -> int:
-    """All phases and exercises with verdicts, and the next step."""
+
+def show_map(course: Course, out: Console, whole: bool = False) -> int:
+    """The exercises of the learner's track with verdicts, and the next step.
+
+    Of a phase in which nothing was done, and that is not the next one, one line; all of it if
+    ``whole``.
+    """
     entries, warnings = progress.load()
-    todo: Exercise | None = None
+    track = ahead.chosen_track(course)
+    exercises = ahead.exercises_of(course.exercises, track)
+    todo = ahead.left(exercises, entries)
+    following = todo[0] if todo else None
     for phase in course.phases:
+        own = [e for e in exercises if e.phase == phase]
+        if phase.ready and not own:
+            continue
         out.print(Text(f"\nPhase {phase.number}: {phase.title}", "bold"))
         if not phase.ready:
             out.print(Text("  to come", "dim"))
-            continue
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for name in ("id", "title", "verdict", "points", "hints"):
-            table.add_column(name, no_wrap=name != "title")
-        for e in phase.exercises:
-            mine = entries.get(e.id, {})
-            verdict = mine.get("verdict", "not graded yet")
-            style = {"pass": "bold green", "fail": "bold red"}.get(verdict, "dim")
-            points = mine.get("points", 0)
-            hints = _count(mine["hints"], "hint") if mine.get("hints") else ""
-            title = Text(e.title)
-            if e.was_in:
-                title.append(f" (was part of {e.was_in})", "dim")
-            table.add_row(f"  {e.id}", title, Text(verdict, style), f"{points}/{e.points}", hints)
-            if verdict != "pass" and todo is None:
-                todo = e
-        out.print(table)
-        score = sum(entries.get(e.id, {}).get("points", 0) for e in phase.exercises)
-        out.print(f"  {score} of {sum(e.points for e in phase.exercises)} points")
+        elif whole or following in own or any(e.id in entries for e in own):
+            _show_exercises(own, entries, out)
+        else:
+            _show_sum(own, out)
     for warning in warnings:
         say(out, warning, "yellow")
-    if todo:
-        out.print()
-        say(out, f"next: {todo.id} {todo.title}")
-        say(out, f"{short(todo.guidelines_path)}, section {todo.id}", label="read   ", indent="  ")
-        command(out, "  edit   ", short(todo.template_path))
-        command(out, "  grade  ", f"python test_phase{todo.phase.number}.py {todo.id}")
-        command(out, "  watch  ", f"distlab watch {todo.id}")
-        say(out, "(grades at every save)", "dim", indent="         ")
+    out.print()
+    _show_track(track, exercises, entries, out)
+    for phase in course.phases:
+        if phase.exercises and not ahead.left(phase.exercises, entries):
+            name = f'distlab certificate {phase.number} --name "…"'
+            command(out, f"phase {phase.number} is done: ", name)
+    if following:
+        _show_next(following, exercises, out)
+    say(out, ahead.where_to_ask(course), label="questions: ")
     return 0
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+def _show_sum(exercises: list[Exercise], out: Console) -> None:
+    """A line for all of them."""
+    points, minutes = (sum(getattr(e, of) for e in exercises) for of in ("points", "minutes"))
+    text = f"{len(exercises)} exercises, {points} points, about {ahead.duration(minutes)}"
+    say(out, f"{text} (distlab --all shows them)", "dim", indent="  ")
+
+
+def _show_exercises(exercises: list[Exercise], entries: ahead.Entries, out: Console) -> None:
+    """A line for each, and the points that they have together."""
+    estimates = [name for name, least in ESTIMATES if out.width >= least]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.show_header = bool(estimates)
+    table.add_column("")
+    table.add_column("")
+    for name in ("verdict", "points", *estimates, "hints"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "verdict" else "right")
+    for e in exercises:
+        mine = entries.get(e.id, {})
+        verdict = mine.get("verdict", "not graded yet")
+        style = {"pass": "bold green", "fail": "bold red"}.get(verdict, "dim")
+        title = Text(e.title)
+        if e.was_in:
+            title.append(f" (was part of {e.was_in})", "dim")
+        estimate = [str(getattr(e, name)) for name in estimates]
+        hints = str(mine.get("hints") or "")
+        points = f"{mine.get('points', 0)}/{e.points}"
+        table.add_row(f"  {e.id}", title, Text(verdict, style), points, *estimate, hints)
+    out.print(table)
+    score = sum(entries.get(e.id, {}).get("points", 0) for e in exercises)
+    out.print(f"  {score} of {sum(e.points for e in exercises)} points")
+
+
+def _show_track(
+    track: Track, exercises: list[Exercise], entries: ahead.Entries, out: Console
+) -> None:
+    """What is done of it, what is left, and the time that it took."""
+    todo = ahead.left(exercises, entries)
+    text = f"{track.name}, {len(exercises) - len(todo)} of {len(exercises)} exercises pass"
+    if todo:
+        text += f", about {ahead.duration(sum(e.minutes for e in todo))} left"
+    say(out, text, label="track: ")
+    seconds = progress.spent(entries, (e.id for e in exercises))
+    if seconds >= 60:
+        gap = round(progress.GAP / 60)
+        text = f"at least {ahead.duration(seconds / 60)} between gradings, "
+        say(out, f"{text}without breaks of more than {gap} minutes", label="spent: ")
+    if track.name == "all":
+        say(out, "(distlab track shows shorter ways)", "dim", indent="       ")
+
+
+def _show_next(todo: Exercise, exercises: list[Exercise], out: Console) -> None:
+    """The next exercise, why it is that one, and what to do."""
+    say(out, f"next: {todo.id} {todo.title}")
+    estimate = f"about {ahead.duration(todo.minutes)}, difficulty {todo.difficulty} of 5"
+    say(out, f"{ahead.why(todo, exercises)}; {estimate}", label="why    ", indent="  ")
+    say(out, f"{short(todo.guidelines_path)}, section {todo.id}", label="read   ", indent="  ")
+    command(out, "  edit   ", short(todo.template_path))
+    command(out, "  grade  ", f"python test_phase{todo.phase.number}.py {todo.id}")
+    command(out, "  watch  ", f"distlab watch {todo.id}")
+    say(out, "(grades at every save)", "dim", indent="         ")
+
+
+def map_as_json(course: Course) -> dict[str, Any]:
+    """What the map shows, for programs."""
+    entries, warnings = progress.load()
+    track = ahead.chosen_track(course)
+    exercises = ahead.exercises_of(course.exercises, track)
+    todo = ahead.left(exercises, entries)
+    shown = ("verdict", "points", "hints", "seconds", "passed_on")
+    return {
+        "course_version": course_version(),
+        "track": track.name,
+        "next": todo[0].id if todo else None,
+        "why": ahead.why(todo[0], exercises) if todo else None,
+        "minutes_left": sum(e.minutes for e in todo),
+        "seconds_spent": progress.spent(entries, (e.id for e in exercises)),
+        "questions": ahead.where_to_ask(course),
+        "exercises": [
+            {"id": e.id, "title": e.title, "minutes": e.minutes, "difficulty": e.difficulty}
+            | {"max_points": e.points}
+            | {key: value for key, value in entries.get(e.id, {}).items() if key in shown}
+            for e in exercises
+        ],
+        "warnings": warnings,
+    }
 
 
 def hint(exercise: Exercise, out: Console) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from ..course import progress
+from ..course import ahead, progress
 from ..course.catalogue import Course, Exercise
 from ..host.processes import become_subreaper, children, die_with_parent, end_strays
 from ..host.system import fork_obstacle
@@ -33,10 +33,10 @@ LEAVE = ("q", "\x04")  # the end of input as well
 
 
 def first_open(course: Course) -> Exercise:
-    """The first exercise that has not passed; the last one when all have."""
-    ready = [e for e in course.exercises if e.phase.ready]
+    """The first exercise of the learner's track that has not passed; the last one when all have."""
+    exercises = ahead.exercises_of(course.exercises, ahead.chosen_track(course))
     entries, _ = progress.load()
-    return next((e for e in ready if entries.get(e.id, {}).get("verdict") != "pass"), ready[-1])
+    return next(iter(ahead.left(exercises, entries)), exercises[-1])
 
 
 def watch(course: Course, exercise_id: str | None, out: Console) -> int:
@@ -206,8 +206,9 @@ def _versions(exercise: Exercise) -> dict[str, int]:
 
 
 def _next(course: Course, current: Exercise) -> Exercise:
-    ready = [e for e in course.exercises if e.phase.ready]
-    return ready[min(ready.index(current) + 1, len(ready) - 1)]
+    """The one after it in the learner's track; itself if it is the last."""
+    later = course.exercises[course.exercises.index(current) + 1 :]
+    return next(iter(ahead.exercises_of(later, ahead.chosen_track(course))), current)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..host.toml import tomllib
 from .regions import functions_in, regions_of
+from .tracks import Track, problems, tracks_of
 
 INDEX = "course.index.json"  # stands for the solutions where there are none
 
@@ -56,7 +57,8 @@ class Phase:
 @dataclass(frozen=True)
 class Exercise:
     """One exercise; ``uses`` are taken from the solution where the learner's don't pass,
-    ``requires`` must pass first. ``was_in``: the exercise that it was a part of, if any."""
+    ``requires`` must pass first. ``minutes`` of work and ``difficulty`` (1 to 5) are estimates.
+    ``was_in``: the exercise that it was a part of, if any."""
 
     id: str
     title: str
@@ -67,7 +69,14 @@ class Exercise:
     hints: tuple[str, ...]
     phase: Phase = field(compare=False, repr=False)
     was_in: str = ""
+    minutes: int = 0
+    difficulty: int = 0
     folder: Path = field(default_factory=root, compare=False, repr=False)
+
+    @property
+    def builds_on(self) -> set[str]:
+        """The exercises that come before it."""
+        return {*self.uses, *self.requires}
 
     @property
     def solution_path(self) -> Path:
@@ -106,11 +115,16 @@ class Feature:
 
 @dataclass(frozen=True)
 class Course:
-    """All phases and their exercises, in order."""
+    """All phases and their exercises, in order.
+
+    ``address``: where the course is published; empty if nobody has said it.
+    """
 
     phases: list[Phase]
     exercises: list[Exercise]
     features: list[Feature] = field(default_factory=list)
+    tracks: list[Track] = field(default_factory=list)
+    address: str = ""
 
     def exercise(self, exercise_id: str) -> Exercise:
         """The exercise called ``exercise_id``; ValueError names the nearest one otherwise."""
@@ -132,6 +146,14 @@ class Course:
                 return phase
         raise ValueError(f"no phase {number}: there are {[p.number for p in self.phases]}")
 
+    def track(self, name: str) -> Track:
+        """The track with this name."""
+        for track in self.tracks:
+            if track.name == name:
+                return track
+        names = ", ".join(track.name for track in self.tracks) or "none"
+        raise ValueError(f"no track {name!r}: there are {names}")
+
 
 @functools.cache
 def load_course(folder: Path | None = None) -> Course:
@@ -142,11 +164,13 @@ def load_course(folder: Path | None = None) -> Course:
         phases = [Phase(**p) for p in data["phase"]]
         exercises = [_exercise(e, phases, base) for e in data["exercise"]]
         features = [_feature(entry) for entry in data.get("feature", ())]
+        tracks = tracks_of(data.get("track", ()), [e.id for e in exercises])
+        address = str(data.get("course", {}).get("address", ""))
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"course.toml can't be read: {error}") from None
     for exercise in exercises:
         exercise.phase.exercises.append(exercise)
-    return Course(phases, exercises, features)
+    return Course(phases, exercises, features, tracks, address)
 
 
 def _feature(entry: dict[str, Any]) -> Feature:
@@ -173,7 +197,7 @@ def functions_of(exercise: Exercise) -> list[str]:
 
 
 def places_of(exercise: Exercise) -> int:
-    """How many regions the exercise has: places in its file where something is to be written."""
+    """How many regions the exercise has: parts of its file that are to be written."""
     if not exercise.solution_path.is_file():
         return int(_indexed(exercise)["regions"])
     text = exercise.solution_path.read_text(encoding="utf-8")
@@ -233,24 +257,26 @@ def validate(course: Course, mutants: dict[str, int]) -> list[str]:
 
     ``mutants``: number of wrong implementations per exercise.
     """
-    problems = []
+    found = []
     seen: set[str] = set()
     for exercise in course.exercises:
-        problems += [f"{exercise.id}: {text}" for text in _missing(exercise, seen)]
+        found += [f"{exercise.id}: {text}" for text in _missing(exercise, seen)]
         if mutants.get(exercise.id, 0) < 2:
-            problems.append(f"{exercise.id}: fewer than two wrong implementations")
+            found.append(f"{exercise.id}: fewer than two wrong implementations")
         seen.add(exercise.id)
-    return problems
+    return found + problems(course.tracks, {e.id: e.builds_on for e in course.exercises})
 
 
 def _missing(exercise: Exercise, earlier: set[str]) -> list[str]:
     found = []
     if exercise.id in earlier:
         found.append("the id is not unique")
-    others = {*exercise.uses, *exercise.requires} - earlier
+    others = exercise.builds_on - earlier
     found += [f"builds on {other}, which does not come earlier" for other in sorted(others)]
     if exercise.points < 1:
         found.append("points must be positive")
+    if exercise.minutes < 1 or exercise.difficulty not in range(1, 6):
+        found.append("has no estimate: python -m scripts.workload --write")
     if len(exercise.hints) != 3 or not all(h.strip() for h in exercise.hints):
         found.append("needs three hints")
     if not exercise.solution_path.is_file():

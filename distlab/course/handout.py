@@ -6,6 +6,7 @@ tells what it was made from.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -22,7 +23,10 @@ from .leaks import leaks
 from .version import course_version
 
 MANIFEST = "handout.json"
-TOOLKIT = ("distlab/**/*.py", "given/*.py", "clusters/*.yaml", "references/*/*.json")
+TOOLKIT = (
+    *("distlab/**/*.py", "distlab/commands/*.html"),
+    *("given/*.py", "clusters/*.yaml", "references/*/*.json"),
+)
 ALONE = ("LICENSE", "pyproject.toml", ".gitignore", "scripts/environment.py")
 EDITED = ("phase*/template_*.py", "notebooks/*")  # the learner's own from the first day
 
@@ -39,7 +43,7 @@ def chosen(course: Course, phases: Iterable[int], ids: Iterable[str]) -> Course:
     todo, needed = list(wanted), set(wanted)
     while todo:
         exercise = course.exercise(todo.pop())
-        new = {*exercise.uses, *exercise.requires} - needed
+        new = exercise.builds_on - needed
         needed |= new
         todo += new
     lacking = [e.id for e in course.exercises if e.id in needed - wanted]
@@ -50,7 +54,8 @@ def chosen(course: Course, phases: Iterable[int], ids: Iterable[str]) -> Course:
         )
     exercises = [e for e in course.exercises if e.id in wanted]
     numbers = {e.phase.number for e in exercises}
-    return Course([p for p in course.phases if p.number in numbers], exercises, course.features)
+    of_them = [p for p in course.phases if p.number in numbers]
+    return dataclasses.replace(course, phases=of_them, exercises=exercises)
 
 
 def hand_out(course: Course, part: Course, source: Path, target: Path) -> Path:

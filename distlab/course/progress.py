@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import datetime
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .catalogue import Exercise, Phase, functions_of, load_course, root
 
+GAP = 15 * 60.0  # seconds: a longer time between two gradings is a break
 UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 
 
@@ -22,27 +25,35 @@ def progress_file() -> Path:
     return root() / ".distlab" / "progress.json"
 
 
-def load() -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """(entry per exercise, warnings): a missing or damaged file counts as a fresh start."""
+def _read() -> tuple[dict[str, Any], list[str]]:
+    """(all that is remembered, warnings)."""
     path = progress_file()
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        entries = {str(k): dict(v) for k, v in data["exercises"].items()}
+        data = dict(json.loads(path.read_text(encoding="utf-8")))
+        data["exercises"] = {str(k): dict(v) for k, v in data["exercises"].items()}
     except FileNotFoundError:
-        return {}, []
+        return {"exercises": {}}, []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}, [f"{path.name} can't be read, progress starts afresh (no work is lost)"]
-    return entries, []
+        text = f"{path.name} can't be read, progress starts afresh (no work is lost)"
+        return {"exercises": {}}, [text]
+    return data, []
 
 
-def save(entries: dict[str, dict[str, Any]]) -> list[str]:
-    """Write atomically; warnings if it could not be written."""
+def load() -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """(entry per exercise, warnings): a missing or damaged file counts as a fresh start."""
+    data, warnings = _read()
+    return data["exercises"], warnings
+
+
+def save(entries: dict[str, dict[str, Any]], **others: Any) -> list[str]:
+    """Write atomically, with ``others`` changed; warnings if it could not be written."""
     path = progress_file()
+    data = _read()[0] | others | {"exercises": entries}
     try:
         path.parent.mkdir(exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix="progress-")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"exercises": entries}, file, indent=1)
+            json.dump(data, file, indent=1)
         os.replace(name, path)
     except OSError as error:
         return [f"progress could not be saved in {path.parent}: {error.strerror}"]
@@ -54,6 +65,17 @@ def update(exercise_id: str, **fields: Any) -> list[str]:
     entries, warnings = load()
     entries.setdefault(exercise_id, {}).update(fields)
     return warnings + save(entries)
+
+
+def track() -> str:
+    """The name of the track that the learner has chosen; empty if none."""
+    return str(_read()[0].get("track", ""))
+
+
+def choose_track(name: str) -> list[str]:
+    """Remember the learner's track; warnings if it could not be saved."""
+    entries, warnings = load()
+    return warnings + save(entries, track=name)
 
 
 def blanked(exercise_ids: Iterable[str]) -> list[str]:
@@ -111,18 +133,40 @@ def _without(tree: ast.Module, names: set[str]) -> ast.Module:
 
 def record(results: Iterable[tuple[str, str, int]]) -> list[str]:
     """Remember (exercise, verdict, points) of the learner's files; warnings if that failed."""
-    entries, warnings = load()
-    course = load_course()
+    data, warnings = _read()
+    entries = data["exercises"]
+    graded, changed = [], []
     for exercise, verdict, points in results:
         mine = entries.setdefault(exercise, {})
-        mine["verdict"] = verdict
-        mine["points"] = points
-        mine.pop("fingerprint", None)
+        before = mine.pop("fingerprint", None)
         with contextlib.suppress(*UNREADABLE):
-            mine["fingerprint"] = fingerprint(course.exercise(exercise))
+            mine["fingerprint"] = fingerprint(load_course().exercise(exercise))
+        graded.append(mine)
+        if mine.get("fingerprint") != before:
+            changed.append(mine)
+        if verdict == "pass" and (mine.get("verdict") != "pass" or not mine.get("passed_on")):
+            mine["passed_on"] = datetime.date.today().isoformat()
+        mine |= {"verdict": verdict, "points": points}
         if verdict == "pass":
             mine["passed_once"] = True
-    return warnings + save(entries)
+    now = time.time()
+    _share(now - data.get("last_run", now), changed or graded)
+    return warnings + save(entries, last_run=now)
+
+
+def _share(seconds: float, worked_on: list[dict[str, Any]]) -> None:
+    """Add the time since the last grading, unless it was a break, to what was worked on."""
+    if 0 < seconds <= GAP:
+        for mine in worked_on:
+            mine["seconds"] = round(mine.get("seconds", 0) + seconds / len(worked_on), 1)
+
+
+def spent(entries: Mapping[str, Mapping[str, Any]], ids: Iterable[str]) -> float:
+    """Seconds that the learner has worked on these exercises, at least.
+
+    Measured between gradings: reading before the first one, and breaks, are no part of it.
+    """
+    return float(sum(entries.get(each, {}).get("seconds", 0) for each in ids))
 
 
 def known_passes(phase: Phase) -> list[str]:

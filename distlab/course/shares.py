@@ -18,14 +18,19 @@ README = "docs/handout_readme.md"
 
 
 def map_of(part: Course, text: str) -> str:
-    """``course.toml`` with the phases and exercises of ``part`` only."""
+    """``course.toml`` with the phases and exercises of ``part`` only, and the tracks in them."""
     ids = {e.id for e in part.exercises}
     numbers = {str(p.number) for p in part.phases}
+    tracks = {t.name for t in part.tracks if t.name == "all" or {*t.exercises} <= ids}
 
     def kept(block: str) -> bool:
         exercise = re.match(r'\[\[exercise\]\]\nid = "([\d.]+)"', block)
         phase = re.match(r"\[\[phase\]\]\nnumber = (\d+)", block)
-        return (not exercise or exercise[1] in ids) and (not phase or phase[1] in numbers)
+        track = re.match(r'\[\[track\]\]\nname = "(\w+)"', block)
+        return all(
+            not found or found[1] in some
+            for found, some in ((exercise, ids), (phase, numbers), (track, tracks))
+        )
 
     return "".join(filter(kept, re.split(r"^(?=\[\[)", text, flags=re.M)))
 

@@ -17,7 +17,7 @@ def _prerequisites(course: Course, ids: Iterable[str]) -> set[str]:
     todo = list(ids)
     while todo:
         exercise = course.exercise(todo.pop())
-        new = {*exercise.uses, *exercise.requires} - found
+        new = exercise.builds_on - found
         found |= new
         todo += new
     return found

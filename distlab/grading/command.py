@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..course import progress
 from ..course.catalogue import Phase, load_course
+from ..course.version import course_version
 from ..host.processes import TERMINATED, Terminated, terminable
 from ..host.terminal import console
 from ..sandbox import Limits
@@ -109,7 +110,8 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
         asked = options.exercises or [e.id for e in phase.exercises]
         if not watched:
             many = f"{len(asked)} exercises of phase {phase.number}"
-            out.print(Text(f"grading {asked[0] if len(asked) == 1 else many} …", "dim"))
+            what = f"grading {asked[0] if len(asked) == 1 else many} …"
+            out.print(Text(f"{what}  (course version {course_version()})", "dim"))
         with View(asked) as view:
             report = run_session(phase, request, options.keyword, options.junitxml or "", view)
         out.print()
@@ -122,8 +124,7 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
     if options.json:
         Path(options.json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
     print_report(report, phase, out)
-    spent = f"graded in {time.monotonic() - begun:.1f} s, course version {report.course_version}"
-    out.print(spent, style="dim", highlight=False)
+    out.print(f"graded in {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
     if not report.exercises:
         asked = f"-k {options.keyword!r}" if options.keyword else f"--tier {options.tier}"
         raise ValueError(f"no check matches {asked}")

@@ -64,7 +64,10 @@ NOT_RUN = ("needs", "blocked", "blank")
 def print_report(report: Report, phase: Phase, out: Console) -> None:
     """Print the table, the failures and the next step."""
     out.print(Text(f"Phase {phase.number}: {phase.title}", "bold"))
-    say(out, f"implementation: {report.impl}   device: {report.device}   seed: {report.seed}")
+    known = (
+        f"device: {report.device}   seed: {report.seed}   course version {report.course_version}"
+    )
+    say(out, f"implementation: {report.impl}   {known}")
     tiers = [t for t in TIERS if t not in SHOWN_TIER or _ran(report, t)]
     out.print(_table(report, tiers if out.width >= WIDE else ()))
     for note in report.notes:
@@ -184,7 +187,7 @@ def _print_needs(report: Report, out: Console) -> None:
         say(out, f"{text} (not counted as passed)", STYLE["needs"])
     tiers = {check.tier for exercise in report.exercises for check in exercise.checks}
     if tiers - {"virtual", "gloo"}:
-        say(out, f"the project's own solutions: {gpu_record.words()}", "dim")
+        say(out, f"the course's own solutions (not yours): {gpu_record.words()}", "dim")
     for name, made in report.references.items():
         say(out, f"compared with the reference run of {name}: {made}", "dim")
     if absent:
@@ -197,6 +200,8 @@ def _print_next(report: Report, out: Console) -> None:
     if todo is None:
         if report.exercises:
             out.print(Text("everything asked for passed", STYLE["pass"]))
+            if report.impl == "templates":
+                out.print(Text("distlab says what is next", "dim"))
         return
     verb = "write" if todo.verdict == "blank" else "look at"
     say(out, f"next: {verb} exercise {todo.id} ({todo.title}) in {todo.file}")

@@ -6,8 +6,8 @@ the parent of a process dies, the process becomes the grader's child, however of
 and whatever session it has made for itself. So every process that a rank leaves behind ends up in
 the list of the grader's children, from where ``end_strays`` kills it.
 
-A system without these (macOS) ends a rank's process group only: a daemon that has made a session of
-its own lives on there.
+A system without these (macOS) ends what has a rank's group id only: a daemon that has made a
+session of its own lives on there.
 """
 
 from __future__ import annotations

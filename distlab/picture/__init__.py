@@ -2,7 +2,7 @@
 
 from .lanes import draw
 from .pipeline import draw_pipeline
-from .spans import Span, covered, idle_share, spans_of
+from .spans import Span, covered, idle_share, shares, spans_of
 from .traces import chrome_trace, trace_run
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "draw",
     "draw_pipeline",
     "idle_share",
+    "shares",
     "spans_of",
     "trace_run",
 ]

@@ -1,8 +1,8 @@
 """The picture of a timeline: for each rank a lane that computes and a lane that communicates.
 
 Cold colours compute, warm colours communicate, grey hatching waits; the palette can be told apart
-by readers who are colour-blind (after Okabe & Ito 2008, and Tol). At the right, the share of the
-time that each rank computed, communicated (also while it computed) and only waited.
+by readers who are colour-blind (after Okabe & Ito 2008, and Tol). White is idle time: no operator
+and no message. At the right, the shares of the time, which add up to 100 %.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..observe.log import readable
-from .spans import WAIT, Span, covered, overlapping, stack, time_label
+from .spans import WAIT, Span, overlapping, shares, stack, time_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ LEGEND = {"data": "load data", "other": "other compute", WAIT: "wait for another
 INK, SOFT, EDGE = "#222222", "#6B6B6B", "#A8A8A8"
 HATCH = "////"
 WIDTH, ROW, TOP, BOTTOM = 12.5, 0.86, 0.62, 0.82  # inches: width, height per rank, margins
-LEFT, RIGHT = 0.105, 0.885  # of the width
+LEFT, RIGHT = 0.105, 0.87  # of the width
 MOST_LABELS, MOST_ARROWS, MOST_ROWS = 600, 64, 8
 LANES = {"compute": (0.10, 0.44), "network": (0.48, 0.86)}  # top and bottom in a rank's row
 
@@ -226,21 +226,12 @@ class _Picture:
             self.axes.plot([x0, x1], [0, 0], color=INK, linewidth=1.6, clip_on=False)
 
     def _shares(self) -> None:
-        """At the right: how much of the time each rank computed, communicated, only waited."""
-        for rank, row in self.row_of.items():
-            mine = [s for s in self.spans if s.rank == rank]
-            computes = [s for s in mine if s.lane != "communication"]
-            moves = [s for s in mine if s.lane == "communication" and s.name != WAIT]
-            shares = {
-                "computes": covered(computes),
-                "communicates": covered(moves),
-                "waits": covered(mine) - covered([*computes, *moves]),
-            }
-            for line, (what, seconds) in enumerate(shares.items()):
-                y = row + 0.24 + 0.24 * line
-                share = f"{max(0.0, seconds) / self.total:.0%}"
-                self._aside(1.045, y, share, ha="right", color=INK)
-                self._aside(1.051, y, what)
+        """At the right: how much of the time each rank computed, communicated, waited, was idle."""
+        for rank, parts in shares(self.spans).items():
+            for line, (what, percent) in enumerate(parts.items()):
+                y = self.row_of[rank] + 0.15 + 0.22 * line
+                self._aside(1.035, y, f"{percent} %", ha="right", color=INK)
+                self._aside(1.041, y, what)
 
     def _legend(self) -> None:
         from matplotlib.patches import Patch
@@ -252,6 +243,7 @@ class _Picture:
             if patch.get_label() == LEGEND[WAIT]:
                 patch.set(edgecolor=EDGE, hatch=HATCH)
         style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
+        patches.append(Patch(facecolor="white", edgecolor=EDGE, label="idle"))
         columns = min(9, len(patches))
         self.axes.figure.legend(handles=patches, loc="lower center", ncols=columns, **style)
 

@@ -1,7 +1,7 @@
 """The picture of a pipeline: for each rank a row of boxes, one per step, with its micro-batch.
 
 A label is the micro-batch, or ``stage.micro-batch`` where a rank has several stages: the later the
-stage, the lighter its boxes. What is hatched is idle.
+stage, the lighter its boxes. Where it is hatched, a rank has no step: it may communicate or wait.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _draw(axes: Axes, spans: Sequence[Span], ranks: list[int]) -> None:
         mine = [s for s in spans if s.rank == rank]
         idle = 1 - covered(mine) / (end - begin)
         axes.text(-0.008, row + 0.5, f"rank {rank}", size=10, weight="bold", ha="right", **beside)
-        axes.text(1.008, row + 0.5, f"{idle:.0%} idle", color=SOFT, ha="left", **beside)
+        axes.text(1.008, row + 0.5, f"{idle:.0%} no step", color=SOFT, ha="left", **beside)
         back = {"facecolor": IDLE, "edgecolor": "#D6D6D6", "linewidth": 0, "hatch": HATCH}
         axes.add_patch(Rectangle((0, row + 0.08), total, 0.84, zorder=1, **back))
     stages = sorted({_stage(s) for s in spans})
@@ -87,7 +87,7 @@ def _draw(axes: Axes, spans: Sequence[Span], ranks: list[int]) -> None:
             style = {"size": size, "ha": "center", "va": "center_baseline", "zorder": 3}
             axes.text(x + width / 2, y, text, color=_ink_on(colour), **style)
     handles = _legend([s.name for s in spans], depth)
-    handles.append(Patch(facecolor=IDLE, edgecolor=EDGE, hatch=HATCH, label="idle"))
+    handles.append(Patch(facecolor=IDLE, edgecolor=EDGE, hatch=HATCH, label="no step (bubble)"))
     style = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
     axes.figure.legend(handles=handles, loc="lower center", ncols=len(handles), **style)
 

@@ -22,6 +22,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from ..observe.gpu_clock import GPU
@@ -215,6 +216,33 @@ def covered(spans: Iterable[Span]) -> float:
         total += max(0.0, span.end - max(span.start, reached))
         reached = max(reached, span.end)
     return total
+
+
+SHARES = ("computes", "only communicates", "only waits", "idle")
+
+
+def shares(spans: Sequence[Span]) -> dict[int, dict[str, int]]:
+    """For each rank the percent of the time of all that it spent on each of ``SHARES``.
+
+    Time is counted once: communication beside compute is compute. Idle is when a rank neither
+    computed nor communicated nor waited for another rank: Python between operators, or a busy
+    processor. The percents are whole numbers and add up to 100: what rounding down leaves goes to
+    those that lost most.
+    """
+    total = max((s.end for s in spans), default=0.0) - min((s.start for s in spans), default=0.0)
+    found = {}
+    for rank in sorted({s.rank for s in spans}):
+        mine = [s for s in spans if s.rank == rank]
+        computes = [s for s in mine if s.lane != "communication"]
+        moves = [s for s in mine if s.name != WAIT]
+        reached = [covered(computes), covered(moves), covered(mine), total]
+        parts = [100 * (b - a) / total if total else 0 for a, b in pairwise([0.0, *reached])]
+        whole = [math.floor(part) for part in parts]
+        lost = sorted(range(len(parts)), key=lambda k: whole[k] - parts[k])
+        for k in lost[: 100 - sum(whole)]:
+            whole[k] += 1
+        found[rank] = dict(zip(SHARES, whole, strict=True))
+    return found
 
 
 def overlapping(spans: Iterable[Span]) -> Iterator[list[Span]]:

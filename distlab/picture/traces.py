@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,13 @@ from .lanes import draw
 from .spans import Span, spans_of, stack
 
 
-def chrome_trace(spans: Sequence[Span], path: str | Path) -> Path:
-    """Write ``spans`` as a trace for ui.perfetto.dev or chrome://tracing: one process per rank."""
+def chrome_trace(
+    spans: Sequence[Span], path: str | Path, more: Mapping[str, Any] | None = None
+) -> Path:
+    """Write ``spans`` as a trace for ui.perfetto.dev or chrome://tracing: one process per rank.
+
+    ``more``: further parts of the file, which these programs pass over.
+    """
     begin = min((s.start for s in spans), default=0.0)
     clocks = any(s.clock == GPU for s in spans)
     out: list[dict[str, Any]] = []
@@ -31,7 +36,8 @@ def chrome_trace(spans: Sequence[Span], path: str | Path) -> Path:
                 out += _traced(span, 100 * number + row, begin, clocks)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"traceEvents": out, "displayTimeUnit": "ms"}), encoding="utf-8")
+    whole = {"traceEvents": out, "displayTimeUnit": "ms", **(more or {})}
+    path.write_text(json.dumps(whole), encoding="utf-8")
     return path
 
 

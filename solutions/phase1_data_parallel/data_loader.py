@@ -57,7 +57,7 @@ class ShardedSampler(Sampler[int]):
         remainder: Remainder = "pad",
     ) -> None:
         if dataset_size < 1 or world_size < 1:
-            raise ValueError(f"need data and ranks: size {dataset_size}, world size {world_size}")
+            raise ValueError(f"sizes must be positive: data {dataset_size}, world {world_size}")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not in 0 … {world_size - 1}")
         if remainder not in ("pad", "drop", "keep"):
@@ -161,7 +161,7 @@ def split_batch(global_batch_size: int, world_size: int) -> int:
     # --- exercise 1.2: start
     # Step 1: refuse a batch that does not divide: silent rounding would change the training
     if min(global_batch_size, world_size) < 1 or global_batch_size % world_size:
-        raise ValueError(f"{global_batch_size} samples do not divide over {world_size} ranks")
+        raise ValueError(f"a batch of {global_batch_size} does not divide over {world_size} ranks")
     return global_batch_size // world_size
     # --- exercise 1.2: end
 

@@ -35,6 +35,7 @@ from .parallel_gpt import SCHEDULES, Layout, ParallelGPT, make_groups, train_ste
 
 MAX_NORM = 1.0
 WARMUP_STEPS = 20
+ROUNDING = 4 * torch.finfo(torch.float32).eps  # of a loss between 4 and 8, where training begins
 OnStep = Callable[[int, float], None]
 
 
@@ -113,12 +114,16 @@ def plot(curves: dict[str, list[float]], path: Path) -> None:
         1 + (len(curves) > 1), 1, sharex=True, squeeze=False, figsize=(8, 5), layout="constrained"
     )
     (name, losses), *others = curves.items()
-    axes[0, 0].plot(losses, lw=3, color="#56B4E9", label=name)
+    axes[0, 0].plot(losses, lw=5, color="#A6D3EE", label=name)
     for other, values in others:
         axes[0, 0].plot(values, lw=1, color="#222222", label=other)
         between = [abs(a - b) for a, b in zip(losses, values, strict=True)]
-        axes[1, 0].semilogy(between, color="#D55E00")
-        axes[1, 0].set(ylabel="difference", xlabel="optimizer step")
+        axes[1, 0].plot(between, ".", color="#D55E00")
+        axes[1, 0].set_yscale("symlog", linthresh=ROUNDING)  # linear below it: zero is on the axis
+        axes[1, 0].axhspan(0, ROUNDING, color="#EEEEEE", zorder=0)
+        axes[1, 0].text(0, ROUNDING / 2, "below one rounding of the loss", va="center", size=8)
+        axes[1, 0].set(ylabel="difference", ylim=(-ROUNDING / 8, None))
+    axes[-1, 0].set(xlabel="optimizer step")
     axes[0, 0].set(ylabel="loss per character, nats", title="tiny GPT on Python's documentation")
     axes[0, 0].legend()
     for each in axes.flat:

@@ -1,17 +1,18 @@
-"""Communication hooks: how a bucket is reduced is a function, the rest of DDP does not know it.
+"""Communication hooks: a function reduces a bucket, and the rest of DDP does not know how.
 
     hook(bucket) -> handle        bucket.buffer: this rank's gradients, divided by W
     handle.wait()                 bucket.buffer: their sum over the ranks, which is the mean
 
-The hook begins and does not wait, so that backward goes on beside it. Whatever sums can be a hook:
-a ring, a tree, a sum in the nodes first and between them after, a sum of fewer bits. The mean costs
-no pass of its own: the division happened when the gradients were copied into the bucket.
+The hook begins the sum and does not wait, so that backward goes on meanwhile. Any way to sum can be
+a hook: a ring, a tree, a sum first in the nodes and then between them, a sum in fewer bits. The
+mean costs no pass of its own: the gradients were divided when they were copied into the bucket.
 
-Bytes per rank for a bucket of N: all-reduce 2(W-1)/W·N; in 16 bits half of that (from float32); in
-two levels between nodes 2(M-1)/M·N for the first rank of each of M nodes, nothing for the others.
-Invariant: all ranks end with the same bits, whatever precision was lost on the way.
+Bytes that a rank sends for a bucket of N bytes: an all-reduce takes 2(W-1)/W·N, and in 16 bits half
+of that (from float32). In two levels the first rank of each of M nodes sends 2(M-1)/M·N between
+nodes, the others nothing.
+Invariant: all ranks end with the same bits, also where precision was lost on the way.
 Sources: Li et al. 2020 (arXiv 2006.15704), section 6.2.3; Kalamkar et al. 2019 (arXiv 1905.12322)
-for bfloat16; Goyal et al. 2017 (arXiv 1706.02677), section 4.1 for two levels.
+for bfloat16; Goyal et al. 2017 (arXiv 1706.02677) for two levels.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from given.bucket_hooks import Bucket, Handle, Hook, Then
 
 
 def all_reduce(bucket: Bucket, group: Group = None) -> Handle | None:
-    """The hook that is used if there is no other: begins one all-reduce of the buffer, in place.
+    """The default hook: it begins one all-reduce of the buffer, in place.
 
     Raises ValueError on a rank that is no member of ``group``.
     """
@@ -38,9 +39,9 @@ def all_reduce(bucket: Bucket, group: Group = None) -> Handle | None:
 def blocking(reduce: Callable[[Tensor], object]) -> Hook:
     """A hook from a function that sums a flat tensor over the ranks, in place, before it returns.
 
-    That is any all-reduce written from messages (ring, tree, …). It stops backward while it runs:
-    right, and nothing is hidden. The hook gives ``bucket.buffer`` itself to ``reduce``, whose
-    result does not count. Nothing is left to wait for.
+    That is any all-reduce written from messages (ring, tree, …). Backward waits while it runs: the
+    sum is right, and nothing is hidden. The hook gives ``bucket.buffer`` itself to ``reduce``, and
+    ignores its result. Nothing is left to wait for.
     """
 
     # --- exercise 3.12: start
@@ -70,13 +71,13 @@ def compress_to(dtype: torch.dtype, bucket: Bucket, group: Group = None) -> Hand
 
     One all-reduce in ``dtype``. The call returns at once. When ``wait()`` of the handle returns,
     ``bucket.buffer`` itself holds the sum, in its own dtype and with the same bits on all ranks.
-    Several buckets may be on their way. Holds a copy in ``dtype`` until it has arrived, and nothing
-    once the handle is dropped. Raises ValueError, before anything is sent, for a bucket of complex
-    numbers, and on a rank that is no member of ``group``.
+    Several buckets may be on their way. It holds a copy in ``dtype`` until the sum has arrived, and
+    nothing once the handle is dropped. Raises ValueError, before anything is sent, for a bucket of
+    complex numbers, and on a rank that is no member of ``group``.
     """
     # --- exercise 3.12: start
-    # Step 2: refuse complex numbers, and who is no member (`rank_in`); begin to reduce a copy in
-    #         `dtype`, and write it back once it has arrived (`Then`)
+    # Step 2: refuse complex numbers, and a rank that is no member (`rank_in`). Begin to reduce a
+    #         copy in `dtype`, and write it back once it has arrived (`Then`)
     if bucket.buffer.is_complex():
         raise ValueError(f"{dtype} has no imaginary part: bucket of {bucket.buffer.dtype}")
     rank_in(group)
@@ -87,19 +88,19 @@ def compress_to(dtype: torch.dtype, bucket: Bucket, group: Group = None) -> Hand
 
 
 def two_level(node: dist.ProcessGroup, leaders: dist.ProcessGroup | int) -> Hook:
-    """A hook that sums in each node first, then between the nodes, then hands out the sum.
+    """A hook that sums in each node first, then between the nodes, and broadcasts the sum.
 
-    ``node``: the group of this rank's node; ``leaders``: the group of the first ranks of all nodes,
-    and what ``new_group`` gave on a rank that is none of them. Only the leaders send between
-    nodes, 2(M-1)/M·N bytes each for M nodes. The first step begins at once, the other two happen in
-    ``wait``; then ``bucket.buffer`` itself holds the sum, with the same bits on all ranks. Several
-    buckets may be on their way, and are waited for in the order in which they began. Raises
-    ValueError on a rank that is no member of ``node``, before there is a hook.
+    ``node``: the group of this rank's node. ``leaders``: the group of the first ranks of all nodes;
+    on another rank what ``new_group`` returned there. Only the leaders send between nodes,
+    2(M-1)/M·N bytes each for M nodes. The first step begins at once, and the other two happen in
+    ``wait``. Then ``bucket.buffer`` itself holds the sum, with the same bits on all ranks. Several
+    buckets may be on their way. Wait for them in the order in which they began. Raises ValueError
+    on a rank that is no member of ``node``, before there is a hook.
     """
 
     # --- exercise 3.12: start
-    # Step 3: refuse who is no member of the node; begin to reduce to the node's first rank
-    # Step 4: then, on the leaders alone, all-reduce; then, in each node, broadcast from its first
+    # Step 3: refuse a rank that is no member of the node; begin to reduce to the node's first rank
+    # Step 4: then all-reduce on the leaders alone; then broadcast in each node from its first rank
     rank_in(node)
 
     def hook(bucket: Bucket) -> Handle:

@@ -8,14 +8,14 @@ while a unit computes does it have its full parameters:
     backward    all-gather unit | compute | free, reduce-scatter its gradient
     optimizer   steps on the shards: any optimizer, because each element is updated on its own
 
-Memory per rank, for Ψ parameters in fp32 with Adam: 16Ψ/W bytes, plus the unit at work and the
-root in full, and in backward their gradients. Bytes sent per rank and step, for P bytes of
-parameters: 3(W-1)/W·P, in three messages per unit; data parallelism sends 2(W-1)/W·P. Invariant:
-outside of its forward and backward a unit's full vector has no storage; autograd's saved views of
-it point to a storage that comes back before they are used.
+Memory per rank, for Ψ parameters in fp32 with Adam: 16Ψ/W bytes, plus the unit at work and the root
+in full. In backward their gradients are there, too. For P bytes of parameters a rank sends
+3(W-1)/W·P bytes per step, in three messages per unit. Data parallelism sends 2(W-1)/W·P.
+Invariant: outside of its forward and backward a unit's full vector has no storage. Autograd's saved
+views of it point to a storage that is filled again before they are used.
 
-Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 5.3 and 7.2.2 (stage 3); Zhao
-et al. 2023 (PyTorch FSDP, arXiv 2304.11277), sections 3.2 (flat parameters) and 4 (hooks).
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 5.3 and 7.2.2 (stage 3). Zhao et
+al. 2023 (PyTorch FSDP, arXiv 2304.11277), sections 3.2 (flat parameters) and 4 (hooks).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class FlatParameter:
 
     Element i of the vector belongs to rank i // chunk, with chunk = ceil(numel / W).
 
-    - ``shard``: this rank's part (n,), the nn.Parameter that optimizers get, a copy. The last
-      ranks' shards may be shorter than ``chunk``, or empty: padding exists on the wire only.
-    - ``full``: (W·chunk,) the gathered vector; without storage while it is freed.
-    - ``leaves``: the parameters as views of ``full``'s storage, autograd's leaves; while the vector
-      is gathered they stand in the modules' attributes (``places``), else None does.
+    - ``shard``: this rank's part (n,), a copy. It is the nn.Parameter that optimizers get. The last
+      ranks' shards may be shorter than ``chunk``, or empty: padding exists in messages only.
+    - ``full``: (W·chunk,) the gathered vector. While it is freed it has no storage.
+    - ``leaves``: the parameters as views of ``full``'s storage, autograd's leaves. While the vector
+      is gathered the modules' attributes (``places``) hold them, otherwise None.
     """
 
     gathering: dist.Work | None = None
@@ -50,17 +50,17 @@ class FlatParameter:
     def __init__(self, parameters: Parameters, group: Group, device: torch.device) -> None:
         """Keep this rank's part of ``parameters``, of one dtype, all trainable or all frozen.
 
-        The shard lies on ``device`` and is trainable if they are; of parameters on meta it has no
-        values yet. Elements are in row-major order, whatever the parameters' strides. The ranks
-        must come with the same values. No communication.
+        The shard lies on ``device``, and is trainable if they are. If they are on meta it has no
+        values yet. Elements are in row-major order, whatever the parameters' strides. All ranks
+        must pass the same values. No communication.
         """
         self.group, self.places = group, list(parameters.values())
         self.shapes = [p.shape for p in parameters]
         self.numel = sum(p.numel() for p in parameters)
         first = next(iter(parameters))
         # --- exercise 3.15: start
-        # Step 1: equal parts, the last ones shorter or empty; a copy of the own part, because a
-        #         view would keep the whole vector alive
+        # Step 1: equal parts, the last ones shorter or empty. Copy the own part, because a view
+        #         would keep the whole vector alive
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
         self.chunk = -(-self.numel // world_size)
         self.start = min(rank * self.chunk, self.numel)
@@ -74,10 +74,10 @@ class FlatParameter:
         self.make_full(first.dtype, device)
 
     def make_full(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Make ``full`` and its ``leaves``, and take the storage away again."""
+        """Make ``full`` and its ``leaves``, and free the storage again."""
         # --- exercise 3.15: start
-        # Step 2: views that share the storage but not its version counter: filling it again in
-        #         backward must not look like a change of what autograd has saved
+        # Step 2: make views that share the storage but not its version counter. Backward fills it
+        #         again, and that must not look like a change of tensors that autograd has saved
         world_size = dist.get_world_size(self.group)
         self.full = torch.empty(world_size * self.chunk, dtype=dtype, device=device)
         parts = self.full.data[: self.numel].split([shape.numel() for shape in self.shapes])
@@ -113,7 +113,7 @@ class FlatParameter:
     def finish_gather(self) -> None:
         """Wait for the all-gather, if one is under way, and put the leaves into the modules."""
         # --- exercise 3.15: start
-        # Step 4: the handle before the first use of a value
+        # Step 4: wait for the handle before the first use of a value
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
@@ -121,9 +121,9 @@ class FlatParameter:
         # --- exercise 3.15: end
 
     def free(self) -> None:
-        """Give the full vector's memory back; waits for a gather that is under way."""
+        """Give the full vector's memory back, after any gather that is under way."""
         # --- exercise 3.15: start
-        # Step 5: nothing may be in flight; then the attributes, then the storage
+        # Step 5: wait for a gather in flight; then clear the attributes, then free the storage
         self.finish_gather()
         self.put([None] * len(self.leaves))
         self.full.untyped_storage().resize_(0)
@@ -138,7 +138,7 @@ class FlatParameter:
     def reduce_input(self) -> Tensor:
         """What this rank gives to the reduce-scatter: the gradients joined and padded."""
         # --- exercise 3.15: start
-        # Step 6: in the order of `full`, zeros where there is no gradient and as padding
+        # Step 6: join in the order of `full`, with zeros for missing gradients and as padding
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.leaves]
         padding = grads[0].new_zeros(self.full.numel() - self.numel)
         return torch.cat([*(g.flatten() for g in grads), padding])
@@ -147,11 +147,11 @@ class FlatParameter:
     def start_reduce(self) -> None:
         """Issue the reduce-scatter of the leaves' gradients without waiting, and forget these.
 
-        Sends (W-1)·chunk elements. A leaf without gradient counts as zero; if none has one, which
-        must be so on all ranks or on none, nothing is sent.
+        Sends (W-1)·chunk elements. A leaf without gradient counts as zero. If no leaf has a
+        gradient, nothing is sent: that must be so on all ranks or on none.
         """
         # --- exercise 3.15: start
-        # Step 7: rank r gets the sum of everybody's chunk r
+        # Step 7: rank r gets the sum of all ranks' chunks r
         if all(leaf.grad is None for leaf in self.leaves):
             return
         vector = self.reduce_input()
@@ -165,7 +165,7 @@ class FlatParameter:
     def finish_reduce(self) -> None:
         """Wait for the reduce-scatter, if one is under way; add the mean to ``shard.grad``."""
         # --- exercise 3.15: start
-        # Step 8: the mean over the ranks, without the padding, added to a gradient that is there
+        # Step 8: take the mean over the ranks, without the padding; add it to an earlier gradient
         if self.reducing is None:
             return
         work, chunk, _ = self.reducing
@@ -184,26 +184,26 @@ Unit = FlatUnit[FlatParameter]
 
 
 class FSDP(HookedUnits[FlatParameter]):
-    """``module``, trained like one process on all ranks' batches; nothing but shards is kept.
+    """``module``, trained like one process on all ranks' batches; a rank keeps only shards.
 
-    ``units``: submodules that are gathered one at a time, none inside another; the root unit takes
+    ``units``: submodules that are gathered one at a time, none inside another. The root unit takes
     all other parameters. Tied parameters must lie in one unit. ``parameters()`` are the shards:
     give them to the optimizer, *after* wrapping. In a unit's forward its attributes hold the full
-    parameters, with the values of the shards at that time; outside of forward and backward they are
-    None. Beside a unit only the root is gathered: a unit is freed before the next gets its memory
-    (in backward a unit whose inputs need no gradient may stay until the end).
+    parameters, with the values of the shards at that time. Outside of forward and backward they are
+    None. Beside a unit only the root is gathered: a unit is freed before the next gets its memory.
+    (In backward a unit whose inputs need no gradient may stay until the end.)
 
-    ``backward()`` leaves in the shards' ``grad`` the mean over the ranks of ``group``, added to
-    what is there. All ranks must run the same units in the same order, also without autograd; one
-    may run several times. A unit that no rank uses in a step gets no gradient. Outputs of a unit
-    must not be parameters, nor views of them. After a forward or backward that raised on all ranks
-    the next forward, an evaluation's too, begins anew. Freeze, cast or move parameters before
-    wrapping: later, forward raises ValueError. Training and evaluation mode make no difference.
-    Forward and backward never let the host wait for a GPU.
+    ``backward()`` adds to the shards' ``grad`` the mean over the ranks of ``group``. All ranks must
+    run the same units in the same order, also without autograd. A unit may run several times. A
+    unit that no rank uses in a step gets no gradient. Outputs of a unit must not be parameters, nor
+    views of them. If a forward or backward raised on all ranks, the next forward begins anew, also
+    in an evaluation. Freeze, cast or move parameters before wrapping: later, forward raises
+    ValueError. Training and evaluation mode make no difference. Forward and backward never let the
+    host wait for a GPU.
 
-    Raises ValueError, on every rank that sees it and before any communication: if units overlap
-    or are not inside ``module``, if a parameter is tied across units, if parameters are on several
-    devices, if none is trainable, or if this rank is no member of ``group``.
+    Raises ValueError, on every rank that sees it and before any communication, if units overlap or
+    are not inside ``module``, or if a parameter is tied across units. The same holds if parameters
+    are on several devices, if none is trainable, or if this rank is no member of ``group``.
     """
 
     def __init__(
@@ -236,9 +236,9 @@ class FSDP(HookedUnits[FlatParameter]):
         return self.module(*args, **kwargs)
 
     def before_forward(self, unit: Unit) -> None:
-        """``unit``'s forward begins; with the root's, what one that raised has left is dropped."""
+        """``unit``'s forward begins; the root first drops the remains of a forward that raised."""
         # --- exercise 3.15: start
-        # Step 9: four moments and what happens then
+        # Step 9: four moments, and what to do at each
         if unit is self.units[0]:
             for left in self.units:
                 left.reset()
@@ -246,7 +246,7 @@ class FSDP(HookedUnits[FlatParameter]):
         # --- exercise 3.15: end
 
     def after_forward(self, unit: Unit) -> None:
-        """``unit``'s forward is done: free it, what autograd has saved of it as well."""
+        """``unit``'s forward is done: free it, also the views that autograd has saved."""
         # --- exercise 3.15: start
         unit.free()
         # --- exercise 3.15: end
@@ -267,7 +267,7 @@ class FSDP(HookedUnits[FlatParameter]):
         # --- exercise 3.15: end
 
     def end_backward(self) -> None:
-        """The whole backward is done; units whose inputs need no gradient have not been told."""
+        """The whole backward is done, also that of units whose inputs need no gradient."""
         for unit in self.units:
             self.after_backward(unit)
 
@@ -278,12 +278,12 @@ def clip_by_global_norm(model: FSDP, max_norm: float) -> float:
 
     A norm that is not finite, or at most ``max_norm``, changes nothing. Squares are added in
     float64. One all-reduce of one number. The host waits for a GPU once, to read the norm. Shards
-    may be on the CPU, also in a group of NCCL, which adds up on GPUs alone. Raises ValueError first
+    may be on the CPU, also in a group of NCCL, which adds up on GPUs only. Raises ValueError first
     if ``max_norm`` is not positive.
     """
     # --- exercise 3.15: start
-    # Step 11: every element is on exactly one rank: add the squares over the ranks, then the root.
-    #          Shards may be on the CPU, where NCCL adds nothing (`device_in`)
+    # Step 11: every element is on exactly one rank: add the squares over the ranks, then take the
+    #          root. Shards may be on the CPU, where NCCL adds nothing (`device_in`)
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive, got {max_norm}")
     gradients = [shard.grad for shard in model.parameters() if shard.grad is not None]

@@ -1,18 +1,20 @@
 """Recursive halving and doubling: all-reduce in few messages of few bytes.
 
-Two partners that hold the same piece share the work: each gives one half away and is from then on
-responsible for the other. When no half is divided any more, the results go back the same way. With
-N bytes, W ranks, α seconds per message and β per byte, what must happen one after another is
+Two partners that hold the same piece share the work. Each gives one half away, and is from then on
+responsible for the other half. At distance 1 the pieces are complete, and the results go back the
+same way. With N bytes, W ranks, α seconds per message and β per byte, these messages follow one
+another:
 
     2 log₂ P (+ 2) messages, 2(P-1)/P·N (+ 2N) bytes;  all ranks send 2P log₂ P (+ 2(W-P)) messages
 
-P: the largest power of two that is at most W; in brackets what W ≠ P adds. Invariant: with each
-round of the halving a rank's piece gets half as long and holds the parts of twice as many ranks.
-Every element is combined on one way only: all ranks end with the same bits. On a GPU each rank
-begins with a batch, also one above P: NCCL waits for all ranks before the first batch of a group.
+P is the largest power of two that is at most W, and the brackets say what W ≠ P adds.
+Invariant: each round of the halving makes a rank's piece half as long, and the piece holds the
+parts of twice as many ranks. Every element is combined in one order only, so all ranks end with the
+same bits. On a GPU every rank begins with a batch, also a rank above P: NCCL waits for all ranks
+before the first batch of a group.
 
 Sources: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
-MPICH", section 4.5; Rabenseifner 2004, "Optimization of collective reduction operations" (other W).
+MPICH". Rabenseifner 2004, "Optimization of collective reduction operations" (other W).
 """
 
 from __future__ import annotations
@@ -27,22 +29,22 @@ from .ring_allreduce import COMBINE, Op, check_arguments, exchange, flattened, w
 def halving_doubling_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
     """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
 
-    P ranks (the largest power of two) exchange halves of what they are responsible for with
-    partners at distance P/2, P/4 … 1 (in any order), then the results the same way back. Each of
-    the other W-P ranks sends its tensor to rank - P first and gets the result at the end. Any
-    dtype, length, strides and W as in ``ring_reduce_scatter``.
+    Let P be the largest power of two in W. P ranks exchange halves of their pieces with partners at
+    distance P/2, P/4 … 1, in any order, and then the results the same way back. Each of the other
+    W-P ranks sends its tensor to rank - P first, and gets the result at the end. Any dtype, length,
+    strides and W are allowed, as in ``ring_reduce_scatter``.
 
-    Per rank below P: 2 log₂ P messages and 2(P-1)/P·N bytes (rounded where a piece is odd), and N
-    more with a rank above P to serve; others N. Time 2 log₂ P·α + 2(P-1)/P·Nβ, and 2(α + Nβ) if W ≠
-    P. Half a tensor of extra memory (up to two whole ones with a rank to serve; a copy more of a
-    tensor that is not contiguous), none afterwards. With W ≠ P it can't be NCCL's first collective
-    of a group without ``device_id``: all ranks must join. Raises as ``check_arguments`` does.
+    A rank below P sends 2 log₂ P messages and 2(P-1)/P·N bytes (rounded for odd pieces), and N more
+    to serve a rank above P. The ranks above send N. The time is 2 log₂ P·α + 2(P-1)/P·Nβ, plus
+    2(α + Nβ) if W is not P. It takes half a tensor of extra memory (up to two to serve a rank, and
+    a copy of a tensor that is not contiguous), and keeps none. With W ≠ P it can't be NCCL's first
+    collective of a group without ``device_id``: all must join. Raises as ``check_arguments`` does.
     """
     # --- exercise 3.6: start
-    # Step 1: the ranks from P on hand in their tensor, by `exchange` as well, and await the result
-    # Step 2: partners know the same piece; the lower rank keeps its first half and gives the
-    #         second away; what comes is combined with what is kept
-    # Step 3: the way back is the same list of partners in reverse, with the results
+    # Step 1: the ranks from P on send their tensor, by `exchange` as well, and wait for the result
+    # Step 2: both partners know the same piece. The lower rank keeps its first half and gives the
+    #         second away. Each combines the incoming half with its own
+    # Step 3: on the way back exchange the results with the same partners in reverse order
     rank, world_size = check_arguments(tensor, op, group)
     with flattened(tensor) as flat:
         core = 1 << (world_size.bit_length() - 1)

@@ -1,22 +1,23 @@
 """Local SGD and DiLoCo: communicate once in H steps instead of in every step.
 
-Every rank takes H steps of its own optimizer on its own data (a *round*); its *inner* optimizer and
-that optimizer's state stay local. Then the ranks agree on one model again. θ: the last common
-parameters, θ_r: what rank r has made of them in the round:
+Every rank takes H steps of its own optimizer on its own data: a *round*. Its *inner* optimizer and
+that optimizer's state stay local. Then the ranks agree on one model again. θ are the last common
+parameters, and θ_r are those of rank r after the round:
 
     local SGD    θ ← 1/W Σ_r θ_r
     DiLoCo       Δ = 1/W Σ_r (θ - θ_r),   v ← μ·v + Δ,   θ ← θ - η·(Δ + μ·v)
 
-Δ is what all ranks together want to subtract: DiLoCo treats it as the gradient of an *outer* SGD
-with Nesterov momentum. With η = 1 and μ = 0 that is local SGD; and local SGD with H = 1 and a plain
-SGD inside is synchronous data parallelism: the mean of θ - lr·g_r is θ - lr·(mean of g_r).
+All ranks together want to subtract Δ. DiLoCo treats it as the gradient of an *outer* SGD with
+Nesterov momentum. With η = 1 and μ = 0 that is local SGD. Local SGD with H = 1 and a plain SGD
+inside is synchronous data parallelism: the mean of θ - lr·g_r is θ - lr·(mean of g_r).
 
-Per round and rank, with P bytes of trainable parameters: one all-reduce, 2(W-1)/W·P bytes, so per
-step a factor H less than data parallelism. Invariant: after each round the model, and in DiLoCo θ
-and v, are equal on all ranks. The price is drift: within a round the ranks walk apart, the farther
-the larger H, the learning rate and the difference of their data.
-Sources: Stich 2019 (arXiv 1805.09767), algorithm 1; Lin et al. 2020 (arXiv 1808.07217), section 3;
-Douillard et al. 2023 (DiLoCo, arXiv 2311.08105), algorithm 1 (η = 0.7, μ = 0.9).
+With P bytes of trainable parameters a rank has one all-reduce per round, 2(W-1)/W·P bytes. Per step
+that is a factor H less than data parallelism.
+Invariant: after each round the model, and in DiLoCo θ and v, are equal on all ranks. The price is
+drift: within a round the ranks walk apart. They drift farther with a larger H, a larger learning
+rate, and data that differ more.
+Sources: Stich 2019 (arXiv 1805.09767), algorithm 1. Lin et al. 2020 (arXiv 1808.07217). Douillard
+et al. 2023 (DiLoCo, arXiv 2311.08105), algorithm 1 (η = 0.7, μ = 0.9).
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ def mean_over_ranks(tensors: Sequence[Tensor], group: Group = None) -> list[Tens
     """New tensors with the mean of every tensor over the ranks of ``group``; inputs are kept.
 
     The means have the shapes and dtypes of the inputs, the same bits on all ranks, and no autograd
-    history. In float16 the sum may overflow, a mean up to 60000 does not. All ranks pass the same
-    shapes and dtypes, real or complex. Cost: one all-reduce for each dtype, of all tensors of that
-    dtype together; none without tensors. Raises ValueError, before any communication, for integers,
-    and on a rank that is no member of ``group``.
+    history. In float16 the sum may overflow, but a mean up to 60000 does not. All ranks pass the
+    same shapes and dtypes, real or complex. Cost: one all-reduce for each dtype, of all tensors of
+    that dtype together, and none without tensors. Raises ValueError, before any communication, for
+    integers, and on a rank that is no member of ``group``.
     """
     # --- exercise 3.25: start
-    # Step 1: refuse integers, and a rank that is no member (`rank_in`): torch would only warn there
+    # Step 1: refuse integers, and a rank that is no member (`rank_in`): PyTorch would only warn
+    #         there
     # Step 2: join the tensors of a dtype, so that a message does not cost its latency per tensor
     # Step 3: divide by the number of ranks, then sum over them; split in the order asked for
     rank_in(group)
@@ -67,19 +69,20 @@ class LocalSGD:
     Call ``step()`` after each step of the inner optimizer, and ``finish()`` at the end. Every rank
     calls them equally often; a rank that has no data for a step calls ``step()`` all the same.
 
-    A new object gives all ranks the model of the group's rank 0: parameters (also frozen ones) and
-    buffers (also those that ``state_dict`` leaves out), bit for bit, and begins a round. What is
-    trainable then travels in every round. Tensors are written in place, so the inner optimizer goes
-    on with the right ones, and keeps its own state. Raises ValueError, before any communication, if
-    ``every`` < 1, and on a rank that is no member of ``group``; on every rank, after one all-reduce
-    of 48 bytes, if the ranks' models differ in shapes, dtypes, or in what is frozen.
+    A new object gives all ranks the model of the group's rank 0, bit for bit, and begins a round.
+    It sends all parameters and buffers, also frozen ones and those that ``state_dict`` leaves out.
+    The parameters that are trainable then travel in every round. Tensors are written in place, so
+    the inner optimizer goes on with the right ones, and keeps its own state. Raises ValueError,
+    before any communication, if ``every`` < 1, and on a rank that is no member of ``group``. Raises
+    ValueError on every rank, after one all-reduce of 48 bytes, if the ranks' models differ in
+    shapes, dtypes, or in which parameters are frozen.
     """
 
     def __init__(self, model: nn.Module, *, every: int, group: Group = None) -> None:
         # --- exercise 3.25: start
-        # Step 4: refuse a round without steps, and models that differ (`expect_alike`); then start
+        # Step 4: refuse a round without steps, and models that differ (`expect_alike`). Then start
         #         from one model on all ranks
-        # Step 5: remember what a round has to send: trainable parameters, and buffers by kind
+        # Step 5: remember the tensors that a round sends: trainable parameters, and buffers by kind
         if every < 1:
             raise ValueError(f"a round needs at least 1 step, got every={every}")
         self.every, self.group, self.since = every, group, 0
@@ -105,9 +108,9 @@ class LocalSGD:
     def step(self) -> bool:
         """Note that the inner optimizer has stepped; True if this step ended a round, else False.
 
-        Ending a round costs one all-reduce of the trainable parameters (for each dtype), one of the
-        floating-point buffers (for each dtype), and a broadcast of each other buffer; other steps
-        communicate nothing.
+        For each dtype the end of a round costs one all-reduce of the trainable parameters and one
+        of the floating-point buffers. Each other buffer costs a broadcast. Other steps communicate
+        nothing.
         """
         # --- exercise 3.25: start
         # Step 7: count; the last step of a round makes the ranks agree
@@ -122,10 +125,10 @@ class LocalSGD:
 
         Afterwards all ranks have the same bits in parameters, floating-point buffers (their mean)
         and other buffers (those of the group's rank 0). The next round begins. Without a step since
-        the last round: no message.
+        the last round no message is sent.
         """
         # --- exercise 3.25: start
-        # Step 8: nothing has happened since the last round: there is nothing to agree on
+        # Step 8: without a step since the last round there is nothing to agree on
         # Step 9: parameters, then running statistics, then counters, and begin a new round
         if self.since == 0:
             return False
@@ -153,8 +156,8 @@ class DiLoCo(LocalSGD):
     """Local SGD whose rounds end with a step of SGD with Nesterov momentum on the mean difference.
 
     ``lr`` (η) and ``momentum`` (μ) are the outer optimizer's; few rounds need less momentum. The
-    lists ``common`` (θ) and ``velocity`` (v) hold its state in the parameters' dtypes, without
-    autograd history, with the same bits on all ranks: 2P bytes more than local SGD. Raises
+    lists ``common`` (θ) and ``velocity`` (v) hold its state in the parameters' dtypes. They have no
+    autograd history and the same bits on all ranks, and take 2P bytes more than local SGD. Raises
     ValueError, before any communication, if ``lr`` is not positive or ``momentum`` not in [0, 1).
     """
 
@@ -182,8 +185,9 @@ class DiLoCo(LocalSGD):
     def _agree(self) -> None:
         """Average the differences to the common parameters and take the outer step from there."""
         # --- exercise 3.25: start
-        # Step 12: what each rank wants to subtract from θ; its mean is the outer gradient Δ
-        # Step 13: the same outer step on every rank, from θ: the local parameters are given up
+        # Step 12: take each rank's difference to θ; the mean of the differences is the outer
+        #          gradient Δ
+        # Step 13: take the same outer step on every rank, from θ: it replaces the local parameters
         differences = [c - p for c, p in zip(self.common, self.parameters, strict=True)]
         deltas = mean_over_ranks(differences, self.group)
         for p, common, velocity, delta in zip(
@@ -203,15 +207,15 @@ def train(
 ) -> tuple[float, int]:
     """Train on this rank's batches of (inputs, targets) and synchronise as ``rounds`` says.
 
-    All ranks have equally many batches; one may be empty: no step of the inner optimizer, but one
-    of ``rounds``. Each step starts from gradients of its own. The last round is ended, however
+    All ranks have equally many batches. For an empty batch the inner optimizer takes no step, but
+    ``rounds`` does. Each step starts from gradients of its own. The last round is ended, however
     short. Returns (mean cross-entropy over all samples of all ranks of the group, their number), a
-    float and an int, the same on every rank; (0.0, 0) without samples.
+    float and an int, the same on every rank. Without samples it is (0.0, 0).
 
     Cost per rank: that of the rounds, and one all-reduce of two numbers at the end.
     """
     # --- exercise 3.25: start
-    # Step 14: steps of the rank's own; every batch counts for the round, also an empty one
+    # Step 14: take the rank's own steps; every batch counts for the round, also an empty one
     # Step 15: end the last round, then add up losses and samples over the ranks
     device = next(model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # losses, samples

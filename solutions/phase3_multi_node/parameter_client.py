@@ -1,9 +1,9 @@
 """A worker's end of a parameter server: it pulls the keys that it needs and pushes gradients.
 
 Some ranks keep the parameters, the others pull them and push gradients. Ranks 0 … S-1 of the group
-are servers, the others workers. A *key* is one parameter; each key lives on one server. A worker
-pulls the keys that its next batch needs, computes, and pushes the gradients that it has. The
-protocol; every worker sends every request to every server, each line is a message:
+are servers, the others workers. A *key* is one parameter, and each key lives on one server. A
+worker pulls the keys that its next batch needs, computes, and pushes the gradients that it has. In
+the protocol every worker sends every request to every server. Each line is a message:
 
     worker → server   header, int64: kind (PULL, PUSH, LEAVE), clock (pushes so far), samples, and
                       for each key, in the order of the parameters, 1 if it is chosen, else 0
@@ -11,9 +11,9 @@ protocol; every worker sends every request to every server, each line is a messa
     server → worker   after PULL: the version (updates so far), one int64;
                       then the values of the chosen keys that live there, as one vector
 
-Keys stand in a vector in the order of the parameters. Where no chosen key lives, no vector is sent;
-where their elements are none, an empty one is. Per step a worker that uses b bytes of parameters
-moves 2b, in 5S messages at most.
+Keys stand in a vector in the order of the parameters. Where no chosen key lives, no vector is sent.
+If the chosen keys have no elements, an empty vector is sent. Per step a worker that uses b bytes of
+parameters moves 2b bytes, in 5S messages at most.
 
 Values travel from CPU memory, over a group that has gloo for it (``"cpu:gloo,cuda:nccl"``).
 Source: Li et al. 2014 (OSDI, parameter server), sections 3.1 and 3.4.
@@ -38,12 +38,13 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
     """The server of each key, so that the servers hold about equally many elements.
 
     The fullest and the emptiest server differ by at most the elements of the largest key. No server
-    is without a key, also if keys have no elements. The same on every rank. Raises ValueError if
-    ``servers`` < 1, if there are more servers than keys, or for keys of different dtypes: a message
-    has one.
+    is without a key, also if keys have no elements. The result is the same on every rank. Raises
+    ValueError if ``servers`` < 1, if there are more servers than keys, or for keys of different
+    dtypes: a message has one.
     """
     # --- exercise 3.26: start
-    # Step 1: refuse what leaves a server without work, and what does not fit into one message
+    # Step 1: refuse numbers that leave a server without a key, and dtypes that don't fit into one
+    #         message
     # Step 2: the largest keys first, each to the server that has least so far
     if servers < 1:
         raise ValueError(f"there must be at least 1 server, got {servers}")
@@ -65,12 +66,12 @@ def place_keys(parameters: Mapping[str, Tensor], servers: int) -> dict[str, int]
 def check_roles(servers: int, group: Group = None) -> int:
     """The number of workers of ``group``, without communication.
 
-    Raises ValueError if servers are all that it has, on a rank that is no member, and if the group
-    can't pass tensors on the CPU: with NCCL its backend is to be ``"cpu:gloo,cuda:nccl"``.
+    Raises ValueError if no rank is left for a worker, on a rank that is no member, and if the group
+    can't pass tensors on the CPU. Beside NCCL its backend must be ``"cpu:gloo,cuda:nccl"``.
     """
     # --- exercise 3.26: start
-    # Step 3: every rank knows the size of the group; who is no member does not (`rank_in`). Refuse
-    #         a backend that would fail at the first message (`takes_cpu`)
+    # Step 3: refuse a rank that is no member (`rank_in`), and a backend that would fail at the
+    #         first message (`takes_cpu`)
     rank_in(group)
     if not takes_cpu(group):
         raise ValueError("values travel on the CPU: use the backend cpu:gloo,cuda:nccl, not nccl")
@@ -115,12 +116,12 @@ class Client:
     def pull(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """The current values of ``keys``, on the CPU; only they travel, in one message per server.
 
-        Every server gets the request, so that it knows how far this worker is: all requests go out
-        before the first answer is waited for. Values have the dtype and shapes of the parameters.
-        ``versions`` becomes how many updates each server had applied.
+        Every server gets the request, so that it knows how far this worker is. All requests leave
+        before the worker waits for the first answer. Values have the dtype and shapes of the
+        parameters. ``versions`` becomes the number of updates that each server had applied.
         """
         # --- exercise 3.26: start
-        # Step 4: all requests and all receives first, then wait: the servers work at the same time
+        # Step 4: start all requests and all receives, then wait: the servers work at the same time
         # Step 5: split each server's vector into its keys, in the order of the parameters
         keys = set(keys)
         header = self._header(PULL, keys)
@@ -147,10 +148,11 @@ class Client:
     def push(self, gradients: Mapping[str, Tensor], samples: int = 1) -> None:
         """Send gradients, each a mean over ``samples``; keys without one are not sent.
 
-        Every server gets the header, also without a gradient for it: it is this worker's clock.
+        Every server gets the header, also without a gradient for it: it tells this worker's clock.
         """
         # --- exercise 3.26: start
-        # Step 6: per server one header and one vector with the keys in the order of the parameters
+        # Step 6: send each server a header, and one vector with its keys in the order of the
+        #         parameters
         header = self._header(PUSH, gradients, samples)
         handles = []
         for server in range(self.servers):
@@ -167,7 +169,7 @@ class Client:
     def leave(self) -> None:
         """Tell the servers that this worker is done; it must send nothing afterwards."""
         # --- exercise 3.26: start
-        # Step 7: a header is all
+        # Step 7: send a header, nothing else
         header = self._header(LEAVE, ())
         for server in range(self.servers):
             dist.send(header, group=self.group, group_dst=server)
@@ -179,12 +181,12 @@ def train(client: Client, model: nn.Module, batches: Iterable[tuple[Tensor, Tens
 
     Returns the last batch's loss (0.0 without a batch). The client's keys are pulled into the
     model's parameters of that name. Gradients are those of the batch alone, with its number of
-    samples; what got none is not pushed. The model ends with what the last pull gave. It leaves
-    also if a batch fails, and the exception comes out.
+    samples. A parameter without gradient is not pushed. The model ends with the values of the last
+    pull. The worker leaves also if a batch fails, and then the exception is raised.
     """
     # --- exercise 3.26: start
-    # Step 8: the values go into the model in place, onto its device
-    # Step 9: leave also when something fails, so that the servers need not find out
+    # Step 8: copy the values into the model in place, onto its device
+    # Step 9: leave also when a batch fails, so that the servers don't wait for this worker
     loss_value = 0.0
     named = {name: p for name, p in model.named_parameters() if name in client.parameters}
     try:

@@ -1,20 +1,20 @@
 """A server's end of a parameter server: it keeps its keys, answers pulls and applies pushes.
 
-When the server answers decides everything:
+The three ways to serve differ in when the server answers:
 
     synchronous     all live workers read the same version; their mean gradient makes the next one
     asynchronous    a push is applied when it comes, a pull is answered when it comes
     bounded (SSP)   as asynchronous, but a worker that is too far ahead of the slowest waits
 
-The protocol, the same for all three, is in ``parameter_client``. For b bytes of parameters that
-each of W-S workers uses, a server moves (W-S)·2b/S per step: with one server its link is the
+The protocol, the same for all three, is in ``parameter_client``. If each of W-S workers uses b
+bytes of parameters, a server moves (W-S)·2b/S bytes per step. With one server its link is the
 bottleneck, so keys are spread evenly. An update is never lost: one loop reads, changes and answers,
 one request at a time.
 
-A worker that dies shows as a broken connection where its server waits for it *by name*. Headers of
-asynchronous workers come from any rank: gloo can do that, NCCL can't, and gloo can't be polled.
-Sources: Li et al. 2014 (OSDI, parameter server), sections 3.1 and 3.4; Ho et al. 2013 (NIPS, SSP),
-sections 2 and 3.
+If a worker dies, a receive from it *by name* raises. A server receives headers of asynchronous
+workers from any rank: gloo can do that, NCCL can't, and gloo can't be polled.
+Sources: Li et al. 2014 (OSDI, parameter server), sections 3.1, 3.4 and 3.5. Ho et al. 2013 (NIPS,
+SSP).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .parameter_client import (
 
 @dataclass
 class Request:
-    """What a worker asks for; ``gradients`` come with PUSH."""
+    """A worker's request; ``gradients`` come with PUSH."""
 
     worker: int
     kind: int
@@ -59,8 +59,8 @@ class Server:
 
     ``values``: key to tensor, in the order of ``parameters``, copied from them to the CPU in their
     dtype. ``version``: updates so far. ``live``: workers that have neither left nor died. ``lost``:
-    those that died, and the error. Workers are named by their rank of ``group``. Raises ValueError
-    as ``place_keys`` and ``check_roles`` do.
+    workers that died, and the error. Workers are named by their rank of ``group``. Raises
+    ValueError as ``place_keys`` and ``check_roles`` do.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Server:
         """The next request of ``worker``, or of any (None); PUSH only with all of its gradients.
 
         ``keys`` and ``gradients`` are those that live here. A worker whose connection breaks is
-        removed from ``live`` and noted in ``lost``, and the request is LOST. One that leaves is
-        removed from ``live``. A broken receive from any is a RuntimeError.
+        removed from ``live`` and noted in ``lost``, and the request is LOST. A worker that leaves
+        is removed from ``live``. A broken receive from any worker raises RuntimeError.
         """
         # --- exercise 3.22: start
         # Step 1: the header says what follows; the gradients come from the same worker, by name
-        # Step 2: a broken connection is this worker's end, not the server's
+        # Step 2: a broken connection ends this worker, not the server
         header = torch.empty(FIELDS + len(self.names), dtype=torch.int64)
         try:
             if worker is None:
@@ -118,7 +118,8 @@ class Server:
         return Request(worker, LOST)
 
     def answer(self, request: Request) -> None:
-        """Send the version and the values that a PULL asks for; who is gone by now is lost, too."""
+        """Send the version and the values that a PULL asks for; a worker that is gone is lost,
+        too."""
         # --- exercise 3.22: start
         # Step 3: one vector, a copy, so that an update can't change what is on its way
         try:
@@ -134,12 +135,12 @@ class Server:
     def update(self, pushes: list[Request]) -> None:
         """One step of SGD: every key moves by its mean gradient over the samples of ``pushes``.
 
-        Only who has pushed a key counts in its mean, and only with samples: 0 samples count for
-        nothing, whatever their gradients are. ``pushes`` are one version more. Without any push
-        nothing happens.
+        Only workers that have pushed a key count in its mean, weighted by their samples. 0 samples
+        count for nothing, whatever their gradients are. ``pushes`` make one version more. Without
+        any push nothing happens.
         """
         # --- exercise 3.22: start
-        # Step 4: per key the gradients that there are, weighted by samples; one version more
+        # Step 4: for each key use the gradients that came, weighted by samples; one version more
         for key, value in self.values.items():
             having = [p for p in pushes if key in p.gradients and p.samples]
             total = sum(p.samples for p in having)
@@ -152,14 +153,15 @@ class Server:
 def serve_synchronous(server: Server) -> None:
     """Serve until no worker is left, in rounds: all live workers pull, then all of them push.
 
-    All pulls of a round see the same version; the mean of the round's pushes makes the next one.
-    Workers may take different numbers of rounds, and may leave after a pull. One that leaves or
-    dies is waited for no more, and does not count in the mean; on each server its push counts in
-    full or not at all. A round without a push is no version.
+    All pulls of a round see the same version. The mean of the round's pushes makes the next one.
+    Workers may take different numbers of rounds, and may leave after a pull. The server no longer
+    waits for a worker that left or died, and the worker does not count in the mean. On each server
+    its push counts in full or not at all. A round without a push makes no version.
     """
     # --- exercise 3.22: start
     # Step 5: answer every live worker before taking the first push: they compute together
-    # Step 6: wait for each by name, so that a dead one shows; whoever is left makes the round
+    # Step 6: wait for each by name, so that you notice a death; the workers that are left make the
+    #         round
     while server.live:
         for worker in list(server.live):
             request = server.receive(worker)
@@ -171,13 +173,14 @@ def serve_synchronous(server: Server) -> None:
 
 
 def serve_asynchronous(server: Server) -> None:
-    """Serve until no worker is left: every request at once, whoever it is from.
+    """Serve until no worker is left: every request at once, from whichever worker.
 
-    Each push is one update (a version); none is lost, and none waits for another worker.
+    Each push is one update (a version). No push is lost, and none waits for another worker.
     """
     # --- exercise 3.23: start
-    # Step 1: whoever comes first; the last one by name, so that its death shows
-    # Step 2: answer a pull, apply a push, alone
+    # Step 1: take the request that comes first; receive from the last worker by name, to notice its
+    #         death
+    # Step 2: answer a pull; apply a push on its own
     while server.live:
         request = server.receive(server.live[0] if len(server.live) == 1 else None)
         if request.kind == PULL:
@@ -190,17 +193,17 @@ def serve_asynchronous(server: Server) -> None:
 def serve_bounded(server: Server, staleness: int) -> None:
     """Serve asynchronously, but hold a pull back while its worker is too far ahead.
 
-    A worker at clock c (it has pushed c times) is answered when every live worker has pushed at
-    least c - ``staleness`` times; a worker that leaves or dies holds nobody back. 0: all workers
-    compute their c-th gradients after all others' c-1-th. Raises ValueError, before anything is
-    received, if ``staleness`` < 0.
+    A worker at clock c has pushed c times. It is answered when every live worker has pushed at
+    least c - ``staleness`` times. A worker that leaves or dies holds no other back. With 0 all
+    workers compute their c-th gradients after all others' c-1-th. Raises ValueError, before
+    anything is received, if ``staleness`` < 0.
     """
     # --- exercise 3.24: start
-    # Step 1: refuse a negative bound; a clock per worker, and the pulls that wait
-    # Step 2: held workers send nothing; if one worker alone can send, ask it by name, so that
-    #         its death shows
-    # Step 3: a push moves its worker's clock; who is gone has none
-    # Step 4: then answer all the pulls that the slowest live worker allows by now
+    # Step 1: refuse a negative bound; keep a clock per worker, and the pulls that wait
+    # Step 2: held workers send nothing. If only one worker can send, receive from it by name, to
+    #         notice its death
+    # Step 3: a push moves its worker's clock; a worker that is gone has none
+    # Step 4: then answer all pulls that the slowest live worker allows now
     if staleness < 0:
         raise ValueError(f"the staleness bound must be at least 0, got {staleness}")
     clocks = dict.fromkeys(server.live, 0)
@@ -228,18 +231,19 @@ def fit(
     staleness: float | None = None,
     group: Group = None,
 ) -> dict[str, Tensor]:
-    """What every rank calls: the first ``servers`` ranks serve, the others train on their batches.
+    """Every rank calls it: the first ``servers`` ranks serve, the others train on their batches.
 
-    ``staleness``: None for synchronous rounds, infinity for asynchronous, else the bound. Begins
-    with the servers' values of the keys; a server's batches are not read. Returns the final values
-    of this server's keys, on a worker an empty dict. Only trainable parameters are keys: all else
-    stays each rank's own. Raises ValueError, on every rank and before any communication, for a
-    negative staleness and as ``place_keys`` and ``check_roles`` do; on every rank, after one
-    all-reduce of 48 bytes, if the ranks' keys differ in shapes or dtypes.
+    ``staleness``: None for synchronous rounds, infinity for asynchronous, else the bound. Training
+    begins with the servers' values of the keys. A server's batches are not read. Returns the final
+    values of this server's keys, on a worker an empty dict. Only trainable parameters are keys. All
+    other tensors stay each rank's own. Raises ValueError, on every rank and before any
+    communication, for a negative staleness and as ``place_keys`` and ``check_roles`` do. Raises
+    ValueError on every rank, after one all-reduce of 48 bytes, if the ranks' keys differ in shapes
+    or dtypes.
     """
     # --- exercise 3.24: start
-    # Step 5: settings are checked everywhere, and models (`expect_alike`): a worker would wait for
-    #         a server that has refused, and a server end with a message of another length
+    # Step 5: every rank checks the settings and the models (`expect_alike`). A worker would wait
+    #         for a server that has refused, and a message of another length would end a server
     # Step 6: this rank's role decides; trainable parameters are the keys
     if staleness is not None and not staleness >= 0:
         raise ValueError(f"the staleness bound must be at least 0, got {staleness}")

@@ -1,19 +1,20 @@
 """Ring all-reduce in segments: one travels while another is being added.
 
-A ring adds a chunk only when all of it has come, and no byte travels in that time. Dividing the
-chunks further into segments, of which one travels while another is being added, hides the additions
-and pays the link's latency only once: for N bytes over W ranks, β seconds per byte, and α seconds
-of latency per message
+A ring adds a chunk only when all of it has come, and no byte travels in that time. So divide the
+chunks further into segments: one travels while another is being added. That hides the additions,
+and the link's latency is paid only once. For N bytes over W ranks, β seconds per byte, and α
+seconds of latency per message:
 
     2(W-1) messages of N/W bytes      2(W-1)·(α + N/W·β) + the additions
     2(W-1)·S messages of N/(W·S)      2(W-1)/W·N·β + α, as long as a segment takes longer than α
 
-per rank, with S segments per chunk. Bytes are the same. What the CPU does for a message is not
-hidden, and S times as many messages cost S times as much of it. Invariant: a hop sends what the hop
-S hops before it has brought, so no more than S hops are on their way at once.
+per rank, with S segments per chunk. The bytes are the same. The CPU's work for a message is not
+hidden: S times as many messages cost S times as much of it.
+Invariant: a hop sends the segment that came S hops before it, so no more than S hops are on their
+way at once.
 
 Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations", sections 3 and 4 (the ring).
+workstations" (the ring).
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class Hop(NamedTuple):
 def ring_hops(rank: int, segments: Sequence[Sequence[Tensor]]) -> Iterator[Hop]:
     """All hops of an all-reduce in the order in which a rank starts them.
 
-    ``segments[c][k]`` is segment k of chunk c, of W chunks with S segments each: 2(W-1)·S hops.
-    What a hop sends is the target of the hop S hops before, if there is one.
+    ``segments[c][k]`` is segment k of chunk c. W chunks with S segments each give 2(W-1)·S hops. A
+    hop sends the target of the hop S hops before it, if there is one.
     """
     # --- exercise 3.4: start
-    # Step 1: step by step, and within a step segment by segment
+    # Step 1: one step of the ring after the other, and within a step one segment after the other
     world_size = len(segments)
     for combines, steps in ((True, reduce_scatter_steps), (False, all_gather_steps)):
         for send, receive in steps(rank, world_size):
@@ -72,20 +73,21 @@ def ring_hops(rank: int, segments: Sequence[Sequence[Tensor]]) -> Iterator[Hop]:
 def segmented_ring_all_reduce(
     tensor: Tensor, op: Op = "sum", group: Group = None, *, segment_bytes: int = SEGMENT_BYTES
 ) -> None:
-    """``ring_all_reduce`` in messages of at most ``segment_bytes``, additions hidden behind them.
+    """``ring_all_reduce`` in messages of at most ``segment_bytes``, which hide the additions.
 
-    Tensors, neighbours and result as there, same bytes per rank; with S segments per chunk at most
-    2(W-1)·S messages. A segment has at least one element. While a segment is combined the next is
-    on its way, so that α is paid once: time 2(W-1)/W·N·β + α if a segment takes at least α. Extra
-    memory: a few segments (here WINDOW, at most five), none afterwards; for a tensor that is not
-    contiguous a copy, too. Raises ValueError as ``check_arguments`` does, and if ``segment_bytes``
-    < 1, before anything is sent.
+    Tensors, neighbours, result and bytes per rank are as there. With S segments per chunk a rank
+    sends at most 2(W-1)·S messages. A segment has at least one element. While a segment is combined
+    the next is on its way, so that α is paid once. The time is 2(W-1)/W·N·β + α, if a segment takes
+    at least α. Extra memory: a few segments (here WINDOW, at most five), and none afterwards. For a
+    tensor that is not contiguous there is a copy, too. Raises ValueError as ``check_arguments``
+    does, and if ``segment_bytes`` < 1, before anything is sent.
     """
     # --- exercise 3.4: start
     # Step 2: divide every chunk into the same number of segments, alike on all ranks
-    # Step 3: keep WINDOW hops on their way, each with a buffer of its own: finish the oldest (wait,
-    #         combine, divide for the mean) before you start another
-    # Step 4: never more hops than S at once: the next sends what the S-th before it brings
+    # Step 3: keep WINDOW hops on their way, each with a buffer of its own. Finish the oldest hop
+    #         (wait, combine, divide for the mean) before you start another
+    # Step 4: never keep more than S hops on their way: a hop sends what the S-th hop before it
+    #         brings
     rank, world_size = check_arguments(tensor, op, group)
     if segment_bytes < 1:
         raise ValueError(f"segment_bytes must be at least 1, got {segment_bytes}")

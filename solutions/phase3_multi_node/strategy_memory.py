@@ -1,6 +1,7 @@
-"""What a strategy needs per rank: what is kept, and the most at any moment of a step.
+"""The memory that a strategy needs per rank: the bytes it keeps, and the peak of a step.
 
-T bytes of parameters on W ranks, nodes of L ranks, an optimizer that keeps s·T bytes (Adam: s = 2):
+For T bytes of parameters on W ranks, nodes of L ranks, and an optimizer that keeps s·T bytes (Adam:
+s = 2):
 
 ========  ================================  ===========================================
 strategy  parameters, gradients, optimizer  on the way, beside activations
@@ -14,11 +15,11 @@ hybrid    (2+s)T/L                          the same
 offload   0; (2+s)T/W on the host           the same
 ========  ================================  ===========================================
 
-What is on the way is largest at another moment than activations are, so the peak is the largest sum
-of a moment, not the sum of the largest. The moments come from ``step_profile``.
+The bytes on the way are largest at another moment than the activations. So the peak is the largest
+sum of a moment, not the sum of the largest. The moments come from ``step_profile``.
 
-Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3 and 5; Zhao et al. 2023
-(PyTorch FSDP, arXiv 2304.11277), section 3.2; Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
+Sources: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3 and 5. Zhao et al. 2023
+(PyTorch FSDP, arXiv 2304.11277), section 3.2. Ren et al. 2021 (ZeRO-Offload, arXiv 2101.06840).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hybrid", "offload")  # the simpl
 
 @dataclass(frozen=True)
 class Memory:
-    """What a strategy needs per rank, in bytes.
+    """The memory that a strategy needs per rank, in bytes.
 
     ``parameters``, ``gradients``, ``optimizer``: kept on the device between backward and step.
     ``peak``: the most on the device at any moment of a step. ``host``: in the CPU's memory.
@@ -53,25 +54,26 @@ def memory_of(
     *,
     bucket_bytes: int = 25 * 2**20,
 ) -> Memory:
-    """What ``strategy`` (one of STRATEGIES) needs per rank, rounded down. No communication.
+    """The memory of ``strategy`` (one of STRATEGIES) per rank, rounded down. No communication.
 
-    T_k and G_k are the bytes of unit k's parameters and gradients, T and G those of all, s·G those
-    of the optimizer's state, S the ranks that share a shard: L for hybrid, else W. What is kept is
-    in the table at the head of the file, with G for T where gradients and state are meant.
+    T_k and G_k are the bytes of unit k's parameters and gradients, T and G those of all units, and
+    s·G those of the optimizer's state. S is the number of ranks that divide a unit: L for hybrid,
+    else W. The table at the head of the file has the bytes that are kept, but with G for T in
+    gradients and state.
 
-    ``peak`` is what parameters, state and the model's buffers take, plus the largest of:
+    ``peak`` is the sum of parameters, state and the model's buffers, plus the largest of:
 
     - the moments of the step: ``sharded_moments`` for fsdp, hybrid and offload, ``reduced_moments``
-      for zero2; for ddp and zero1 the activations of each phase + G.
-    - the optimizer's step, with two temporary copies of its largest tensor: G/S + 2·max(T_k)/S
-      for fsdp and hybrid, nothing for offload; G/W + 2·min(largest gradient, G/W) for zero2; G +
-      2·min(largest gradient, state kept) for ddp and zero1.
+      for zero2, and for ddp and zero1 the activations of each phase + G.
+    - the optimizer's step, with two temporary copies of its largest tensor. That is G/S +
+      2·max(T_k)/S for fsdp and hybrid, and nothing for offload. For zero2 it is G/W + 2·min(largest
+      gradient, G/W), and for ddp and zero1 G + 2·min(largest gradient, state kept).
     - for ddp and zero1 the first backward, before there is a state: 2·G - state kept.
 
     Padding, and the buffers that ddp sends, are left out.
     """
     # --- exercise 3.27: start
-    # Step 1: who shares a shard; the rule for each kind of memory
+    # Step 1: how many ranks divide a unit; the rule for each kind of memory
     # Step 2: the peak: the largest sum over the moments of a step
     world_size, whole = nodes * ranks_per_node, sum(profile.gradients)
     sharded = strategy in ("fsdp", "hybrid", "offload")
@@ -105,16 +107,17 @@ def sharded_moments(profile: Profile, shards: int, strategy: str) -> list[int]:
     T_0 + T_u + T_(u-1), and the gradients of_root + (G_u - largest_u) + G_(u+1) + (G_(u+1) + ... +
     G_last)/S. Hybrid is without the G_(u+1) that is not divided; offload has only G_(u+1)/S of the
     last term, the rest is on the host. The root's phases of forward are those of u = 0, all with
-    T_1; its phase of backward is that of u = last + 1. Units that do not exist count nothing, and
-    none counts twice. At the end: 2·G_0 + (G_1 + ... + G_last)/S, for offload 2·G_0.
+    T_1. Its phase of backward is that of u = last + 1. Units that do not exist count nothing, and
+    no unit counts twice. At the end: 2·G_0 + (G_1 + ... + G_last)/S, for offload 2·G_0.
     """
     # --- exercise 3.27: start
-    # Step 3: forward has the root, the unit at work and the next one in full; where backward
-    #         begins, the root and the last unit
-    # Step 4: backward has the root, the unit at work and the one before in full; its gradients (the
-    #         largest is among the activations), the root's, and those of the unit after, which are
-    #         on their way: joined (hybrid has let go of that), and the chunk that comes back
-    # Step 5: at the end the root's gradients are joined: twice in memory, for a moment
+    # Step 3: forward has the root, the unit at work and the next one in full. Where backward
+    #         begins, the root and the last unit are in full
+    # Step 4: backward has the root, the unit at work and the one before in full. It has the unit's
+    #         gradients (the largest is among the activations) and the root's. Those of the unit
+    #         after are on their way: the joined vector (hybrid has freed it), and the chunk that
+    #         comes back
+    # Step 5: at the end the root's gradients are joined: they are in memory twice, for a moment
     full, grads, last = profile.parameters, [*profile.gradients, 0], len(profile.parameters) - 1
     kept, joined = strategy != "offload", 1 if strategy == "hybrid" else 2
     moments = []
@@ -144,7 +147,7 @@ def reduced_moments(profile: Profile, shards: int, bucket_bytes: int) -> list[in
     """
     # --- exercise 3.27: start
     # Step 6: at most three buckets: two on their way, one to be joined
-    # Step 7: at the end of backward what is left is joined: twice in memory, for a moment
+    # Step 7: at the end of backward the other gradients are joined: they are in memory twice
     whole, units = sum(profile.gradients), len(profile.gradients)
     bucket = max(min(bucket_bytes, whole), *profile.largest)
     moments = []

@@ -1,16 +1,16 @@
-"""Who shares a node: found out by every rank, agreed on by all, turned into groups.
+"""Which ranks share a node: every rank says what it knows, all agree, and groups are made.
 
-W ranks live on M nodes. Inside a node they talk over memory or NVLink, between nodes over a network
-that is up to a hundred times slower. Whoever wants to spare the network has to know which ranks
-share a node. A rank's number does not say it; the launcher and the operating system do:
+W ranks are on M nodes. Inside a node they talk over memory or NVLink, between nodes over a network
+that is up to a hundred times slower. A program that spares the network has to know which ranks
+share a node. A rank's number does not say it. The launcher and the operating system do:
 
     own_place           GROUP_RANK, LOCAL_RANK and the host name of this rank
     exchange_places     those of all ranks, W keys in a store: no process group is needed yet
     topology_of         the ranks of each node; a contradiction is an error on every rank
     make_groups         a group per node, and one per local rank: M + L groups, L ranks on a node
 
-Invariant: all ranks compute the same topology from the same list, and all of them make all groups
-in one order, also those that they are not in.
+Invariant: all ranks compute the same topology from the same list. All of them make all groups in
+one order, also the groups that they are not in.
 
 Source: PyTorch's documentation of torchrun (environment of the launcher).
 """
@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Place:
-    """What one rank knows of where it runs; None: its launcher does not say."""
+    """What one rank knows of where it runs; None if its launcher does not say."""
 
     host: str
     node: int | None  # the launcher's number of the node
@@ -53,7 +53,8 @@ class Topology:
     def locate(self, rank: int) -> tuple[int, int]:
         """(index of the node, local rank) of a global rank; ValueError if it is on no node."""
         # --- exercise 3.7: start
-        # Step 1: find the node whose ranks contain it; its position there is the local rank
+        # Step 1: find the node that has this rank; its position among the node's ranks is the local
+        #         rank
         for index, ranks in enumerate(self.nodes):
             if rank in ranks:
                 return index, ranks.index(rank)
@@ -64,7 +65,7 @@ class Topology:
 def own_place(environ: Mapping[str, str], host: str) -> Place:
     """This rank's place by the launcher's GROUP_RANK (the node) and LOCAL_RANK, and the host name.
 
-    RANK says nothing about nodes: launchers may fill one node after another or deal ranks out.
+    RANK says nothing about nodes: a launcher may fill one node after another, or deal ranks out.
     """
     # --- exercise 3.7: start
     # Step 2: both variables as numbers, None for one that is not set
@@ -80,11 +81,12 @@ def own_place(environ: Mapping[str, str], host: str) -> Place:
 def exchange_places(place: Place, store: dist.Store, rank: int, world_size: int) -> list[Place]:
     """The places of all ranks in rank order, the same list on every rank.
 
-    Over ``store`` alone, which all ranks share: needs no process group. Returns when all ranks have
-    called it; once per store (wrap it in a PrefixStore to call it again).
+    It uses ``store`` alone, which all ranks share, and needs no process group. It returns when all
+    ranks have called it. Call it once per store (or wrap the store in a PrefixStore to call it
+    again).
     """
     # --- exercise 3.7: start
-    # Step 3: publish the own place under a key of its own, then read everybody's: get waits for it
+    # Step 3: publish the own place under a key of its own, then read every rank's: get waits for it
     store.set(f"place/{rank}", json.dumps(asdict(place)))
     texts = [store.get(f"place/{other}") for other in range(world_size)]
     return [Place(**json.loads(text)) for text in texts]
@@ -94,11 +96,12 @@ def exchange_places(place: Place, store: dist.Store, rank: int, world_size: int)
 def topology_of(places: Sequence[Place]) -> Topology:
     """Which ranks share a node, from what all ranks say (``places[r]``: rank r).
 
-    Two ranks share a node if their host names are equal. What the launcher says must agree. Raises
-    ValueError if two ranks of one host have different launcher's nodes, if one such
-    node has different hosts, if only some ranks know their node, or if the local ranks of a node,
-    in rank order, are not 0, 1, 2 …; local ranks that nobody knows are no contradiction.
-    All ranks compute it from the same list, so all of them raise or none.
+    Two ranks share a node if their host names are equal. The launcher's numbers must agree with
+    that. Raises ValueError if the launcher puts two ranks of one host on different nodes, if one of
+    its nodes has different hosts, or if only some ranks know their node. Raises ValueError, too,
+    unless the local ranks of a node, in rank order, count up from 0. If no rank of a node knows its
+    local rank, that is no contradiction. All ranks compute it from the same list, so all of them
+    raise or none.
     """
     # --- exercise 3.7: start
     # Step 4: compare each rank with the first on its host, and the first on the launcher's node
@@ -136,7 +139,7 @@ def device_of(topology: Topology, rank: int, gpus: int) -> torch.device:
     Raises ValueError if the node has more ranks than GPUs.
     """
     # --- exercise 3.7: start
-    # Step 6: GPUs are numbered from 0 on every node: the local rank chooses, never the rank
+    # Step 6: GPUs are numbered from 0 on every node: choose by the local rank, never by the rank
     node, local_rank = topology.locate(rank)
     if 0 < gpus < len(topology.nodes[node]):
         raise ValueError(f"node {node} has {len(topology.nodes[node])} ranks for {gpus} GPUs")
@@ -146,7 +149,7 @@ def device_of(topology: Topology, rank: int, gpus: int) -> torch.device:
 
 @dataclass(frozen=True)
 class NodeGroups:
-    """The groups that this rank is in: its node, and the ranks with its local rank on any node.
+    """The groups of this rank: its node, and the ranks with its local rank on all nodes.
 
     The ``across`` group of the local ranks 0, the leaders, has a rank of every node.
     """
@@ -159,13 +162,14 @@ class NodeGroups:
 def make_groups(topology: Topology) -> NodeGroups:
     """One group per node and one per local rank; returns those that this rank is in.
 
-    On nodes of different size a local rank's group has the nodes that are large enough. All ranks
-    of the world call it, with the same topology. M + L groups are made (L: ranks of the largest
-    node), by all ranks in one order: a group that a rank is not in must be made there as well.
-    Raises ValueError, on every rank, unless ``topology`` has each rank of the world once.
+    On nodes of different size the group of a local rank has only nodes that are large enough. All
+    ranks of the world call it, with the same topology. All ranks make all M + L groups in one
+    order, where L is the number of ranks on the largest node. A rank also makes the groups that it
+    is not in. Raises ValueError, on every rank, unless ``topology`` has each rank of the world
+    once.
     """
     # --- exercise 3.7: start
-    # Step 7: refuse a topology of other ranks: the ones that are left out would wait for nobody
+    # Step 7: refuse a topology of other ranks: a rank that it leaves out is in no group
     # Step 8: list the ranks of all groups first: that list is the same on every rank
     # Step 9: make every one of them on every rank, and keep the two with this rank in it
     everyone = [*range(dist.get_world_size())]

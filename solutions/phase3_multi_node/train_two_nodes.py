@@ -3,13 +3,13 @@
     distlab cluster run --nodes 2 --ranks-per-node 2 --rate 20mbit -- \\
         python -m solutions.phase3_multi_node.train_two_nodes --plot nodes.png
 
-The strategies, and what they should cost, are in ``two_node_strategies``; how time, bytes and state
-are measured is in ``two_node_measuring``. At the end gradients travel after, and beside, a backward
-of known length.
+``two_node_strategies`` has the strategies and what they should cost. ``two_node_measuring``
+measures time, bytes and state. At the end gradients travel after, and during, a backward of known
+length.
 
-A fair comparison takes a link that is slow for the model, or computing hides the differences; at
-20 Mbit/s a ring all-reduce of the CNN's 61 kB takes 40 ms, of the GPT's 841 kB 500 ms, several
-times what they compute.
+The link must be slow for the model, or computing hides the differences. At 20 Mbit/s a ring
+all-reduce of the CNN's 61 kB takes 40 ms, and one of the GPT's 841 kB 500 ms. That is several times
+the time that they compute.
 
 ``--device cuda`` trains on GPUs over NCCL. The bytes are those of one network interface: tell NCCL
 to use it (NCCL_NET=Socket, NCCL_SOCKET_IFNAME).
@@ -141,7 +141,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     options.steps = {"digits_cnn": options.cnn_steps, "tiny_gpt": options.gpt_steps}
     for count in options.steps.values():
         if options.every < 1 or count % options.every or count < 2 * options.every:
-            parser.error(f"{count} steps are no two or more rounds of {options.every}")
+            parser.error(f"{count} steps must be two or more whole rounds of {options.every} steps")
     if not options.interface:
         parser.error("name the network between the nodes: --interface eth0")
     return options
@@ -192,7 +192,7 @@ def main() -> None:
         own = own_place(os.environ, socket.gethostname())
         topology = topology_of(exchange_places(own, at.store, at.rank, at.world_size))
         if len(topology.nodes) < 2 or not topology.even:
-            raise ValueError(f"it takes two or more equal nodes, these are {topology.nodes}")
+            raise ValueError(f"needs two or more nodes of equally many ranks, not {topology.nodes}")
         run(make_groups(topology), options)
 
 

@@ -1,17 +1,17 @@
 """Binomial trees: reduce, broadcast and all-reduce in the fewest messages.
 
-A ring needs 2(W-1) messages one after another, too many where the tensor is small. In a tree all
-ranks take part in ⌈log₂ W⌉ rounds. With N bytes, W ranks, α seconds per message and β per byte:
+In a ring 2(W-1) messages follow one another, too many for a small tensor. In a tree all ranks take
+part in ⌈log₂ W⌉ rounds. With N bytes, W ranks, α seconds per message and β per byte:
 
     reduce, broadcast    W-1 messages of all ranks       ⌈log₂ W⌉·(α + Nβ)
     all-reduce           2(W-1) messages of all ranks    2⌈log₂ W⌉·(α + Nβ)
 
-Invariant: after round k a rank whose number (counted from the root) is divisible by 2^(k+1) holds
-the parts of the 2^(k+1) ranks from itself on. Every element is combined on one way only: all ranks
-end with the same bits.
+Invariant: take a rank whose number, counted from the root, is divisible by 2^(k+1). After round k
+it holds the parts of the 2^(k+1) ranks from itself on. Every element is combined in one order only,
+so all ranks end with the same bits.
 
 Source: Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective Communication Operations in
-MPICH", sections 4.2 and 4.4.
+MPICH" (broadcast and reduce).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def tree_links(rank: int, root: int, world_size: int) -> tuple[int | None, list[
     """(parent, children) of ``rank`` in the binomial tree of ``root``; the root has no parent.
 
     Ranks are numbered from the root on: number = (rank - root) mod W. A number's parent is the
-    number without its lowest bit; its children add a lower bit to it. Children come in the order in
-    which a reduction hears from them, lowest bit first.
+    number without its lowest bit. Its children are the number plus a lower bit. Children come in
+    the order in which a reduction receives from them, lowest bit first.
     """
     # --- exercise 3.5: start
-    # Step 1: the lowest bit of a number is number & -number; the root has none: all bits are lower
+    # Step 1: the lowest bit of a number is number & -number; the root, 0, has none: take all bits
     # Step 2: children that would be W or more don't exist; number + root mod W is the rank
     number = (rank - root) % world_size
     lowest = number & -number
@@ -81,13 +81,13 @@ def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = No
     """Combine ``tensor`` over all ranks of ``group`` into that of ``root`` (a rank of the group).
 
     In place on the root; the other ranks' tensors keep their values. Any dtype, length, strides and
-    W as in ``ring_reduce_scatter``. Messages go up the tree of ``tree_links``: one of N bytes from
-    every rank but the root to its parent, ⌈log₂ W⌉·(α + Nβ). Copies are freed at the end. Raises
-    ValueError, before anything is sent, as ``check_arguments`` does, and on every rank for a root
-    outside the group.
+    W are allowed, as in ``ring_reduce_scatter``. Messages go up the tree of ``tree_links``: every
+    rank but the root sends one of N bytes to its parent, ⌈log₂ W⌉·(α + Nβ). Copies are freed at the
+    end. Raises ValueError, before anything is sent, as ``check_arguments`` does, and on every rank
+    for a root outside the group.
     """
     # --- exercise 3.5: start
-    # Step 5: a rank between the leaves and the root adds up in a copy: its tensor is not to change
+    # Step 5: a rank between the leaves and the root adds up in a copy: its tensor must not change
     rank, world_size = check_arguments(tensor, op, group)
     check_root(root, world_size)
     with flattened(tensor) as flat:
@@ -99,15 +99,15 @@ def tree_reduce(tensor: Tensor, root: int = 0, op: Op = "sum", group: Group = No
 def tree_broadcast(tensor: Tensor, root: int = 0, group: Group = None) -> None:
     """Copy the tensor of ``root`` (a rank of the group) into that of every rank of ``group``.
 
-    In place, any dtype, length, strides and W. Messages go down the tree of ``tree_links``: W-1 of
-    N bytes in all; a rank receives once and sends to its children, one after another, at most
-    ⌈log₂ W⌉ times; ⌈log₂ W⌉·(α + Nβ). No extra memory if ``tensor`` is contiguous. Raises
+    In place, for any dtype, length, strides and W. Messages go down the tree of ``tree_links``: W-1
+    of N bytes in all. A rank receives once. It sends to its children one after another, at most
+    ⌈log₂ W⌉ times. Time: ⌈log₂ W⌉·(α + Nβ). No extra memory if ``tensor`` is contiguous. Raises
     ValueError, before anything is sent, if this rank is no member of ``group``, and on every rank
     for a root outside it.
     """
     # --- exercise 3.5: start
-    # Step 6: receive from the parent, then send to the children, the farthest first: it has the
-    #         largest part of the tree below it
+    # Step 6: receive from the parent, then send to the children. The farthest comes first: it has
+    #         the largest part of the tree below it
     rank, world_size = check_arguments(tensor, "max", group)
     check_root(root, world_size)
     parent, children = tree_links(rank, root, world_size)
@@ -124,9 +124,9 @@ def tree_broadcast(tensor: Tensor, root: int = 0, group: Group = None) -> None:
 def tree_all_reduce(tensor: Tensor, op: Op = "sum", group: Group = None) -> None:
     """Combine ``tensor`` over the ranks of ``group``, in place on every rank, bit for bit equal.
 
-    Any dtype, length, strides and W. A reduction to one rank of the group and a broadcast from it:
-    2(W-1) messages of N bytes in all, 2⌈log₂ W⌉·(α + Nβ). One extra tensor of memory is enough;
-    copies are freed at the end. Raises ValueError as ``check_arguments`` does.
+    Any dtype, length, strides and W are allowed. It is a reduction to one rank of the group and a
+    broadcast from it: 2(W-1) messages of N bytes in all, 2⌈log₂ W⌉·(α + Nβ). One extra tensor of
+    memory is enough. Copies are freed at the end. Raises ValueError as ``check_arguments`` does.
     """
     # --- exercise 3.5: start
     # Step 7: up the tree and down again on the same flat tensor; no copy, because the result

@@ -1,13 +1,14 @@
-"""What a strategy costs on two nodes: time, bytes on the link, state, and the result.
+"""Measure a strategy on two nodes: time, bytes on the link, state, and the result.
 
-- The time per step: the first round of ``--every`` steps is not measured, of the others the median.
-- The bytes per step that a node puts on its link, read from the counter of its network interface;
-  headers and acknowledgements count.
-- The state, which is what is alive between steps: parameters, gradients, moments, and whatever a
-  strategy keeps beside them.
+- The time per step: the median of all rounds of ``--every`` steps but the first.
+- The bytes per step that a node puts on its link, read from the counter of its network interface.
+  Headers and acknowledgements count.
+- The state, which is all memory in use between steps: parameters, gradients, moments, and other
+  tensors that a strategy keeps.
 - The result on test data.
 
-All of it is of the slowest rank, the busiest node, or the fullest rank.
+Times are those of the slowest rank, bytes those of the busiest node, and state that of the fullest
+rank.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SCORES = {"digits": ("test accuracy", "{:.1%}", 360), "text": ("validation loss"
 
 
 def settle(device: torch.device) -> None:
-    """Return when ``device`` has done what it was given: a GPU's host runs ahead of it."""
+    """Return when ``device`` has finished its work: a GPU's host runs ahead of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -76,7 +77,7 @@ class Meter:
         self.mark()
 
     def mark(self) -> None:
-        """Note where time and bytes stand."""
+        """Note the time and the bytes sent so far."""
         settle(self.device)
         self.marks.append((time.perf_counter(), bytes_sent(self.interface)))
 
@@ -106,7 +107,7 @@ def batches_of(
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors that a Python object holds, every memory counted once.
+    """Bytes of all tensors that a Python object holds, every storage counted once.
 
     A thread of the backend may hold the last message a moment longer: that is no state.
     """
@@ -132,7 +133,7 @@ def score_of(model: nn.Module, chosen: Workload) -> float:
 
 @dataclass
 class Row:
-    """What a strategy costs and reaches: the slowest rank, the busiest node, the fullest rank."""
+    """A strategy's costs and result: of the slowest rank, the busiest node, the fullest rank."""
 
     strategy: str
     seconds: float
@@ -143,7 +144,7 @@ class Row:
 
 
 def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.Namespace) -> Row:
-    """Train with strategy ``name`` and say what it takes; a collective call."""
+    """Train with strategy ``name`` and measure its costs; a collective call."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     servers = SERVERS if name == "parameter server" else 0
     count = options.steps[chosen.name]
@@ -169,7 +170,7 @@ def measure(name: str, chosen: Workload, groups: NodeGroups, options: argparse.N
 
 
 def link_rate(groups: NodeGroups, device: torch.device, nbytes: int = 2_000_000) -> float:
-    """Bits per second from the first node to the second, one pair of ranks alone."""
+    """Bits per second from the first node to the second, between one pair of ranks."""
     (first, *_), (second, *_), *_ = groups.topology.nodes
     data, seconds = torch.zeros(nbytes // 4, device=device), 0.0
     for _ in range(2):  # the first message opens the connection

@@ -1,10 +1,10 @@
 """The strategies of this phase behind one signature, as the closing run compares them.
 
 Each is a function (model, workload, groups, every) that prepares the training of ``model`` on this
-rank. It returns a function that trains on this rank's batches, and what to evaluate afterwards: by
-all ranks together, and rank 0's result counts. Same weights, batches and optimizer: all but DiLoCo
-take the same steps and differ by rounding only (bfloat16 by its own). What they cost differs; per
-step, for P bytes of parameters on 2 nodes of 2 ranks, with rings:
+rank. It returns a function that trains on this rank's batches, and the module to evaluate
+afterwards. All ranks evaluate together, and rank 0's result counts. Weights, batches and optimizer
+are the same. So all but DiLoCo take the same steps and differ by rounding only (bfloat16 by its
+own). Their costs differ. Per step, for P bytes of parameters on 2 nodes of 2 ranks, with rings:
 
 ======================  ==========================================  =====================
 strategy                leave the busiest node                      state, bytes per

@@ -1,18 +1,19 @@
 """ZeRO-1: every rank keeps and steps one W-th of the optimizer's state.
 
 Data parallelism keeps the same Adam moments W times. Here the parameters of a bucket are joined in
-one flat vector, and rank r owns shard r of it: only r has state for these elements and updates
-them, then an all-gather gives everybody the result.
+one flat vector, and rank r owns shard r of it. Only rank r has state for these elements and updates
+them. Then an all-gather gives all ranks the result.
 
     all-reduce of the gradients (by anybody) | step own shard | all-gather parameters
 
-Memory per rank in fp32 with Adam, Ψ parameters on W ranks: data parallelism 16Ψ bytes; ZeRO-1
-8Ψ + 8Ψ/W. Bytes sent per rank and step, for P bytes of parameters: ``step`` (W-1)/W·P; after DDP's
-all-reduce 3(W-1)/W·P in all. Messages: one per bucket. Invariants: each element has its state on
-exactly one rank; after ``step`` all ranks have equal parameters. ZeRO-2 is in ``zero_gradients``.
+Memory per rank in fp32 with Adam, for Ψ parameters on W ranks: data parallelism takes 16Ψ bytes,
+ZeRO-1 8Ψ + 8Ψ/W bytes. For P bytes of parameters ``step`` sends (W-1)/W·P bytes per rank. With
+DDP's all-reduce that is 3(W-1)/W·P in all. Messages: one per bucket.
+Invariants: each element has its state on exactly one rank, and after ``step`` all ranks have equal
+parameters. ZeRO-2 is in ``zero_gradients``.
 
-Slices of elements balance to the last one, but ask for an optimizer that updates each element on
-its own (SGD, Adam, AdamW, RMSprop …; not Adafactor, LBFGS or Muon).
+Shards of elements differ by padding only. But they need an optimizer that updates each element on
+its own: SGD, Adam, AdamW or RMSprop, but not Adafactor, LBFGS or Muon.
 
 Source: Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054), sections 3 and 5.1.
 """
@@ -38,7 +39,7 @@ from .buckets import partition
 class Piece:
     """Elements ``start`` to ``stop`` of the flattened ``whole``, which this rank owns.
 
-    ``part`` (stop - start,) shares their memory; it is what the inner optimizer gets.
+    ``part`` (stop - start,) shares their memory. The inner optimizer gets ``part``.
     """
 
     whole: nn.Parameter
@@ -52,8 +53,8 @@ class FlatVector:
 
     ``flat``: (W·shard,), shard = ceil(n / W) for n elements. The parameters are contiguous views of
     it, one after the other. The last W·shard - n elements are padding, which belongs to no piece.
-    ``own``: (shard,) this rank's shard, a view. ``pieces``: the parameters' parts in it, in order;
-    who has no element in it has no piece. No autograd history.
+    ``own``: (shard,) this rank's shard, a view. ``pieces``: the parameters' parts in it, in order.
+    A parameter without an element in it has no piece. No autograd history.
     """
 
     gradient: Tensor | None = None  # (shard,) ZeRO-2's mean gradient
@@ -86,17 +87,17 @@ class FlatVector:
 class ZeroOptimizer(torch.optim.Optimizer):
     """ZeRO-1: ``optimizer_class`` on this rank's shards, like the whole on every rank.
 
-    ``param_groups`` are the user's, with the whole parameters: schedulers write there. What the
-    inner optimizer writes to its own groups' options appears there after ``step`` and in
+    ``param_groups`` are the user's, with the whole parameters: schedulers write there. If the inner
+    optimizer changes its own groups' options, they appear there after ``step`` and in
     ``state_dict``. Gradients must be the same on all ranks when ``step`` is called, as after data
     parallelism's backward. ``state`` holds this rank's part: one W-th of every element's state.
-    Parameters without gradient (None) are not stepped. Those that are frozen when they are given
-    stay as they are, also with a gradient of before, and are not sent. Those without elements are
-    not sent either. They may be of several dtypes: pieces, gradients and state have their
-    parameter's. Parameters keep their identity and values, and become contiguous.
+    Parameters without gradient (None) are not stepped. Parameters that are frozen when they are
+    given stay as they are, also with an earlier gradient, and are not sent. Those without elements
+    are not sent either. Dtypes may differ: pieces, gradients and state have that of their
+    parameter. Parameters keep their identity and values, and become contiguous.
 
     Raises ValueError before any communication if this rank is no member of ``group``, if
-    ``bucket_bytes`` is not positive, or if a parameter is given twice. Ranks come with equal ones.
+    ``bucket_bytes`` is not positive, or if a parameter is given twice. All ranks pass equal ones.
     """
 
     def __init__(
@@ -123,15 +124,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.state = self.inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Shard one more group; its buckets are its own, also if it comes after some steps.
+        """Shard one more group, with buckets of its own, also if it comes after some steps.
 
         ``vectors`` gets one for each bucket, from the last parameter to the first: the order in
         which gradients come.
         """
         super().add_param_group(param_group)
         # --- exercise 3.13: start
-        # Step 3: refuse what is given twice; vectors of what is trainable, in the order in which
-        #         gradients come: from the end
+        # Step 3: refuse a parameter given twice; make vectors of the trainable ones, last first
         # Step 4: the inner optimizer gets the own pieces only, with the group's options
         options = self.param_groups[-1]
         if len({*options["params"]}) < len(options["params"]):  # torch only warns
@@ -150,7 +150,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @property
     def pieces(self) -> list[Piece]:
-        """All that this rank owns."""
+        """All pieces that this rank owns."""
         return [piece for vector in self.vectors for piece in vector.pieces]
 
     def give_gradients(self) -> None:
@@ -164,11 +164,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **more: Any) -> Any:
-        """Step the own pieces, then gather everybody's: (W-1)/W·P bytes sent; a collective call.
+        """Step the own pieces, then gather all ranks': (W-1)/W·P bytes sent; a collective call.
 
-        Returns what ``closure``, called first and once, with autograd, returns. ``more`` goes to
+        It calls ``closure`` first and once, with autograd, and returns its result. ``more`` goes to
         the inner optimizer's ``step``. Each bucket, or each parameter, is one message of at most
-        ``bucket_bytes``. All are on their way before the first is waited for, and all have arrived
+        ``bucket_bytes``. All are on their way before it waits for the first, and all have arrived
         at the end. The host does not wait for a GPU, unless the inner optimizer lets it.
         """
         loss = None
@@ -177,7 +177,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 loss = closure()
         # --- exercise 3.13: start
         # Step 6: learning rates may have changed in the user's groups
-        # Step 7: step what is owned; all all-gathers at once, in place; wait for every handle
+        # Step 7: step the own pieces; start all all-gathers, in place; wait for every handle
         self.give_gradients()
         for mine, users in zip(self.inner.param_groups, self.param_groups, strict=True):
             mine.update(options_of(users))
@@ -196,16 +196,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def state_dict(self, to: int | None = None) -> dict[str, Any]:
         """The whole state, as one process's ``optimizer_class`` would save it; a collective call.
 
-        State and groups are those of one process, for every parameter that has elements. On every
-        rank, or only on the group's rank ``to``, and ``{}`` elsewhere. State is on the CPU. Later
-        steps change nothing of it, also no option that is a tensor. Raises ValueError before any
-        communication if there is no rank ``to`` in the group.
+        State and groups are those of one process, for every parameter that has elements. Every rank
+        gets them, or only the group's rank ``to``, and the others ``{}``. State is on the CPU.
+        Later steps change nothing of it, also no option that is a tensor. Raises ValueError before
+        any communication if there is no rank ``to`` in the group.
         """
         world_size = dist.get_world_size(self.group)
         if to is not None and not 0 <= to < world_size:
             raise ValueError(f"no rank {to} in a group of {world_size}")
         # --- exercise 3.13: start
-        # Step 8: every rank tells its pieces' state: which parameter, which range, which values
+        # Step 8: every rank sends its pieces' state: which parameter, which range, which values
         # Step 9: a value in the shape of its piece is cut like the parameter; others are common
         whole = [p for users in self.param_groups for p in users["params"]]
         index = {p: k for k, p in enumerate(whole)}
@@ -235,16 +235,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's part of a whole state, saved at any world size. No communication.
 
-        What was there before is forgotten. ``state_dict`` is not changed, now or by later steps,
-        and nothing of it is kept: this rank's part is a copy. A plain optimizer's state will do.
+        The earlier state is forgotten. ``state_dict`` does not change, now or by later steps, and
+        nothing of it is kept: this rank's part is a copy. A plain optimizer's state fits, too.
         Raises ValueError, before anything changes, if the groups do not have the same lengths.
         """
         saved = [len(each["params"]) for each in state_dict["param_groups"]]
         sizes = [len(users["params"]) for users in self.param_groups]
         if saved != sizes:
-            raise ValueError(f"the state is of groups of {saved} parameters, not of {sizes}")
+            raise ValueError(f"the state's groups have {saved} parameters, the optimizer's {sizes}")
         # --- exercise 3.13: start
-        # Step 10: the parameters' order is what identifies them
+        # Step 10: parameters are identified by their order
         # Step 11: a copy of the own range: a view would keep the whole state alive
         ids = [k for each in state_dict["param_groups"] for k in each["params"]]
         whole = [p for users in self.param_groups for p in users["params"]]
@@ -266,7 +266,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
 
 def options_of(group: dict[str, Any]) -> dict[str, Any]:
-    """What a group says of its parameters, without the parameters and their names."""
+    """The options of a group, without its parameters and their names."""
     return {name: v for name, v in group.items() if name not in ("params", "param_names")}
 
 

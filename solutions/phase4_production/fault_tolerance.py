@@ -91,12 +91,12 @@ class Saved:
     def own(self, rank: int) -> Tree:
         """The own state of ``rank`` of the saving run. It is read now, so ask before you save."""
         if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank {rank}: the checkpoint is of {self.world_size} ranks")
+            raise ValueError(f"no rank {rank} in this checkpoint: it has {self.world_size} ranks")
         return read_tree(self.folder / own_file(rank), self.device)
 
 
 def discard(aside: Path, folder: Path) -> None:
-    """Delete the rest of a failed save in ``aside`` or, already renamed, in ``folder``."""
+    """Delete the leftovers of a failed save in ``aside`` or, already renamed, in ``folder``."""
     if folder.exists():  # perhaps with its marker: it must not count while it is half deleted
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)

@@ -85,7 +85,10 @@ class RunBatches(Sampler[list[Sample]]):
         steps: int,
     ) -> None:
         if sampler.dataset_size < sampler.world_size:
-            raise DataError(f"{sampler.dataset_size} images for {sampler.world_size} ranks")
+            raise DataError(
+                f"{sampler.dataset_size} images are too few for {sampler.world_size} ranks: each "
+                "needs one"
+            )
         self.sampler, self.micro_batch = sampler, micro_batch
         self.first_step, self.steps = first_step, steps
 
@@ -135,8 +138,8 @@ def serve_the_rank(worker: int) -> None:
 
 
 def end_decoders() -> None:
-    """End the rest of a run's loader processes. They ignore the signal that Python sends them when
-    it exits, and Python would wait for them for ever."""
+    """End the remaining processes of a run's loaders. They ignore the signal that Python sends them
+    when it exits, and Python would wait for them for ever."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call it a failure
     for process in multiprocessing.active_children():
         process.kill()

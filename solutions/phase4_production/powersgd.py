@@ -188,7 +188,7 @@ def check_shapes(saved: Sequence[Tensor], here: Sequence[Tensor]) -> None:
     """ValueError unless the saved Qs have the shapes of the present ones."""
     shapes, wanted = ([tuple(q.shape) for q in qs] for qs in (saved, here))
     if shapes != wanted:
-        raise ValueError(f"saved were Qs of {shapes}, but there are {wanted}")
+        raise ValueError(f"the saved Qs have shapes {shapes}, the present ones {wanted}")
 
 
 def side_by_side(

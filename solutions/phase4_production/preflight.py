@@ -37,7 +37,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
         raise ConfigError(f"NNODES must be a number of nodes, or LEAST:MOST, not {nodes!r}")
     fewest, _, many = nodes.partition(":")
     if int(many or fewest) < int(fewest):
-        raise ConfigError(f"NNODES {nodes}: at least {fewest}, but at most {many}")
+        raise ConfigError(f"NNODES {nodes}: the least, {fewest}, is above the most, {many}")
 
 
 def check_data(config: Config) -> None:

@@ -118,7 +118,7 @@ class TrainingState:
     ) -> None:
         unknown = sorted(set(own) - parts.keys())
         if unknown:
-            raise ValueError(f"own names {unknown}, the parts are {sorted(parts)}")
+            raise ValueError(f"own names {unknown}, but the parts are {sorted(parts)}")
         self.sampler, self.parts, self.device, self.group = sampler, parts, device, group
         generators = {name for name, part in parts.items() if isinstance(part, torch.Generator)}
         self.own = set(own) | generators
@@ -173,7 +173,7 @@ class TrainingState:
         states = saved.shared["parts"] | own["parts"]
         if states.keys() != self.parts.keys():
             raise ValueError(
-                f"saved were {sorted(states)}, to be restored are {sorted(self.parts)}"
+                f"the checkpoint has the parts {sorted(states)}, this run has {sorted(self.parts)}"
             )
         for name, part in self.parts.items():
             if isinstance(part, nn.Module):

@@ -143,7 +143,9 @@ class Config:
             raise ConfigError(f"offload needs strategy fsdp or hybrid, not {self.strategy}")
         if self.parallel == "torch":
             if self.pattern != "auto" or self.compression not in ("none", "bf16", "powersgd"):
-                raise ConfigError("parallel torch has compression none, bf16, powersgd, no pattern")
+                raise ConfigError(
+                    "parallel torch takes compression none, bf16 or powersgd, and no pattern"
+                )
             if self.precision == "fp16":
                 raise ConfigError("fp16 needs the loss scale of parallel course; use bf16")
         self.check_compile(self.strategy)

@@ -218,7 +218,10 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
     """
     node_size = world.ranks_per_node if config.node_size == "auto" else config.node_size
     if config.global_batch < world.size:
-        raise ConfigError(f"a global batch of {config.global_batch} for {world.size} ranks")
+        raise ConfigError(
+            f"a global batch of {config.global_batch} is too small for {world.size} ranks: each "
+            "needs an image"
+        )
     if world.size % node_size:
         raise ConfigError(f"{world.size} ranks don't divide into nodes of {node_size}")
     own_batch, budget = math.ceil(config.global_batch / world.size), budget_of(config, world.device)

@@ -18,6 +18,7 @@ ROOMS = (
     "virtual",
     "sandbox",
     "picture",
+    "player",
     "netcluster",
     "reference",
     "grading",

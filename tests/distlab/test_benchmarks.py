@@ -90,11 +90,11 @@ def test_page_keeps_what_was_not_measured_anew() -> None:
     one, two = (common.Table(title, ["a"], [["1"]], "a note") for title in ("One", "Two"))
     page = run.page({}, [one, two])
     assert page.count("Measured on ") == 2
-    assert "### One\n\na note\n\n| a |\n| --- |\n| 1 |\n\nMeasured on " in page
+    assert "## One\n\na note\n\n| a |\n| --- |\n| 1 |\n\nMeasured on " in page
     assert run.page(run.sections(page), []) == page
     again = run.page(run.sections(page), [common.Table("One", ["a"], [["3"]])])
-    assert again.index("| 3 |") < again.index("### Two")
-    assert "| 1 |" not in again.partition("### Two")[0]
+    assert again.index("| 3 |") < again.index("## Two")
+    assert "| 1 |" not in again.partition("## Two")[0]
 
 
 def test_mixed_precision_and_recompute_still_run() -> None:

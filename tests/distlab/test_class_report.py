@@ -52,7 +52,7 @@ def test_misconceptions_are_sentences_by_number(tmp_path: Path) -> None:
     assert "2. 2 of 10 break this promise: Parameters without a gradient are left alone" in text
     assert "1 of 10 is among those who have ranks that wait for each other for ever" in text
     assert "phase1_data_parallel/guidelines.md, section 1.4" in text
-    assert "Pitfalls. Frozen parameters communicated" in text
+    assert "Pitfalls. Frozen parameters are communicated." in text
 
 
 def test_weight_counts_students_points_and_what_builds_on_it(tmp_path: Path) -> None:

@@ -196,10 +196,10 @@ def test_reports_say_whether_the_solutions_ran_on_nccl(monkeypatch: pytest.Monke
     check = CheckResult("test_a[cuda]", "needs", "a CUDA GPU", tier="cuda")
     report = Report(1, "solutions", 7, "cpu", [ExerciseResult("1.4", "", 5, checks=[check])])
     _, text = text_of(print_report, report, phase)
-    assert f"the project's own solutions: {gpu_record.words()}" in text
+    assert f"the course's own solutions (not yours): {gpu_record.words()}" in text
     monkeypatch.setattr(gpu_record, "words", lambda: "run on NCCL (8 x H100)")
     assert (
-        "the project's own solutions: run on NCCL (8 x H100)"
+        "the course's own solutions (not yours): run on NCCL (8 x H100)"
         in text_of(print_report, report, phase)[1]
     )
     check.tier = "gloo"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -48,6 +49,8 @@ def environment(script: ModuleType) -> Any:
 def test_dependencies_are_those_of_pyproject(script: ModuleType) -> None:
     project = tomllib.loads((root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert script.dependencies() == project["dependencies"]
+    for group, wanted in project["optional-dependencies"].items():
+        assert script.dependencies(group) == wanted
 
 
 def test_stale_when_dependencies_or_place_change(
@@ -126,6 +129,29 @@ def test_environment_of_an_old_python_is_not_deleted(
         environment.usable()
 
 
+@pytest.mark.parametrize("stamp", [None, "/somewhere/else\n", "this"])
+def test_an_environment_behind_a_link_stays(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str | None
+) -> None:
+    """Making or refreshing it through the link would destroy what another folder works with."""
+    theirs = tmp_path / "another course" / ".venv"
+    (theirs / "bin").mkdir(parents=True)
+    (theirs / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / ".venv").symlink_to(theirs)
+    ours = script.Environment()
+    if stamp:
+        ours.stamp_file.write_text(ours.stamp() if stamp == "this" else stamp)
+    monkeypatch.setattr(script.Environment, "pip", lambda *_: pytest.fail("pip changes it"))
+    if stamp == "this":
+        script.main([])  # nothing to do: it may be used
+        return
+    for arguments in ([], ["--cpu"]):
+        refused = r"^environment: \.venv is a link, and what is behind it would change: rm \.venv, "
+        with pytest.raises(SystemExit, match=refused):
+            script.main(arguments)
+    assert (theirs / "bin" / "python").is_symlink()
+
+
 def test_failing_pip_is_one_line(environment: Any) -> None:
     program = "#!/bin/sh\necho 'WARNING: retrying' >&2\necho 'ERROR: no network' >&2\nexit 1\n"
     environment.python.write_text(program)
@@ -169,7 +195,8 @@ def test_download_is_told(
 
 
 def test_sizes_are_those_of_dependencies(script: ModuleType) -> None:
-    assert set(script.MEGABYTES) <= {script.name_of(name) for name in script.dependencies()}
+    every = [*script.dependencies(), *script.dependencies("site"), *script.dependencies("browser")]
+    assert set(script.MEGABYTES) <= set(map(script.name_of, every))
 
 
 def test_missing_is_what_is_absent_or_too_old(environment: Any) -> None:
@@ -296,6 +323,27 @@ def test_cpu_build_is_installed_and_kept(
     assert capfd.readouterr().out == told
 
 
+def test_what_some_commands_need_is_installed_when_they_ask(
+    course: ModuleType,
+    own: Callable[..., str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (tmp_path / "pyproject.toml").open("a") as project:
+        project.write('[project.optional-dependencies]\nsite = [\n    "more",\n]\n')
+    course.main([])
+    assert own() == "2.16.0 0.30.0 1.0 -"
+    capfd.readouterr()
+    monkeypatch.setitem(sys.modules, "environment", course)
+    extras = runpy.run_path(str(root() / "scripts" / "extras.py"))["main"]
+    extras(["site"])
+    assert own() == "2.16.0 0.30.0 1.0 1.0"
+    assert capfd.readouterr().out == "about 1 MB to download: more\n"
+    extras(["site"])  # nothing is left to do
+    assert capfd.readouterr() == ("", "")
+
+
 def command_in(line: str) -> list[str]:
     """The arguments of the pip command in a line's parentheses."""
     found = re.search(r"\(\.venv/bin/pip install (.*)\)$", line)
@@ -333,3 +381,42 @@ def test_pypi_torch_gets_its_torchvision(
     course.main([])
     assert own() == "2.15.0 0.29.0 1.0 -"
     assert "environment:" not in capfd.readouterr().out
+
+
+def test_a_lock_is_kept_to_with_the_cpu_build(
+    course: ModuleType, own: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make cpu LOCKED=1` sets these variables: versions of the lock, from both indexes."""
+    (tmp_path / "requirements.lock").write_text("torch==2.15.0\ntorchvision==0.29.0\nrich==0.9\n")
+    put(tmp_path / "pypi", "rich", "0.9")
+    put(tmp_path / "whl" / "cpu", "torch", "2.16.0+cpu")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "requirements.lock"))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/pypi")
+    course.main(["--cpu"])
+    assert own() == "2.15.0+cpu 0.29.0+cpu 0.9 -"
+
+
+def test_wheels_of_a_folder_are_enough(
+    course: ModuleType,
+    own: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """`make wheels` with a network, `make cpu WHEELS=…` without one."""
+    monkeypatch.setitem(sys.modules, "environment", course)
+    wheels = runpy.run_path(str(root() / "scripts" / "wheels.py"))
+    own()
+    wheels["main"]([str(tmp_path / "wheels")])
+    assert f"4 wheels, 0 MB, in {tmp_path / 'wheels'}\n" in capfd.readouterr().out
+    names = sorted(path.name.split("-py3")[0] for path in (tmp_path / "wheels").iterdir())
+    assert names == ["rich-1.0", "setuptools-99", "torch-2.15.0+cpu", "torchvision-0.29.0+cpu"]
+    monkeypatch.setattr(course, "INDEX", "http://127.0.0.1:9/")  # nobody answers there
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    course.main(["--cpu"])
+    assert own() == "2.15.0+cpu 0.29.0+cpu 1.0 -"
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
+    with pytest.raises(SystemExit, match="the wheels could not be had"):
+        wheels["main"]([str(tmp_path / "more")])

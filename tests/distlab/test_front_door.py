@@ -12,13 +12,14 @@ from check_jsonschema.cli import main as check_jsonschema
 from click.testing import CliRunner
 
 from distlab.course.catalogue import root
+from distlab.course.version import course_version
 
-WORKFLOW = root() / ".github" / "workflows" / "test.yml"
+WORKFLOWS = root() / ".github" / "workflows"
 README = (root() / "README.md").read_text(encoding="utf-8")
 
 
-def jobs() -> dict[str, Any]:
-    return yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+def jobs(name: str) -> dict[str, Any]:
+    return yaml.safe_load((WORKFLOWS / name).read_text(encoding="utf-8"))["jobs"]
 
 
 def commands(job: dict[str, Any]) -> str:
@@ -30,20 +31,24 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
 
 
-def check_schema(file: Path) -> Any:
-    options = ["--builtin-schema", "vendor.github-workflows", "--no-cache"]
+def check_schema(file: Path, kind: str = "github-workflows") -> Any:
+    options = ["--builtin-schema", f"vendor.{kind}", "--no-cache"]
     return CliRunner().invoke(check_jsonschema, [*options, str(file)])
 
 
-def test_workflow_fits_the_schema(tmp_path: Path) -> None:
-    done = check_schema(WORKFLOW)
+@pytest.mark.parametrize("name", ["test.yml", "site.yml"])
+def test_workflow_fits_the_schema(name: str, tmp_path: Path) -> None:
+    done = check_schema(WORKFLOWS / name)
     assert done.exit_code == 0, done.output
-    wrong = tmp_path / "test.yml"
-    wrong.write_text(WORKFLOW.read_text(encoding="utf-8").replace("runs-on:", "runs_on:"))
+    wrong, text = tmp_path / name, (WORKFLOWS / name).read_text(encoding="utf-8")
+    wrong.write_text(text.replace("runs-on:", "runs_on:"))
     assert check_schema(wrong).exit_code == 1
 
 
-@pytest.mark.parametrize("text", [README, *map(commands, jobs().values())])
+JOBS = [*jobs("test.yml").values(), *jobs("site.yml").values()]
+
+
+@pytest.mark.parametrize("text", [README, *map(commands, JOBS)])
 def test_what_is_called_exists(text: str) -> None:
     """Targets of make, programs of the repository, modules."""
     blocks = re.findall(r"```bash\n(.*?)```|`(make [^`]+)`", text, re.DOTALL)
@@ -66,7 +71,7 @@ def test_links_in_the_readme_lead_somewhere() -> None:
 
 
 def test_workflow_runs_the_oldest_and_the_newest() -> None:
-    chosen = jobs()
+    chosen = jobs("test.yml")
     python = {
         name: step["with"]["python-version"]
         for name, job in chosen.items()
@@ -81,3 +86,17 @@ def test_workflow_runs_the_oldest_and_the_newest() -> None:
     assert chosen["macos"]["runs-on"].startswith("macos")
     for name in ("newest", "oldest", "slurm", "macos"):
         assert re.search(r"make cpu|--cpu", commands(chosen[name])), f"{name}: 3 GB of CUDA"
+
+
+def test_the_citation_is_valid_and_of_this_version() -> None:
+    file = root() / "CITATION.cff"
+    done = check_schema(file, "citation-file-format")
+    assert done.exit_code == 0, done.output
+    data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert data["version"] == course_version()
+    assert f"# {data['title']}\n" in README
+
+
+def test_a_release_has_a_line_in_the_changelog() -> None:
+    headings = re.findall(r"^## (.+)", (root() / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert headings[0] == "Unreleased" or headings[0].startswith(course_version())

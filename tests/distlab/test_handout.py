@@ -102,6 +102,8 @@ def test_only_what_was_chosen_is_in_it(few: Path) -> None:
     assert '@exercise("1.4"' in checks
     assert '"1.3"' not in checks
     assert not list(few.glob("phase[234]*"))
+    assert [track.name for track in here.tracks] == ["all"], "the others are not whole"
+    assert (few / "distlab/commands/certificate.html").is_file()
     assert not list(few.glob("notebooks/*"))
     assert not (few / "test_phase2.py").exists()
     for path in few.glob("phase*/template_*.py"):

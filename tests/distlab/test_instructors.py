@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from distlab.course.catalogue import load_course, root
 from scripts import workload
 
@@ -12,14 +14,53 @@ GUIDE = (root() / "docs" / "instructors.md").read_text(encoding="utf-8")
 
 def test_tables_are_those_of_the_course() -> None:
     course = load_course()
-    for table in (workload.phases(course), workload.term(course), workload.each(course)):
-        assert "\n".join(table) in GUIDE, "again: python -m scripts.workload"
+    for name in workload.PAGES:
+        text = (root() / name).read_text(encoding="utf-8")
+        assert workload.filled(course, name, text) == text, "python -m scripts.workload --write"
+        stale = text
+        for table in workload.PAGES[name]:
+            assert table(course)[-1] in stale
+            stale = stale.replace(table(course)[-1], "| of last year |")
+        assert workload.filled(course, name, stale) == text
 
 
-def test_minutes_follow_from_words_and_lines() -> None:
+def test_minutes_follow_from_words_lines_and_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     exercise = load_course().exercise("1.3")
     assert workload.lines(exercise) == 5
-    assert workload.minutes(exercise) == 30  # 10 + 172 words / 130 + 5 lines x 3, rounded up
+    monkeypatch.setattr(workload, "promises", lambda _: 7)
+    monkeypatch.setattr(workload, "words", lambda _: 130)
+    assert workload.minutes(exercise) == 35  # 10 + 1 + 5 lines x 2 + 7 promises x 2
+    monkeypatch.setattr(workload, "words", lambda _: 260)
+    assert workload.minutes(exercise) == 40  # rounded up to 5
+
+
+def test_folded_answers_are_no_part_of_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    exercise = load_course().exercise("1.3")
+    text = "## 1.3 Title\n\none two <details>three\nfour</details> five\n\n## 1.4 Title\n\nsix\n"
+    monkeypatch.setattr(type(exercise.guidelines_path), "read_text", lambda *_, **__: text)
+    assert workload.words(exercise) == 6
+
+
+def test_difficulty_grows_with_lines_and_ways_to_err(monkeypatch: pytest.MonkeyPatch) -> None:
+    exercise = load_course().exercise("1.3")
+    found = []
+    for lines, ways in ((5, 5), (15, 15), (22, 22), (30, 30), (20, 80), (90, 90)):
+        monkeypatch.setattr(workload, "lines", lambda _, lines=lines: lines)
+        monkeypatch.setattr(workload, "ways_to_err", lambda ways=ways: {"1.3": ways})
+        found.append(workload.difficulty(exercise))
+    assert found == [1, 2, 3, 4, 5, 5]
+
+
+def test_hours_in_the_text_are_the_sum() -> None:
+    (hours,) = re.findall(r"All four phases are about (\d+) hours", GUIDE)
+    assert abs(int(hours) - sum(e.minutes for e in load_course().exercises) / 60) <= 10
+
+
+def test_estimates_are_those_of_the_map() -> None:
+    text = (root() / "course.toml").read_text(encoding="utf-8")
+    stale = re.sub(r"^minutes = .*", "minutes = 1", text, flags=re.M)
+    stale = re.sub(r"^difficulty = .*\n", "", stale, flags=re.M)
+    assert workload.estimated(load_course(), stale) == text, "python -m scripts.workload --write"
 
 
 def test_the_plan_keeps_the_order_of_learning() -> None:
@@ -29,7 +70,7 @@ def test_the_plan_keeps_the_order_of_learning() -> None:
     assert len({*order}) == len(order)
     for position, each in enumerate(order):
         exercise = course.exercise(each)
-        missing = {*exercise.uses, *exercise.requires} - {*order[:position]}
+        missing = exercise.builds_on - {*order[:position]}
         assert not missing, f"week of {each}: {missing} come later or never"
 
 

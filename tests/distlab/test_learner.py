@@ -29,6 +29,7 @@ from distlab.commands import learn
 from distlab.course import progress
 from distlab.course.catalogue import Exercise, functions_of, load_course, root
 from distlab.course.templates import template_of
+from distlab.course.version import course_version
 from distlab.grading import grade, main
 from distlab.grading.report import LIKELY, print_report
 from distlab.grading.session import Request
@@ -148,6 +149,7 @@ def test_watching(watching: Terminal, course: Path) -> None:
     checks = watching.wait("Phase 1: Data parallelism")
     assert checks.count("pass  gloo ") == 4
     watching.wait("everything asked for passed")
+    watching.wait("distlab says what is next")
     watching.wait("1.1 passes: n for the next one")
     watching.wait("q quit")
 
@@ -257,7 +259,7 @@ def test_grading_in_a_terminal(wrong_average: Path) -> None:
         finally:
             os._exit(status)
     terminal = Terminal(pid, fd, columns)
-    terminal.wait("grading 2 exercises of phase 1")
+    terminal.wait(f"grading 2 exercises of phase 1 …  (course version {course_version()})")
     terminal.wait("1.1 check 1 of 5, gloo: ")
     terminal.wait("\r  1.1   pass     Sharded sampler")
     terminal.wait("1.4 check 1 of")
@@ -346,7 +348,7 @@ def test_the_map_tells_where_a_new_exercise_comes_from(
 ) -> None:
     monkeypatch.setattr(progress, "progress_file", lambda: tmp_path / ".distlab" / "progress.json")
     out = Console(width=120, file=io.StringIO(), color_system=None)
-    learn.show_map(COURSE, out)
+    learn.show_map(COURSE, out, whole=True)
     assert isinstance(out.file, io.StringIO)
     lines = out.file.getvalue().splitlines()
     assert [x.split()[0] for x in lines if "was part of 4.5" in x] == ["4.13", "4.14"]
@@ -362,7 +364,7 @@ def test_sentences_wrap_at_words_and_commands_stay_whole(
     out = Console(force_terminal=True, width=width, file=io.StringIO(), color_system=None)
     impl = "a/long/folder/in/which/the/work/of/this/learner/lies"
     print_report(example_report(impl), COURSE.phase(1), out)
-    learn.show_map(COURSE, out)
+    learn.show_map(COURSE, out, whole=True)
     learn.hint(COURSE.exercise("1.4"), out)
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue()

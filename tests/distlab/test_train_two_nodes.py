@@ -95,7 +95,7 @@ def test_one_node_is_refused_in_one_line() -> None:
     command = ["python", "-m", MODULE, "--cnn-steps=20"]
     done = run_cluster(command, nodes=1, ranks_per_node=1, timeout=60)
     assert done.status != 0
-    assert "train_two_nodes: it takes two or more equal nodes" in done.stderr
+    assert "train_two_nodes: needs two or more nodes of equally many ranks" in done.stderr
 
 
 def test_it_says_how_it_is_started(tmp_path: Path) -> None:

@@ -1,7 +1,3 @@
 """The phases whose texts follow the rules for prose and whose sections have all their parts."""
 
-PHASES = (
-    1,
-    2,
-    4,
-)
+PHASES = (1, 2, 3, 4)

@@ -14,8 +14,8 @@ from tests.guidelines.folded import sections
 PARTS = ["Why", "Cost", "Pitfalls", "Now you can", "Small case", "Questions", "Read"]
 HEADED = re.compile(r"^\*\*(.+?)\*\*", re.MULTILINE)
 QUESTION = re.compile(r"<details><summary>([^<\n]+\?)</summary>\n\n(.+?)\n\n</details>", re.DOTALL)
-PINNED = re.compile(r"v\d+\.\d+[\w.-]*\b")
-FILE = re.compile(r"`[\w/]+\.(?:py|cc|h|cu)`")
+PINNED = re.compile(r"v\d+\.\d+[\w.-]*\b|\b\d+\.\d+\.\d+\b|\bcommit [0-9a-f]{7}\b")
+FILE = re.compile(r"`[\w/]+\.(?:py|cc|cpp|h|cu)`")
 
 EXERCISES = [exercise.id for exercise in load_course().exercises if exercise.phase.number in PHASES]
 
@@ -69,7 +69,7 @@ def test_production_code_is_named_with_file_and_version(exercise: str) -> None:
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_what_you_can_do_now_is_one_sentence(exercise: str) -> None:
-    text = part(exercise, "Now you can**", "Small case").strip()
+    text = part(exercise, "Now you can**", "On your machine").strip()
     assert text.endswith(".")
     assert "\n\n" not in text
     assert len(re.findall(r"[.?!](?:\s|$)", text)) == 1

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jupytext
 import nbformat
 import pytest
 import torch._dynamo  # noqa: F401 (forked kernels find it imported)
@@ -15,6 +14,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from distlab.course.catalogue import root
+from scripts import notebooks
 from tests import forked_commands
 
 # pictures, and words of an output
@@ -62,10 +62,10 @@ NOTEBOOKS = sorted((root() / "notebooks").glob("*.ipynb"))
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_is_its_source(path: Path) -> None:
-    source = jupytext.read(path.with_suffix(".py"))
+    source = notebooks.built(path.stem, notebooks.address())
     notebook = nbformat.read(path, as_version=4)
-    assert [(c.cell_type, c.source) for c in notebook.cells] == [
-        (c.cell_type, c.source) for c in source.cells
+    assert [(c.cell_type, c.id, c.metadata, c.source) for c in notebook.cells] == [
+        (c.cell_type, c.id, c.metadata, c.source) for c in source.cells
     ]
 
 
