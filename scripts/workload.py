@@ -173,7 +173,8 @@ def filled(course: Course, name: str, text: str) -> str:
     for table in PAGES[name]:
         now = table(course)
         old = rf"^{re.escape(now[0])}\n(\|.*\n)+"
-        text = re.sub(old, lambda _, now=now: "\n".join([*now, ""]), text, flags=re.M)
+        new = "\n".join([*now, ""]).replace("\\", r"\\")
+        text = re.sub(old, new, text, flags=re.M)
     return re.sub(rf"(?<={ASK}).*", lambda _: where_to_ask(course), text)
 
 

@@ -1,7 +1,7 @@
 """Headless Chromium for tests of pages: the one that the machine has, never a download.
 
-A folder of tests takes the fixture into its conftest.py:
-``from tests.browser import browser as browser``. Pages are files; none may ask the network.
+tests/conftest.py takes the fixture, once for all: a process can drive one browser. Pages are files;
+none may ask the network.
 """
 
 from __future__ import annotations

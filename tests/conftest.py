@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.browser import browser as browser
+
 # the trainer under test runs on the Python that runs the tests, whatever .venv has
 os.environ["LAUNCH_PYTHON"] = sys.executable
 

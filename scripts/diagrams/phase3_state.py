@@ -39,8 +39,8 @@ def resharded(sheet: Sheet) -> None:
         real = [e for e in elements if e != "·"]
         w = (WIDTH - MARGIN - LEFT) / 12
         if ranks == 3:
-            numbers = [e + str(place - real.index(e)) for place, e in enumerate(real)]
-            tones = [RANKS[place // shard] for place in range(len(real))]
+            numbers = [e + str(index - real.index(e)) for index, e in enumerate(real)]
+            tones = [RANKS[index // shard] for index in range(len(real))]
             row(
                 sheet,
                 "elements",
@@ -66,7 +66,7 @@ def resharded(sheet: Sheet) -> None:
     old = named(sizes, 3)[1]
     new = named(sizes, 2)[1]
     for rank in range(2):
-        pieces = sorted({place // old for place in range(rank * new, min((rank + 1) * new, 11))})
+        pieces = sorted({index // old for index in range(rank * new, min((rank + 1) * new, 11))})
         sheet.note(
             f"Rank {rank} of 2 reads from the pieces of old ranks {' and '.join(map(str, pieces))}."
         )

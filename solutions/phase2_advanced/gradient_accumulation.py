@@ -9,8 +9,8 @@ n_1 … n_m tokens, the gradient of the whole batch is
 So the mean of the means is right only if all n_i are equal. To get g, divide each *sum* of losses
 by the total before its backward. The total must therefore be known before the first backward. With
 W ranks it is the total of all ranks. g equals the gradient of the whole batch under two conditions:
-the model treats each sample by itself, and it draws no random numbers. BatchNorm and dropout break
-them, because they see one micro-batch at a time.
+the model treats each sample by itself, and it draws no random numbers. BatchNorm breaks
+the first, because it sees one micro-batch at a time. Dropout breaks the second.
 
 Cost per optimizer step and rank, with P bytes of trainable parameters and m micro-batches: a ring
 all-reduce sends 2(W-1)/W·P bytes once, whatever m is. A reduction after every micro-batch would

@@ -42,7 +42,7 @@ class LossScaler:
     ``backoff_factor``, but not below ``minimum``. With ``hysteresis`` h it does so only at the h-th
     overflow in a row, and at those that follow in the same row. After ``growth_interval`` steps in
     a row without overflow it multiplies the scale by ``growth_factor``, unless float32 can't hold
-    the result. In both cases it counts the steps anew.
+    the result. After an overflow, and at the end of such an interval, it counts the steps anew.
     """
 
     def __init__(

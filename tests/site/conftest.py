@@ -1,4 +1,4 @@
-"""What the tests of the site share: a browser, and the site itself, built once."""
+"""What the tests of the site share: the site, built once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-
-from tests.browser import browser as browser
 
 
 @pytest.fixture(scope="session")
