@@ -141,9 +141,9 @@ def measure(repeats: int = 5) -> Table:
         f"Checkpoints: {(SHARED + 2 * OWN) // MIB} MiB of state, 2 ranks",
         ["", "", "solution, s", "DCP, s", "ratio"],
         rows,
-        "Exercises 4.1, 4.15 and 4.3 against `torch.distributed.checkpoint`; both flush to the "
-        "disk, the solution also hashes everything (SHA-256), beside writing and flushing. Its "
-        "rank 0 writes and hashes 192 MiB, because what is shared is rank 0's; DCP lets each rank "
-        "write 128 MiB. "
-        f"Median (least … most) of {repeats}, in turn.",
+        "Exercises 4.1, 4.15 and 4.3 against `torch.distributed.checkpoint` (DCP). Both flush to "
+        "the disk. The solution also hashes everything (SHA-256) while it writes and flushes. "
+        "Its rank 0 writes and hashes 192 MiB, because rank 0 writes the state that all ranks "
+        f"share. DCP lets each rank write 128 MiB. Median (least … most) of {repeats} runs, taken "
+        "in turn.",
     )

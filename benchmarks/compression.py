@@ -110,10 +110,11 @@ def measure(repeats: int = 7) -> Table:
         "Compression hooks: milliseconds of a training step",
         ["model", "ranks", "", "solution", "torch's hook", "ratio"],
         rows,
-        f"SGD; median (least … most) of {repeats} rounds taken in turn in the same ranks. Phase "
-        "3's DDP with the solutions' hooks; torch's with bf16_compress_hook, fp16_compress_hook "
-        "and powerSGD_hook (the same matrices compressed, warm start and error feedback in both), "
-        "which is given one bucket, as is the solution then: over gloo it fails with several.",
+        f"SGD. Median (least … most) of {repeats} rounds, taken in turn in the same ranks. Phase "
+        "3's DDP runs with the solutions' hooks. torch's DDP runs with bf16_compress_hook, "
+        "fp16_compress_hook and powerSGD_hook. Both PowerSGD hooks compress the same matrices, "
+        "with warm start and error feedback. torch's powerSGD_hook gets one bucket, because over "
+        "gloo it fails with several. The solution then gets one bucket as well.",
     )
 
 

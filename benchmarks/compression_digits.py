@@ -126,8 +126,9 @@ def measure(repeats: int = 2) -> Table:
         ["", "bytes per step", "times fewer", "ms per step", "times faster", "accuracy"],
         rows,
         f"An MLP of 300,554 parameters, {RANKS} ranks, {EPOCHS} epochs, cosine schedule, SGD with "
-        f"momentum 0.9 (Top-K takes it before the choice, random-K has none); mean accuracy of "
-        f"{repeats} seeds on 360 test images. Bytes that one rank sends; times on {where}.",
+        "momentum 0.9. Top-K applies momentum before it chooses, and random-K has no momentum. "
+        f"Accuracies are means of {repeats} seeds on 360 test images. Bytes are those that one "
+        f"rank sends. Times are on {where}.",
     )
 
 

@@ -127,10 +127,10 @@ def measure(repeats: int = 9) -> Table:
         "DDP: milliseconds of a training step, and MB of gradients and buckets",
         ["model", "ranks", "", "phase 3 solution", "torch DDP", "ratio", "MB", "torch's MB"],
         rows,
-        f"SGD; median (least … most) of {repeats} rounds taken in turn in the same ranks; torch's "
-        "with gradient_as_bucket_view=True, and find_unused_parameters=True where the solution has "
-        "agree=True. Both send the same buckets; what differs is a few µs of Python per gradient, "
-        "against which stand some 25 µs more in the forward of torch's.",
+        f"SGD. Median (least … most) of {repeats} rounds, taken in turn in the same ranks. "
+        "torch's DDP has gradient_as_bucket_view=True, and find_unused_parameters=True where the "
+        "solution has agree=True. Both send the same buckets. The solution spends a few µs more "
+        "of Python per gradient, and torch's DDP some 25 µs more in its forward.",
     )
 
 

@@ -96,8 +96,8 @@ def measure(repeats: int = 3) -> Table:
         "Grading the solutions, seconds",
         ["what", "cold start of `test_phaseN.py`", "`distlab watch`, save to verdict"],
         rows,
-        f"Median (least … most) of {repeats} runs; targets: 5 s for one exercise, 1.5 s from save "
-        "to verdict for a typical one.",
+        f"Median (least … most) of {repeats} runs. Targets: 5 s for one exercise, and 1.5 s from "
+        "save to verdict for a typical one.",
     )
 
 

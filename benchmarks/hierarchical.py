@@ -116,8 +116,9 @@ def measure(repeats: int = 5) -> Table:
         header,
         rows,
         "Exercise 3.8 against gloo's all_reduce, which is one ring through all ranks. Median "
-        f"(least … most) of {repeats} runs taken in turn; a run takes as long as its slowest rank. "
-        "MB sent: by the busier node, counted by its interface, and their ratio by the formula.",
+        f"(least … most) of {repeats} runs, taken in turn. A run takes as long as its slowest "
+        "rank. MB sent are those of the busier node, counted by its interface. The last column "
+        "has their ratio by the formula.",
     )
 
 

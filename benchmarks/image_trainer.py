@@ -137,11 +137,11 @@ def measure(repeats: int = 11) -> Table:
         "The production trainer: milliseconds per step on two ranks",
         ["model", "trainer", "trainer, parallel torch", "plain torch DDP", "ratio of medians"],
         rows,
-        f"Median (least … most) of {repeats} rounds taken in turn in the same ranks; ratio of the "
-        "trainer to the plain loop. The trainer sends one small message more per step, for exact "
-        "means with unreadable images and for leaving together, measures every phase, and reduces "
-        "gradients from Python: a fixed part of a millisecond that only models as small as the "
-        "first one notice.",
+        f"Median (least … most) of {repeats} rounds, taken in turn in the same ranks. The ratio "
+        "is trainer to plain loop. The trainer does three things more. It sends one small "
+        "message per step, for exact means with unreadable images and for leaving together. It "
+        "measures every phase. It reduces gradients from Python. Together they take a fixed part "
+        "of a millisecond, which shows only for models as small as the first one.",
     )
 
 

@@ -164,12 +164,12 @@ def measure(epochs: int = 7) -> Table:
         "Local SGD on the digits, steps/s of each rank",
         ["", "ranks", "steps/s", "times DDP", "bytes sent per step and rank", "test accuracy"],
         rows,
-        f"MLP with 17,226 parameters, batches of {BATCH} per rank, SGD with momentum; median "
+        f"MLP with 17,226 parameters, batches of {BATCH} per rank, SGD with momentum. Median "
         f"(least … most) of {epochs} epochs of {STEPS} steps, taken in turn in the same ranks. "
-        f"DiLoCo's outer learning rate, {OUTER['lr']}, is that of the paper; its outer momentum, "
-        f"{OUTER['momentum']}, one of the best for few rounds on {HELD_OUT} held-out training "
-        f"images, where a run differs from another by 1.5 points (mean of {ORDERS} splits): "
-        f"{'; '.join(chosen)}.",
+        f"DiLoCo's outer learning rate, {OUTER['lr']}, is that of the paper. Its outer momentum, "
+        f"{OUTER['momentum']}, is one of the best for few rounds on {HELD_OUT} held-out training "
+        "images. There one run differs from another by 1.5 points. Accuracies by outer momentum, "
+        f"as means of {ORDERS} splits: {'; '.join(chosen)}.",
     )
 
 

@@ -134,11 +134,11 @@ def measure(repeats: int = 15) -> Table:
         "A step in mixed precision, ms",
         ["type", "ranks", "exercises 2.5, 2.6", "torch.autocast", "fp32", "ratio", "speed-up"],
         rows,
-        f"GPT of 4 layers, width 256, {BATCH}×{LENGTH} tokens per rank, AdamW, clipped; median "
-        f"(least … most) of {repeats} steps taken in turn. Ratio: solution to autocast (with DDP "
-        "for 2 ranks, GradScaler for float16). Speed-up: fp32 to solution. What the "
-        "solution takes longer is exercise 2.3's norm, taken in float64, and joining the gradients "
-        "to one message.",
+        f"GPT of 4 layers, width 256, {BATCH}×{LENGTH} tokens per rank, AdamW, clipped. Median "
+        f"(least … most) of {repeats} steps, taken in turn. The ratio is solution to autocast "
+        "(with DDP for 2 ranks, with GradScaler for float16). The speed-up is fp32 to solution. "
+        "The solution takes longer for two reasons: it computes exercise 2.3's norm in float64, "
+        "and joins the gradients to one message.",
     )
 
 

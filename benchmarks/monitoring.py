@@ -145,11 +145,12 @@ def measure(repeats: int = 15) -> Table:
         "Monitoring: milliseconds of a training step",
         ["model", "ranks", "monitored", "plain", "ratio", "monitoring by itself", "of a step"],
         rows,
-        f"Phases, watched buckets, step metrics, every {EVERY} steps a report of all ranks into "
-        f"JSON lines, TensorBoard and the terminal. Median (least … most) of {repeats} rounds in "
-        "turn in the same ranks; the ratio is the median over pairs. On a busy machine it moves by "
-        "some percent; what monitoring takes by itself, around no training, hardly does. The CNN "
-        "is the worst case: its step on 32 images of 8×8 takes a few milliseconds.",
+        f"Monitored are phases, buckets and step metrics. Every {EVERY} steps a report of all "
+        "ranks goes into JSON lines, TensorBoard and the terminal. Median (least … most) of "
+        f"{repeats} rounds, taken in turn in the same ranks. The ratio is the median over pairs. "
+        "On a busy machine the ratio moves by some percent. The time of monitoring by itself, "
+        "without training, hardly moves. The CNN is the worst case: its step on 32 images of 8×8 "
+        "takes a few milliseconds.",
     )
 
 

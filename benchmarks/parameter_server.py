@@ -146,9 +146,10 @@ def measure(repeats: int = 3) -> Table:
         ["", "gradients/s", "of the slow worker", "times DDP", "test accuracy, %"],
         rows,
         f"MLP with 17,226 parameters, 1 server and {WORKERS} workers (DDP: {WORKERS} ranks), "
-        f"batches of {BATCH}, SGD with lr {LR}; one worker sleeps {1000 * SLOW:.0f} ms in every "
-        f"step. Median (least … most) of {repeats} runs of {BUDGET} s, taken in turn. Synchronous "
-        "rounds average three gradients into one step, the others take a step for each.",
+        f"batches of {BATCH}, SGD with a learning rate of {LR}. One worker sleeps "
+        f"{1000 * SLOW:.0f} ms in every step. Median (least … most) of {repeats} runs of {BUDGET} "
+        "s, taken in turn. A synchronous round averages three gradients into one step. The other "
+        "ways take a step for each gradient.",
     )
 
 

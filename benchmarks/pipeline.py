@@ -206,10 +206,11 @@ def measure(repeats: int = 25) -> Table:
             "peak MB, ours / torch",
         ],
         rows,
-        f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, two stages per rank "
-        f"where interleaved; median (least … most) of {repeats} steps taken in turn in the same "
-        "ranks, of each the slowest rank. Graphs and bytes: the rank with most; gradients exist "
-        "before, so bytes are those of activations, messages and gradients in the making.",
+        f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, and two stages per "
+        f"rank where interleaved. Median (least … most) of {repeats} steps, taken in turn in the "
+        "same ranks, each of its slowest rank. Graphs and bytes are those of the rank with the "
+        "most. Gradients exist before the step. So bytes are those of activations, messages, and "
+        "gradients that are being computed.",
     )
 
 

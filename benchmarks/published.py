@@ -171,15 +171,17 @@ def _row(what: str, published: float, predicted: float, form: str) -> list[str]:
 
 
 SOURCES = (
-    "Sources: stas00/ml-engineering (all-reduce-8xH200.md); Li et al. 2020 (arXiv 2006.15704), "
-    "section 5.1, batch per GPU not stated, 32 taken; Goyal et al. 2017 (arXiv 1706.02677); "
-    "Shoeybi et al. 2019 (arXiv 1909.08053), table 1 and figure 5, with the 39 TFLOP/s of its "
-    "baseline as the compute rate; pytorch/torchtitan, "
-    "benchmarks/llama3_h100_202412_torchtitan.md, table 1, FSDP without compilation: 2 sequences "
-    "of 8,192 tokens (the length is from its train_configs/llama3_8b.toml) per GPU, selective "
-    "checkpointing, H100 with 96 GB at 2.4 TB/s, by the course's own FSDP in bfloat16 with fp32 "
-    "shards. Its GPUs ran at 500 W, while this cluster's compute rate was measured at 700 W; its "
-    "memory is what the allocator had reserved, here it is what is alive."
+    "Sources. All-reduce: stas00/ml-engineering (all-reduce-8xH200.md). Overlap: Li et al. 2020 "
+    "(arXiv 2006.15704), section 5.1. It does not state the batch per GPU: 32 is taken. Large "
+    "batch: Goyal et al. 2017 (arXiv 1706.02677). Megatron: Shoeybi et al. 2019 (arXiv "
+    "1909.08053), table 1 and figure 5. The compute rate is the 39 TFLOP/s of its baseline. "
+    "Llama: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 1, FSDP "
+    "without compilation. Each GPU has 2 sequences of 8,192 tokens (the length is from its "
+    "train_configs/llama3_8b.toml), with selective checkpointing. The GPU is an H100 with 96 GB "
+    "at 2.4 TB/s. Here the course's own FSDP runs, in bfloat16 with fp32 shards. torchtitan's "
+    "GPUs ran at 500 W, while this cluster's compute rate was measured at 700 W. torchtitan's "
+    "memory is the memory that the allocator had reserved. Here it is the memory of tensors that "
+    "are alive."
 )
 
 

@@ -82,7 +82,8 @@ def measure(repeats: int = 7) -> Table:
         "A check: start ranks, make a group, one all-reduce, collect results",
         ["ranks", "distlab, s", "torch.multiprocessing.spawn, s", "ratio of medians"],
         rows,
-        f"Median (least … most) of {repeats} runs taken in turn; target: a ratio of 20 or more.",
+        f"Median (least … most) of {repeats} runs, taken in turn. The target is a ratio of 20 or "
+        "more.",
     )
 
 

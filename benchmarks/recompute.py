@@ -92,8 +92,9 @@ def measure(repeats: int = 25) -> Table:
         "Forward and backward with activation checkpointing",
         ["layers", "by", "ms", "solution / this", "peak MB"],
         rows,
-        f"Blocks in 3 segments, MLP layers in 4, the last one not checkpointed; median (least … "
-        f"most) of {repeats} taken in turn. Peak: of all tensors made in one forward and backward.",
+        "Blocks are in 3 segments and MLP layers in 4. The last segment is not checkpointed. "
+        f"Median (least … most) of {repeats} runs, taken in turn. The peak counts all tensors "
+        "that one forward and backward make.",
     )
 
 

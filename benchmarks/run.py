@@ -42,15 +42,19 @@ BENCHMARKS = (
     "validation",
     "published",
 )
-FROM_ELSEWHERE = ("Wrong verdicts on right code",)  # what `make soak` writes takes hours
+FROM_ELSEWHERE = (  # `make soak` takes hours, and the text below its table is written by hand
+    "Wrong verdicts on right code",
+    "Wrong verdicts that depend on the seed",
+)
 HEAD = """# Benchmarks
 
-Written by `make bench` (half an hour; `python -m benchmarks.run NAME …` measures some anew). Ratios
-are of medians from one run, and each table says where it was measured. Numbers depend on the
-machine, and on what else it does: run it alone. The table of wrong verdicts is by `make soak`.
+Written by `make bench`, which takes half an hour. `python -m benchmarks.run NAME …` measures some
+tables anew. Ratios are those of medians from one run, and each table says where it was measured.
+Numbers depend on the machine and on its other work, so run the benchmarks alone. `make soak` writes
+the table of wrong verdicts.
 
 `python -m benchmarks.kernels --out FILE` times the kernels of one GPU, and whole steps of training.
-[kernels_h100.json](kernels_h100.json) has those of an H100, by torch 2.11.
+[kernels_h100.json](kernels_h100.json) has the times of an H100, with torch 2.11.
 """
 
 

@@ -11,13 +11,14 @@ from .soak_book import Book, Count, upper_bound
 
 TITLE = run.FROM_ELSEWHERE[0]
 NOTE = (
-    "`make soak` grades the solutions, and the alternatives on gloo ranks, again and again, each "
-    "time with a new seed: idle (others used less than 10 % of the processors) and beside three "
-    "busy processes per core (loaded). Disturbed: begun as idle, but something else ran. A grading "
-    "counts when all checks of its row were judged as they are now; a check begins anew when its "
-    "code, the code that it judges or the toolkit changes. The bounds: what 95 % of such samples "
-    "rule out (Clopper-Pearson), for any verdict of the row and for its least tried check. Every "
-    "check: [soak.md](soak.md)."
+    "`make soak` grades the solutions again and again, and the alternatives on gloo ranks. Each "
+    "grading has a new seed. *Idle*: other programs used less than 10 % of the processors. "
+    "*Loaded*: three busy processes per core ran beside the grading. *Disturbed*: the grading "
+    "began as idle, but something else ran. A grading counts when all checks of its row were "
+    "judged as they are now. A check begins anew when its code, the code that it judges or the "
+    "toolkit changes. A bound is the share of wrong verdicts that the gradings rule out with "
+    "95 % confidence (Clopper-Pearson). One bound is for any verdict of the row, and one for the "
+    "check with the fewest gradings. [soak.md](soak.md) has every check."
 )
 Keys = dict[str, dict[str, list[str]]]
 
@@ -75,7 +76,11 @@ def _counts(book: Book, name: str, keys: dict[str, list[str]]) -> list[tuple[str
 
 def details(book: Book, current: Keys) -> str:
     """The page with every check, every wrong verdict, and every count that was begun anew."""
-    lines = ["# Soaking, check by check", "", "Written by `make soak`; see [README.md](README.md)."]
+    lines = [
+        "# Soaking, check by check",
+        "",
+        "Written by `make soak`. [README.md](README.md) sums it up.",
+    ]
     lines += ["", *_list("Wrong verdicts", [_wrong(w) for w in book.wrong]), ""]
     anew: dict[tuple[str, str, str], list[int]] = {}
     for one in book.anew:

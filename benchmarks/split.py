@@ -153,8 +153,8 @@ def measure(repeats: int = 9) -> Table:
             "largest stage over average: optimal / greedy / equal counts",
         ],
         rows,
-        f"{BLOCKS} blocks of width {WIDTH}, {BATCH} sequences of {LENGTH} tokens, SGD; median "
-        f"(least … most) of {repeats} times {STEPS} steps taken in turn in the same ranks. The "
+        f"{BLOCKS} blocks of width {WIDTH}, {BATCH} sequences of {LENGTH} tokens, SGD. Median "
+        f"(least … most) of {repeats} times {STEPS} steps, taken in turn in the same ranks. The "
         "last column is for the measured costs of the layers.",
     )
 

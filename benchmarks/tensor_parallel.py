@@ -201,10 +201,10 @@ def measure(repeats: int = 11) -> Table:
             "MB kept for backward, solution / PyTorch",
         ],
         rows,
-        f"Batch {BATCH}, {LENGTH} positions, width {WIDTH}, {HEADS} heads, float32; median (least "
-        f"… most) of {repeats} steps in turn in the same ranks, slowest rank. The same outputs "
-        "and gradients. The last kind keeps fewer activations for one more all-gather per "
-        "column-parallel layer; PyTorch has no such choice.",
+        f"Batch {BATCH}, {LENGTH} positions, width {WIDTH}, {HEADS} heads, float32. Median (least "
+        f"… most) of {repeats} steps, taken in turn in the same ranks, of the slowest rank. All "
+        "kinds have the same outputs and gradients. The last kind keeps fewer activations, and "
+        "pays with one more all-gather per column-parallel layer. PyTorch has no such choice.",
     )
 
 

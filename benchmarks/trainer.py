@@ -126,10 +126,11 @@ def measure(epochs: int = 9) -> Table:
         "Training on the digits, samples/s over all ranks",
         ["model", "ranks", "phase 1 solution", "torch DDP", "ratio of medians"],
         rows,
-        f"Global batch {BATCH}, SGD with momentum; median (least … most) of {epochs} epochs taken "
-        "in turn in the same ranks. Models this small mostly wait for messages: the solution sends "
-        "two, one after the other, because ranks may have different numbers of samples and missing "
-        "gradients, which DDP takes for granted; phase 3 overlaps them with backward.",
+        f"Global batch {BATCH}, SGD with momentum. Median (least … most) of {epochs} epochs, "
+        "taken in turn in the same ranks. Models this small mostly wait for messages. The "
+        "solution sends two messages, one after the other, because ranks may have different "
+        "numbers of samples and missing gradients. DDP assumes that neither happens. Phase 3 "
+        "overlaps the messages with backward.",
     )
 
 

@@ -173,13 +173,13 @@ def local_table(repeats: int = 15) -> Table:
         "Virtual time against this machine",
         ["program", "predictions", "median error", "worst", "where"],
         rows,
-        f"Fitted: α {link.alpha * 1e6:.0f} µs, {link.bandwidth / 1e9:.2f} GB/s, launch of "
-        f"a collective {cluster.launch * 1e6:.0f} µs, with more ranks than the "
-        f"{cluster.processors} processors {cluster.crowded_launch * 1e6:.0f} µs, "
-        f"{cluster.overhead * 1e6:.0f} µs to issue an operator. "
-        "Positive: predicted slower than measured. Goal: median 10 %, worst 25 %. Where it misses "
-        "most, ranks outnumber cores: a rank that is woken waits for a time slice of up to 4 ms, "
-        "in some runs and not in others, which no α and β can tell.",
+        f"Fitted: α {link.alpha * 1e6:.0f} µs and {link.bandwidth / 1e9:.2f} GB/s. The launch of "
+        f"a collective takes {cluster.launch * 1e6:.0f} µs, and with more ranks than the "
+        f"{cluster.processors} processors {cluster.crowded_launch * 1e6:.0f} µs. To issue an "
+        f"operator takes {cluster.overhead * 1e6:.0f} µs. A positive error means: predicted "
+        "slower than measured. Goals: median 10 %, worst 25 %. The largest errors are where "
+        "ranks outnumber cores. There a rank that is woken waits for a time slice of up to 4 ms, "
+        "in some runs and not in others. No α and β can tell that.",
     )
 
 

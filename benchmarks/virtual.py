@@ -66,8 +66,8 @@ def measure(repeats: int = 3) -> Table:
         "Virtual ranks: wall clock",
         ["what", "messages", "seconds", "per message, or memory"],
         rows,
-        f"Best of {repeats} (1,024 ranks: one run). Targets: 5 s for 256 ranks, 0.5 s for 64, 60 s "
-        "and 4 GB for a step of ResNet-50 on 256 GPUs.",
+        f"Best of {repeats} runs (1,024 ranks: one run). Targets: 5 s for 256 ranks and 0.5 s for "
+        "64 ranks. A step of ResNet-50 on 256 GPUs may take 60 s and 4 GB.",
     )
 
 

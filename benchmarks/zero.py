@@ -60,9 +60,9 @@ def measure(repeats: int = 9) -> Table:
         "ZeRO-1: milliseconds of a training step, and MB of Adam's state on the fullest rank",
         ["model", "ranks", "phase 3 solution", "torch ZeRO", "ratio", "MB", "torch's MB"],
         rows,
-        f"Adam under torch's DDP; median (least … most) of {repeats} rounds taken in turn in the "
-        "same ranks. The solution cuts flat vectors into equal slices, torch's deals out whole "
-        "parameters.",
+        f"Adam under torch's DDP. Median (least … most) of {repeats} rounds, taken in turn in the "
+        "same ranks. The solution cuts flat vectors into equal slices. torch's ZeRO gives each "
+        "rank whole parameters.",
     )
 
 

@@ -24,21 +24,22 @@ INTRODUCTION = """# PyTorch's own distributed tests
 Written by `python -m scripts.pytorch_scenarios` from
 [`pytorch_scenarios.toml`](pytorch_scenarios.toml), which has every name.
 
-PyTorch tests its distributed parts with more than a thousand tests. They say what users have met.
-This page goes through them and says how the course's solutions stand:
+PyTorch tests its distributed parts with more than a thousand tests. They show the situations that
+users have met. This page goes through them and gives each scenario a verdict:
 
 - **same**: the scenario is ported, in own words, to `tests/pytorch_scenarios/`. There it runs on
-  the solution and on torch's implementation in the same ranks (gloo, CPU). The results are
-  compared. That was done with torch 2.15 and 2.8; what answers otherwise in 2.8 is skipped there.
+  the solution and on torch's implementation in the same ranks (gloo, CPU), and the results are
+  compared. That was done with torch 2.15 and 2.8. A scenario in which 2.8 gives another answer is
+  skipped there.
 - **limit**: the solution does something else on purpose, and a docstring says so. The page quotes
   it.
 - **not applicable**: CUDA and NCCL, RPC, DTensor layouts, private options, PyTorch's own
   collectives and torchrun's own agent.
 
-Names are read at the versions below. `distributed_test.py` is the one of release 2.9.1. Of the
-other files no copy of that release could be read, so each has the commit whose names are listed
-(most of them a public copy of the main branch after 2.9). A name stands for all its parameters.
-Files that are not listed were not gone through.
+Names are those of the versions below. `distributed_test.py` is the file of release 2.9.1. No copy
+of that release could be read of the other files. So each has the commit whose names are listed.
+Most of these commits are a public copy of the main branch after 2.9. A name stands for all its
+parameters. Files that are not listed were not read.
 """
 
 

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from distlab.course.catalogue import load_course, root
-from scripts.readability import MEANT, MOST, Sentence, hints, p90, sentences, sentences_in
+from scripts.readability import (
+    MEANT,
+    MOST,
+    PAGES,
+    Sentence,
+    hints,
+    p90,
+    sentences,
+    sentences_in,
+)
 from tests.guidelines.complete import PHASES
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -20,13 +29,19 @@ def texts(phase: int) -> list[Path]:
     found = [root() / folder / "guidelines.md"]
     found += sorted((root() / "solutions" / folder).rglob("*.py"))
     found += sorted((root() / "solutions" / folder).rglob("*.md"))
-    found += [root() / name for name in rows(phase) if name.startswith("given/")]
+    found += [root() / name for name in rows(f"phase{phase}") if name.startswith("given/")]
     return [path for path in found if path.name != "__init__.py"]
 
 
-def rows(phase: int) -> dict[str, list[str]]:
-    """The cells of each file's row in the phase's list."""
-    page = (root() / "docs" / "prose" / f"phase{phase}.md").read_text(encoding="utf-8")
+def pages() -> list[Path]:
+    """What a reader of no single phase meets."""
+    folders = [root() / "docs", root() / "benchmarks"]
+    return [root() / name for name in PAGES] + [p for f in folders for p in sorted(f.glob("*.md"))]
+
+
+def rows(name: str) -> dict[str, list[str]]:
+    """The cells of each file's row in a list of read texts."""
+    page = (root() / "docs" / "prose" / f"{name}.md").read_text(encoding="utf-8")
     lines = [line.strip("| \n").split("|") for line in page.splitlines() if line.startswith("| ")]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
 
@@ -51,18 +66,25 @@ def test_sentences_are_short(phase: int) -> None:
     )
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_every_text_was_read(phase: int) -> None:
-    listed = rows(phase)
-    for path in texts(phase):
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.relative_to(root()).as_posix())
+def test_sentences_of_pages_are_short(path: Path) -> None:
+    found = sentences(path)
+    assert not [f"{s.words} words: {s.text}" for s in found if s.words > MOST]
+    assert p90([s.words for s in found]) <= MEANT
+
+
+@pytest.mark.parametrize("name", [*(f"phase{phase}" for phase in PHASES), "docs"])
+def test_every_text_was_read(name: str) -> None:
+    listed = rows(name)
+    for path in pages() if name == "docs" else texts(int(name.removeprefix("phase"))):
         assert path.relative_to(root()).as_posix() in listed
-    for name, (*marks, date) in listed.items():
-        assert all(marks), name
-        assert DATE.fullmatch(date), name
+    for file, (*marks, date) in listed.items():
+        assert all(marks), file
+        assert DATE.fullmatch(date), file
 
 
 def test_every_given_file_is_in_one_list() -> None:
-    every = [name for phase in load_course().phases for name in rows(phase.number)]
+    every = [name for phase in load_course().phases for name in rows(f"phase{phase.number}")]
     for path in (root() / "given").glob("[a-z]*.py"):
         assert every.count(f"given/{path.name}") == 1
 
