@@ -13,7 +13,7 @@ from .scenario import run_scenario, scenario_of
 
 def trace(exercise: Exercise, impl: str, folder: Path, out: Console) -> int:
     """Run the exercise's scenario on 4 ranks and write picture and Chrome trace."""
-    # start-up time: it imports torch, which other commands need not wait for
+    # start-up time: it imports torch, and other commands need not wait for that
     from ..picture import chrome_trace, draw, draw_pipeline, spans_of
 
     scenario = scenario_of(exercise)
