@@ -41,10 +41,10 @@ ROOT_TAKES = ("reduce", "gather")
 class Span:
     """One thing that ``rank`` did, in seconds on a clock that all ranks share.
 
-    ``peer`` is the other rank of a message, the root of a collective, or the rank waited for;
-    ``message`` is the same number at both ends of a message; ``line`` the learner's line;
-    ``label`` what ``RankContext.span`` was given; ``clock`` whose the times are: on a rank with a
-    GPU those of the ``"host"`` are when calls were made, not when the GPU did what they say.
+    ``peer`` is the other rank of a message, the root of a collective, or the rank waited for.
+    ``message`` is the same number at both ends of a message. ``line`` is the learner's line,
+    ``label`` the one given to ``RankContext.span``. ``clock`` names the clock of the times. On a
+    rank with a GPU, times of the ``"host"`` say when calls were made, not when the GPU worked.
     """
 
     rank: int
