@@ -1,8 +1,9 @@
 """Estimate the work in exercises: ``python -m scripts.workload`` prints tables for teachers.
 
-They stand in docs/instructors.md. Minutes = 10 to begin, the words of the exercise's section of the
-guidelines at 130 a minute, and 3 for each line to write: lines of the solution's regions without
-comments and blank ones. Nobody has measured this with a class: it is a rule to plan with.
+They stand in docs/instructors.md. An exercise has 10 minutes to begin, 1 minute for every 130 words
+of its section of the guidelines, and 3 minutes for each line to write. These lines are those of the
+solution's regions without comments and blank lines. Nobody has measured this with a class: it is a
+rule to plan with.
 """
 
 from __future__ import annotations
