@@ -1,9 +1,9 @@
 """All-reduce from messages (phase 3) against gloo's own, over sizes and world sizes.
 
-All run in the same ranks, in another order each round (what ran before leaves its traces in caches
-and sockets), each after a barrier; the slowest rank's time counts.
-``auto`` chooses by α and β that are fitted, before, to times measured by the same ranks. gloo's
-all-reduce is a segmented ring in C++ on the same sockets.
+All run in the same ranks, each after a barrier, and the slowest rank's time counts. The order
+changes each round, because a run leaves its traces in caches and sockets. ``auto`` chooses by α and
+β, which were fitted before to times measured by the same ranks. gloo's all-reduce is a segmented
+ring in C++ on the same sockets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compare(
 ) -> list[tuple[int, dict[str, float], str]]:
     """For each size: median seconds by contestant, and the pattern that ``auto`` chose.
 
-    ``sizes``: bytes, and how often as many runs as ``repeats`` are made of them.
+    ``sizes``: bytes, and a factor by which ``repeats`` is multiplied for this size.
     """
 
     def body(ctx: RankContext) -> list[tuple[int, dict[str, float], str]]:

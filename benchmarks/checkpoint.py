@@ -1,9 +1,9 @@
 """Checkpoints of phase 4 against ``torch.distributed.checkpoint`` (DCP): 2 ranks, 256 MiB.
 
 Half of the state is shared (rank 0 writes it), half is the ranks' own. Both store the same tensors
-on the same disk and flush them; the solution hashes them, too, DCP does not. *Stall* is how long
-the call holds training up, *total* until the checkpoint is complete. Taken in turn in the same
-ranks, in a folder of its own each time, which is deleted in between.
+on the same disk and flush them. The solution also hashes them; DCP does not. *Stall* is the time
+for which the call holds training up, *total* the time until the checkpoint is complete. Both run in
+turn in the same ranks, each time in a new folder, which is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Solution:
 
 
 class DCP:
-    """PyTorch's own, as it is by default (staging that keeps its memory needs a GPU's driver)."""
+    """PyTorch's own with its default settings (staging that keeps its memory
+    needs a GPU's driver)."""
 
     def __init__(self, rank: int, shared: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         self.state = {"shared": shared, f"own{rank}": own}
@@ -132,7 +133,7 @@ def measure(repeats: int = 5) -> Table:
         times = compare(kind, repeats)
         for column, what in enumerate(("stall", "total")):
             if kind == "save" and column == 0:
-                continue  # a synchronous save stalls for all of it
+                continue  # a synchronous save stalls training for all of its time
             ours, theirs = ([t[column] for t in times[n]] for n in CONTESTANTS)
             ratio = statistics.median(ours) / statistics.median(theirs)
             name = what if kind == "async_save" else "stall = total"

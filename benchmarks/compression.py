@@ -1,9 +1,9 @@
 """Compression hooks against torch's own: the time of a training step.
 
 Phase 3's DDP with the solutions' hooks, and torch's DDP with ``ddp_comm_hooks``, train the same
-model on the same batches in the same ranks, in turn. With PowerSGD all gradients are in one bucket:
-torch's hook begins its second all-reduce in a callback, and the order of the callbacks of several
-buckets differs from rank to rank, which gloo does not bear.
+model on the same batches in the same ranks, in turn. With PowerSGD all gradients are in one bucket.
+torch's hook begins its second all-reduce in a callback, and with several buckets the order of
+callbacks differs from rank to rank. gloo fails then.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def torchs(hook: Callable[..., object], state: Callable[[], object], megabytes: 
 
 
 def power_state() -> powerSGD_hook.PowerSGDState:
-    """What makes torch's hook compress as the solution does."""
+    """The state with which torch's hook compresses like the solution."""
     return powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=RANK, start_powerSGD_iter=2, min_compression_rate=1
     )
@@ -81,7 +81,7 @@ MODELS = ("MLP, 8.5 M", "GPT, 4 layers")
 def compare(
     model: str, pair: tuple[Wrap, Wrap], world_size: int, repeats: int
 ) -> list[list[float]]:
-    """For both of the pair: milliseconds of a step in each round."""
+    """For both contestants: milliseconds of a step in each round."""
 
     def body(ctx: RankContext) -> list[list[float]]:
         nets = [wrapped(model, wrap) for wrap in pair]

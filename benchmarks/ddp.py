@@ -1,7 +1,8 @@
 """Phase 3's DDP against torch's DistributedDataParallel: time of a step, and memory.
 
 Both train in the same ranks on the same batches, in turn, with gradients as views into their
-buckets. Memory is what backward leaves alive, parameters and data aside: gradients and buckets.
+buckets. Memory means the bytes that backward leaves alive without parameters and data: gradients
+and buckets.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def stepper(
 def compare(
     model: str, pair: tuple[Wrap, Wrap], world_size: int, repeats: int, device: str = "cpu"
 ) -> list[tuple[list[float], int]]:
-    """For both of the pair: milliseconds of a step in each round, bytes that are held."""
+    """For both contestants: milliseconds of a step in each round, and the bytes that they hold."""
 
     def body(ctx: RankContext) -> list[tuple[list[float], int]]:
         inputs, targets = batch(model, ctx.rank)

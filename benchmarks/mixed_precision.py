@@ -1,9 +1,9 @@
 """Mixed precision: exercise 2.5's step against torch.autocast, and both against float32.
 
-The same GPT, the same tokens, AdamW; the contestants take their steps in turn in the same process.
-Autocast casts the float32 weights anew in every forward; the solution keeps a 16-bit copy, rounds
+The contestants train the same GPT on the same tokens with AdamW, in turn in the same process.
+Autocast casts the float32 weights anew in every forward. The solution keeps a 16-bit copy, rounds
 the masters into it after the step, and casts every gradient as soon as it is there. For float16
-both scale the loss, torch by its GradScaler.
+both scale the loss; torch uses its GradScaler.
 """
 
 from __future__ import annotations

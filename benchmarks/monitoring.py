@@ -1,4 +1,4 @@
-"""What monitoring costs: a training step with it and without, in the same ranks, in turn."""
+"""The cost of monitoring: a training step with it and without, in turn in the same ranks."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def compare(model: str, world_size: int, repeats: int) -> tuple[dict[str, list[f
 
 
 class Done:
-    """A handle of nothing."""
+    """A handle of no communication."""
 
     def wait(self) -> None:
         """It is complete."""

@@ -1,4 +1,5 @@
-"""Three parameter servers with one slow worker, against DistributedDataParallel with the same.
+"""Three kinds of parameter server with one slow worker, against DistributedDataParallel with the
+same slow worker.
 
 One server and three workers train the digits for a fixed time each way; one worker needs some
 milliseconds more for every step. ``--plot FILE`` draws the workers' losses over time.
@@ -31,7 +32,7 @@ from solutions.phase3_multi_node.parameter_server import (
 from .common import Table, spread
 
 WORKERS, BATCH, LR = 3, 32, 0.1
-SLOW, BUDGET = 0.02, 1.5  # seconds: what one worker needs more per step; length of a run
+SLOW, BUDGET = 0.02, 1.5  # seconds: one worker's extra time per step; length of a run
 WAYS = {
     "synchronous": serve_synchronous,
     "bounded, s=4": lambda server: serve_bounded(server, 4),
@@ -73,7 +74,7 @@ def work(client: Client, worker: int) -> Curve:
 
 
 def serve(way: str) -> tuple[list[Curve], float]:
-    """The workers' curves, and the accuracy of what the server holds at the end."""
+    """The workers' curves, and the accuracy of the server's parameters at the end."""
 
     def body(ctx: RankContext) -> Curve | float:
         keys = dict(build_model("mlp").named_parameters())

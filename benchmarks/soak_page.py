@@ -1,4 +1,4 @@
-"""What soaking has found, for README.md (a row per phase) and soak.md (a row per check)."""
+"""The results of soaking, for README.md (a row per phase) and soak.md (a row per check)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Keys = dict[str, dict[str, list[str]]]
 def write(book: Book, current: Keys, folder: Path) -> str:
     """Write both pages into ``folder``; returns the table per phase.
 
-    ``current``: for each subject its checks, and what they depend on now.
+    ``current``: for each subject its checks, each with its key as it is now.
     """
     table = summary(book, current)
     page = folder / "README.md"

@@ -1,10 +1,10 @@
 """How well virtual time predicts real time: on this machine.
 
-α, β and the time to issue an operator are fitted from messages between two ranks, the launch of a
-collective from tiny ones of two ranks, and of three (more than the cores). Compute is this
-machine's CPU time of the same code. Then the same programs run on virtual and on real ranks: the
-all-reduce strategies of exercise 1.8 over sizes, and training steps. ``published.py`` compares with
-measurements of others.
+α, β and the time to issue an operator are fitted to messages between two ranks. The launch of a
+collective is fitted to tiny collectives of two ranks, and of three (more than the cores). Compute
+is this machine's CPU time of the same code. Then the same programs run on virtual and on real
+ranks: the all-reduce strategies of exercise 1.8 over sizes, and training steps. ``published.py``
+compares with other people's measurements.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _tiny(ctx: RankContext, repeats: int) -> float:
 
 
 def _small(ctx: RankContext, repeats: int) -> float:
-    """The same among the other strategies, as it is used below."""
+    """The same between runs of other strategies, as it is used below."""
     rows = collectives.compare_strategies((4,), warmup=2, repeats=repeats)
     return next(row.seconds for row in rows if row.strategy == "backend")
 
@@ -184,7 +184,7 @@ def local_table(repeats: int = 15) -> Table:
 
 
 def measure(repeats: int = 15) -> Table:
-    """What ``make bench`` prints."""
+    """The table that ``make bench`` prints."""
     return local_table(repeats)
 
 
