@@ -1,8 +1,8 @@
 """Read a submission: a folder, a zip, a tar or a git repository, none of them trusted.
 
 Each reader gives the Python files with their names and times, and writes nothing. It raises
-``Refused``, with one line, for a file that must not be read: a link or a name that leads out of the
-folder, or a bomb.
+``Refused``, with one line, for an unsafe file: a link or a name that leads out of the folder, or a
+bomb.
 """
 
 from __future__ import annotations

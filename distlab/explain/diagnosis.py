@@ -1,10 +1,10 @@
 """Explain a wrong tensor: try the formulas of the known mistakes and name the one that fits.
 
 A rule (``mistakes.RULES``) is a formula for what ``got`` would be after one mistake. It explains
-only if it gives *all* elements within tolerance, and if it gives something else than ``want``: when
-all ranks hold the same values, "only rank 0's" is no explanation. Rules go from specific to
-generic, and the first that fits is named. An exercise adds its own rules with ``rules=``; they come
-first. If no formula fits, the cause is "wrong", and no mistake is guessed.
+only if it gives *all* elements within tolerance, and if it differs from ``want``. When all ranks
+hold the same values, "only rank 0's" is no explanation. Rules go from specific to generic, and the
+first that fits is named. An exercise adds its own rules with ``rules=``; they come first. If no
+formula fits, the cause is "wrong", and no mistake is guessed.
 
 The tolerance follows the rounding error of a sum. A sum of n terms in any order, with unit roundoff
 u = eps/2, is off by at most g(n-1) * sum |x_i|, with g(k) = k u / (1 - k u). So two right programs

@@ -1,13 +1,13 @@
 """Clusters as data, and the network model: α + n·β on links that transfers occupy one at a time.
 
-A cluster has nodes of ``gpus_per_node`` GPUs; rank r is GPU r mod G of node r div G. A message of n
-bytes from one rank to another passes every link on its path. It begins when both ends are ready and
-all these links are free. It occupies each link for n/bandwidth seconds, and is complete α +
-n/(slowest bandwidth) seconds after its begin:
+A cluster has nodes of G = ``gpus_per_node`` GPUs. Rank r is number r mod G on node r div G. A
+message of n bytes from one rank to another passes every link on its path. It begins when both ends
+are ready and all these links are free. It occupies each link for n/bandwidth seconds, and is
+complete α + n/(slowest bandwidth) seconds after its begin:
 
 - inside a node: the sender's GPU port out, the receiver's GPU port in (NVLink, PCIe, memory);
-- between nodes: also the network card of either node (shared by the GPUs that have no card of their
-  own) and the core of the network, if it is oversubscribed.
+- between nodes: also the network card of either node and the core of the network, if it is
+  oversubscribed. GPUs without a card of their own share one.
 
 A ring all-reduce of N bytes over W ranks, written with messages, thus takes 2(W-1)(α + N/W·β). A
 collective of the backend is timed by the closed form of its algorithm (``collectives.py``). It

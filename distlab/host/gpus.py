@@ -1,10 +1,10 @@
 """A process that forks ranks keeps the GPUs out of its own sight.
 
-The first backward of a process starts one thread of autograd for each GPU, also where all tensors
-are on the CPU, and asks CUDA for its devices. No fork of such a process can use autograd or CUDA.
-So GPUs are hidden before: the process and its forks compute as on a machine without GPUs. A rank
-that uses a GPU sees them again. If CUDA has already answered that there is no GPU, such a rank is
-forked from a process that has not asked (``ranks/zygote.py``), or started as a new process.
+The first backward of a process asks CUDA for its devices and starts one thread of autograd for each
+GPU. It does so also where all tensors are on the CPU. No fork of such a process can use autograd or
+CUDA. So GPUs are hidden before: the process and its forks compute as on a machine without GPUs. A
+rank that uses a GPU sees them again. If CUDA has already answered "none", such a rank is forked
+from a process that has not asked (``ranks/zygote.py``), or started as a new process.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ had to wait for a processor (/proc/PID/schedstat). So of every stretch of time t
 
 - all of it except the time in which threads ran or waited for a processor: a hanging program sleeps
   all the time;
-- at least the time that its busiest process ran, and the time that all of them ran, divided by the
-  number of processors: an endless loop runs whenever it may;
+- at least the time that its busiest process ran, and the time of all its processes over the number
+  of processors: an endless loop runs whenever it may;
 - at least a tenth, so that everything ends.
 
 A thread that waits for a disk does not sleep. Where the system tells none of this, it is the

@@ -14,8 +14,9 @@ without a future, end where the program's stream has waited for them. That may b
 NCCL begins when the batch is complete, and the futures of its parts do not know that.
 
 Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (``collective``: a handle's future is
-complete at once, its callbacks run in streams behind the communication; with ``coalescing_state_``
-the end event comes after the group's end only); docs/source/notes/cuda.rst of PyTorch.
+complete at once, and its callbacks run in streams behind the communication. With
+``coalescing_state_`` the end event comes only after the group's end); docs/source/notes/cuda.rst of
+PyTorch.
 """
 
 from __future__ import annotations

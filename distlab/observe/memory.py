@@ -1,10 +1,10 @@
 """The memory of a rank: model state by kind, saved activations, and the peak of all tensors.
 
-For a model of Ψ parameters trained with Adam in mixed precision the state is 16Ψ bytes: 2Ψ weights
-and 2Ψ gradients in 16 bits, 12Ψ for the optimizer (fp32 weights, two moments). Sharding divides
-parts of that by the number of ranks. The checks compare the bytes measured here with the formula.
-Storage is counted once, whichever tensors share it. Source: Rajbhandari et al. 2020 (ZeRO, arXiv
-1910.02054), section 3.1.
+A model of Ψ parameters, trained with Adam in mixed precision, has a state of 16Ψ bytes. Weights and
+gradients in 16 bits take 2Ψ each, the optimizer (fp32 weights, two moments) takes 12Ψ. Sharding
+divides parts of that by the number of ranks. The checks compare the bytes measured here with the
+formula. Storage is counted once, whichever tensors share it. Source: Rajbhandari et al. 2020 (ZeRO,
+arXiv 1910.02054), section 3.1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What the ranks did over time: spans, a picture of them, and a trace for Perfetto.
 
 A ``Span`` is one thing one rank did from ``start`` to ``end``. Compute comes from the ledger's
-tensor operators, communication from its events. A communication is split where its data could
-move at the earliest: a receive can't before its send was issued, an all-reduce not before the last
-rank has come, a broadcast not before its root has. What lies before that moment is a "wait", and it
-names the rank that was waited for. So a picture tells three things apart: a rank computes, it
-communicates, or it waits for a slower one.
+tensor operators, communication from its events. A communication is split where its data could move
+at the earliest. A receive can't move data before its send was issued, an all-reduce not before the
+last rank has come, a broadcast not before its root has come. The time before that moment is a
+"wait", and it names the rank that was waited for. So a picture tells three things apart: a rank
+computes, it communicates, or it waits for a slower one.
 
     ready(receive)             = start of the matching send
     ready(broadcast, scatter)  = start on the root

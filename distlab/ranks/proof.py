@@ -1,8 +1,8 @@
 """The proof of a deadlock: no rank can go on by itself, and no message is on its way to any rank.
 
-1. Every thread of every rank waits, without a time limit of its own, for a message or a collective
-  that a partner has not issued (``stuck``; from the ranks' reports). So no rank can be the first to
-  move, unless it gets news of a broken connection.
+1. By the ranks' reports (``stuck``), every thread of every rank waits for a message or a collective
+  that a partner has not issued. No such wait has a time limit of its own. So no rank can be the
+  first to move, unless it gets news of a broken connection.
 2. No such news is on its way (``look``). News goes from a closed socket over the other end's socket
   to gloo's threads there, and from these to the thread that waits. So every rank must live, both
   ends of each connection must be open with empty queues, and all threads must sleep.

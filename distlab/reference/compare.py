@@ -30,7 +30,7 @@ from .sealed import digest
 from .workloads import DATA, Workload, build_model, build_optimizer, data_hash, epoch_order
 
 # float32 on CPU ranks against the record: rounding (6e-8 per operation) grows with each step of
-# training. Measured against float64: digits_mlp (SGD) 1.3e-6 over all 345 steps; on an H100 1.5e-6
+# training. Measured against float64: digits_mlp (SGD) 1.3e-6 over all 345 steps. On an H100 1.5e-6
 # over 140 and 7e-3 over all, because one ReLU falls to the other side. digits_cnn (AdamW, whose
 # steps follow the sign of tiny gradients) 2e-5 over 46 steps and 5e-3 over 230. So compare it over
 # few steps, or in float64.

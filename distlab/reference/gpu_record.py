@@ -1,9 +1,9 @@
 """Records of ``distlab doctor --cuda``: the results of the solutions on NCCL, and the machine.
 
 A record lies in ``references/cuda/`` as ``nccl-<GPUs>.json``, beside a page of the same name for
-human readers. It carries a hash over all of it, as the recorded trainings do. Until there is a
-record of a machine with two GPUs or more, README and reports say that the solutions were never run
-on NCCL between GPUs: a group of one rank sends nothing.
+human readers. It carries a hash over all of it, as the recorded trainings do. A group of one rank
+sends nothing. So without a record of a machine with two GPUs or more, README and reports say that
+the solutions were never run on NCCL between GPUs.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _set(which: int, most: int) -> None:
 
 
 def nobody() -> int | None:
-    """An unused user id, for a sandbox that root makes; None if this process is not root, or knows
+    """An unused user id, for a sandbox that root makes. None if this process is not root, or knows
     no other ids (in a namespace of its own).
 
     Each sandbox has its own: the kernel counts processes by user.
