@@ -4,10 +4,10 @@
     python3 scripts/environment.py --cpu       the same, with torch's build for the CPU
     python3 scripts/environment.py --oldest    .venv-oldest, with the oldest torch that is supported
 
-An installed torch is kept, whatever its build. It may be in the environment itself, where a user
-has installed it first. Or it is in the calling Python, as in an instructor's container; then the
-environment sees that Python's packages. A constraint holds torch, and the torchvision beside it,
-while the other packages are installed.
+An installed torch is kept, whatever its build. A user may have installed it in the environment
+first. Or it is in the calling Python, as in an instructor's container; then the environment sees
+that Python's packages. A constraint holds torch, and the torchvision beside it, while the other
+packages are installed.
 """
 
 import argparse
@@ -164,8 +164,7 @@ class Environment:
         return version if (ours == least if self.oldest else ours >= least) else ""
 
     def suitable_python(self):
-        """This Python if it fits, else the newest on the path that fits and runs. For the oldest
-        torch it is the oldest Python, if there is one."""
+        """This Python if it fits, else the newest that runs; for the oldest torch, the oldest."""
         own = sys.version_info[:2]
         newest = NEWEST_PYTHON_OF_OLDEST_TORCH if self.oldest else (3, 20)
         if self.oldest and own != OLDEST_PYTHON and not self.torch_of(sys.executable):

@@ -111,9 +111,8 @@ class World:
     def create_group(self, options: Any) -> VirtualGroup:
         """The group that ``new_group`` makes on the calling rank.
 
-        torch numbers groups in the order in which a rank makes them, and two groups of one number
-        get mixed up in the store. Raises CheckFailed if another rank has made another group at this
-        point.
+        torch numbers groups in a rank's order, and the store mixes up two groups of one number.
+        Raises CheckFailed if another rank has made another group at this point.
         """
         ranks = tuple(options.global_ranks_in_group) or tuple(range(len(self.states)))
         state = self.mine

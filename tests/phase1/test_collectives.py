@@ -47,7 +47,7 @@ def test_queued_work_is_counted(impl, run):
 
 @exercise("1.9", "virtual", asserts="queued life")
 def test_work_of_before_is_not_counted(impl, run):
-    """What was queued before the timed call, warm-up included, is not part of its time."""
+    """Work queued before the timed call, warm-up included, is not part of its time."""
 
     def body(ctx):
         state = {"queued": 10 * QUEUE, "calls": 0}
@@ -177,7 +177,7 @@ def test_times_of_two_groups(impl, run):
 
 @exercise("1.9", "virtual", asserts="barrier queued")
 def test_ranks_start_together(impl, run):
-    """A rank that comes late does not make the others' call look slow; sync is called after it."""
+    """A late rank does not make the call of the other ranks look slow; sync is called after it."""
 
     def body(ctx):
         told = []
@@ -271,7 +271,7 @@ def test_share_of_a_step(impl, run):
 
 @exercise("1.9", "virtual", asserts="rows same cost dtype")
 def test_comparison_of_strategies(impl, run):
-    """A row per strategy and size, the backend's own for comparison; what they say was run."""
+    """A row per strategy and size, the backend's own for comparison; the rows name what was run."""
     sizes = [4_000, 4]
     names = ("root", "direct", "chain", "backend")
 
@@ -323,7 +323,8 @@ PICTURES = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml"}  # how the files beg
 
 
 def drawn(impl, folder) -> dict:
-    """What the picture shows when it is saved, and how the files in ``folder`` begin."""
+    """The contents of the picture when it is saved, and the beginnings of
+    the files in ``folder``."""
     from matplotlib import pyplot
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure

@@ -177,7 +177,7 @@ COUNTS = {3: 4, 1: 1, 2: 0, 0: 0}
 
 
 class Wide(nn.Module):
-    """A net with a layer that nobody uses, one without optimizer, and a frozen one."""
+    """A net with an unused layer, a layer without optimizer, and a frozen layer."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -160,7 +160,7 @@ def own_gradients(seed: int) -> list[torch.Tensor]:
 
 @exercise("3.9", "virtual", asserts="take no-gradient left-alone passes sparse life alone")
 def test_take_moves_and_scales_the_gradient(impl, run, seed):
-    """p.grad becomes the view and holds share times what it held; None counts as zeros."""
+    """p.grad becomes the view and holds share times its old values; None counts as zeros."""
 
     def body(ctx):
         parameters = [parameter(5, dtype=F64), parameter(2, 3, dtype=F64), parameter(4, dtype=F64)]

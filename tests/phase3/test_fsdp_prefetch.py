@@ -142,7 +142,8 @@ def judge(pass_name: str, layer: int, count: int, want: int, rank: int, which: s
 @exercise("3.16", "virtual", asserts="beside-compute cost")
 @use_of_freed_is_told()
 def test_communication_hides_behind_compute(impl, run, seed):
-    """Units that compute longer than they travel: little of the virtual time is exposed."""
+    """Units whose compute takes longer than their messages: little of the
+    virtual time is exposed."""
     forward, back = 1e-3, 2e-3  # seconds of each unit
 
     def body(ctx):
@@ -316,7 +317,7 @@ def test_next_forward_begins_anew(impl, run, seed):
 
 
 class Changing(Net):
-    """Runs the blocks in the order that it is told, some perhaps not at all."""
+    """Runs the blocks in the given order, some perhaps not at all."""
 
     plan = (0, 1, 2)
 

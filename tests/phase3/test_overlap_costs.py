@@ -140,7 +140,7 @@ def test_buckets_leave_before_the_last_gradient_exists(impl, run, cases):
                 cause = "late-buckets" if early else "no-overlap"
                 fail(
                     f"layers registered as {registered}: {early} of {LAYERS} buckets left before "
-                    f"the last gradient existed, {LAYERS - 1} were complete: let each leave when "
+                    f"the last gradient existed, {LAYERS - 1} were complete. Let each leave when "
                     "its last gradient comes, in the order that was observed",
                     cause=cause,
                     rank=rank,
