@@ -93,7 +93,7 @@ def test_warmup_repeats_and_median(impl, run):
     for rank, (calls, seconds, even) in enumerate(run(body, 2)):
         if not 1.8 * QUEUE < even < 3.5 * QUEUE:
             fail(
-                f"repeats of 0, {40 * QUEUE}, {4 * QUEUE} and 0 s: the median is {2 * QUEUE} s, "
+                f"repeats of 0, {40 * QUEUE}, {4 * QUEUE} and 0 s. The median is {2 * QUEUE} s, "
                 f"the mean of the two in the middle, got {even:.3f} s",
                 cause="not-the-median",
                 rank=rank,
@@ -103,7 +103,7 @@ def test_warmup_repeats_and_median(impl, run):
         )
         if seconds > OUTLIER / 5:
             fail(
-                f"{seconds:.3f} s reported, but 4 of 5 repeats take no time: warm-up calls are "
+                f"{seconds:.3f} s reported, but 4 of 5 repeats take no time. Warm-up calls are "
                 "timed, or the mean is taken instead of the median",
                 cause="not-the-median",
                 rank=rank,
@@ -135,7 +135,7 @@ def test_slowest_rank_counts_everywhere(impl, run):
         if seconds < QUEUE * 0.9:
             fail(
                 f"in each of 3 runs another rank takes {QUEUE} s, but rank {rank} reports "
-                f"{seconds:.6f} s: take the slowest rank of each run, then the median of the runs",
+                f"{seconds:.6f} s. Take the slowest rank of each run, then the median of the runs",
                 cause="own-time",
                 rank=rank,
             )

@@ -263,7 +263,7 @@ def test_resume_continues_where_training_was(impl, run, seed):
     rest = got["rest"]
     if rest == epoch2[9:]:
         fail(
-            "the resumed epoch skips samples that the loader had only read ahead: count the "
+            "the resumed epoch skips samples that the loader had only read ahead. Count the "
             "samples trained on (`consumed`), not those that the sampler handed out",
             cause="read-ahead-skipped",
         )

@@ -85,7 +85,7 @@ def check_training(run, impl, seed: int, world_size: int, n: int, name: str) -> 
             apart = float((result[1] - results[0][1]).abs().max())
             fail(
                 f"{where}: the weights of ranks 0 and {rank} differ by up to {apart:.3g} after "
-                "training: the replicas did not start equal, or did not take equal steps",
+                "training. The replicas did not start equal, or did not take equal steps",
                 cause="replicas-differ",
                 rank=rank,
             )

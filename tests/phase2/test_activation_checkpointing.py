@@ -311,7 +311,7 @@ def test_weight_used_inside_and_outside_under_autocast(impl, run, seed):
         off = float((got[name] - value).norm() / value.norm())
         if off > 0.05:
             fail(
-                f"gradient of {name}, used in a segment and after it: off by {off:.0%}; autocast's "
+                f"gradient of {name}, used in a segment and after it: off by {off:.0%}. Autocast's "
                 "cache holds the cast weight of a forward that recorded nothing",
                 cause="autocast-cache",
             )
@@ -449,7 +449,7 @@ def test_never_silently_wrong(impl, run, seed):
     if found["unasked"] is not None:
         fail(
             "torch.autograd.grad was asked for the gradient of an input, and the weights' .grad "
-            "changed: refuse it with a RuntimeError if you can't help that",
+            "changed. Refuse it with a RuntimeError if you can't help that",
             cause="unasked",
         )
     for name, cause in (("changed", "stale-input"), ("asked", "wrong-gradient")):

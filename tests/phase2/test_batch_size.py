@@ -305,7 +305,7 @@ def test_a_trial_leaves_no_memory_behind(impl, run):
     for rank, (found, alive) in enumerate(run(body, 2)):
         if any(alive):
             fail(
-                f"tensors of earlier trials alive when each trial began: {alive}; leave the except "
+                f"tensors of earlier trials alive when each trial began: {alive}. Leave the except "
                 "clause (its error holds the frames, they hold the tensors) and collect garbage",
                 cause="memory-kept",
                 rank=rank,

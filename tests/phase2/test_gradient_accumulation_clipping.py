@@ -300,7 +300,7 @@ def test_the_step_sends_nothing_more(impl, run, seed):
         if len(log.events) > 6:
             fail(
                 f"rank {log.rank} issued {len(log.events)} collectives for two windows, at most 6 "
-                "are needed: the norm of the reduced gradient is known to every rank",
+                "are needed. The norm of the reduced gradient is known to every rank",
                 cause="too-many-messages",
                 rank=log.rank,
             )

@@ -325,7 +325,7 @@ def test_state_is_saved_and_restored(impl, run, seed):
             k = next(k for k in range(len(whole)) if got[k] != whole[k])
             fail(
                 f"saved after step {stop}: at step {k + 1} the resumed run has scale {got[k]:g}, "
-                f"the uninterrupted one {whole[k]:g}; what else does the next scale depend on?",
+                f"the uninterrupted one {whole[k]:g}. What else does the next scale depend on?",
                 cause="state-lost",
             )
 

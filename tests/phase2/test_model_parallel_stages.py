@@ -60,7 +60,7 @@ def test_tied_copies_stay_equal(impl, run, seed):
             apart = float((a - b).abs().max())
             fail(
                 f"the copies of the tied weight on stages 0 and 2 differ by up to {apart:.3g} "
-                f"{when}: they must start equal and get the same (summed) gradient",
+                f"{when}. They must start equal and get the same (summed) gradient",
                 cause="copies-differ" if step else "copies-start-differently",
                 rank=2,
             )

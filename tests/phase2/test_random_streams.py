@@ -275,7 +275,7 @@ def test_recomputation_drops_the_same(impl, run, seed):
                     fail(
                         f"recomputation {number // 2 + 1} drops other elements than forward did "
                         f"({kind} stream, layer {2 - number % 2}, rank {rank}), so the gradient "
-                        "is that of another function: contexts() has to rewind the streams",
+                        "is that of another function. contexts() has to rewind the streams",
                         cause="recomputed-differs",
                         rank=rank,
                     )

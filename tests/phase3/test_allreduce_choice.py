@@ -111,7 +111,7 @@ def test_fit_finds_alpha_and_beta(impl, run):
         error = abs(noisy[p][0] / LINKS[p][0] - 1)
         if error > 0.2:
             fail(
-                f"{p}: a time of 400 MB that is 30 % longer moves α by {error:.0%}: weigh relative "
+                f"{p}: a time of 400 MB that is 30 % longer moves α by {error:.0%}. Weigh relative "
                 "errors, or large tensors decide what small ones cost",
                 cause="absolute-errors",
             )

@@ -413,7 +413,7 @@ def test_broadcast_copies_two_lists_at_a_time(impl, run):
         if peak > 2 * limit + 1_000 or left:
             fail(
                 f"rank {rank} holds up to {peak:,} bytes beside the tensors, and {left:,} in the "
-                f"end, with a limit of {limit:,}: let copies go when they have been sent",
+                f"end, with a limit of {limit:,}. Let copies go when they have been sent",
                 cause="too-much-memory",
                 rank=rank,
             )

@@ -83,7 +83,7 @@ def check_means(
             if not torch.equal(value, results[0][step]):
                 fail(
                     f"{what}: the gradients of step {step} on ranks 0 and {rank} are not the same "
-                    "to the last bit: the replicas drift apart",
+                    "to the last bit. The replicas drift apart",
                     cause="ranks-differ",
                     rank=rank,
                 )

@@ -140,7 +140,7 @@ def compare(
         if got[name] is None:
             fail(
                 f"{what}: {name} has no gradient on rank {rank}, although some rank had one to "
-                "give: whether it stays None is not for one rank, or one micro-batch, to decide",
+                "give. Whether it stays None is not for one rank, or one micro-batch, to decide",
                 cause="none-alone",
                 rank=rank,
             )

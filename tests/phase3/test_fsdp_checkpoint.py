@@ -183,8 +183,8 @@ def test_full_state_costs_others_one_unit_at_most(impl, run, seed):
         limit = WHOLE + 3 * UNIT if rank == 0 else UNIT
         if more > limit:
             fail(
-                f"rank {rank} needs {more:,} B for the full state, expected at most {limit:,} B: "
-                "only rank 0 needs the others' parts, one unit after the other",
+                f"rank {rank} needs {more:,} B for the full state, expected at most {limit:,} B. "
+                "Only rank 0 needs the others' parts, one unit after the other",
                 cause="too-much-memory",
                 rank=rank,
             )

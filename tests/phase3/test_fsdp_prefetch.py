@@ -248,7 +248,7 @@ def test_one_unit_ahead_and_no_more(impl, run, seed):
             if points.get(point, 0) > limit:
                 fail(
                     f"{point}: rank {rank} has {points[point]:,} B of tensors, expected at most "
-                    f"{limit:,.0f} B (all {DEPTH} units: {WHOLE:,} B): more than one unit ahead, "
+                    f"{limit:,.0f} B (all {DEPTH} units: {WHOLE:,} B). More than one unit ahead, "
                     "or something was not freed",
                     cause="never-freed",
                     rank=rank,
@@ -377,7 +377,7 @@ def test_wrong_guesses_cost_no_value(impl, run, seed):
         if max(held) > held[0]:
             fail(
                 f"rank {rank} holds {held[0]} B after evaluating units {PLANS[0]}, but {max(held)} "
-                "B after others: a unit that was gathered on a wrong guess was not freed",
+                "B after others. A unit that was gathered on a wrong guess was not freed",
                 cause="never-freed",
                 rank=rank,
             )

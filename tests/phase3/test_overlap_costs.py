@@ -278,7 +278,7 @@ def test_gradients_and_buckets_are_one_copy(impl, run):
         if max(alive) > 1.05 * need:
             fail(
                 f"after each step {[round(n / 1e6, 2) for n in alive]} MB are alive on rank "
-                f"{rank}, the gradients have {need / 1e6:.2f}: buckets and gradients are two "
+                f"{rank}, the gradients have {need / 1e6:.2f}. Buckets and gradients are two "
                 "copies, or old buckets are kept",
                 cause="copies",
                 rank=rank,

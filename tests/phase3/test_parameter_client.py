@@ -182,7 +182,7 @@ def test_requests_follow_the_protocol(impl, run, seed):
     starts = [e.start for e in events if e.op == "send"]
     if len(starts) < servers or max(starts) >= min(ends):
         fail(
-            "a pull has waited for one server's answer before it asked the other: all requests go "
+            "a pull has waited for one server's answer before it asked the other. All requests go "
             "out first, then the servers work at the same time",
             cause="one-by-one",
             rank=3,

@@ -369,7 +369,7 @@ def check_death(run, impl, seed, counts, sums, when) -> None:
             for s in sums
         ):
             fail(
-                f"{what}: server {rank} holds what no number of its pushes gives: the mean of a "
+                f"{what}: server {rank} holds what no number of its pushes gives. The mean of a "
                 "round is over the workers that took part in it",
                 cause="corrupted",
                 rank=rank,

@@ -219,7 +219,7 @@ def test_peak_is_the_largest_moment(impl, run, seed):
             if not isinstance(got, int) or abs(got - want) > 12:  # divisions rounded down
                 fail(
                     f"{name} on {nodes} nodes of {local} ranks, buckets of {bucket:,} B, units of "
-                    f"{p.parameters} B with gradients of {p.gradients} B: the peak is at "
+                    f"{p.parameters} B with gradients of {p.gradients} B. The peak is at "
                     f"{moment}, {want:,.0f} B, got {got!r}",
                     cause="memory-peak",
                 )

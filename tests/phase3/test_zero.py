@@ -299,7 +299,7 @@ def test_state_is_one_part_of_w(impl, run, seed):
             if state > limit:
                 fail(
                     f"rank {rank} of {world_size} holds {state:,} B of optimizer state, its part "
-                    f"is 8Ψ/W = {limit:,.0f} B: every element belongs to one rank, evenly",
+                    f"is 8Ψ/W = {limit:,.0f} B. Every element belongs to one rank, evenly",
                     cause="too-much-memory",
                     rank=rank,
                 )
@@ -420,7 +420,7 @@ def test_state_moves_to_another_world_size(impl, run, seed, cases):
             if world_size > 1 and held > most:
                 fail(
                     f"rank {rank} of {world_size} holds {held:,} B of state after load_state_dict, "
-                    f"its part is less than {most:,.0f} B: copy, a view keeps the whole alive",
+                    f"its part is less than {most:,.0f} B. Copy, a view keeps the whole alive",
                     cause="too-much-memory",
                     rank=rank,
                 )

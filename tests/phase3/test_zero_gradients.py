@@ -349,13 +349,13 @@ def test_gradients_leave_during_backward(impl, run, seed):
         if gone < 10:
             fail(
                 f"when the first layer's gradient came, only {gone} of 12 parameters were without "
-                "one: send a bucket as soon as it is complete, and free it",
+                "one. Send a bucket as soon as it is complete, and free it",
                 cause="no-overlap",
                 rank=rank,
             )
         if not flying:
             fail(
-                "when the first layer's gradient came nothing was on its way: each bucket has been "
+                "when the first layer's gradient came nothing was on its way. Each bucket has been "
                 "waited for when it left, so backward stood still",
                 cause="waits-at-once",
                 rank=rank,

@@ -111,7 +111,7 @@ def test_every_position_is_as_likely(impl, run, seed):
     if pairs[one, other] > mean + 8 * mean**0.5:
         fail(
             f"in {CALLS} calls positions {one} and {other} were drawn together "
-            f"{int(pairs[one, other])} times, expected {mean:.0f} ± {mean**0.5:.0f}: any k "
+            f"{int(pairs[one, other])} times, expected {mean:.0f} ± {mean**0.5:.0f}. Any k "
             "positions must be as likely as any others",
             cause="positions-together",
         )
@@ -120,7 +120,7 @@ def test_every_position_is_as_likely(impl, run, seed):
         if abs(again - k * k / numel) > 6 * (0.75 / CALLS) ** 0.5:
             fail(
                 f"{again:.2f} of {k} positions come again {lag} calls later in the mean, expected "
-                f"{k * k / numel:.2f}: a call's positions must not depend on those before",
+                f"{k * k / numel:.2f}. A call's positions must not depend on those before",
                 cause="calls-depend",
             )
 

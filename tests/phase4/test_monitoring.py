@@ -415,7 +415,7 @@ def test_slow_kernels_show_where_they_run(impl, run):
         if before > last or after > last + 1:
             fail(
                 f"the host waited for the GPU {after - last} times in one step, {before - last} of "
-                "them before its end: once is enough, and more makes training slower",
+                "them before its end. Once is enough, and more makes training slower",
                 cause="synchronises-too-often",
             )
         last = after

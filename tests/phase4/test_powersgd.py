@@ -148,7 +148,7 @@ def test_orthonormal_columns(impl, run, seed):
         if not torch.allclose(square, torch.eye(p.shape[1]).double(), **near):
             text = ", ".join(f"{x:.3g}" for x in square.flatten().tolist())
             fail(
-                f"the columns made of {what} are not orthonormal: PᵀP is {text}; columns that are "
+                f"the columns made of {what} are not orthonormal: PᵀP is {text}. Columns that are "
                 "dependent, or zeros, take orthonormal ones in their place, as QR does",
                 cause="not-orthonormal",
             )
@@ -208,13 +208,13 @@ def test_what_is_left_out_comes_next(impl, run, seed):
                 if world_size > 1 and torch.allclose(got[:108], own, rtol=1e-5, atol=1e-6):
                     fail(
                         f"step 2 on rank {rank} of {world_size} begins with each rank's own Mᵀ·P "
-                        "of step 1: the Q that is kept must be the sum over the ranks",
+                        "of step 1. The Q that is kept must be the sum over the ranks",
                         cause="own-q",
                         rank=rank,
                     )
                 fail(
-                    f"on rank {rank} of {world_size}, step 1 left out a part of norm {left:.3g}; "
-                    f"with it, step 2's sum has rank 2, but is wrong by {off:.3g}. A rank's "
+                    f"on rank {rank} of {world_size}, step 1 left out a part of norm {left:.3g}. "
+                    f"With it, step 2's sum has rank 2, but is wrong by {off:.3g}. A rank's "
                     "residual is its own value minus 1/W of the sum that was sent",
                     cause="no-error-feedback",
                     rank=rank,
@@ -266,7 +266,7 @@ def test_warm_start_finds_the_best_approximation(impl, run, seed):
     if last > 1.001 * least:
         fail(
             f"after 25 steps the approximation is off by {last:.4g}, the best of rank 2 is off by "
-            f"{least:.4g}: each step must begin with the Q of the step before",
+            f"{least:.4g}. Each step must begin with the Q of the step before",
             cause="no-warm-start",
         )
 

@@ -111,7 +111,7 @@ def test_int8_packs_with_the_right_mean(impl, run, seed):
     off = float((small - tiny).abs().max() / tiny.abs().max())
     if not off < 1.01 / 127:
         fail(
-            f"numbers of up to 1.27e-28 come back wrong by {off:.2g} of the largest: a step is "
+            f"numbers of up to 1.27e-28 come back wrong by {off:.2g} of the largest. A step is "
             "1/127 of it, however small it is",
             cause="small-scale",
         )
@@ -155,7 +155,7 @@ def _expect_independent(errors: Tensor) -> None:
     later = (single[1:] * single[:-1]).mean().abs() * single.shape[1] ** 0.5
     if max(together, later) > 7 / draws**0.5:
         fail(
-            "numbers of one call, or of two calls in a row, are rounded up together: each one "
+            "numbers of one call, or of two calls in a row, are rounded up together. Each one "
             f"draws for itself (correlations up to {float(max(together, later)):.2f})",
             cause="same-noise",
         )
@@ -182,7 +182,7 @@ def test_int8_rounding_is_right_in_the_mean(impl, run, seed):
                 if abs(got - want) > 0.15:
                     fail(
                         f"of {world_size} ranks: 749 numbers of {want}, with steps of about 1, "
-                        f"come out as {got:.3f} in the mean: rounding is not right in the mean",
+                        f"come out as {got:.3f} in the mean. Rounding is not right in the mean",
                         cause="biased",
                     )
 
@@ -234,7 +234,7 @@ def _expect_new_numbers(impl, run, seed) -> None:
             if abs(mean - 0.5) > 0.27:
                 fail(
                     f"599 sums of 0.5, rounded twice, come out as {mean:.3f} in the mean in piece "
-                    f"{piece}: the second rounding must draw new random numbers",
+                    f"{piece}. The second rounding must draw new random numbers",
                     cause="biased",
                     rank=rank,
                 )
@@ -257,7 +257,7 @@ def test_int8_ranks_round_independently(impl, run, seed):
         if not 0.4 < zeros < 0.6:
             fail(
                 f"x = 0.5 steps on one rank and -x on the other: {zeros:.0%} of the sums are 0, "
-                "expected about half: the ranks draw the same random numbers, or none",
+                "expected about half. The ranks draw the same random numbers, or none",
                 cause="same-noise",
                 rank=rank,
             )

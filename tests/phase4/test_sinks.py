@@ -162,7 +162,7 @@ def test_full_disk_while_mending(impl, run):
     missing, again, lines = alone(run, body)
     if missing:
         fail(
-            f"before {missing[0]!r} there is no file of that name: a kill now loses all records "
+            f"before {missing[0]!r} there is no file of that name. A kill now loses all records "
             "(os.replace puts a new one in its place at once)",
             cause="lost-records",
         )

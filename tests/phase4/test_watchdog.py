@@ -47,7 +47,7 @@ def test_hung_ranks(impl, run, seed):
             expect_stack(told(scenario), result["reports"][0])
         if scenario is slow and (result["reports"] or len(result["attempts"]) > 1):
             fail(
-                f"rank {who} needs three eighths of the timeout for each of three steps: it is "
+                f"rank {who} needs three eighths of the timeout for each of three steps. It is "
                 "slow, but it gets on, and the watchdog ended the job",
                 cause="slow-blamed",
             )
@@ -464,7 +464,7 @@ def test_what_passes_by(impl, run, seed):
         )
     if hung != want:
         fail(
-            "the folder of the beats was away for a moment, then the rank hung: expected status "
+            "the folder of the beats was away for a moment, then the rank hung. Expected status "
             f"{want}, got {hung} (None: it never ends, nobody watches any more)",
             cause="stopped-watching",
         )
