@@ -24,9 +24,10 @@ def texts(phase: int) -> list[Path]:
     return [path for path in found if path.name != "__init__.py"]
 
 
-def rows(phase: int) -> dict[str, list[str]]:
-    """The cells of each file's row in the phase's list."""
-    page = (root() / "docs" / "prose" / f"phase{phase}.md").read_text(encoding="utf-8")
+def rows(part: int | str) -> dict[str, list[str]]:
+    """The cells of each file's row in the list of a phase, or of ``"toolkit"``."""
+    name = part if isinstance(part, str) else f"phase{part}"
+    page = (root() / "docs" / "prose" / f"{name}.md").read_text(encoding="utf-8")
     lines = [line.strip("| \n").split("|") for line in page.splitlines() if line.startswith("| ")]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
 
@@ -44,6 +45,20 @@ def by_kind(phase: int) -> dict[str, list[Sentence]]:
 def test_sentences_are_short(phase: int) -> None:
     found = by_kind(phase)
     assert set(found) == {"prose", "docstring", "comment", "message", "hint"}
+    assert_short(found)
+
+
+def test_sentences_of_the_toolkit_are_short() -> None:
+    for folder in ("distlab/", "scripts/", "benchmarks/", "tests/"):
+        names = [name for name in rows("toolkit") if name.startswith(folder)]
+        every = [each for name in names for each in sentences(root() / name)]
+        kinds = ("docstring", "comment", "message")
+        found = {kind: [each for each in every if each.kind == kind] for kind in kinds}
+        assert all(found.values())
+        assert_short(found)
+
+
+def assert_short(found: dict[str, list[Sentence]]) -> None:
     long = [f"{s.words} words: {s.text}" for each in found.values() for s in each if s.words > MOST]
     assert not long
     assert {kind: p90([s.words for s in each]) <= MEANT for kind, each in found.items()} == (
@@ -56,6 +71,14 @@ def test_every_text_was_read(phase: int) -> None:
     listed = rows(phase)
     for path in texts(phase):
         assert path.relative_to(root()).as_posix() in listed
+    assert_marked(listed)
+
+
+def test_a_row_of_the_toolkit_has_all_marks() -> None:
+    assert_marked(rows("toolkit"))
+
+
+def assert_marked(listed: dict[str, list[str]]) -> None:
     for name, (*marks, date) in listed.items():
         assert all(marks), name
         assert DATE.fullmatch(date), name

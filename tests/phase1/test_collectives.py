@@ -67,7 +67,7 @@ def test_work_of_before_is_not_counted(impl, run):
         if seconds > 5 * QUEUE:
             fail(
                 f"{seconds:.3f} s were measured for a call that does nothing: the device still had "
-                "work of before when the clock started",
+                "earlier work when the clock started",
                 cause="not-synchronised-before",
                 rank=rank,
             )
