@@ -88,11 +88,13 @@ def measure(repeats: int = 5) -> Table:
         "All-reduce from messages, time relative to gloo's",
         ["ranks", "bytes", "gloo, ms", *COLUMNS],
         rows,
-        "Medians of runs in the same ranks, in another order each round, the slowest rank's time; "
-        "below 1 is faster than gloo. Goals: segmented at most 1.0 from 4 MB on, auto at most 1.5 "
+        "Medians of runs in the same ranks, in another order each round. The slowest rank's time "
+        "counts; below 1 is faster than gloo. Goals: segmented at most 1.0 from 4 MB on, auto at "
+        "most 1.5 "
         "below. A message costs about 20 µs of Python, which gloo's C++ does not pay: rings of "
-        "short messages show it, and at 4 MB a chunk stays one segment, because two cost more than "
-        "the additions that they hide. Beyond, both move their bytes through the same sockets.",
+        "short messages show it. At 4 MB a chunk stays one segment, because two segments cost "
+        "more than the additions that they hide. With larger tensors both move their bytes "
+        "through the same sockets.",
     )
 
 

@@ -143,8 +143,8 @@ def measure(repeats: int = 5) -> Table:
         ["", "", "solution, s", "DCP, s", "ratio"],
         rows,
         "Exercises 4.1, 4.15 and 4.3 against `torch.distributed.checkpoint`; both flush to the "
-        "disk, the solution also hashes everything (SHA-256), beside writing and flushing. Its "
-        "rank 0 writes and hashes 192 MiB, because what is shared is rank 0's; DCP lets each rank "
-        "write 128 MiB. "
+        "disk. The solution also hashes everything (SHA-256), beside writing and flushing. Its "
+        "rank 0 writes and hashes 192 MiB, because rank 0 writes the shared state; DCP lets each "
+        "rank write 128 MiB. "
         f"Median (least … most) of {repeats}, in turn.",
     )

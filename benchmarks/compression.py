@@ -113,7 +113,7 @@ def measure(repeats: int = 7) -> Table:
         f"SGD; median (least … most) of {repeats} rounds taken in turn in the same ranks. Phase "
         "3's DDP with the solutions' hooks; torch's with bf16_compress_hook, fp16_compress_hook "
         "and powerSGD_hook (the same matrices compressed, warm start and error feedback in both), "
-        "which is given one bucket, as is the solution then: over gloo it fails with several.",
+        "which gets one bucket, like the solution then: over gloo it fails with several.",
     )
 
 

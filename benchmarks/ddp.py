@@ -130,8 +130,8 @@ def measure(repeats: int = 9) -> Table:
         rows,
         f"SGD; median (least … most) of {repeats} rounds taken in turn in the same ranks; torch's "
         "with gradient_as_bucket_view=True, and find_unused_parameters=True where the solution has "
-        "agree=True. Both send the same buckets; what differs is a few µs of Python per gradient, "
-        "against which stand some 25 µs more in the forward of torch's.",
+        "agree=True. Both send the same buckets. The solution needs a few µs of Python more per "
+        "gradient, torch's some 25 µs more per forward.",
     )
 
 

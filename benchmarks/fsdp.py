@@ -143,9 +143,10 @@ def measure(repeats: int = 7) -> Table:
         [*header, "ratio of medians", "solution, peak MB", "torch, peak MB"],
         rows,
         f"AdamW, a unit per hidden layer or block, prefetching; median (least … most) of {repeats} "
-        f"turns of {STEPS} steps in the same ranks. A flat vector is gathered where it is used; "
-        "torch shards every parameter, and copies into and out of its messages. The peak is in "
-        "backward, and the same for both: shards, one unit ahead, one vector of gradients.",
+        f"turns of {STEPS} steps in the same ranks. The solution gathers a flat vector where it "
+        "is used. torch shards every parameter, and copies into and out of its messages. The "
+        "peak is in backward, and the same for both: shards, one unit ahead, one vector of "
+        "gradients.",
     )
 
 

@@ -136,8 +136,8 @@ def measure(repeats: int = 15) -> Table:
         rows,
         f"GPT of 4 layers, width 256, {BATCH}×{LENGTH} tokens per rank, AdamW, clipped; median "
         f"(least … most) of {repeats} steps taken in turn. Ratio: solution to autocast (with DDP "
-        "for 2 ranks, GradScaler for float16). Speed-up: fp32 to solution. What the "
-        "solution takes longer is exercise 2.3's norm, taken in float64, and joining the gradients "
+        "for 2 ranks, GradScaler for float16). Speed-up: fp32 to solution. The solution needs "
+        "longer for exercise 2.3's norm, which it takes in float64, and for joining the gradients "
         "to one message.",
     )
 

@@ -148,7 +148,7 @@ def measure(repeats: int = 15) -> Table:
         f"Phases, watched buckets, step metrics, every {EVERY} steps a report of all ranks into "
         f"JSON lines, TensorBoard and the terminal. Median (least … most) of {repeats} rounds in "
         "turn in the same ranks; the ratio is the median over pairs. On a busy machine it moves by "
-        "some percent; what monitoring takes by itself, around no training, hardly does. The CNN "
+        "some percent; the time of monitoring by itself, around no training, hardly moves. The CNN "
         "is the worst case: its step on 32 images of 8×8 takes a few milliseconds.",
     )
 

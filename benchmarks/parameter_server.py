@@ -149,7 +149,8 @@ def measure(repeats: int = 3) -> Table:
         f"MLP with 17,226 parameters, 1 server and {WORKERS} workers (DDP: {WORKERS} ranks), "
         f"batches of {BATCH}, SGD with lr {LR}; one worker sleeps {1000 * SLOW:.0f} ms in every "
         f"step. Median (least … most) of {repeats} runs of {BUDGET} s, taken in turn. Synchronous "
-        "rounds average three gradients into one step, the others take a step for each.",
+        "rounds average three gradients into one step; the other servers take a step for each "
+        "gradient.",
     )
 
 

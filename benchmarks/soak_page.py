@@ -12,11 +12,13 @@ from .soak_book import Book, Count, upper_bound
 TITLE = run.FROM_ELSEWHERE[0]
 NOTE = (
     "`make soak` grades the solutions, and the alternatives on gloo ranks, again and again, each "
-    "time with a new seed: idle (others used less than 10 % of the processors) and beside three "
-    "busy processes per core (loaded). Disturbed: begun as idle, but something else ran. A grading "
+    "time with a new seed: idle (other programs used less than 10 % of the processors) and beside "
+    "three busy processes per core (loaded). Disturbed: begun as idle, but another program ran. A "
+    "grading "
     "counts when all checks of its row were judged as they are now; a check begins anew when its "
-    "code, the code that it judges or the toolkit changes. The bounds: what 95 % of such samples "
-    "rule out (Clopper-Pearson), for any verdict of the row and for its least tried check. Every "
+    "code, the code that it judges or the toolkit changes. The bounds: the probability of a wrong "
+    "verdict that 95 % of such samples rule out (Clopper-Pearson), for any verdict of the row and "
+    "for its least tried check. Every "
     "check: [soak.md](soak.md)."
 )
 Keys = dict[str, dict[str, list[str]]]

@@ -177,9 +177,9 @@ def local_table(repeats: int = 15) -> Table:
         f"a collective {cluster.launch * 1e6:.0f} µs, with more ranks than the "
         f"{cluster.processors} processors {cluster.crowded_launch * 1e6:.0f} µs, "
         f"{cluster.overhead * 1e6:.0f} µs to issue an operator. "
-        "Positive: predicted slower than measured. Goal: median 10 %, worst 25 %. Where it misses "
-        "most, ranks outnumber cores: a rank that is woken waits for a time slice of up to 4 ms, "
-        "in some runs and not in others, which no α and β can tell.",
+        "Positive: predicted slower than measured. Goal: median 10 %, worst 25 %. It misses most "
+        "where ranks outnumber cores: a woken rank waits for a time slice of up to 4 ms, but only "
+        "in some runs, and no α and β can tell that.",
     )
 
 

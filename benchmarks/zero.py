@@ -61,8 +61,8 @@ def measure(repeats: int = 9) -> Table:
         ["model", "ranks", "phase 3 solution", "torch ZeRO", "ratio", "MB", "torch's MB"],
         rows,
         f"Adam under torch's DDP; median (least … most) of {repeats} rounds taken in turn in the "
-        "same ranks. The solution cuts flat vectors into equal slices, torch's deals out whole "
-        "parameters.",
+        "same ranks. The solution cuts flat vectors into equal slices; torch's gives whole "
+        "parameters to ranks.",
     )
 
 
