@@ -1,1 +1,1 @@
-"""Speed of the toolkit and of the solutions, beside what PyTorch itself does: ``make bench``."""
+"""Speed of the toolkit and of the solutions, beside PyTorch's own: ``make bench``."""

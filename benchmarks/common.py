@@ -1,4 +1,4 @@
-"""What the benchmarks share: a table of results, and medians of runs taken in turn."""
+"""The common parts of benchmarks: a table of results, and medians of runs taken in turn."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class Table:
 
 
 def now(device: torch.device) -> float:
-    """The clock in seconds, read when all that this process gave to a GPU is done."""
+    """The clock in seconds, read when all GPU work of this process is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def failed(error: BaseException, where: str = "") -> dict[str, Any]:
-    """What a part of ``distlab doctor --cuda`` prints of an exception, in place of its result."""
+    """The text that a part of ``distlab doctor --cuda`` prints for an exception,
+    in place of its result."""
     first, *_ = str(error).strip().splitlines() or [""]
     message = f"{where}{type(error).__name__}: {first}"
     said = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -53,7 +54,7 @@ def seconds(fn: Callable[[], object]) -> float:
 
 
 def in_turn(contestants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Each contestant's values, one of each per round, so that a busy moment hits them all."""
+    """Each contestant's values, one per round, so that a busy moment hits all contestants."""
     values: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, measure in contestants.items():

@@ -1,4 +1,4 @@
-"""What each compressor of phase 4 sends, takes and reaches: digits on two nodes with a slow link.
+"""Bytes, time and accuracy of each compressor of phase 4: digits on two nodes with a slow link.
 
 Two ranks, each on a node of its own, train an MLP of 300,000 parameters on the digits.
 """
@@ -72,7 +72,7 @@ def build(seed: int) -> nn.Module:
 
 
 def train(chosen: Compressor, rate: str | None = None, seed: int = 0, epochs: int = EPOCHS) -> Run:
-    """Train on two ranks; with ``rate`` they are two nodes, and links have that speed."""
+    """Train on two ranks. With ``rate`` they are on two nodes, and links have that speed."""
     images, labels = digits()[:]  # read once, before the ranks are forked
     test_images, test_labels = digits(train=False)[:]
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.cuda ddp --ranks 8
 
-The comparisons are those of the other benchmarks, with a GPU per rank. Bus bandwidth is what a rank
-must send and receive, by time, 2(W-1)/W·n bytes for an all-reduce of n: comparable with the speed
-of the links (nccl-tests, doc/PERFORMANCE.md). Prints one line of JSON: a status, a message, and a
-table.
+The comparisons are those of the other benchmarks, with a GPU per rank. Bus bandwidth is the bytes
+that a rank must send and receive, divided by the time. For an all-reduce of n bytes these are
+2(W-1)/W·n, so it is comparable with the speed of the links (nccl-tests, doc/PERFORMANCE.md). It
+prints one line of JSON: a status, a message, and a table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .common import failed, spread
 
 SIZES = {4_000: 20, 400_000: 20, 4_000_000: 10, 40_000_000: 5, 400_000_000: 1}  # bytes: weights
 QUICK = {4_000: 1, 400_000: 1}
-ALONE = ("ddp", "fsdp")  # with one rank they still say what wrapping costs
+ALONE = ("ddp", "fsdp")  # with one rank they still show the cost of wrapping
 # ranks over which eight layers (two stages per rank, interleaved) and eight heads can be divided
 DIVIDED = {"pipeline": (4, 2), "tensor-parallel": (8, 4, 2)}
 Result = dict[str, Any]
@@ -81,7 +81,7 @@ def compare_pipeline(ranks: int, device: str, repeats: int) -> Result:
 
 
 def compare_tensor(ranks: int, device: str, repeats: int) -> Result:
-    """Time of tensor parallel layers beside torch's; what each keeps for backward."""
+    """Time of tensor parallel layers beside torch's, and the bytes that each keeps for backward."""
     rows, ratios = [], []
     kept = tensor_parallel.costs(ranks, device)
     for kind, seconds in tensor_parallel.compare(ranks, repeats, device).items():
@@ -137,7 +137,7 @@ def main() -> int:
 
 
 def measured(part: str, most: int, device: str, repeats: int) -> Result:
-    """The part on as many ranks as it can be divided over, ``most`` at most."""
+    """The part on as many ranks as can divide it, but no more than ``most``."""
     if most < 2 and part not in ALONE:
         return {"status": "needs", "message": "needs two GPUs", "result": {}}
     ranks = next(count for count in DIVIDED.get(part, (most,)) if count <= most)

@@ -2,13 +2,12 @@
 
     torchrun --nproc-per-node 8 -m benchmarks.cuda_steps ddp
 
-A strategy takes some steps; then, with ``torch.cuda.set_sync_debug_mode("warn")``, one more, in
-which torch warns wherever the host waits for the GPU (operators of torch.distributed do not warn).
-A step that never waits keeps the GPU busy.
-With TORCH_CUDA_SANITIZER=1 in the environment torch looks for data that two streams touch without
-an order between them, and ends the program where it finds any. (The graders can't run under it: it
-starts CUDA at the first operator, and no process can fork ranks after that.) Rank 0 prints one line
-of JSON.
+A strategy takes some steps, then one more with ``torch.cuda.set_sync_debug_mode("warn")``. In that
+step torch warns wherever the host waits for the GPU (operators of torch.distributed do not warn). A
+step that never waits keeps the GPU busy. With TORCH_CUDA_SANITIZER=1 in the environment torch looks
+for data that two streams touch without an order between them. If it finds any, it ends the program.
+(The graders can't run under it: it starts CUDA at the first operator, and no process can fork ranks
+after that.) Rank 0 prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -108,14 +107,14 @@ def _line(warning: warnings.WarningMessage) -> str:
 
 
 def context(device: str) -> RankContext:
-    """Who this rank is, as torchrun says it."""
+    """This rank's number and device, from torchrun's environment."""
     rank, local = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
     where = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
     return RankContext(rank, int(os.environ["WORLD_SIZE"]), where, seed=0)
 
 
 def watched(strategy: str, ctx: RankContext) -> dict[str, Any]:
-    """Take the steps of a strategy, and tell what torch saw."""
+    """Take the steps of a strategy, and report torch's warnings."""
     backend = type(dist.distributed_c10d._get_default_group()._get_backend(ctx.device)).__name__
     where = waits(STRATEGIES[strategy](ctx), ctx.device)
     dist.barrier()
@@ -130,7 +129,7 @@ def watched(strategy: str, ctx: RankContext) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Take the steps; rank 0 prints what came of them, a rank that fails why."""
+    """Take the steps. Rank 0 prints the outcome, and a failing rank prints the reason."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("strategy", choices=STRATEGIES)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])

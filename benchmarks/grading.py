@@ -1,4 +1,5 @@
-"""How long a learner waits for a verdict: a whole phase, one exercise, and a save under watch."""
+"""The time that a learner waits for a verdict: of a whole phase, of one exercise, and
+after a save under watch."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from distlab.course.catalogue import Exercise, load_course, root
 
 from .common import Table, seconds, spread
 
-PHASE = 1  # of which each exercise is graded alone
+PHASE = 1  # each exercise of this phase is graded alone
 TARGETS = {1: 30, 2: 60, 3: 120}  # seconds for a whole phase
 LEFT_OUT = (".git", ".venv", ".distlab", "__pycache__", "*.egg-info", "notebooks", "pictures")
 

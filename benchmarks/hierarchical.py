@@ -1,7 +1,7 @@
 """All-reduce between two nodes on this machine: hierarchical against gloo's flat ring.
 
-The nodes' links are shaped (``distlab.netcluster``). Both run in the same ranks in turn; a run
-takes as long as its slowest rank. The bytes are those that the interface of a node counted.
+The nodes' links are shaped (``distlab.netcluster``). Both run in the same ranks in turn; the
+slowest rank's time counts. The bytes are those that the interface of a node counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Sample = tuple[float, int]  # seconds of the slowest rank, most bytes that left 
 
 
 def groups_of(placement: tuple[int, ...]) -> topology.NodeGroups:
-    """The groups of the ranks placed so."""
+    """The groups of ranks in this placement."""
     places = [
         topology.Place(f"node{node}", node, Counter(placement[:rank])[node])
         for rank, node in enumerate(placement)

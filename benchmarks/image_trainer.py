@@ -1,4 +1,4 @@
-"""Throughput of the production trainer against the same model under torch's DDP, written plainly.
+"""Throughput of the production trainer against the same model in a plain loop with torch's DDP.
 
 Both train in the same ranks, some steps of each in turn, on the same decoded batches. The plain
 loop does what a tutorial does: DistributedDataParallel, cross-entropy, an optimizer. The trainer
@@ -106,7 +106,7 @@ def compare(
 
 
 def random_batches(rank: int, size: int, own_batch: int) -> list[Batch]:
-    """Four batches of noise, other ones on each rank."""
+    """Four batches of noise, different on each rank."""
     generator = torch.Generator().manual_seed(rank)
     shape = own_batch, 3, size, size
     return [

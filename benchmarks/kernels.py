@@ -1,11 +1,12 @@
-"""How fast one GPU runs the kernels of training: what a simulator's efficiency tables rest on.
+"""How fast one GPU runs the kernels of training: the basis of a simulator's efficiency tables.
 
     python -m benchmarks.kernels --out references/cuda/kernels.json
 
-Each row names a kernel, its sizes, its dtype and its seconds: the median over groups of launches
-that CUDA events time, after a warm-up. ``host_seconds`` is the time that the CPU needs to launch it
-once, with no wait for the GPU. Work and bytes follow from the sizes, so the file holds no rates.
-Besides kernels there are whole steps of training, with the memory that was allocated and reserved.
+Each row names a kernel, its sizes, its dtype and its seconds. These are the median over groups of
+launches after a warm-up, timed by CUDA events. ``host_seconds`` is the time that the CPU needs to
+launch it once, with no wait for the GPU. Work and bytes follow from the sizes, so the file holds no
+rates. Besides kernels there are whole steps of training, with the memory that was allocated and
+reserved.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ ATTENTIONS = ((8, 16, 64), (4, 32, 128))  # batch, heads, elements per head
 
 
 class Case(NamedTuple):
-    """One kernel to time; ``sizes`` and ``dtype`` describe what it works on."""
+    """One kernel to time; ``sizes`` and ``dtype`` describe its data."""
 
     kind: str
     name: str

@@ -91,7 +91,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def validated(ctx: RankContext, epochs: int) -> list[float]:
-    """Accuracy by outer momentum, on training images that are held out; the test ones rest."""
+    """Accuracy by outer momentum, on held-out training images; test images are not touched."""
     found = torch.zeros(len(MOMENTA))
     for seed in range(ORDERS):
         order = torch.randperm(1437, generator=torch.Generator().manual_seed(seed))
@@ -122,7 +122,7 @@ def body(ctx: RankContext, epochs: int) -> dict[str, tuple[list[float], float]]:
 
 
 def bytes_per_step(world_size: int) -> dict[str, float]:
-    """What the ledger counts on rank 0 for two rounds, per step."""
+    """The bytes per step that the ledger counts on rank 0 over two rounds."""
 
     def counted(ctx: RankContext) -> None:
         inputs, targets = digits()[:BATCH]

@@ -1,9 +1,8 @@
 """Pipelines: the interpreter of phase 2 against torch.distributed.pipelining.
 
 Both run GPipe, 1F1B and interleaved 1F1B in the same ranks, step by step in turn, on the same
-stages and the same batch, and leave the loss on every rank. Memory is measured in steps of their
-own: the most micro-batches whose graph a rank keeps, and the bytes of all tensors that a step
-makes.
+stages and the same batch, and leave the loss on every rank. Memory is measured in separate steps:
+the most micro-batches whose graph a rank keeps, and the bytes of all tensors that a step makes.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Marked(torch.autograd.Function):
 
 
 class Stage(nn.Sequential):
-    """Some layers of the model, and what it counts with."""
+    """Some layers of the model, and the counter that it uses."""
 
     kept: Kept | None = None
 
@@ -149,7 +148,7 @@ def compare(
             kept = Kept()
             for part in parts:
                 part.kept = kept
-                part.zero_grad(set_to_none=False)  # torch scales what is there, too
+                part.zero_grad(set_to_none=False)  # torch scales gradients that are there, too
             with PeakMemory() as memory:
                 loss = steps[who]()
             for part in parts:

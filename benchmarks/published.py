@@ -186,7 +186,7 @@ SOURCES = (
 
 
 def measure(repeats: int = 3) -> Table:
-    """All rows; the 256 GPUs and Llama take a minute each and are left out if ``repeats`` is 1."""
+    """All rows. 256 GPUs and Llama take a minute each, and are left out if ``repeats`` is 1."""
     rows = [*bus_bandwidth(), overlap_gain(), *megatron()]
     if repeats > 1:
         rows += [large_batch(), *torchtitan()]

@@ -47,7 +47,7 @@ class FromAll(torch.autograd.Function):
 
 
 class ShardedBlock(nn.Module):
-    """A transformer layer of which each of W ranks holds 1/W of the heads and of the MLP."""
+    """A transformer layer; each of W ranks holds 1/W of the heads and of the MLP."""
 
     def __init__(self, width: int, heads: int, ranks: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class ShardedBlock(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """A layer of Llama 3.1 8B; what is cheap to compute again is not kept for backward.
+    """A layer of Llama 3.1 8B; values that are cheap to compute again are not kept for backward.
 
     Rotary embeddings are applied as products with tables, in the dtype of the activations.
     """

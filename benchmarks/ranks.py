@@ -63,10 +63,10 @@ def _check(tensors: list[torch.Tensor], world_size: int) -> None:
 
 
 def measure(repeats: int = 7) -> Table:
-    """Seconds of a check, and how often the toolkit's fits into spawn's."""
+    """Seconds of a check, and spawn's time divided by the toolkit's."""
     rows = []
     for world_size in (2, 4, 8):
-        forked(world_size)  # warm: what is imported on first use is there
+        forked(world_size)  # warm: modules that load on first use are there
         times = in_turn(
             {
                 "forked": partial(seconds, partial(forked, world_size)),

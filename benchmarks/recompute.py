@@ -1,9 +1,9 @@
 """Activation checkpointing: exercise 2.7 against torch.utils.checkpoint, and against none.
 
-The same layers in the same segments; forward and backward are timed in turn in one process, the
-peaks are those of all tensors made meanwhile. The layers divide by the segments, so that PyTorch
-divides them alike; none of them computes the last segment again. PyTorch's non-reentrant version
-stops the second forward at the last tensor that backward needs.
+All run the same layers in the same segments. Forward and backward are timed in turn in one process;
+the peaks are those of all tensors made meanwhile. The number of layers is a multiple of the
+segments, so PyTorch divides them alike. No contestant computes the last segment again. PyTorch's
+non-reentrant version stops the second forward at the last tensor that backward needs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def compare(case: str, repeats: int) -> tuple[dict[str, list[float]], dict[str, 
 
     peaks, gradients = {}, {}
     for name in CONTESTANTS:
-        for p in layers.parameters():  # they are there before, and not counted
+        for p in layers.parameters():  # gradients exist before, so they are not counted
             p.grad = torch.zeros_like(p)
         with PeakMemory() as memory:
             step(name)

@@ -59,7 +59,7 @@ the table of wrong verdicts.
 
 
 def machine() -> str:
-    """What the numbers were measured on, in one line."""
+    """The machine and the versions of the measurement, in one line."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
     return (
@@ -104,7 +104,7 @@ def main() -> int:
         benchmark = importlib.import_module(f".{name}", __package__)
         tables.append(benchmark.measure(*repeats))
         print(tables[-1].markdown(), end="\n\n", flush=True)
-        if not options.quick:  # what is measured is kept, also when a later one fails
+        if not options.quick:  # finished tables are kept, also when a later benchmark fails
             path.write_text(page(kept, tables), encoding="utf-8")
     return 0
 

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.scaling`` runs every cell that is not recorded yet (``--model``, ``--gpus``:
 some of them), writes them to ``docs/scaling/<model>.json``, and makes the page and its pictures
-from what is recorded. Virtual time is exact: a cell comes out the same on every machine.
+from the recorded cells. Virtual time is exact: a cell comes out the same on every machine.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def cells(model: str) -> Iterator[tuple[str, Row, int]]:
 
 
 def key_of(cluster: str, row: Row, gpus: int) -> str:
-    """What a cell is recorded by."""
+    """The key of a recorded cell."""
     return f"{cluster} | {row.name} | {gpus}"
 
 
@@ -116,7 +116,8 @@ def load(model: str) -> dict[str, dict[str, Any]]:
 
 
 def record(model: str, most_gpus: int, until: float) -> None:
-    """Simulate what is not recorded yet, until a time; each cell is kept as it is done."""
+    """Simulate the cells that are not recorded yet, until a time; each cell
+    is kept when it is done."""
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
     known = load(model)

@@ -17,7 +17,7 @@ from solutions.phase3_multi_node.sharding_strategies import Links, choose_strate
 
 Cell = dict[str, Any]
 Cells = dict[tuple[str, str, int], Cell]  # (cluster, row, GPUs)
-SIMULATED = {  # what 3.21 calls it: the row
+SIMULATED = {  # name in 3.21: the row
     "ddp": "DDP in buckets",
     "zero1": "ZeRO-1",
     "zero2": "ZeRO-2",
@@ -50,7 +50,7 @@ def links_of(cluster: Cluster) -> Links:
 
 
 def choice_of(profile: Profile, cluster: Cluster, gpus: int, budget: float) -> str:
-    """What exercise 3.21 chooses; "none" if nothing fits."""
+    """The choice of exercise 3.21; "none" if nothing fits."""
     local = min(gpus, cluster.gpus_per_node)
     try:
         choice = choose_strategy(
@@ -75,7 +75,8 @@ def fastest_of(cells: Cells, cluster: str, gpus: int, budget: float) -> list[tup
 
 
 def choices(cells: Cells, model: str, counts: tuple[int, ...]) -> Iterator[list[str]]:
-    """Rows: cluster, memory, GPUs, 3.21's choice, the simulation's, what the difference costs."""
+    """Rows: cluster, memory, GPUs, 3.21's choice, the simulation's choice, the
+    cost of the difference."""
     known = profile_of(model)
     for name in dict.fromkeys(cluster for cluster, _, _ in cells):
         cluster = load_cluster(name)
@@ -97,7 +98,7 @@ def choices(cells: Cells, model: str, counts: tuple[int, ...]) -> Iterator[list[
 
 
 def merged(rows: list[list[str]]) -> list[list[str]]:
-    """Rows that differ in nothing but the number of GPUs and the difference, as one."""
+    """Join rows that differ only in the number of GPUs and in the cost."""
     found: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
     for model, cluster, memory, gpus, ours, best, cost in rows:
         counts, costs = found.setdefault((model, cluster, memory, ours, best), ([], []))
@@ -110,5 +111,5 @@ def merged(rows: list[list[str]]) -> list[list[str]]:
 
 
 def span_of(costs: list[str]) -> str:
-    """One text for several: the first and the last, if they differ."""
+    """One text for several texts: the first and the last, if they differ."""
     return costs[0] if len(set(costs)) == 1 else f"{costs[0]} … {costs[-1]}"

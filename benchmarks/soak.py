@@ -1,10 +1,10 @@
 """Grade right code again and again, idle and beside other programs: no verdict may be wrong.
 
 ``make soak`` grades the solutions of each phase, and the alternatives on gloo ranks, with new seeds
-each time; alone, and beside three busy processes per core. After each grading it adds to
-``benchmarks/soak.json``, so that it can be stopped and called again, and writes its tables into
-``benchmarks/README.md`` and ``benchmarks/soak.md``. A check whose code or whose subject's code has
-changed begins anew. A grading counts as idle only if next to nothing else used the processors.
+each time. It grades them alone, and beside three busy processes per core. After each grading it
+adds to ``benchmarks/soak.json``, so that it can be stopped and called again. It writes its tables
+into ``benchmarks/README.md`` and ``benchmarks/soak.md``. A check whose code or whose subject's code
+has changed begins anew. A grading counts as idle only if next to nothing else used the processors.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _end(pid: int) -> None:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """``count`` processes that do nothing but compute; they end with the context or with us."""
+    """``count`` processes that do nothing but compute; they end with the
+    context or with this process."""
     pids = []
     try:
         for _ in range(count):
@@ -122,13 +123,14 @@ def busy(count: int) -> Iterator[None]:
 
 
 class OthersShare:
-    """The share of the processors that was used by what this process has not started."""
+    """The share of the processors that other programs used, that is, programs not
+    started by this process."""
 
     def __init__(self) -> None:
         self.begun, self.all, self.own = time.monotonic(), _busy_seconds(), _own_seconds()
 
     def __call__(self) -> float:
-        """Since this object was made; children count once they have ended."""
+        """The share since this object was made; children count once they have ended."""
         wall = time.monotonic() - self.begun
         others = (_busy_seconds() - self.all) - (_own_seconds() - self.own)
         return max(0.0, others / (wall * (os.cpu_count() or 1)))
@@ -153,7 +155,7 @@ def _own_seconds() -> float:
 def soak_once(
     book: Book, subject: Subject, loaded: bool, seed: int, per_core: int = PER_CORE
 ) -> str:
-    """Grade once and note it; returns the line that tells of it."""
+    """Grade once and note it; returns the line to print."""
     before, share = os.getloadavg()[0], OthersShare()
     begun = time.monotonic()
     with busy(per_core * (os.cpu_count() or 1)) if loaded else contextlib.nullcontext():
@@ -186,7 +188,7 @@ def soak_once(
 
 # -- many gradings --------------------------------------------------------------------------------
 def keys_of(book: Book, subject: Subject) -> dict[str, list[str]]:
-    """The checks of ``subject`` in the book that still exist, with what they depend on now."""
+    """The checks of ``subject`` in the book that still exist, with the key of each as it is now."""
     keys = {}
     for check in book.counts.get(subject.name, {}):
         exercise, _, name = check.partition(" ")
@@ -203,7 +205,8 @@ def done(book: Book, subject: Subject, condition: str) -> int:
 def open_goals(
     book: Book, chosen: Sequence[Subject], conditions: Sequence[str]
 ) -> list[tuple[Subject, str]]:
-    """What still has to be graded and how, the furthest from its goal first."""
+    """The gradings that are still to do, and their condition; the furthest
+    from its goal comes first."""
     ratios = [(done(book, s, c) / s.goal, s, c) for c in conditions for s in chosen]
     ratios.sort(key=lambda one: one[0])
     return [(s, c) for ratio, s, c in ratios if ratio < 1]

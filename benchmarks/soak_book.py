@@ -1,7 +1,8 @@
 """The book of soaking: how often each check has judged right code, and how often wrongly.
 
-A check's count holds for what was graded: its file and what that imports, the implementation, and
-the toolkit. When one of these changes, the count begins anew and the book says why.
+A check's count holds for the graded versions: of its file and that file's imports, the
+implementation, and the toolkit. When one of these changes, the count begins anew and the book says
+why.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Count:
 
 @dataclass
 class Book:
-    """All counts, by what was graded and check; ``wrong`` and ``anew`` tell the story."""
+    """All counts, by subject and check; ``wrong`` and ``anew`` tell the story."""
 
     path: Path
     counts: dict[str, dict[str, Count]] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class Book:
         os.replace(file.name, self.path)
 
     def note(self, what: str, verdicts: Iterable[Verdict], condition: str, **story: Any) -> None:
-        """Count one grading of ``what``; ``story``: what to say of a wrong verdict besides."""
+        """Count one grading of ``what``; ``story``: further facts for a wrong verdict."""
         checks = self.counts.setdefault(what, {})
         for verdict in verdicts:
             count = self._current(what, verdict, story)
@@ -109,7 +110,7 @@ class Book:
             checks[verdict.check] = count
 
     def _current(self, what: str, verdict: Verdict, story: dict[str, Any]) -> Count:
-        """The check's count, begun anew if what is graded has changed."""
+        """The check's count, begun anew if the graded code has changed."""
         count = self.counts[what].get(verdict.check)
         if count is None:
             return Count(verdict.key)
@@ -125,7 +126,7 @@ class Book:
     def gradings(self, what: str, condition: str, keys: dict[str, list[str]]) -> int:
         """How often all of ``what`` was graded as it is now: the least runs of any of its checks.
 
-        ``keys``: of the checks that there are now; what is not in the book yet counts 0.
+        ``keys``: those of today's checks; a check that is not in the book yet counts 0.
         """
         counts = self.counts.get(what, {})
         known = [
@@ -137,7 +138,7 @@ class Book:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One check's verdict on code that is right."""
+    """One check's verdict on right code."""
 
     check: str
     verdict: str
@@ -146,7 +147,7 @@ class Verdict:
 
     @property
     def wrong(self) -> bool:
-        """Whether right code was not passed."""
+        """Whether right code did not pass."""
         return self.verdict != "pass"
 
 
@@ -169,8 +170,8 @@ def _helpers(check_file: Path) -> tuple[Path, ...]:
 
 @cache
 def _toolkit() -> tuple[Path, ...]:
-    """What grading or a check imports of the toolkit and the given code, also indirectly, and the
-    map."""
+    """The files of toolkit and given code that grading or a check imports, also
+    indirectly, and the map."""
     homes = [root() / "distlab", root() / "given"]
     begin = [homes[0] / "grading" / f"{name}.py" for name in ("__init__", "run", "plugin")]
     for check_file in root().glob("tests/phase*/*.py"):
@@ -191,7 +192,7 @@ def _closure(todo: Iterable[Path], home: Path) -> set[Path]:
 
 
 def _imported(path: Path, home: Path) -> list[Path]:
-    """Where the modules would be that a file imports, were they in ``home``."""
+    """The paths that a file's imports would have in ``home``."""
     modules: list[Path] = []
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):

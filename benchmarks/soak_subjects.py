@@ -1,4 +1,4 @@
-"""What the soak grades: the solutions of each phase, and the alternatives on gloo ranks."""
+"""The subjects of the soak: the solutions of each phase, and the alternatives on gloo ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALTERNATIVES = root() / "tests" / "alternatives"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is graded at once: a phase's solutions, or an alternative of one exercise."""
+    """The code of one grading: a phase's solutions, or an alternative of one exercise."""
 
     name: str
     impl: str
@@ -52,7 +52,7 @@ class Subject:
         return beside_solutions(Path(self.impl), chosen, folder, seed=seed, tier="gloo")
 
     def key(self, exercise: str, check: str) -> list[str]:
-        """What the verdict of a check depends on."""
+        """The key of a check: a hash of all that its verdict depends on."""
         chosen = load_course().exercise(exercise)
         own = Path(self.impl).glob("*.py") if self.exercise else ()
         return key_of(_file_of(chosen, check), [*_solutions(chosen), *own])

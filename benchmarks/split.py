@@ -1,9 +1,9 @@
 """A model split over ranks: the step against torch's, and how good the stages are.
 
-The step: phase 2's naive model parallelism and torch.distributed.pipelining with one micro-batch
-(which is the same thing), in the same ranks, step by step in turn. The stages: the most
-expensive one for costs that were measured on a GPT, divided optimally and in two ways that come
-to mind.
+The step compares phase 2's naive model parallelism with torch.distributed.pipelining and one
+micro-batch, which is the same algorithm. Both run in the same ranks, step by step in turn. The
+stages compare the most expensive stage for the measured costs of a GPT: divided optimally, and in
+two obvious ways.
 """
 
 from __future__ import annotations

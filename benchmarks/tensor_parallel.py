@@ -1,7 +1,7 @@
 """Tensor parallelism: the layers of phase 2 against torch.distributed.tensor.parallel.
 
 Both are made from the same whole model and take the same steps (forward and backward) in turn in
-the same ranks; outputs and gradients are compared before anything is timed. PyTorch's layers carry
+the same ranks. Outputs and gradients are compared before anything is timed. PyTorch's layers carry
 DTensors, which know their placement and cost time at every operator.
 """
 
@@ -87,12 +87,12 @@ def pytorch(kind: str, device: torch.device = CPU) -> Side:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it, arrived."""
+    """This rank's part of a tensor, after its communication."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 class LocalActivations(SavedActivations):
-    """Counts of a DTensor what this rank holds."""
+    """Counts only this rank's part of a DTensor."""
 
     def _pack(self, tensor: Tensor) -> Tensor:
         super()._pack(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
@@ -174,7 +174,7 @@ def costs(world_size: int, device: str = "cpu") -> dict[str, list[tuple[int, int
 
 
 def local_storage(p: Tensor) -> int:
-    """Where the memory of a parameter lies."""
+    """The address of a parameter's memory."""
     return (p.to_local() if isinstance(p, DTensor) else p).untyped_storage().data_ptr()
 
 

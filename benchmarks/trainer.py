@@ -25,7 +25,7 @@ from solutions.phase1_data_parallel.data_loader import build_loader
 
 from .common import Table, spread
 
-BATCH = 128  # global; divides evenly but for the last, which both leave out
+BATCH = 128  # global; only the last does not divide evenly, and both leave it out
 Step = Callable[[Tensor, Tensor], float]
 
 

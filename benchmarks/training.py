@@ -40,9 +40,9 @@ from .common import failed, now
 
 PRECISIONS = ("float32", "bfloat16")
 # of the losses, beside one process in float64. bfloat16 keeps 8 bits: 2^-8 is 4e-3, and the errors
-# of a step's many products partly cancel
+# of a step's many products partly cancel out
 TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2}
-STEPS = 20  # compared; later on the rounding has grown with the training itself
+STEPS = 20  # steps that are compared; later the rounding errors have grown with the training itself
 WARM = 3  # steps that are not timed
 
 
@@ -78,7 +78,7 @@ def trained(
 
 
 def record(chosen: Workload, precision: str, device: torch.device) -> dict[str, Any]:
-    """Train, and describe it as the reference runs of one process are described."""
+    """Train, and describe the training like the reference runs of one process."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     losses, norms, rate, model = trained(chosen, precision, device)

@@ -1,4 +1,4 @@
-"""What virtual ranks cost: time by number of messages, and a large data-parallel step."""
+"""The cost of virtual ranks: time by number of messages, and a large data-parallel step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distlab.virtual import run_virtual
 from .common import Table
 
 RINGS = (16, 64, 256, 1024)
-NUMEL = 16  # of one chunk: what is measured is messages, not arithmetic
+NUMEL = 16  # of one chunk: messages are measured, not arithmetic
 
 
 def ring(ctx: RankContext) -> float:

@@ -95,7 +95,7 @@ def _late(command: str) -> ModuleType:
 
 
 def run(options: argparse.Namespace, out: Console) -> int:
-    """Do what the command line asks for; the exit status."""
+    """Do what the command line asks for; returns the exit status."""
     if options.command in (*PLAIN, *LATE):
         late = options.command in LATE
         module = _late(options.command) if late else PLAIN[options.command][1]
@@ -125,11 +125,11 @@ def run(options: argparse.Namespace, out: Console) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of the ``distlab`` command: 0 done, 1 not in order, 2 a wrong call; 130 after Ctrl-C,
-    143 after SIGTERM."""
+    """Entry of the ``distlab`` command. Exit status: 0 done, 1 not in order, 2 a wrong call, 130
+    after Ctrl-C, 143 after SIGTERM."""
     given = list(sys.argv[1:] if argv is None else argv)
     options = _parser(given[0] if given else "").parse_args(given)
-    sys.path.insert(0, str(root()))  # the solutions, also for the installed command
+    sys.path.insert(0, str(root()))  # the solutions can be imported by the installed command, too
     try:
         with terminable():
             return run(options, console())

@@ -4,10 +4,10 @@
     python3 scripts/environment.py --cpu       the same, with torch's build for the CPU
     python3 scripts/environment.py --oldest    .venv-oldest, with the oldest torch that is supported
 
-A torch that is there already is kept, whatever its build: in the environment itself (where a user
-has installed it first), or in the calling Python (an instructor's container), whose packages the
-environment then sees. A constraint holds it, and the torchvision beside it, while the others are
-installed.
+An installed torch is kept, whatever its build. A user may have installed it in the environment
+first. Or it is in the calling Python, as in an instructor's container; then the environment sees
+that Python's packages. A constraint holds torch, and the torchvision beside it, while the other
+packages are installed.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def dependencies(group="dependencies"):
 
 
 def on_path(newest):
-    """The newest Python on the path from ``newest`` down to the oldest supported that runs."""
+    """The newest Python on the path that runs, from ``newest`` down to the oldest supported."""
     for minor in range(newest, OLDEST_PYTHON[1] - 1, -1):
         found = shutil.which(f"python3.{minor}")
         if found and ask(found, "print(1)"):
@@ -122,14 +122,14 @@ class Environment:
         self.constraints = self.folder / "constraints.txt"
 
     def requirements(self):
-        """What it needs; torch is ``==2.8.*`` here where the course asks for ``>=2.8``."""
+        """Its requirements; torch is ``==2.8.*`` here where the course asks for ``>=2.8``."""
         found = dependencies()
         if self.oldest:
             found = [re.sub(r"^torch>=([\d.]+)$", r"torch==\1.*", name) for name in found]
         return found
 
     def stamp(self):
-        """What it was made for: the folder (scripts name it) and the requirements."""
+        """The key of the environment: its folder (scripts name it) and its requirements."""
         digest = hashlib.sha256("\n".join(self.requirements()).encode()).hexdigest()
         return str(ROOT) + "\n" + digest + "\n"
 
@@ -139,7 +139,7 @@ class Environment:
         return there and self.stamp_file.read_text() == self.stamp()
 
     def usable(self):
-        """Whether it can be kept and only lacks something: its Python runs, in this folder."""
+        """Whether it can be kept and only lacks packages: its Python runs, in this folder."""
         if self.stamp_file.exists() and not self.stamp_file.read_text().startswith(f"{ROOT}\n"):
             return False
         version = ask(self.python, "import sys; print('%d.%d' % sys.version_info[:2])")
@@ -165,8 +165,7 @@ class Environment:
         return version if (ours == least if self.oldest else ours >= least) else ""
 
     def suitable_python(self):
-        """This Python if it fits, else the newest on the path that does and that runs; for the
-        oldest torch the oldest Python where there is one."""
+        """This Python if it fits, else the newest that runs; for the oldest torch, the oldest."""
         own = sys.version_info[:2]
         newest = NEWEST_PYTHON_OF_OLDEST_TORCH if self.oldest else (3, 20)
         if self.oldest and own != OLDEST_PYTHON and not self.torch_of(sys.executable):
@@ -212,20 +211,21 @@ class Environment:
         return json.loads(said) if said else [name_of(name) for name in wanted]
 
     def install_cpu_build(self):
-        """torch and torchvision from PyTorch's own index: they are then kept like any others."""
+        """Install torch and torchvision from PyTorch's own index; later they
+        are kept like any others."""
         print(f"about {CPU_BUILD} MB to download for torch and torchvision (CPU)", flush=True)
         wanted = [name for name in self.requirements() if name_of(name) in ("torch", "torchvision")]
         self.pip(*wanted, "--index-url", INDEX + "cpu")
 
     def install(self):
-        """Install what is missing, and the course itself in place; a torch that is there stays."""
+        """Install missing packages, and the course itself in place; an installed torch stays."""
         wanted, kept = ["setuptools>=70.1", *self.requirements()], []
         torch = self.torch_of(self.python)
         if torch:
             torchvision = version_of(self.python, "torchvision")
             built = {"torch": torch, "torchvision": torchvision}
             kept = [f"{name}=={version}" for name, version in built.items() if version]
-            # what PyPI has fits PyPI's torch only: another build's torchvision is the user's choice
+            # PyPI's torchvision fits PyPI's torch only: for another build the user chooses one
             left = {"torch", *(["torchvision"] if torchvision or "+" in torch else [])}
             wanted = [name for name in wanted if name_of(name) not in left]
         self.constraints.write_text("".join(line + "\n" for line in kept))
@@ -233,7 +233,7 @@ class Environment:
         self.pip(*wanted, "--constraint", str(self.constraints))
         self.pip("--no-deps", "--no-build-isolation", "--editable", str(ROOT))
         torchrun = self.folder / "bin" / "torchrun"
-        if not torchrun.exists():  # that of a kept torch would start ranks with the other Python
+        if not torchrun.exists():  # a kept torch's would start ranks with the other Python
             code = "from torch.distributed.run import main\nmain()\n"
             torchrun.write_text(f"#!{self.python}\n" + code)
             torchrun.chmod(0o755)

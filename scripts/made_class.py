@@ -3,8 +3,8 @@
     python -m scripts.made_class OUT --students 60 --phases 1 --seed 7
 
 writes ``OUT/submissions`` (folders, zips, tars and git repositories), ``OUT/class.toml`` (rules)
-and ``OUT/made.json``: what each submission is made of, so that a grading can be compared with it.
-The same seed gives the same class. Before the due date most hand in; some are late.
+and ``OUT/made.json``: the parts of each submission, so that a grading can be compared with them.
+The same seed gives the same class. Most students hand in before the due date; some are late.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ only = [{only}]
 
 @dataclass
 class Made:
-    """What a submission is made of. ``wrong``: ids of wrong implementations in it; ``blank``:
-    exercises not begun; ``files``: the final files by their path."""
+    """The parts of a submission. ``wrong``: ids of wrong implementations in it. ``blank``:
+    exercises not begun. ``files``: the final files by their path."""
 
     student: str
     kind: str
@@ -106,7 +106,7 @@ def made_class(
 
 
 def _common(exercises: list[Exercise], rng: random.Random) -> dict[str, list[tuple[Mutant, float]]]:
-    """Wrong implementations per exercise, a few of them far more common than others."""
+    """Wrong implementations per exercise; a few of them are far more common than others."""
     every = all_mutants()
     found: dict[str, list[tuple[Mutant, float]]] = {}
     for exercise in exercises:
@@ -123,7 +123,7 @@ def _work(
     when: datetime.datetime,
     rng: random.Random,
 ) -> list[Version]:
-    """How a student's files came to be: the last version is the submission."""
+    """The history of a student's files: the last version is the submission."""
     mutants: list[Mutant] = []
     if made.kind in ("wrong", "begun"):
         sure = rng.choice(exercises)

@@ -21,7 +21,7 @@ def file_of(
     mutants: Sequence[Mutant],
     alternative: Path | None = None,
 ) -> tuple[str, list[str]]:
-    """The template with the exercises in ``solved`` filled in, and the mutants that are in it.
+    """The template with the exercises in ``solved`` filled in, and the mutants in it.
 
     A mutant that does not fit beside an earlier one is left out; with an ``alternative`` all of
     the file is solved.
@@ -75,12 +75,12 @@ def alternatives_for(
 
 
 def _with(solution: str, alternative: Path, name: str) -> str:
-    """The solution's file with the alternative's definitions in position of its own."""
+    """The solution's file with the alternative's definitions in place of its own."""
     text = alternative.read_text(encoding="utf-8")
     tree = ast.parse(text)
     lines = text.splitlines()
     keeps: set[str] = set()  # of the solution: the alternative calls them
-    bases: set[str] = set()  # of these its classes are derived: they come first
+    bases: set[str] = set()  # its classes are derived from these, so they come first
     for node in reversed(tree.body):
         own = node is tree.body[0] and ast.get_docstring(tree) is not None
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
@@ -104,7 +104,8 @@ def _with(solution: str, alternative: Path, name: str) -> str:
 
 
 def _replaced(solution: str, new: set[str], bases: set[str], by: list[str]) -> list[str]:
-    """The solution's lines with ``by`` instead of what is ``new``, behind its ``bases``."""
+    """The solution's lines with ``by`` instead of the definitions in
+    ``new``, behind its ``bases``."""
     lines = solution.splitlines()
     kept, cut = [0], set[int]()
     for node in ast.parse(solution).body:
@@ -127,7 +128,8 @@ def _end(lines: list[str], number: int) -> int:
 
 
 def copied(files: dict[str, str]) -> dict[str, str]:
-    """Somebody else's files, made to look like one's own: other comments and other blank lines."""
+    """Another student's files, made to look like one's own: other comments
+    and other blank lines."""
     return {
         name: re.sub(r"(?m)^(\s+)# .*$", r"\1# my own work", text).replace("\n\n\n", "\n\n")
         for name, text in files.items()

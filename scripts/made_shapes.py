@@ -29,7 +29,7 @@ class Version:
 def write_entry(
     folder: Path, student: str, shape: str, versions: Sequence[Version], rng: random.Random
 ) -> str:
-    """Write a student's work into ``folder`` in this shape; the entry's name."""
+    """Write a student's work into ``folder`` in this shape; returns the entry's name."""
     last = versions[-1]
     depth = rng.choice(DEPTHS)
     if shape == "zip":
@@ -84,7 +84,7 @@ def _repository(folder: Path, student: str, versions: Sequence[Version], bare: b
 
 
 def _git(folder: Path, *arguments: str, when: datetime.datetime | None = None) -> None:
-    """git without the settings of the one who calls."""
+    """Run git without the caller's settings."""
     clean = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
     who = {f"GIT_{w}_{k}": v for w in ("AUTHOR", "COMMITTER") for k, v in _WHO.items()}
     dates = (

@@ -2,7 +2,7 @@
 
     python -m scripts.measured --write
 
-It is made from the exercise's scenario and from the number that the scenario is marked with.
+The line is made from the exercise's scenario and from the number in the scenario's mark.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _placed(section: str, paragraph: str) -> str:
 
 
 def main() -> int:
-    """Write the lines, or tell which guidelines lack them; 1 if some do."""
+    """Write the lines, or tell which guidelines lack them; returns 1 if some do."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="default: only tell what differs")
     options = parser.parse_args()

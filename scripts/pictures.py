@@ -1,8 +1,8 @@
 """Make the README's pictures from real runs: ``python scripts/pictures.py``.
 
-``docs/report.svg`` is the report of a learner who has written 1.1 to 1.4 and sums the gradients
-where they are to be averaged; ``docs/timeline.png`` is what ``distlab trace 1.5`` draws;
-``docs/scaling.png`` is what ``distlab simulate`` draws for up to 256 GPUs.
+``docs/report.svg`` is the report of a learner who has written 1.1 to 1.4, but sums the gradients
+instead of averaging them. ``distlab trace 1.5`` draws ``docs/timeline.png``. ``distlab simulate``
+draws ``docs/scaling.png`` for up to 256 GPUs.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def load() -> dict[str, Any]:
 
 
 def answer(row: dict[str, Any]) -> str:
-    """What stands in the last column."""
+    """The text of the last column."""
     if row["verdict"] == "same":
         return "<br>".join(f"`{name}`" for name in row["ported"])
     if row["verdict"] == "limit":

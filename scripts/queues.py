@@ -18,7 +18,7 @@ from distlab.picture.lanes import COLOURS, EDGE, INK, SOFT
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "queues.svg"
 Operation = tuple[int, str]  # rank, and "recv" or "send", from or to the other one
-Entry = tuple[str, ...]  # what is issued at once
+Entry = tuple[str, ...]  # messages that are issued at once
 QUEUES: dict[str, tuple[Entry, ...]] = {  # on both ranks
     "one after the other: no rank goes on": (("recv",), ("send",)),
     "one batch: both messages pass": (("recv", "send"),),
@@ -36,7 +36,7 @@ def matches() -> list[tuple[Operation, Operation]]:
 
 
 def behind(queue: tuple[Entry, ...]) -> list[tuple[Operation, Operation]]:
-    """(what can't begin, what it is behind) on each rank."""
+    """(the message that can't begin, the one before it) on each rank."""
     pairs: list[tuple[str, str]] = []
     for number, entry in enumerate(queue):
         earlier = [op for before in queue[:number] for op in before]

@@ -1,7 +1,7 @@
 """Draw the toolkit's rooms and their imports: ``python -m scripts.structure``.
 
 ``docs/structure.svg`` is made from the imports themselves. A room stands above all rooms that it
-imports from. A thin grey arrow is an import that a way over other rooms shows as well. A test
+imports from. A thin grey arrow is an import that a path through other rooms shows as well. A test
 compares the picture's list of arrows with the imports.
 """
 
@@ -35,7 +35,7 @@ def told(found: list[Arrow]) -> str:
 
 
 def levels(found: list[Arrow]) -> dict[str, int]:
-    """A room's level, one below the lowest that imports from it; the last room is at 0."""
+    """A room's level, one below the lowest room that imports from it; the last room is at 0."""
     level: dict[str, int] = {}
     for name in reversed(ROOMS):  # in an order in which importers come first
         level[name] = min((level[a] for a, b in found if b == name), default=1) - 1
@@ -43,7 +43,7 @@ def levels(found: list[Arrow]) -> dict[str, int]:
 
 
 def is_shown_by_others(arrow: Arrow, found: list[Arrow]) -> bool:
-    """Whether another way leads from the one room to the other."""
+    """Whether another path leads from the one room to the other."""
     begin, end = arrow
     seen: set[str] = set()
     left = [b for a, b in found if a == begin and b != end]
@@ -56,7 +56,7 @@ def is_shown_by_others(arrow: Arrow, found: list[Arrow]) -> bool:
 
 
 def positions(found: list[Arrow]) -> dict[str, tuple[float, float]]:
-    """The middles of the boxes; a row's rooms stand over what they import from."""
+    """The middles of the boxes; a row's rooms stand over the rooms that they import from."""
     level, position = levels(found), dict[str, tuple[float, float]]()
     for number in sorted(set(level.values())):
         row = [name for name in ROOMS if level[name] == number]

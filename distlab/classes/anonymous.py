@@ -1,7 +1,7 @@
-"""What a learner wrote, without what tells who wrote it: for a report that a class looks at.
+"""A learner's code without anything that shows who wrote it: for a report that a class looks at.
 
-Names are kept if the course itself uses their words, so that code stays readable. Others become
-``name_1``. What students are called is taken out of every text.
+A name is kept if the course itself uses its words, so that code stays readable. Other names become
+``name_1``. The names of students are taken out of every text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional
 from ..course.catalogue import Course
 
 HIDDEN = "…"
-SHORT = 2  # letters: a part of a name that tells nothing
+SHORT = 2  # letters: so short a part of a name tells nothing about its author
 LONG_NUMBER = 5  # digits: it may be the number of a student
 WORD = re.compile(r"[^\W\d_]+")
 PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[/\\][\w.+~-]+){2,}[/\\]?")
@@ -48,7 +48,7 @@ def _words_of(text: str) -> list[str]:
 
 
 class Mask:
-    """Takes out what students are called. ``secrets``: their ids, and names from their commits."""
+    """Takes the names of students out. ``secrets``: their ids, and names from their commits."""
 
     def __init__(self, secrets: Iterable[str], known: frozenset[str]) -> None:
         self.known = known

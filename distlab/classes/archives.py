@@ -1,7 +1,8 @@
-"""Read what was handed in: a folder, a zip, a tar or a git repository, none of them trusted.
+"""Read a submission: a folder, a zip, a tar or a git repository, none of them trusted.
 
 Each reader gives the Python files with their names and times, and writes nothing. It raises
-``Refused`` with one line for what must not be read: a link that leaves, a name that leaves, a bomb.
+``Refused``, with one line, for an unsafe file: a link or a name that leads out of the folder, or a
+bomb.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class File:
 
 
 def kind_of(path: Path) -> str:
-    """``folder``, ``git``, ``zip``, ``tar``, ``other`` for what can't be read, or nothing."""
+    """``folder``, ``git``, ``zip``, ``tar``, ``other`` for a file that can't be read,
+    or "" for no submission."""
     name = path.name.lower()
     if path.is_dir():
         return "git" if is_repository(path) else "folder"
@@ -54,7 +56,8 @@ def kind_of(path: Path) -> str:
 
 
 def files_in(path: Path, caps: Caps, zone: datetime.tzinfo) -> list[File]:
-    """The Python files of a submission; ``zone``: of times in a zip, which name none."""
+    """The Python files of a submission. ``zone``: that of the times in a
+    zip, which name no zone."""
     if not path.exists():
         raise Refused(f"{path.name} is not there")
     kind = kind_of(path)
@@ -154,7 +157,7 @@ def _zip_time(info: zipfile.ZipInfo, zone: datetime.tzinfo) -> datetime.datetime
         when = datetime.datetime(*info.date_time, tzinfo=zone)
     except ValueError:
         return None
-    return when if when.year > 1980 else None  # what writes no time writes the first that it can
+    return when if when.year > 1980 else None  # 1980 stands for no time
 
 
 class _Bounded(io.RawIOBase):
@@ -170,7 +173,7 @@ class _Bounded(io.RawIOBase):
 
 
 def _unpacked(path: Path) -> IO[bytes]:
-    """The tar in a file, by how that begins and not by its name."""
+    """The tar in a file, recognised by its first bytes and not by its name."""
     with path.open("rb") as file:
         head = file.read(2)
     openers: dict[bytes, Callable[[Path], Any]] = {
@@ -206,7 +209,7 @@ def _moment(seconds: float) -> datetime.datetime | None:
 
 
 def _in_folder(path: Path, caps: Caps) -> Iterator[File]:
-    """Links inside of the folder are followed to files; what leaves it is refused."""
+    """Links to files inside the folder are followed. A link that leads out of it is refused."""
     base, budget = path.resolve(), _Budget(caps)
 
     def unreadable(error: OSError) -> None:

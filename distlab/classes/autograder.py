@@ -1,7 +1,7 @@
 """Gradescope's autograder: the zip to upload, and what it does with a submission.
 
-The container is the sandbox there. Root grades, holds checks and solutions, and writes the result;
-learner code runs as another user, who can read none of it (``sandbox/container.py``).
+The container is the sandbox there. Root grades, holds checks and solutions, and writes the result.
+Learner code runs as another user that can read none of these files (``sandbox/container.py``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pack(to: Path, rules: Path | None) -> ClassConfig:
 
 
 def _course() -> Iterator[tuple[str, bytes]]:
-    """What grading takes of the course, by name."""
+    """The files of the course that grading needs, by name."""
     for pattern in COURSE:
         for path in sorted(root().glob(pattern)):
             for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -63,7 +63,7 @@ def _course() -> Iterator[tuple[str, bytes]]:
 def main(arguments: Sequence[str]) -> int:
     """Grade ``submission/`` of the folder named, and write ``results/results.json`` there."""
     base = Path(arguments[0]).resolve()
-    os.umask(0o077)  # what is written here, only root reads
+    os.umask(0o077)  # only root reads the files that are written here
     _close(base)
     result = base / "results" / "results.json"
     write(result, _dumped(no_result(NO_RESULT)))  # stays there if this process is killed
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _close(base: Path) -> None:
-    """Results, submission and what tells of the student are nobody's but root's."""
+    """Results, submission and facts about the student belong to root alone."""
     (base / "results").mkdir(exist_ok=True)
     for name in ("results", "submission", "submission_metadata.json"):
         path = base / name
@@ -104,7 +104,8 @@ def _graded(base: Path) -> dict[str, Any]:
 
 
 def _whose(path: Path) -> tuple[str, datetime.datetime | None]:
-    """Who handed in, and when, as Gradescope's file says; it is absent where this is tried out."""
+    """The student and the time of the submission, from Gradescope's file. A
+    trial run has no such file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         names = [str(user["email"]) for user in data["users"]]

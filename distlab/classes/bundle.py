@@ -1,7 +1,7 @@
 """A verdict in one file: the learner's work, the seed, the report, and where it was graded.
 
-Who opens it grades the same files with the same seed, and sees whether the verdict is the same. No
-answer is inside, no path of the learner's machine and no name of its user.
+A person who opens it grades the same files with the same seed, and sees whether the verdict is the
+same. It holds no answer, no path of the learner's machine and no name of its user.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FACTS = ("course_version", "checks", "torch", "python", "system", "cores")
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An opened one: what was asked for, what came out, and the learner's files."""
+    """An opened bundle: which exercise was graded and how, the verdict, and the learner's files."""
 
     manifest: dict[str, Any]
     report: dict[str, Any]
@@ -46,11 +46,11 @@ class Bundle:
 
     @property
     def exercise(self) -> Exercise:
-        """Which exercise it is about; ValueError if this course has none of its number."""
+        """The bundle's exercise; ValueError if this course has none with its number."""
         return load_course().exercise(str(self.manifest["exercise"]))
 
     def request(self, folder: Path) -> Request:
-        """The same grading, of the files unpacked in ``folder``."""
+        """The same grading, for the files unpacked in ``folder``."""
         for name, content in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,8 @@ class Bundle:
 
 
 def request(exercise: Exercise, impl: str, seed: int | None, *, partial: bool) -> Request:
-    """The grading of one exercise, with nothing of other phases: their files are in no bundle."""
+    """The grading of one exercise. Other phases count as passed: a bundle
+    has none of their files."""
     others = [e.id for e in load_course().exercises if e.phase.number != exercise.phase.number]
     return Request(
         impl=impl,
@@ -75,7 +76,7 @@ def request(exercise: Exercise, impl: str, seed: int | None, *, partial: bool) -
 
 
 def facts(exercise: Exercise) -> dict[str, Any]:
-    """Where a verdict was made, as far as it may matter."""
+    """Facts about the machine and the versions that may change a verdict."""
     digest = hashlib.sha256()
     for path in check_files(exercise):
         digest.update(path.read_bytes())
@@ -116,7 +117,7 @@ def pack(
 
 
 def work(exercise: Exercise, impl: str) -> dict[str, bytes]:
-    """The learner's files of the phase, by their names in the course; ValueError for others'."""
+    """The learner's files of the phase, by their names in the course; ValueError for solutions."""
     source = find_source(impl, exercise.phase)
     answers = root() / "solutions"
     found = {}
@@ -147,12 +148,12 @@ class _Nameless:
         )
 
     def text(self, text: str) -> str:
-        """The text without them."""
+        """The text without folders and user names."""
         found = self._place.sub(lambda match: self._folders[match[0]], text)
         return self._user.sub("<user>", found)
 
     def value(self, value: Any) -> Any:
-        """The same in all texts of plain data."""
+        """Plain data whose texts are all without them."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -175,7 +176,7 @@ def _dumped(data: Any) -> bytes:
 
 # -- opening --------------------------------------------------------------------------------------
 def opened(path: Path) -> Bundle:
-    """What is in a bundle; ValueError with the reason if it is none, or was changed."""
+    """The contents of a bundle; ValueError with the reason if the file is none, or was changed."""
     inside = zips.read(path, MOST)
     try:
         manifest, report = (json.loads(inside[f"{name}.json"]) for name in ("manifest", "report"))
@@ -200,12 +201,13 @@ def opened(path: Path) -> Bundle:
 
 
 def verdicts_of(report: dict[str, Any]) -> dict[str, str]:
-    """Check by check, the bundle's exercise and those that it builds on."""
+    """The verdict of each check, for the bundle's exercise and the exercises that it builds on."""
     return {c["name"]: c["verdict"] for e in report["exercises"] for c in e["checks"]}
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """Checks with another verdict here, one line each; what one machine lacks is no difference."""
+    """Checks with another verdict here, one line each. A check that one machine
+    can't run is no difference."""
     first, second = verdicts_of(there), verdicts_of(here)
     lines = []
     for name in sorted(first.keys() | second.keys()):
@@ -216,6 +218,6 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
 
 
 def surroundings(bundle: Bundle) -> list[str]:
-    """What is different here, one line each."""
+    """The facts about this machine that differ, one line each."""
     there, here = bundle.manifest["facts"], facts(bundle.exercise)
     return [f"{k}: {there.get(k)} there, {here[k]} here" for k in FACTS if there.get(k) != here[k]]

@@ -1,4 +1,4 @@
-"""The rules of a class, read from ``class.toml``: every one has a default.
+"""The rules of a class, read from ``class.toml``: every rule has a default.
 
 A file of rules is for one hand-in. Dates without an offset are in the class's time zone; a date
 without a time means the end of that day.
@@ -24,8 +24,9 @@ LATER = ("after_due_date", "after_published", "hidden")
 
 @dataclass(frozen=True, kw_only=True)
 class Late:
-    """What handing in late costs: nothing within ``grace_minutes``, then ``percent_per_day`` of
-    the points for each day that has begun since the due date; all after ``cut_off_days``."""
+    """The cost of a late submission. Within ``grace_minutes`` it costs nothing. Then each day
+    that has begun since the due date costs ``percent_per_day`` of the points. After
+    ``cut_off_days`` no points are left."""
 
     grace_minutes: float = 0
     percent_per_day: float = 0
@@ -34,9 +35,9 @@ class Late:
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """What one submission may take: ``seconds`` of grading, ``memory_gb`` of each process, and
-    when it is unpacked ``unpacked_mb`` and ``files``. They end what is broken: most need far less.
-    """
+    """The limits of one submission: ``seconds`` of grading, ``memory_gb`` of each process, and
+    ``unpacked_mb`` and ``files`` when it is unpacked. They end a broken submission: most
+    submissions need far less."""
 
     seconds: float = 3600
     memory_gb: float = 8
@@ -46,8 +47,9 @@ class Caps:
 
 @dataclass(frozen=True, kw_only=True)
 class Gradescope:
-    """What students see on Gradescope, and when: ``visibility`` of all exercises, but
-    ``hidden_until`` of those in ``hidden``; ``stdout`` of what the grader prints."""
+    """What students see on Gradescope, and when. ``visibility`` holds for all
+    exercises except those in ``hidden``, for which ``hidden_until`` holds. ``stdout``
+    holds for the grader's output."""
 
     visibility: str = "visible"
     hidden: tuple[str, ...] = ()
@@ -58,8 +60,9 @@ class Gradescope:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassConfig:
-    """The rules. ``phases`` empty: those that anybody handed something in for. ``points``: where
-    an exercise counts other than in the course. ``due`` None: nobody is late."""
+    """The rules. Empty ``phases`` mean all phases for which anybody handed something
+    in. ``points``: only for exercises that count otherwise than in the course. If
+    ``due`` is None, nobody is late."""
 
     name: str = "class"
     time_zone: str = "UTC"
@@ -90,7 +93,7 @@ class ClassConfig:
         return [e for e in chosen if not self.only or e.id in self.only]
 
     def worth(self, exercise: Exercise) -> float:
-        """The points that an exercise counts with."""
+        """The points that an exercise gives in this class."""
         return self.points.get(exercise.id, exercise.points)
 
     def team_of(self, student: str) -> str:
@@ -98,7 +101,7 @@ class ClassConfig:
         return next((team for team, members in self.teams.items() if student in members), student)
 
     def due_for(self, student: str) -> datetime.datetime | None:
-        """When the student has to hand in: the latest extension of the student or of the team."""
+        """The student's due date: the latest extension of the student or of the team."""
         names = (student, *self.teams.get(student, ()))
         dates = [d for d in (self.due, *map(self.extensions.get, names)) if d is not None]
         return max(dates) if self.due is not None else None
@@ -120,7 +123,8 @@ def zone_called(name: str) -> datetime.tzinfo:
 
 
 def clean_id(text: str) -> str:
-    """An id that can be a folder's name and stand in a table; a changed one gets a mark."""
+    """An id that can be a folder's name and stand in a table. An id that had to
+    be changed gets a mark."""
     clean = re.sub(r"[^\w.@+ -]", "_", text.encode("utf-8", "replace").decode()).strip(" .")[:80]
     if clean == text:
         return clean
@@ -273,7 +277,7 @@ def _names(teams: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def _agree(found: ClassConfig, dates: Table, extensions: Table) -> None:
-    """What can only be seen in several keys together."""
+    """Check the keys that depend on each other."""
     if found.release and found.due and found.due <= found.release:
         dates.wrong("due", f"{found.due} is not after the release, {found.release}")
     names = {*found.students, *_names(found.teams)}

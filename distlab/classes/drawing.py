@@ -1,7 +1,8 @@
-"""Small pictures of counts, as SVG inside a page: patterns and numbers beside the colours.
+"""Small pictures of counts, as SVG inside a page, with patterns and numbers beside the colours.
 
-Own functions and not matplotlib: text stays text, patterns stay sharp on paper, and a picture is a
-few hundred bytes. Colours are those of Okabe and Ito, which the colour-blind can tell apart.
+These are own functions and not matplotlib's: text stays text, patterns stay sharp on paper, and a
+picture has a few hundred bytes. The colours are those of Okabe and Ito, which colour-blind readers
+can tell apart.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOOKS: dict[str, tuple[str, str]] = {
     "needs": ("#56B4E9", "M2,2 h2 M6,6 h2"),
     "blocked": ("#F0E442", "M0,4 h8"),
 }
-PLAIN = ("#56B4E9", "#E69F00")  # of bars that are no verdicts
+PLAIN = ("#56B4E9", "#E69F00")  # the colour of bars that show no verdicts
 
 
 def _element(
@@ -55,7 +56,7 @@ def _canvas(width: int, height: int, label: str) -> ElementTree.Element:
 
 
 def patterns() -> Markup:
-    """The patterns of all verdicts; it stands once in a page, before its pictures."""
+    """The patterns of all verdicts. A page has them once, before its pictures."""
     svg = _element(None, "svg", width=0, height=0, class_="patterns", aria_hidden="true")
     defs = _element(svg, "defs")
     for verdict, (colour, lines) in LOOKS.items():
@@ -115,8 +116,8 @@ def columns(
     width: int = 660,
     height: int = 190,
 ) -> Markup:
-    """A column per count. ``line``: a dashed line at this point (0 to 1 over all), and its label.
-    ``what`` is counted; ``below`` says what the labels are."""
+    """A column per count. ``line``: the position (0 to 1 over all) and the label of a dashed line.
+    ``what`` is counted; ``below`` says what the labels mean."""
     svg = _canvas(width, height, f"{what}: " + ", ".join(_pairs(labels, counts)))
     left, top, bottom = 34, 46, height - 40
     room, highest = width - left - 6, max([*counts, 1])

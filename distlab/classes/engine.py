@@ -1,8 +1,9 @@
-"""Grade a class: several submissions at once, and never one that was graded before.
+"""Grade a class: several submissions at once, and none that was graded before.
 
-What a grading found is kept by the hash of the submission's files. Results, feedback and tables are
-made from that again in each run: a run that was interrupted goes on, and a changed due date or
-changed points cost no grading. Changed checks do: then ``regrade`` shows first what would change.
+The outcome of a grading is kept by the hash of the submission's files. Each run makes results,
+feedback and tables from these outcomes again. So an interrupted run goes on, and a changed due date
+or changed points need no new grading. Changed checks need one: then ``regrade`` shows first what
+would change.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from .workers import work_off
 
 Grader = Callable[[Submission, ClassConfig], StudentReports]
 PRINTED = 20_000  # characters of it in a log
-RULES = ("phases", "only", "partial", "seed")  # those that a verdict depends on
+RULES = ("phases", "only", "partial", "seed")  # the rules that a verdict depends on
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The folder of results, and where things are in it."""
+    """The folder of results, and the paths in it."""
 
     path: Path
 
     @property
     def unpacked(self) -> Path:
-        """Where submissions are until it is clear that they are graded."""
+        """Where unpacked submissions lie until their grading is kept."""
         return self.path / ".unpacked"
 
     def student(self, name: str) -> Path:
@@ -46,12 +47,12 @@ class Folder:
         return self.path / "students" / name
 
     def files(self, submission: Submission) -> Path:
-        """What a grading of these files has found."""
+        """The outcome of a grading of these files."""
         number = submission.digest.removeprefix("sha256:")[:16]
         return self.student(submission.student) / "gradings" / f"{number}.json"
 
     def printed(self, name: str) -> Path:
-        """What the grader's own process wrote while it graded."""
+        """The output of the grader's own process while it graded."""
         return self.student(name) / "printed.txt"
 
 
@@ -65,10 +66,11 @@ def grade_class(
     way: str = "",
     progress: Progress | None = None,
 ) -> dict[str, Attempt]:
-    """Grade what has not been graded yet, and write everything; the counting attempts.
+    """Grade the submissions that are not graded yet, and write everything; gives the attempts that
+    count.
 
-    ``way`` names how ``grader`` runs the code: results made in another one are not mixed in.
-    Raises ValueError, with nothing changed, if ``out`` has results of other checks or rules.
+    ``way`` names how ``grader`` runs the code: results of another way are not mixed in. Raises
+    ValueError, with nothing changed, if ``out`` has results of other checks or rules.
     """
     folder = Folder(out.resolve())
     with _alone(folder.path):
@@ -78,7 +80,7 @@ def grade_class(
         attempts = _in_place(unpacked, folder)
         todo = [s for each in attempts.values() for s in _counting(config, each)]
         todo = [s for s in todo if not _is_done(folder, s, key)]
-        todo = list({folder.files(s): s for s in todo}.values())  # two attempts may be the same
+        todo = list({folder.files(s): s for s in todo}.values())  # attempts may be equal
         told = progress or Progress(None)
         done = len({*attempts} - {s.student for s in todo})
         with told.following(done + len(todo), done):
@@ -91,14 +93,14 @@ def grade_class(
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """No second run writes into the same folder."""
+    """Keep a second run from writing into the same folder."""
     path.mkdir(parents=True, exist_ok=True)
     with (path / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(f"{path}: another grading is writing there") from None
-        not_for_children.append(lock.fileno())  # else what outlives a killed run keeps it
+        not_for_children.append(lock.fileno())  # else a child may keep it
         try:
             yield
         finally:
@@ -128,7 +130,8 @@ def _unpacked(
 
 
 def _in_place(unpacked: dict[str, list[Submission]], folder: Folder) -> dict[str, list[Submission]]:
-    """The files of this run take the place of those of the last; who is gone has no result."""
+    """Put the files of this run in the place of the last run's. A student who
+    is gone has no result."""
     for path in (folder.path / "students").glob("*/*"):
         if path.parent.name not in unpacked and path.is_file():
             path.unlink()
@@ -147,14 +150,15 @@ def _in_place(unpacked: dict[str, list[Submission]], folder: Folder) -> dict[str
 
 
 def with_phases(config: ClassConfig, submissions: Sequence[Submission]) -> ClassConfig:
-    """The rules with the phases named: those handed in, where the rules name none."""
+    """The rules with their phases. If the rules name none, these are the phases handed in."""
     phases = {number for each in submissions for number in each.phases}
     phases = phases or {p.number for p in load_course().phases if p.exercises}
     return dataclasses.replace(config, phases=config.phases or tuple(sorted(phases)))
 
 
 def _begin(config: ClassConfig, folder: Folder, way: str) -> str:
-    """Note what is graded with; a key of all that a verdict depends on.
+    """Note the versions and rules of this grading; returns a key of everything that a verdict
+    depends on.
 
     Raises ValueError if there are gradings by something else.
     """
@@ -178,9 +182,9 @@ def _begin(config: ClassConfig, folder: Folder, way: str) -> str:
 
 
 def _counting(config: ClassConfig, attempts: Sequence[Submission]) -> list[Submission]:
-    """The attempts of which one counts: all for the best, else the last that was in time.
+    """The attempts that may count: all where the best counts, else the last that was in time.
 
-    If none was in time it is the last. One that can't be read counts only if none can.
+    If none was in time, it is the last one. An unreadable attempt counts only if none can be read.
     """
     possible = [s for s in attempts if not s.problem] or list(attempts)
     if config.counts == "best":
@@ -190,7 +194,7 @@ def _counting(config: ClassConfig, attempts: Sequence[Submission]) -> list[Submi
 
 
 def _found(folder: Folder, submission: Submission, key: str) -> StudentReports | None:
-    """What was found in the same files by the same checks, now or in an earlier run."""
+    """The outcome of the same checks on the same files, now or in an earlier run."""
     try:
         data = json.loads(folder.files(submission).read_text(encoding="utf-8"))
         return reports_of(data["found"]) if data["key"] == key else None
@@ -199,7 +203,7 @@ def _found(folder: Folder, submission: Submission, key: str) -> StudentReports |
 
 
 def _is_done(folder: Folder, submission: Submission, key: str) -> bool:
-    """Whether there is nothing to grade; a grading that came to no end is tried again."""
+    """Whether there is nothing to grade. A grading that did not finish is tried again."""
     found = _found(folder, submission, key)
     return bool(submission.problem) or (found is not None and not found.problem)
 
@@ -213,7 +217,7 @@ def _grade(
     key: str,
     told: Progress,
 ) -> None:
-    """Grade these submissions and keep what is found, each as soon as it is."""
+    """Grade these submissions, and keep each outcome as soon as it is there."""
     for each in todo:
         folder.printed(each.student).unlink(missing_ok=True)
     work = work_off(
@@ -243,7 +247,7 @@ def _line(config: ClassConfig, submission: Submission, found: StudentReports) ->
 def _written(
     config: ClassConfig, submissions: Sequence[Submission], folder: Folder, key: str
 ) -> Attempt:
-    """The student's files are written; the attempt that counts."""
+    """Write the student's files; returns the attempt that counts."""
     attempts = []
     for number, each in enumerate(submissions, 1):
         kept = None if each.problem else _found(folder, each, key)
@@ -261,7 +265,7 @@ def _written(
 
 
 def _said(path: Path) -> str:
-    """The end of what the grader's process wrote, if it wrote anything."""
+    """The end of the output of the grader's process, if there is any."""
     if not path.is_file():
         return ""
     text = path.read_text(encoding="utf-8", errors="backslashreplace")[-PRINTED:]

@@ -1,7 +1,7 @@
-"""What a student reads: the grader's own report, as HTML and as Markdown.
+"""A student's feedback: the grader's own report, as HTML and as Markdown.
 
-Everything that comes from a student is text here: rich escapes it for HTML, and Markdown shows it
-in a fence that is longer than any in it.
+Everything that comes from a student is shown as plain text. rich escapes it for HTML. In Markdown
+it stands in a fence that is longer than any fence in the text itself.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ def as_html(title: str, facts: Sequence[str], reports: Sequence[Report]) -> str:
 
 
 def _printed(report: Report) -> Console:
-    """A console that has recorded what the grader prints."""
+    """A console that has recorded the grader's output."""
     out = Console(record=True, file=io.StringIO(), width=WIDTH, color_system="truecolor")
     print_report(report, load_course().phase(report.phase), out)
     return out
 
 
 def _clean(text: str) -> str:
-    """Without characters that steer a terminal, or that UTF-8 can't hold."""
+    """The text without characters that steer a terminal, or that UTF-8 can't hold."""
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _plain(text: str) -> str:
-    """A line that Markdown takes for nothing else than text."""
+    """A line that Markdown reads as text and as nothing else."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", " ".join(_clean(text).split()))

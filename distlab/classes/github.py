@@ -2,8 +2,8 @@
 
     python -m distlab.classes.github phase1.json >> "$GITHUB_OUTPUT"
 
-Each exercise is a runner of the reporter ``classroom-resources/autograding-grading-reporter``: an
-output of the step, in base64, with its points.
+Each exercise is one runner of the reporter ``classroom-resources/autograding-grading-reporter``. A
+runner is an output of the step, in base64, with its points.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def workflow(phases: Sequence[Phase]) -> str:
 
 
 def _name(exercise_id: str) -> str:
-    """What an exercise is called where neither points nor spaces may stand."""
+    """The exercise's name where neither points nor spaces are allowed."""
     return "exercise_" + exercise_id.replace(".", "_")
 
 

@@ -21,8 +21,8 @@ from .submissions import Submission
 
 
 class ClassGrader:
-    """Grades in children of this process; ``walls``: learners' code runs in a sandbox.
-    ``container``: this machine is one, and the code runs as another user.
+    """Grades in child processes of this process. ``walls``: learners' code runs in a sandbox.
+    ``container``: this machine is a container, and the code runs as another user.
 
     Checks are collected once for each phase, and stay collected.
     """
@@ -59,7 +59,7 @@ class ClassGrader:
             device="cpu",
             seed=config.seed,
             exercises=chosen,
-            known=frozenset(elsewhere),  # what is taken from another phase is the solution's
+            known=frozenset(elsewhere),  # code of another phase is taken from the solution
             partial=config.partial,
             sandbox=limits if self.walls else None,
         )

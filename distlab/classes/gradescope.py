@@ -1,7 +1,8 @@
 """results.json for Gradescope, made from a student's result by its documented fields.
 
-One test for each exercise, with the points that it has in the class; its text goes check by check.
-All texts are plain: what learner code writes into a message is never taken for HTML or Markdown.
+There is one test for each exercise, with the points that it has in the class. Its text tells check
+by check what came out. All texts are plain: a message that learner code writes is never read as
+HTML or Markdown.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _test(exercise: Mapping[str, Any], config: ClassConfig) -> dict[str, Any]:
 
 
 def _text(exercise: Mapping[str, Any]) -> Iterator[str]:
-    """The exercise check by check; checks of the same words and verdict are told once."""
+    """The exercise check by check. Checks with the same words and verdict are told once."""
     yield f"{exercise['verdict']}: {exercise['points']} of {exercise['max_points']} points"
     if exercise["used_solution_of"] and exercise["verdict"] not in ("blank", "blocked", "error"):
         yield f"graded with the solution of {', '.join(exercise['used_solution_of'])}"
@@ -107,7 +108,7 @@ def _text(exercise: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _why(check: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a check that did not pass says, in the words of the grader's own report."""
+    """The message of a check that did not pass, in the words of the grader's own report."""
     if check["verdict"] == "pass":
         return ()
     parts = [check["message"]]

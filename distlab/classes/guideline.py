@@ -1,4 +1,4 @@
-"""What an exercise's section of the guidelines says, for a page: its pitfalls, or its beginning."""
+"""A part of an exercise's section in the guidelines, for a page: its pitfalls, or its beginning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ PITFALLS = "**Pitfalls.**"
 
 
 def quoted(exercise: Exercise) -> Markup:
-    """The paragraph with the pitfalls, else the first one, as HTML; empty if there is no section.
+    """The paragraph with the pitfalls, else the first paragraph, as HTML; empty if there is no
+    section.
 
     Nothing in it is taken from the network: pictures and raw HTML are left out.
     """

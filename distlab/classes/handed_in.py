@@ -14,10 +14,10 @@ from .submissions import find_entries, unpack
 def lay_out(
     submissions: Path, config: ClassConfig, to: Path, digests: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Path], dict[str, Commits]]:
-    """A folder in ``to`` and the history for each student, of the last submission that can be read.
+    """For each student a folder in ``to`` and the history of the last submission that can be read.
 
-    ``digests``: of the submission that counts for each student; no other one is taken then, and
-    members of a team have that of their team.
+    ``digests``: the hash of the submission that counts for each student; then no other one is
+    taken. Members of a team have the submission of their team.
     """
     folders: dict[str, Path] = {}
     histories: dict[str, Commits] = {}
@@ -36,7 +36,7 @@ def lay_out(
 
 
 def rules_of(results: ClassResults) -> ClassConfig:
-    """As far as they say whose a submission is: the rules by which the class was graded."""
+    """Of the rules by which the class was graded, those that say whose a submission is."""
     rules = results.about.get("config") or {}
     teams = {name: tuple(members) for name, members in dict(rules.get("teams") or {}).items()}
     return ClassConfig(pattern=str(rules.get("pattern") or ""), teams=teams)

@@ -1,8 +1,8 @@
-"""What a class misunderstood: the causes that the grader told, counted and ranked.
+"""The misconceptions of a class: the causes that the grader told, counted and ranked.
 
-A student counts once per exercise: for the check that decided the verdict, which is what the
-student was told in full. The same cause told by a rule of ``distlab.explain`` is one misconception
-in whichever check it showed; other causes mean something in their check alone.
+A student counts once per exercise: for the check that decided the verdict, because the report told
+this check in full. If a rule of ``distlab.explain`` told the same cause in several checks, that is
+one misconception. Any other cause has a meaning only in its own check.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..explain.causes import is_of_a_rule, what_they_do
 from ..grading.wrong import Mutant
 from .outcomes import Failed, Graded, Student
 
-EXAMPLES = 2  # known mistakes that are named for a misconception
+EXAMPLES = 2  # so many known mistakes are named for a misconception
 
 
 @dataclass(frozen=True)
 class Witness:
-    """A student whom the grader told this misconception, and what it told."""
+    """A student who was told this misconception, and the grader's words."""
 
     student: Student
     exercise: Graded
@@ -29,11 +29,11 @@ class Witness:
 
 @dataclass(frozen=True)
 class Misconception:
-    """One cause in one exercise (and for most causes in one check), with all whom it concerns.
+    """One cause in one exercise (and for most causes in one check), with all students concerned.
 
-    ``beside``: how many more fail in this way, but were told something else first.
-    ``builds_on_it``: the exercises of this class that build on this one. ``mistakes``: known ones
-    that are told in the same way.
+    ``beside``: how many more students fail in this way, but were told another cause first.
+    ``builds_on_it``: the exercises of this class that build on this one. ``mistakes``: known
+    mistakes that the grader tells in the same way.
     """
 
     exercise: str
@@ -47,12 +47,12 @@ class Misconception:
 
     @property
     def count(self) -> int:
-        """How many students it concerns."""
+        """How many students have this misconception."""
         return len(self.witnesses)
 
     @property
     def weight(self) -> float:
-        """How much there is to win by talking about it: students x points x (1 + later exercises
+        """How much a class gains by talking about it: students x points x (1 + later exercises
         that build on this one)."""
         return self.count * self.points * (1 + len(self.builds_on_it))
 
@@ -63,7 +63,7 @@ class Misconception:
         return sorted(dict.fromkeys(titles), key=lambda t: (-titles.count(t), t))
 
     def sentence(self, graded: int) -> str:
-        """It in words, as "31 of 60 …"."""
+        """The misconception in words, such as "31 of 60 …"."""
         does, check = what_they_do(self.cause), self.checks[0]
         if does:
             verb = "is among those who" if self.count == 1 else ""
@@ -79,8 +79,8 @@ class Misconception:
 def misconceptions(
     students: Iterable[Student], course: Course, mutants: Sequence[Mutant] = ()
 ) -> list[Misconception]:
-    """All of them, by weight; those of an exercise that the course does not know have no later
-    exercises."""
+    """All misconceptions, by weight. An exercise that the course does not know
+    has no later exercises."""
     found: dict[tuple[str, str, str], list[Witness]] = {}
     also: dict[tuple[str, str, str], set[str]] = {}
     counted: set[str] = set()
@@ -114,7 +114,8 @@ def _key(exercise: Graded, failed: Failed) -> tuple[str, str, str]:
 
 
 def builders(course: Course, counted: set[str]) -> dict[str, tuple[str, ...]]:
-    """For each exercise those of ``counted`` that build on it, directly or by another one."""
+    """For each exercise those of ``counted`` that build on it, directly or
+    through another exercise."""
     bases: dict[str, set[str]] = {}
     for exercise in course.exercises:  # what an exercise builds on stands before it
         direct = exercise.builds_on
@@ -137,7 +138,7 @@ def _known(mutants: Sequence[Mutant], exercise: str, cause: str, check: str) -> 
 
 
 def recurring(found: Iterable[Misconception]) -> list[tuple[str, int, list[str]]]:
-    """Causes of rules that are told in several exercises: cause, students, exercises."""
+    """Causes that rules tell in several exercises: cause, students, exercises."""
     where: dict[str, list[Misconception]] = {}
     for each in found:
         if is_of_a_rule(each.cause):
@@ -152,5 +153,5 @@ def recurring(found: Iterable[Misconception]) -> list[tuple[str, int, list[str]]
 
 
 def in_order(exercise: str) -> tuple[tuple[int, str], ...]:
-    """1.10 comes after 1.9, and what is no number at the end."""
+    """A key by which 1.10 comes after 1.9, and an id that is no number comes last."""
     return tuple((int(p), "") if p.isdecimal() else (10**9, p) for p in exercise.split("."))

@@ -1,7 +1,7 @@
-"""What came out of a class, read from the results folder: students, their exercises, their checks.
+"""The outcome of a class, read from the results folder: students, their exercises, their checks.
 
-Nothing is graded here. A file that can't be read, or that lacks what the report needs, is told in
-one line and left out.
+Nothing is graded here. A file is told in one line and left out if it can't be read, or if it lacks
+a fact that the report needs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Graded:
 
 @dataclass(frozen=True)
 class Student:
-    """One student's result. ``digest``: of the submission that counts."""
+    """One student's result. ``digest``: the hash of the submission that counts."""
 
     id: str
     score: float
@@ -57,13 +57,14 @@ class Student:
 
     @property
     def share(self) -> float:
-        """The score as a part of what was to be had, 0 to 1."""
+        """The score as a part of the points that could be had, 0 to 1."""
         return self.score / self.max_score if self.max_score > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class ClassResults:
-    """A results folder: what all were graded by, the students, and what could not be read."""
+    """A results folder: the versions and rules of the grading, the students,
+    and the unreadable files."""
 
     about: dict[str, Any]
     students: tuple[Student, ...]
@@ -149,7 +150,8 @@ def _graded(data: dict[str, Any], worth: dict[str, float]) -> Graded:
 
 
 def _failed(checks: Iterable[dict[str, Any]]) -> tuple[Failed, ...]:
-    """In the order in which the checks ran: the first one decides, as in the grader's report."""
+    """The failing checks in the order in which they ran: the first one decides, as
+    in the grader's report."""
     return tuple(
         Failed(
             check=str(c["name"]).split("[")[0],

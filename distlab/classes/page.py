@@ -8,7 +8,7 @@ import jinja2
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of this template; a value that it misses is an error."""
+    """The page of this template; a missing value is an error."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("distlab.classes", "templates"),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""How far a grading is: done, running, left, and the time that is left."""
+"""The progress of a grading: done, running, left, and the time that is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUNNING_SHOWN = 4
 
 
 class Progress:
-    """Says each student that is done; on a terminal with a line below that stands still."""
+    """Prints a line for each student who is done. On a terminal a line below it stands still."""
 
     def __init__(self, out: Console | None) -> None:
         self.out = out
@@ -25,14 +25,15 @@ class Progress:
 
     @contextlib.contextmanager
     def following(self, total: int, done: int) -> Iterator[None]:
-        """While ``total`` submissions are graded, of which ``done`` were before."""
+        """The time in which ``total`` submissions are graded; ``done`` of
+        them were graded before."""
         self.total, self.done, self.begun = total, done, time.monotonic()
         if self.out is not None and done:
             self.out.print(f"{done} of {total} are done: nothing changed in them", highlight=False)
         if self.out is None or not self.out.is_terminal:
             yield
             return
-        # without a thread of its own: workers are forked while it is shown
+        # without a thread of its own, because workers are forked while it is shown
         with Live(self._state(), console=self.out, auto_refresh=False, transient=True) as self.live:
             yield
         self.live = None
@@ -43,7 +44,7 @@ class Progress:
         self._refresh()
 
     def ends(self, student: str, line: str) -> None:
-        """A grading has ended; ``line``: with what."""
+        """A grading has ended; ``line`` tells its outcome."""
         self.running.pop(student, None)
         self.done += 1
         self.fresh += 1
@@ -56,7 +57,7 @@ class Progress:
         self._refresh()
 
     def words(self) -> str:
-        """Done, running, left, and how long that takes."""
+        """Done, running, left, and the time that the rest takes."""
         left = max(self.total - self.done - len(self.running), 0)
         parts = [f"{self.done} of {self.total} done", f"{len(self.running)} running"]
         parts.append(f"{left} left")

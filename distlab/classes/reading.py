@@ -28,7 +28,7 @@ class Table:
                 self.wrong(key, f"there is no such {what}{listed}", names, key)
 
     def wrong(self, key: str, text: str, names: Iterable[str] = (), given: str = "") -> NoReturn:
-        """Raise ValueError; the nearest of ``names`` to what was ``given`` is offered."""
+        """Raise ValueError, which offers the name nearest to the one ``given``."""
         near = difflib.get_close_matches(given, sorted(names), n=1, cutoff=0.5) if given else []
         guess = f"; did you mean {near[0]!r}?" if near else ""
         where = f"[{self.name}] {key}" if self.name else key
@@ -92,14 +92,15 @@ class Table:
         return value
 
     def choice(self, key: str, words: tuple[str, ...]) -> str:
-        """One of the words; the first where the file says nothing."""
+        """One of the words; the first word where the file says nothing."""
         value = self.values.get(key, words[0])
         if value not in words:
             self.wrong(key, f"expected one of {', '.join(words)}, got {value!r}", words, str(value))
         return value
 
     def date(self, key: str, zone: datetime.tzinfo) -> datetime.datetime | None:
-        """A date and time; without an offset in ``zone``, without a time the end of the day."""
+        """A date and time. Without an offset it is in ``zone``; without a time it
+        is the end of the day."""
         value = self.values.get(key)
         if value is None:
             return None

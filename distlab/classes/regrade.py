@@ -1,4 +1,5 @@
-"""Grade again after a change of checks: whose points change, and why, before anything is lost."""
+"""Grade again after a change of checks, and show whose points change, and why,
+before anything is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ GOOD = ("pass", "needs")
 
 @dataclass(frozen=True)
 class Change:
-    """What changes for a student: the points before and after, and one line for each reason."""
+    """The change for a student: the points before and after, and one line for each reason."""
 
     student: str
     before: float
@@ -27,7 +28,7 @@ def beside(out: Path) -> Path:
 
 
 def changes(before: Path, after: Path) -> list[Change]:
-    """Whose points or verdicts differ between two folders of results."""
+    """The students whose points or verdicts differ between two folders of results."""
     old, new = _results(before), _results(after)
     found = []
     for student in sorted({*old, *new}):
@@ -63,7 +64,7 @@ def _exercises(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _checks(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """The checks that fail now and did not, and those that fail no more, each with its cause."""
+    """The checks that fail only now and those that fail no more, each with its cause."""
     old, new = _failing(was), _failing(now)
     for title in (t for t in new if t not in old):
         yield f"now fails: {title}{new[title]}"
@@ -80,7 +81,7 @@ def _failing(exercise: dict[str, Any]) -> dict[str, str]:
 
 
 def _rules(one: dict[str, Any], two: dict[str, Any]) -> Iterator[str]:
-    """Why points differ where no verdict does."""
+    """The reasons why points differ although no verdict does."""
     if one.get("late") != two.get("late"):
         days = [result.get("late", {}).get("days", 0) for result in (one, two)]
         yield f"late: {days[0]} → {days[1]} days"
@@ -91,7 +92,7 @@ def _rules(one: dict[str, Any], two: dict[str, Any]) -> Iterator[str]:
 
 
 def accept(out: Path) -> Path:
-    """The new results take the place of the old; where the old ones are now."""
+    """Put the new results in the place of the old ones; returns where the old ones are now."""
     number = 1
     while (kept := out.with_name(f"{out.name}.before-{number}")).exists():
         number += 1

@@ -1,7 +1,7 @@
 """The report on a class: one page without names, to be looked at with the class.
 
-What is in it comes from the results folder; code around a line and the time line come from the
-submissions, if they are given. Jinja escapes all that is put into the page.
+Its contents come from the results folder. Code around a line and the time line come from the
+submissions, if they are given. Jinja escapes everything that is put into the page.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .snippets import Line, snippet
 from .timeline import time_line
 
 FIRST = 5  # to discuss
-CARDS = 15  # misconceptions that are shown in full
-LEAST = 2  # students: one alone could be recognised by the code
+CARDS = 15  # so many misconceptions are shown in full
+LEAST = 2  # students: a single student could be recognised by the code
 BINS = 10
 MEANING = {
     "pass": "all checks that could run passed",
@@ -80,8 +80,8 @@ def write_report(
 ) -> Path:
     """Write ``report.html`` into the results' folder.
 
-    ``folders``: the unpacked submission of each student, ``histories``: when each committed;
-    ``mutants``: the course's wrong implementations, whose mistakes are named.
+    ``folders``: the unpacked submission of each student. ``histories``: the times of each student's
+    commits. ``mutants``: the course's wrong implementations, whose mistakes are named.
     """
     path = folder / "report.html"
     write(path, page(results, folders, histories, mutants, load_course()))
@@ -136,7 +136,7 @@ def page(
 def _mask(
     results: ClassResults, histories: Mapping[str, Commits], config: Any, course: Course
 ) -> Mask:
-    """What students and teams are called, in the results, the rules and their commits."""
+    """The names of students and teams in the results, the rules and their commits."""
     names = {s.id for s in results.students} | {*histories} | {*config.get("students", ())}
     names |= {*config.get("extensions", ())}
     for team, members in dict(config.get("teams", {})).items():
@@ -146,7 +146,8 @@ def _mask(
 
 
 def _numbers(graded: Sequence[Student]) -> dict[str, float] | None:
-    """Mean and quartiles in points, and how many have all or nothing; None without anybody."""
+    """Mean and quartiles in points, and how many students have all or none;
+    None without students."""
     if not graded:
         return None
     scores = [s.score for s in graded]
@@ -197,13 +198,13 @@ def _rows(graded: Sequence[Student]) -> list[Row]:
 
 
 def _told(rows: Sequence[Row]) -> list[str]:
-    """The verdicts that somebody has, and the three that everybody asks for."""
+    """The verdicts that occur, and the three that every reader looks for."""
     asked = ("pass", "fail", "blank")
     return [v for v in VERDICTS if v in asked or any(row.counts[v] for row in rows)]
 
 
 def _by_phase(rows: Sequence[Row], course: Course) -> list[tuple[str, list[Row]]]:
-    """Rows under the titles of their phases; what the course does not know comes last."""
+    """Rows under the titles of their phases. Exercises that the course does not know come last."""
     known = {e.id: e for e in course.exercises}
     grouped: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda r: r.id not in known):
@@ -220,8 +221,8 @@ def _cards(
     course: Course,
     mask: Mask,
 ) -> list[Card]:
-    """By the number of students. In full only where nobody is the only one, and those that are to
-    be discussed first; an exercise's guidelines are quoted once."""
+    """Misconceptions by the number of students. In full are only those of several students, and
+    those to discuss come first. An exercise's guidelines are quoted once."""
     known: dict[str, Exercise] = {e.id: e for e in course.exercises}
     urgent = [m for m in found if m.count >= LEAST][:FIRST]
     ranked = sorted(found, key=lambda m: -m.count)
@@ -246,7 +247,7 @@ def _cards(
 
 
 def _usual(found: Misconception) -> str:
-    """The message that most were told; of several the shortest."""
+    """The message that most students were told; of several such messages, the shortest."""
     told = Counter(w.failed.message for w in found.witnesses)
     return min(told, key=lambda m: (-told[m], len(m), m))
 

@@ -1,8 +1,8 @@
-"""Read the last commit of a git repository that nobody trusts, and when the others were made.
+"""Read the last commit of an untrusted git repository, and the times of the other commits.
 
 A repository's own settings can name programs that git runs: filters, hooks, signature checkers,
-transports. So only commands that read objects are used, no transport is allowed, and what leads to
-objects elsewhere is refused.
+transports. So only commands that read objects are used, no transport is allowed, and a repository
+that leads to objects elsewhere is refused.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def repository_files(
 
 @dataclass(frozen=True)
 class Commits:
-    """When they were made, and names and addresses of those who made them."""
+    """The times of commits, and the names and addresses of their authors."""
 
     times: tuple[datetime.datetime, ...] = ()
     people: frozenset[str] = frozenset()
@@ -106,7 +106,8 @@ def commits(path: Path) -> Commits:
 
 
 def _last_commit(git_folder: Path) -> str | None:
-    """That of HEAD; where HEAD names no branch that is there, the newest of all branches."""
+    """The commit of HEAD. If HEAD names no branch that is there, the newest
+    commit of all branches."""
     found = _git(git_folder, "rev-parse", "-q", "--verify", "HEAD^{commit}", most=1000)
     if not found:
         order = ("--sort=-committerdate", "--count=1", "--format=%(objectname)")
@@ -128,7 +129,7 @@ def _date(commit: bytes) -> datetime.datetime | None:
 
 
 def _git(git_folder: Path, *arguments: str, most: int) -> bytes | None:
-    """What git printed; None if it failed, or printed more than ``most`` bytes."""
+    """The output of git; None if git failed, or printed more than ``most`` bytes."""
     command = ["git", "-c", "safe.directory=*", f"--git-dir={git_folder.resolve()}", *arguments]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     with subprocess.Popen(

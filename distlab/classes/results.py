@@ -1,4 +1,4 @@
-"""The folder of results: what was graded, and all that is made of it for students and tables."""
+"""The folder of results: the gradings, and the files made from them for students and tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_PART = ("classes", "commands", "simulate", "cli.py")  # of a verdict
 
 @dataclass(frozen=True)
 class StudentReports:
-    """What a grader found in one submission. ``problem``: one line if it could not end."""
+    """The outcome of one submission. ``problem``: one line if the grading could not end."""
 
     reports: tuple[Report, ...] = ()
     problem: str = ""
@@ -40,7 +40,7 @@ class StudentReports:
 
 
 def reports_of(text: str) -> StudentReports:
-    """What ``as_text`` has written."""
+    """Read the text that ``as_text`` has written."""
     data = json.loads(text)
     return StudentReports(**data | {"reports": tuple(map(loaded, data["reports"]))})
 
@@ -57,17 +57,17 @@ class Attempt:
 
     @property
     def score(self) -> float:
-        """What it earns, after what being late costs."""
+        """The points that it earns, less the cost of being late."""
         return scoring.total(self.points, self.late)
 
     @property
     def problem(self) -> str:
-        """Why there is nothing to show, in one line."""
+        """The reason why there is nothing to show, in one line."""
         return self.submission.problem or self.found.problem
 
 
 def write(path: Path, text: str) -> None:
-    """The whole file or nothing of it, also if the machine stops."""
+    """Write the whole file or nothing of it, also if the machine stops."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
@@ -83,7 +83,7 @@ def now() -> str:
 
 
 def fingerprint() -> str:
-    """Changes with anything that a verdict is made of: checks, toolkit, given code, solutions."""
+    """A hash of everything that makes a verdict: checks, toolkit, given code, solutions."""
     found = hashlib.sha256(version("torch").encode())
     for pattern in COURSE:
         for path in sorted(p for p in root().glob(pattern) if p.name not in NO_PART):
@@ -95,7 +95,7 @@ def fingerprint() -> str:
 
 
 def class_json(config: ClassConfig, course: str, way: str, started: str) -> str:
-    """What the results were graded with."""
+    """The versions with which the results were graded."""
     facts = {
         "schema": 1,
         "config": config.as_json(),
@@ -122,7 +122,7 @@ def write_student(folder: Path, config: ClassConfig, attempt: Attempt) -> None:
 
 
 def told(config: ClassConfig, attempt: Attempt) -> list[str]:
-    """What stands above the report: score, time, and what went wrong."""
+    """The lines above the report: score, time, and problems."""
     submission, late = attempt.submission, attempt.late
     lines = [f"score: {attempt.score:g} of {scoring.highest(config):g} points"]
     if submission.submitted is not None:
@@ -187,7 +187,7 @@ def _cell(text: str) -> str:
 
 
 def log_text(config: ClassConfig, attempts: Sequence[Attempt], counts: Attempt) -> str:
-    """What was done with a student's submissions."""
+    """Say which of a student's submissions counts, and why."""
     lines = []
     for attempt in attempts:
         submission = attempt.submission

@@ -1,4 +1,4 @@
-"""What a submission earns: points per exercise, and what being late costs."""
+"""The score of a submission: points per exercise, less the cost of being late."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Lateness:
-    """Days that have begun since the due date, and the percentage of the points that they cost."""
+    """The days that have begun since the due date, and the percentage of the
+    points that they cost."""
 
     days: int = 0
     penalty_percent: float = 0
 
 
 def lateness(config: ClassConfig, student: str, submitted: datetime.datetime | None) -> Lateness:
-    """How late it is; who hands in at an unknown time is not late."""
+    """How late a submission is; one with an unknown time is not late."""
     due = config.due_for(student)
     if due is None or submitted is None:
         return Lateness()
@@ -38,7 +39,7 @@ def lateness(config: ClassConfig, student: str, submitted: datetime.datetime | N
 
 
 def points(config: ClassConfig, reports: Sequence[Report]) -> dict[str, float]:
-    """The points of each exercise that counts, before what being late costs."""
+    """The points of each exercise that counts, before the cost of being late."""
     earned = {e.id: e.points / e.max_points for r in reports for e in r.exercises}
     return {e.id: _share(config, e, earned.get(e.id, 0)) for e in config.exercises()}
 

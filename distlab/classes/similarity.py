@@ -1,10 +1,10 @@
-"""Which submissions have code in common that hardly anybody else has: a hint where to look.
+"""Find submissions with common code that hardly anybody else has: a hint where to look.
 
-copydetect takes names, texts, spaces and comments out of code and hashes what is left, ``K``
-characters at a time (Schleimer, Wilkerson & Aiken 2003). What everybody was given does not count:
+copydetect takes names, texts, spaces and comments out of code and hashes the rest, ``K`` characters
+at a time (Schleimer, Wilkerson & Aiken 2003). Code that everybody was given does not count:
 templates, given code, solutions. A hash that several students have counts less with each of them,
-and nothing if a fifth of the class has it. One product of sparse matrices scores all pairs; the
-passages are looked for in those that are shown.
+and nothing if a fifth of the class has it. One product of sparse matrices scores all pairs.
+Passages are looked for only in the pairs that are shown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..course.catalogue import Course, load_course
 from .page import render
 
 K = 35  # characters of filtered code: about two lines
-COMMON = 0.2  # of the class: what so many have in common is an idiom
+COMMON = 0.2  # of the class: code that so many have in common is an idiom
 COMMON_LEAST = 8  # students, in a small class
 LEAST_SCORE = 60.0  # characters that only two have in common: about three lines more than K
 MOST_PAIRS = 25
@@ -45,8 +45,8 @@ class Passage:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two students. ``score``: rare characters in common; ``share``: the part that they are of
-    what is the smaller one's own."""
+    """Two students. ``score``: rare characters in common; ``share``: their part of the own code of
+    the student who has less of it."""
 
     left: str
     right: str
@@ -62,7 +62,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Likeness:
-    """The pairs worth a look, the highest score first, and what all pairs score."""
+    """The pairs worth a look, the highest score first, and the scores of all pairs."""
 
     pairs: tuple[Pair, ...]
     students: int
@@ -110,7 +110,8 @@ def _files(folder: Path, course: Course) -> dict[str, str]:
 
 
 def _given(course: Course, folders: set[str]) -> Iterable[str]:
-    """What is no student's own: the templates and solutions of these phases, and given code."""
+    """Code that is no student's own: the templates and solutions of these
+    phases, and given code."""
     mine = {e.solution_path: e for e in course.exercises if e.phase.folder in folders}.values()
     paths = [p for e in mine for p in (e.template_path, e.solution_path)]
     if course.exercises:
@@ -122,7 +123,8 @@ def _given(course: Course, folders: set[str]) -> Iterable[str]:
 
 @functools.lru_cache(maxsize=2000)  # many hand in the same file: the template, or a copy
 def _hashes(text: str) -> np.ndarray:
-    """Of all K characters in a row, so that nothing depends on how Python hashes this time."""
+    """The hashes of all K characters in a row. They don't depend on how Python
+    hashes in this process."""
     filtered, _ = filter_code(text, "", "python")
     return np.unique(hashed_kgrams(filtered, K).astype(np.int64))
 
@@ -132,7 +134,7 @@ def _unique(arrays: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _scores(hashes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What each pair has in common, what each student has, and the hashes that count."""
+    """The common hashes of each pair, the hashes of each student, and the hashes that count."""
     every, columns, counts = np.unique(
         np.concatenate(hashes), return_inverse=True, return_counts=True
     )
@@ -148,7 +150,7 @@ def _scores(hashes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.nd
 def _passages(
     left: Mapping[str, str], right: Mapping[str, str], shared: set[int]
 ) -> tuple[Passage, ...]:
-    """The lines that have the shared code, file by file; a file may be called otherwise."""
+    """The lines with the shared code, file by file; the two files may have different names."""
     prints = [
         {name: _fingerprint(text, shared) for name, text in work.items()} for work in (left, right)
     ]
@@ -169,13 +171,13 @@ def _fingerprint(text: str, shared: set[int]) -> CodeFingerprint:
     return found
 
 
-@functools.lru_cache(maxsize=50)  # a few megabytes each; pairs with a student come one by one
+@functools.lru_cache(maxsize=50)  # a few megabytes each
 def _all_of(text: str) -> CodeFingerprint:
     return CodeFingerprint("", K, 1, language="python", fp=io.StringIO(text))
 
 
 def _lines(text: str, slices: np.ndarray) -> tuple[tuple[int, str, bool], ...]:
-    """The lines with the slices and a little around them; blank lines alone mark nothing."""
+    """The lines with the slices, and a few lines around them. Blank lines alone are not marked."""
     starts = [0, *(m.end() for m in re.finditer("\n", text))]
     marked: set[int] = set()
     for start, end in slices.T.astype(int):

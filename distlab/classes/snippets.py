@@ -1,4 +1,4 @@
-"""A few lines of a learner's code around the line that the grader named, without who wrote them.
+"""A few lines of a learner's code around the line that the grader named, without their author.
 
 Comments and docstrings are left out, texts in quotes are hidden, and names that the course does not
 use are replaced.
@@ -23,13 +23,13 @@ from .misconceptions import Misconception, Witness
 
 MOST_BYTES = 400_000
 MOST_LINES = 24
-BEFORE = 14  # lines of them before the line named, where the function is longer
+BEFORE = 14  # of these, lines before the line named, where the function is longer
 NAMED = re.compile(r"^(?P<file>[^:]+\.py):(?P<line>\d+)")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of code, or a mark where others are left out; ``named``: the grader pointed at it."""
+    """A line of code, or a mark where lines are left out. ``named``: the grader pointed at it."""
 
     text: str
     named: bool = False
@@ -38,7 +38,8 @@ class Line:
 def snippet(
     found: Misconception, folders: Mapping[str, Path], course: Course, mask: Mask
 ) -> list[Line]:
-    """The shortest snippet that has the line named, of those concerned; empty if there is none."""
+    """The shortest snippet with its named line, among the students concerned;
+    empty if there is none."""
     exercise = next((e for e in course.exercises if e.id == found.exercise), None)
     if exercise is None:
         return []
@@ -83,7 +84,8 @@ def _file(folder: Path, name: str, exercise: Exercise) -> Path | None:
 
 
 def _function(tree: ast.Module, number: int, exercise: Exercise) -> ast.FunctionDef | None:
-    """The outermost function around the line; the exercise's, if it has one only and no line."""
+    """The outermost function around the line. Without a line it is the exercise's
+    function, if it has only one."""
     functions = functions_in(tree)
     if number:
         around = [n for _, n in functions if n.lineno <= number <= (n.end_lineno or 0)]
@@ -96,7 +98,7 @@ def _function(tree: ast.Module, number: int, exercise: Exercise) -> ast.Function
 def _without_names(
     text: str, tree: ast.Module, function: ast.FunctionDef, mask: Mask
 ) -> list[tuple[int, str]]:
-    """The function's lines by their numbers, anonymous; empty ones and docstrings are left out."""
+    """The function's anonymous lines by their numbers, without empty lines and docstrings."""
     lines = text.split("\n")  # not splitlines(): Python's lines end here only
     skipped: set[int] = set()
     for node in ast.walk(tree):
@@ -120,7 +122,7 @@ def _without_names(
 def _tokens(text: str) -> list[tokenize.TokenInfo]:
     try:
         return list(tokenize.generate_tokens(io.StringIO(text).readline))
-    except (tokenize.TokenError, SyntaxError, ValueError):  # ast has read it: can't be for long
+    except (tokenize.TokenError, SyntaxError, ValueError):  # ast has read it before
         return []
 
 
@@ -148,7 +150,7 @@ def _replace(
 
 
 def _window(lines: list[tuple[int, str]], number: int) -> list[Line]:
-    """At most MOST_LINES of them, with the line that is named."""
+    """At most MOST_LINES of the lines, with the named line among them."""
     index = next((i for i, (n, _) in enumerate(lines) if n == number), 0)
     first = max(0, min(index - BEFORE, len(lines) - MOST_LINES))
     chosen = lines[first : first + MOST_LINES]

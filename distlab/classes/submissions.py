@@ -1,4 +1,4 @@
-"""Find the submissions in a folder, and lay out the files of one as the course has them."""
+"""Find the submissions in a folder, and lay out the files of each as the course has them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ATTEMPT = re.compile(r"(?P<student>.+?)--(?P<attempt>\d+)$")
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that was handed in, and whose it is; ``submitted``: as submissions.csv says."""
+    """One submission as it was handed in, and its owner. ``submitted``: the
+    time from submissions.csv."""
 
     student: str
     path: Path
@@ -38,8 +39,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Submission:
-    """What an entry unpacks to. ``problem``: one line if there is nothing to grade; ``digest``: of
-    the files; ``version``: of the course that it was made from, if it tells."""
+    """An unpacked entry. ``problem``: one line if there is nothing to grade. ``digest``: the hash
+    of the files. ``version``: the version of the course that it was made from, if it tells."""
 
     student: str
     folder: Path
@@ -53,7 +54,7 @@ class Submission:
 
 
 def find_entries(folder: Path, config: ClassConfig) -> list[Entry]:
-    """Everything that was handed in, in the order of names; ValueError if there is nothing."""
+    """All entries, in the order of their names; ValueError if there is none."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder of submissions")
     told = _table(folder / TABLE, config) if (folder / TABLE).is_file() else {}
@@ -80,7 +81,7 @@ def find_entries(folder: Path, config: ClassConfig) -> list[Entry]:
 
 
 def _archives_of(path: Path, caps: Caps) -> list[Path]:
-    """The archives in a folder that holds nothing else to grade: each is an attempt."""
+    """The archives in a folder that holds nothing else to grade. Each of them is an attempt."""
     if kind_of(path) != "folder":
         return []
     found: list[Path] = []
@@ -97,7 +98,7 @@ def _archives_of(path: Path, caps: Caps) -> list[Path]:
 
 
 def student_of(name: str, config: ClassConfig) -> str:
-    """Whose entry this is by its name: without the ending, and without ``--2`` for an attempt."""
+    """The owner of an entry: its name without the ending, and without ``--2`` for an attempt."""
     stem = re.sub(
         r"(?i)\.(zip|git|tgz|tbz2|txz|rar|7z|(tar(\.\w+)?)|gz|py|ipynb|pdf|docx)$", "", name
     )
@@ -142,7 +143,7 @@ def _when(text: str, where: str, config: ClassConfig) -> datetime.datetime | Non
 
 
 def unpack(entry: Entry, to: Path, config: ClassConfig) -> Submission:
-    """Lay out the entry's files in ``to`` (emptied before); never raises for what was handed in."""
+    """Lay out the entry's files in ``to`` (emptied before). No submission makes it raise."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
     try:
@@ -154,7 +155,7 @@ def unpack(entry: Entry, to: Path, config: ClassConfig) -> Submission:
             path.write_bytes(file.data)
     except Refused as refused:
         return _nothing(entry, to, str(refused))
-    except Exception as error:  # whatever a library finds wrong with a file that nobody trusts
+    except Exception as error:  # a library may find anything wrong with a file that nobody trusts
         return _nothing(entry, to, f"{shown(entry.path.name)} can't be read: {_one_line(error)}")
     dates = [file.when for file in chosen.values() if file.when is not None]
     folders = {name.split("/")[0] for name in chosen}
@@ -195,7 +196,7 @@ def _nothing(entry: Entry, to: Path, problem: str) -> Submission:
 
 
 def absent(student: str, folder: Path) -> Submission:
-    """The submission of somebody who handed in nothing."""
+    """The submission of a student who handed in nothing."""
     return Submission(student, folder, _digest([]), problem="nothing was handed in")
 
 
@@ -213,9 +214,10 @@ def _digest(parts: Iterable[tuple[str, bytes]]) -> str:
 
 
 def _chosen(files: list[File]) -> tuple[dict[str, File], list[str]]:
-    """The files by their path in the course, and notes; Refused if it is not clear which.
+    """The files by their path in the course, and notes; Refused if it is not clear which file
+    counts.
 
-    A file in a phase's folder belongs there, however deep that lies; one that lies elsewhere
+    A file in a phase's folder belongs there, however deep that folder lies. A file elsewhere
     belongs to the phase that has a file of its name.
     """
     folders = {p.folder.lower(): p.folder for p in load_course().phases}
@@ -250,7 +252,7 @@ def _chosen(files: list[File]) -> tuple[dict[str, File], list[str]]:
 
 
 def _by_name(loose: list[File], there: set[str]) -> dict[str, File]:
-    """Files outside of any phase's folder, for the phases of which there is none."""
+    """Files outside of any phase's folder, for those phases whose folder is missing."""
     known = {}
     for exercise in load_course().exercises:
         if exercise.phase.folder not in there:

@@ -1,4 +1,4 @@
-"""When a class worked: commits and submissions per day, up to the due date and after it."""
+"""When a class worked: commits and submissions per day, before the due date and after it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def time_line(
     submitted: Sequence[datetime.datetime],
     due: datetime.datetime | None,
 ) -> TimeLine | None:
-    """The time line of the students' ``commits`` (one sequence each); None if there are none."""
+    """The time line of the students' ``commits`` (one sequence per student);
+    None if there are none."""
     zone = due.tzinfo if due else datetime.timezone.utc
     by_day = Counter(t.astimezone(zone).date() for times in commits for t in times)
     if not by_day:

@@ -1,4 +1,5 @@
-"""Processes that grade, one submission at a time each: what one breaks, it breaks there."""
+"""Processes that grade, each one submission at a time. A submission can
+break only its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ Work = Callable[[int], str]
 
 
 class _Worker:
-    """A forked process that answers numbers by what ``work`` makes of them."""
+    """A forked process that answers each number with the result of ``work``."""
 
     def __init__(self, work: Work, output: Callable[[int], Path]) -> None:
         self.ours, theirs = Pipe()
@@ -43,11 +44,11 @@ class _Worker:
 
     def give(self, task: int) -> None:
         self.task, self.begun = task, time.monotonic()
-        with contextlib.suppress(OSError):  # it has ended: whoever waits for its answer sees that
+        with contextlib.suppress(OSError):  # it has ended: the reader of its answer sees that
             self.ours.send_bytes(str(task).encode())
 
     def end(self) -> int | None:
-        """Kill it; how it had ended before, if it had."""
+        """Kill it; returns how it had ended before, if it had."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         status = exit_status(self.pid)
@@ -57,7 +58,7 @@ class _Worker:
 
 
 def _serve(theirs: Connection, work: Work, output: Callable[[int], Path]) -> NoReturn:
-    """The worker: what it prints goes to a file of the task's own."""
+    """The worker: it prints into a file of the task's own."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -83,10 +84,10 @@ def work_off(
     seconds: float,
     begins: Callable[[int], None],
 ) -> Generator[tuple[int, str, str], None, None]:
-    """Each task with its answer, or with one line that says why there is none, as they end.
+    """Each task, as it ends, with its answer or with one line that says why there is none.
 
-    ``begins`` is told of each task; ``output``: where goes what is printed meanwhile. A worker that
-    dies, or takes more than ``seconds`` for one task, is replaced.
+    ``begins`` is called for each task. ``output``: the file for everything that is printed
+    meanwhile. A worker that dies, or takes more than ``seconds`` for one task, is replaced.
     """
     become_subreaper()
     strangers = children()

@@ -1,1 +1,1 @@
-"""What ``distlab …`` does, one file per family of commands."""
+"""The commands of ``distlab``, one file per family of commands."""

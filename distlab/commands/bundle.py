@@ -38,7 +38,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
 
 
 def pack(exercise: Exercise, options: argparse.Namespace, out: Console) -> int:
-    """Grade the exercise and write all that is needed to look at the verdict elsewhere."""
+    """Grade the exercise and write everything that a look at the verdict elsewhere needs."""
     to = options.out or Path(f"bundle-{exercise.id}.zip")
     if to.exists():
         raise ValueError(f"{to} exists already: name another file with --out")

@@ -1,4 +1,5 @@
-"""``distlab class report`` and ``class similar``: what a class got wrong, which code is alike."""
+"""``distlab class report`` and ``class similar``: the mistakes of a class,
+and code that is alike."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def add_arguments(parts: Any) -> None:
 
 def report(options: argparse.Namespace, out: Console) -> int:
     """Write ``report.html`` beside the results; 1 if a result could not be read."""
-    # start-up time: it imports torch, which other commands need not wait for
+    # start-up time: it imports torch, and other commands need not wait for that
     from ..classes.outcomes import load_results
     from ..classes.report import write_report
     from ..grading.wrong import all_mutants

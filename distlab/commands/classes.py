@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
-    """Do what is asked for; the exit status."""
+    """Do what is asked for; returns the exit status."""
     if options.part == "check":
         return check(load_class(options.config), out)
     if options.part in ("gradescope", "github"):
@@ -93,12 +93,12 @@ def _obstacle(options: argparse.Namespace) -> str:
 
     if not options.container:
         return obstacle()
-    os.umask(0o077)  # learner code runs on this machine, too: no result is for it
+    os.umask(0o077)  # learner code runs on this machine, too, and must not read results
     return container.obstacle(root()) or container.is_open(options.submissions)
 
 
 def grade(config: ClassConfig, options: argparse.Namespace, out: Console) -> int:
-    """Grade the class; 1 if the grading of a submission came to no end."""
+    """Grade the class; 1 if the grading of a submission did not finish."""
     return _grade_into(options.out, config, options, out)
 
 
@@ -132,7 +132,8 @@ def _grade_into(to: Path, config: ClassConfig, options: argparse.Namespace, out:
 
 
 def regrade(config: ClassConfig, options: argparse.Namespace, out: Console) -> int:
-    """Grade into a folder beside, show what changes, and put it in place if that is accepted."""
+    """Grade into a folder beside, show what changes, and put the results in
+    place if --accept is given."""
     # start-up time: it imports torch, which other commands need not wait for
     from ..classes import regrade as again
 
@@ -160,7 +161,7 @@ def _count(folder: Path) -> int:
 
 
 def check(config: ClassConfig, out: Console) -> int:
-    """Say in sentences what the rules mean."""
+    """Explain the rules in sentences."""
     for line in meaning(config):
         say(out, line.lstrip(), indent="  " if line.startswith(" ") else "")
     return 0

@@ -48,7 +48,7 @@ def _filled(text: str, first: int, others: int) -> str:
 
 
 def draft(exercise: Exercise, out: Console) -> int:
-    """Print an entry for the contract file with every sentence and no keys."""
+    """Print an entry for the contract file: every sentence, without keys."""
     functions: dict[str, list[str]] = {}
     for function, sentence in sentences(exercise):
         functions.setdefault(function, []).append(sentence)
@@ -61,7 +61,7 @@ def draft(exercise: Exercise, out: Console) -> int:
 
 
 def _begin(sentence: str, every: list[str]) -> str:
-    """The fewest words, five at least, that no other sentence begins with."""
+    """The shortest beginning of a sentence that no other sentence has: five words at least."""
     words = sentence.split()
     for count in range(min(5, len(words)), len(words)):
         start = " ".join(words[:count])

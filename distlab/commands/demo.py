@@ -29,7 +29,7 @@ WEIGHT_TOLERANCE = 1e-4
 
 
 def train(file: Path) -> None:
-    """Train the workload on 4 ranks under torchrun, in the solution's own program."""
+    """Train the workload on 4 ranks under torchrun, by the solution's own program."""
     need_solutions("the demo")
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -37,7 +37,7 @@ def train(file: Path) -> None:
         *("--workload", "digits_mlp", "--device", "cpu", "--save", str(file)),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root())}
-    with tempfile.TemporaryFile("w+") as errors:  # a session of its own: Ctrl-C comes here only
+    with tempfile.TemporaryFile("w+") as errors:  # Ctrl-C must not reach it
         options = {"cwd": root(), "env": environment, "stderr": errors, "start_new_session": True}
         with subprocess.Popen(command, **options) as process:  # type: ignore[call-overload]
             try:
@@ -52,7 +52,8 @@ def train(file: Path) -> None:
 
 
 def compare(file: Path, out: Console) -> bool:
-    """Whether accuracy, the run of one process and the recorded run agree; prints the numbers."""
+    """Whether the accuracy is reached, and whether the run of one process and the recorded run
+    agree; prints the numbers."""
     saved = torch.load(file, weights_only=True)
     chosen = WORKLOADS["digits_mlp"]
     model = build_model(chosen.model)

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
-    """Print a line per finding; 0 if the course can be worked through here, else 1."""
+    """Print a line per finding; returns 0 if this machine can run the course, else 1."""
     if options.cuda:
         # start-up time: it imports torch
         from .gpu_run import examine
@@ -51,10 +51,10 @@ def main(options: argparse.Namespace, out: Console) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything that is known of this machine."""
+    """All findings about this machine."""
     yield from machine.findings()
     try:
-        # start-up time: it imports torch; a torch that can't be imported is a finding, too
+        # start-up time: it imports torch, and a torch that can't be imported is a finding, too
         from .machine_torch import findings as with_torch
     except (ImportError, OSError) as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
@@ -66,7 +66,7 @@ def findings() -> Iterator[Finding]:
 
 
 def show(finding: Finding, out: Console) -> None:
-    """One line: the mark, the name, what was found, and how to get what is missing."""
+    """One line: the mark, the name, the finding, and how to get a missing part."""
     mark = "ok" if finding.ok else "NO" if finding.needed else "--"
     how = "" if finding.ok or not finding.remedy else f". To get it: {finding.remedy}"
     style = "bold red" if mark == "NO" else ""

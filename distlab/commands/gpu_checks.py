@@ -1,7 +1,7 @@
 """``python -m distlab.commands.gpu_checks PHASE``: the checks of the cuda tier, on the solutions.
 
-Prints one line of JSON. A program of its own, as torch chooses its backend for NCCL when it is
-imported.
+Prints one line of JSON. It is a program of its own, because torch chooses its backend for NCCL when
+it is imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TROUBLE = ("fail", "error", "hang", "crash", "blank")
 
 
 def outcome(report: Report) -> dict[str, Any]:
-    """What came of a phase's checks of the cuda tier: status, counts, and every failure."""
+    """The outcome of a phase's checks of the cuda tier: status, counts, and every failure."""
     checks = [(e.id, c) for e in report.exercises for c in e.checks if c.tier == "cuda"]
     counts = Counter(check.verdict for _, check in checks)
     failures = [
@@ -39,7 +39,7 @@ def outcome(report: Report) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Grade the phase's solutions on GPUs; the exit status is 0 whatever comes of it."""
+    """Grade the phase's solutions on GPUs; the exit status is 0 whatever the verdicts are."""
     request = Request(impl="solutions", device="cuda", tier="cuda", trusted=True)
     print(json.dumps(outcome(run_session(phase_of(int(sys.argv[1])), request))))
     return 0

@@ -1,4 +1,4 @@
-"""The page of ``distlab doctor --cuda``: a record as people read it, to be sent in."""
+"""The page of ``distlab doctor --cuda``: a record for human readers, to be sent in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ GIB = 2**30
 
 
 def page(data: dict[str, Any]) -> str:
-    """The record as markdown: where it ran, what came of each part, the tables that parts made."""
+    """The record as markdown: where it ran, the outcome of each part, and the
+    tables that parts made."""
     lines = [
         f"# The solutions on {len(data['gpus'])} x {data['gpus'][0]}",
         "",
@@ -44,7 +45,7 @@ def _machine(data: dict[str, Any]) -> Iterator[str]:
 
 
 def _details(part: dict[str, Any]) -> Iterator[str]:
-    """The tables of a part, its failures, and what it said where it broke."""
+    """The tables of a part, its failures, and its last output if it broke."""
     result = part["result"]
     title = f"{part['name']} ({part['backend']})"
     if "table" in result:

@@ -1,8 +1,8 @@
 """``distlab doctor --cuda``: the solutions on this machine's GPUs, recorded for others to read.
 
-Every part is a program of its own: torch chooses its backend for NCCL when it is imported, and one
-part that fails, hangs or dies leaves the others as they are. A part ends with one line of JSON:
-its status, a message, and what it found.
+Every part is a program of its own. torch chooses its backend for NCCL when it is imported, and a
+part that fails, hangs or dies does not disturb the others. A part ends with one line of JSON: its
+status, a message, and its findings.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .gpu_page import page
 from .machine_torch import nccl_backends, usable_gpus
 
 COMPARED = ("ddp", "fsdp", "pipeline", "tensor-parallel")
-EVEN_RANKS = (8, 4, 2, 1)  # by which batches, eight layers and eight heads can be divided
+EVEN_RANKS = (8, 4, 2, 1)  # batches, eight layers and eight heads can be divided by these
 SANITIZER = {"TORCH_CUDA_SANITIZER": "1"}
 LEAVE = 5.0  # seconds
-KEPT = 3000  # characters of what a part that failed said, from its beginning and from its end
+KEPT = 3000  # characters of a failed part's output: so many of its beginning and of its end
 RAISED = re.compile(
     r"^(?:\[rank\d+\]:\s?)?((?:\w+\.)*\w*(?:Error|Exception|Failure)s?(?:: .*)?)$", re.M
 )
@@ -46,9 +46,9 @@ RAISED = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """One program of the run; ``limit``: seconds, after which it counts as hung. ``reports``: it
-    prints what came of it, else it has passed if its exit status is 0. ``prefix``: what starts
-    Python, if something does."""
+    """One program of the run. ``limit``: seconds, after which it counts as hung. ``reports``: it
+    prints its own outcome; any other program has passed if its exit status is 0. ``prefix``: the
+    command that starts Python, if there is one."""
 
     name: str
     backend: str
@@ -60,7 +60,8 @@ class Part:
 
 
 def parts(count: int, backends: Mapping[str, Mapping[str, str]]) -> list[Part]:
-    """What is run on ``count`` GPUs: everything with each backend, then how clean the steps are."""
+    """The parts for ``count`` GPUs: everything with each backend, then the
+    host waits of the steps."""
     found = []
     measure = ("-m", "benchmarks.cuda", "--ranks", str(count))
     most = next(ranks for ranks in EVEN_RANKS if ranks <= count)
@@ -82,7 +83,7 @@ def parts(count: int, backends: Mapping[str, Mapping[str, str]]) -> list[Part]:
 
 
 def programs(ranks: int) -> dict[str, tuple[str, ...]]:
-    """Trainings as README starts them, some steps of each."""
+    """Trainings that start as in README, for some steps each."""
     trainer = ("solutions.phase1_data_parallel.trainer", "--workload", "digits_cnn")
     gpt = ("solutions.phase2_advanced.train_gpt", "--steps", "50", "--device", "cuda")
     sizes = ("--tensor", str(min(ranks, 2)), "--pipeline", str(2 if ranks > 2 else 1))
@@ -93,7 +94,7 @@ def programs(ranks: int) -> dict[str, tuple[str, ...]]:
 
 
 def run(part: Part) -> dict[str, Any]:
-    """Run a part to its end, or to its limit; what came of it."""
+    """Run a part to its end, or to its limit; returns its outcome."""
     own = {**part.environment, "PYTHONPATH": str(root()), "OMP_NUM_THREADS": "1"}
     begun = time.monotonic()
     with contained():
@@ -106,7 +107,7 @@ def run(part: Part) -> dict[str, Any]:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the part
+            start_new_session=True,  # Ctrl-C reaches this process, which then ends the part
         )
         try:
             out, err = process.communicate(timeout=part.limit)
@@ -130,14 +131,14 @@ def run(part: Part) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill the part and all that it has started; what has left its session, too."""
+    """Kill the part and all processes that it has started, also those outside its session."""
     for pid in [*descendants(process.pid), process.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a killed part had printed; a daemon that it left may still hold its pipes."""
+    """The output of a killed part; a daemon that it left may still hold its pipes."""
     try:
         return process.communicate(timeout=LEAVE)
     except subprocess.TimeoutExpired:
@@ -145,7 +146,8 @@ def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _told(out: str) -> dict[str, Any] | None:
-    """What the part printed of itself: its first failure, as others follow from it, or the last."""
+    """The outcome that the part printed: its first failure, because others follow
+    from it, or the last line."""
     told: list[dict[str, Any]] = []
     for line in out.splitlines():
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -155,7 +157,7 @@ def _told(out: str) -> dict[str, Any] | None:
 
 
 def _passed(out: str) -> dict[str, Any]:
-    """Of a program that knows nothing of this: its last line."""
+    """The last line of a program that prints no outcome."""
     return {"status": "passed", "message": _last(out), "result": {}}
 
 
@@ -169,7 +171,8 @@ def _last(said: str) -> str:
 
 
 def examine(folder: Path | None, as_json: Path | None, out: Console) -> int:
-    """Look for GPUs, and run all parts on them; 0 if no part failed, 1 if one did or no GPU is."""
+    """Look for GPUs, and run all parts on them; returns 0 if no part failed, 1 if one
+    did or there is no GPU."""
     need_solutions("distlab doctor --cuda")
     names, obstacle = usable_gpus()
     if not names:
@@ -185,7 +188,7 @@ def run_parts(names: Sequence[str], folder: Path | None, as_json: Path | None, o
     head = f"{len(every)} parts on {len(names)} x {names[0]}"
     say(out, f"{head}: about ten minutes; Ctrl-C ends them all")
     done: list[dict[str, Any]] = []
-    _keep(path, names, done, complete=False)  # before ten minutes of work: it can be written
+    _keep(path, names, done, complete=False)  # fails now, not after ten minutes
     for part in every:
         with out.status(f"{part.name} ({part.backend})"):
             done.append(run(part))
@@ -205,8 +208,8 @@ def run_parts(names: Sequence[str], folder: Path | None, as_json: Path | None, o
 
 
 def _keep(path: Path, names: Sequence[str], done: list[dict[str, Any]], complete: bool) -> None:
-    """Write record and page; until the run is complete to files of their own, so that what was
-    found is kept if it is interrupted, and an earlier record stays as it is."""
+    """Write record and page. Until the run is complete they go to files of their own: an
+    interrupted run keeps its findings, and an earlier record stays as it is."""
     data = described(names) | {"complete": complete, "parts": done}
     partial = path.with_name(f"{path.stem}-partial.json")
     for suffix in (".json", ".md") if complete else ():
@@ -217,7 +220,7 @@ def _keep(path: Path, names: Sequence[str], done: list[dict[str, Any]], complete
 
 
 def described(names: Sequence[str]) -> dict[str, Any]:
-    """Where and with what the parts are run."""
+    """The machine and the versions with which the parts are run."""
     found = nvml.driver()
     asked = ["git", "-C", str(root()), "describe", "--always", "--dirty", "--abbrev=40"]
     try:

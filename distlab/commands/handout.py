@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
-    """Write the hand-out, and say what is in it."""
+    """Write the hand-out, and list its contents."""
     need_solutions("distlab handout")
     course = load_course()
     part = chosen(course, options.phases, options.exercises)

@@ -159,7 +159,7 @@ def hint(exercise: Exercise, out: Console) -> int:
 
 
 def reset(exercise: Exercise, out: Console, ask: Callable[[], bool] | None = None) -> int:
-    """Make the exercise's file blank again; the learner's goes to a dated copy.
+    """Make the exercise's file blank again; the learner's file is kept as a dated copy.
 
     Says first which exercises that are; ``ask``: whether the learner agrees.
     """

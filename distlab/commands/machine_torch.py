@@ -18,13 +18,13 @@ from ..virtual import run_virtual
 from .machine import Finding, least, numbers, requirements
 
 NEWEST_TRIED = (2, 15)
-NCCL2 = (2, 15)  # from here on "nccl" is nccl2, and the older one has to be asked for
+NCCL2 = (2, 15)  # from this version on "nccl" is nccl2; the older one has another name
 TRIAL_LIMIT = 20.0  # seconds for two ranks that add two numbers
 CUDA_BUILD = "python -m pip install --force-reinstall torch torchvision (builds for CUDA)"
 
 
 def findings() -> Iterator[Finding]:
-    """All that needs torch, as it is found out."""
+    """All findings that need torch, one after the other."""
     yield version()
     yield backends()
     yield forks()
@@ -75,7 +75,7 @@ def _total(ctx: RankContext) -> float:
 
 
 def ranks(name: str, run: Callable[..., Any]) -> Finding:
-    """Whether two ranks add two numbers: what every check is made of."""
+    """Whether two ranks can add two numbers: every check is built on that."""
     begun = time.monotonic()
     try:
         totals = list(run(_total, 2, timeout=TRIAL_LIMIT))
@@ -89,7 +89,7 @@ def ranks(name: str, run: Callable[..., Any]) -> Finding:
 
 
 def build(has_gpu: bool) -> Finding:
-    """What torch was built for."""
+    """The device that torch was built for."""
     cuda = torch.version.cuda
     if cuda:
         return Finding("CUDA build", True, f"torch is built for CUDA {cuda}")
@@ -98,7 +98,7 @@ def build(has_gpu: bool) -> Finding:
 
 
 def nccl(has_gpu: bool) -> Finding:
-    """NCCL's version and the backends that torch has for it."""
+    """NCCL's version, and torch's backends for it."""
     if not dist.is_available() or not dist.is_nccl_available():
         text = "this torch has no NCCL" + ("" if has_gpu else ", which takes a GPU per rank")
         return Finding("NCCL", not has_gpu, text, CUDA_BUILD)
@@ -108,7 +108,7 @@ def nccl(has_gpu: bool) -> Finding:
 
 
 def nccl_backends() -> dict[str, dict[str, str]]:
-    """torch's backends for NCCL, the usual one first, each with what chooses it."""
+    """torch's backends for NCCL, the usual one first, each with the settings that choose it."""
     if numbers(torch.__version__) < NCCL2:
         return {"legacy": {}}
     return {"nccl2": {"TORCH_DIST_USE_NCCL2": "1"}, "legacy": {"TORCH_DIST_USE_NCCL2": "0"}}
@@ -129,7 +129,7 @@ def compute(listed: int, found: Trial) -> Finding:
 
 
 def record() -> Finding:
-    """Whether anybody has run the solutions on NCCL, and kept what came of it."""
+    """Whether anybody has run the solutions on NCCL, and kept the record."""
     told = gpu_record.words()
     remedy = "distlab doctor --cuda, on a machine with two GPUs or more (about ten minutes)"
     return Finding("record of GPUs", gpu_record.NEVER not in told, f"solutions {told}", remedy)

@@ -1,9 +1,9 @@
 """``distlab measure 3.3``: one number of an exercise, measured on this machine.
 
 The exercise's scenario runs on 4 ranks by the learner's implementation, in several fresh starts.
-The number is the one that the exercise is about: the time of the run, or the share of it that is
-hidden, waited or idle. It is kept in ``.distlab/measured.json``. ``distlab measure`` lists what was
-measured, and the site shows it in the exercise's section when it is built here.
+The number is the one that the exercise is about: the time of the run, or its hidden, waiting or
+idle share. It is kept in ``.distlab/measured.json``. ``distlab measure`` lists the measured
+numbers. The site shows them in the exercises' sections when it is built here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
-    """Measure an exercise, or list what was measured; 0 if it could be done."""
+    """Measure an exercise, or list the measured numbers; returns 0 if that was possible."""
     if options.exercise is None:
         return _list(out)
     if options.starts < 1:
@@ -53,8 +53,8 @@ def main(options: argparse.Namespace, out: Console) -> int:
 
 
 def measured(exercise: Exercise, impl: str, starts: int) -> dict[str, Any]:
-    """The number of ``starts`` runs, the circumstances, and what was run."""
-    # start-up time: they import torch, which the list need not wait for
+    """The numbers of ``starts`` runs, their circumstances, and the scenario."""
+    # start-up time: they import torch, and the list need not wait for that
     from ..picture.measured import QUANTITIES
     from ..picture.spans import spans_of
 
@@ -78,7 +78,7 @@ def measured(exercise: Exercise, impl: str, starts: int) -> dict[str, Any]:
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """What was measured, with its spread and its circumstances, without a full stop."""
+    """The measured number with its spread and its circumstances, without a full stop."""
     values = found["values"]
     middle, least, most = (_short(v) for v in (statistics.median(values), values[0], values[-1]))
     spread = f" ({least} to {most} in {len(values)} starts)" if len(values) > 1 else ""
@@ -92,12 +92,12 @@ def _short(value: float) -> str:
 
 
 def kept_file() -> Path:
-    """Where the numbers lie."""
+    """The file of the numbers."""
     return root() / ".distlab" / "measured.json"
 
 
 def kept() -> dict[str, dict[str, Any]]:
-    """What was measured, by exercise. Raises ValueError if the file is damaged."""
+    """The measured numbers by exercise. Raises ValueError if the file is damaged."""
     path = kept_file()
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def kept() -> dict[str, dict[str, Any]]:
 
 
 def keep(exercise_id: str, found: dict[str, Any]) -> Path:
-    """Add a number to the file, or replace it there; a crash leaves the old file."""
+    """Add a number to the file, or replace it there. After a crash the old file is still there."""
     path = kept_file()
     data = kept() | {exercise_id: found}
     path.parent.mkdir(exist_ok=True)

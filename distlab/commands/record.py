@@ -2,8 +2,8 @@
 
 Without ``--all`` one process trains each canonical workload in float64: the yardstick of the
 checks. With it the solutions train each workload on one device and on all, in float32 (without
-TF32) and in bfloat16, and where there are GPUs everything of ``distlab doctor --cuda`` follows.
-Under SLURM with several nodes the trainings on all devices run over all nodes of the job.
+TF32) and in bfloat16. Where there are GPUs, everything of ``distlab doctor --cuda`` follows. Under
+SLURM with several nodes the trainings on all devices run over all nodes of the job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .machine_torch import usable_gpus
 PRECISIONS = ("float32", "bfloat16")
 MOST_ON_CPU = 4  # ranks, where there is no GPU
 LIMIT = 1800.0  # seconds of one training
-PORTS = 20_000  # the first of those that nodes of a SLURM job meet at
+PORTS = 20_000  # the first of the ports at which nodes of a SLURM job meet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
-    """Record what the options ask for; 0 if all of it passed."""
+    """Record the runs that the options ask for; returns 0 if all of them passed."""
     if int(os.environ.get("RANK", "0")):
-        return 0  # under torchrun one process records, and starts ranks itself
+        return 0  # under torchrun one process records, and it starts ranks itself
     if options.workload and options.workload not in WORKLOADS:
         known = ", ".join(sorted(WORKLOADS))
         raise ValueError(f"no workload {options.workload!r}: there are {known}")
@@ -62,7 +62,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
     devices = len(names) or min(MOST_ON_CPU, os.cpu_count() or 1)
     failed = _trainings(trainings(chosen, device, devices, os.environ), device, folder, out)
     if names and not options.workload:
-        # looking for GPUs again would fork a process whose CUDA has begun
+        # another look for GPUs would fork a process that has begun to use CUDA
         return max(failed, run_parts(names, folder, None, out))
     if not names:
         say(out, "the checks of the tier cuda and the bandwidth of NCCL need a GPU: not recorded")
@@ -78,7 +78,8 @@ def _one_process(name: str, device: str, folder: Path, out: Console) -> None:
 
 
 def _trainings(every: list[Training], device: str, folder: Path, out: Console) -> int:
-    """Run them; each record is written as its training ends. 1 if one failed, else 0."""
+    """Run the trainings; each record is written when its training ends. Returns 1
+    if one failed, else 0."""
     failed = 0
     for training in every:
         with out.status(training.part.name):
@@ -106,9 +107,9 @@ class Training(NamedTuple):
 def trainings(
     workloads: Sequence[str], device: str, devices: int, environment: Mapping[str, str]
 ) -> list[Training]:
-    """Every workload in every precision, on one device and on all that there are.
+    """Every workload in every precision, on one device and on all devices.
 
-    ``devices``: of this node; ``environment`` says over how many nodes SLURM has given the job.
+    ``devices``: those of this node. ``environment`` says how many nodes SLURM has given the job.
     """
     nodes = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     where = [(1, 1)] + ([(devices, nodes)] if devices * nodes > 1 else [])
@@ -128,7 +129,8 @@ def trainings(
 def launcher(
     ranks: int, nodes: int, environment: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What starts ``ranks`` ranks on each of ``nodes`` nodes: a prefix, and torchrun's options."""
+    """The command that starts ``ranks`` ranks on each of ``nodes`` nodes: a prefix,
+    and torchrun's options."""
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
     if nodes == 1:
         return (), (*torchrun, "--standalone", "-m")

@@ -1,4 +1,4 @@
-"""``distlab references``: the reference runs there are, and two of them side by side."""
+"""``distlab references``: list the reference runs, or compare two of them side by side."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
-    """List all records, or compare two; 1 if a hash does not hold."""
+    """List all records, or compare two; returns 1 if a hash does not match."""
     records = shelf.every(options.folder)
     if options.names:
         if len(options.names) != 2:
@@ -65,7 +65,7 @@ def _speed(data: dict[str, Any]) -> tuple[str, str]:
 
 
 def where(data: dict[str, Any]) -> str:
-    """On what, with what and when it was recorded."""
+    """The device, the versions and the date of a record."""
     device = data.get("device_name") or f"{len(data['gpus'])} x {data['gpus'][0]}"
     driver = f", driver {data['driver']}" if data.get("driver") else ""
     return f"{device}{driver}, torch {data['torch']}, {data['date']}"
@@ -108,7 +108,7 @@ def compare(first: Kept, second: Kept, plot: Path | None, out: Console) -> int:
 
 
 def _draw(first: Kept, second: Kept, path: Path) -> None:
-    """Both losses, and below how far they are apart."""
+    """Both losses, and below them their difference."""
     # start-up time: only this command draws
     from matplotlib.figure import Figure
 

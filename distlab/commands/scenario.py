@@ -25,12 +25,12 @@ def scenario_of(exercise: Exercise) -> Any:
 
 
 def run_scenario(exercise: Exercise, impl: str, scenario: Any) -> Any:
-    """The results of one run of it on 4 ranks, by an implementation.
+    """The results of one run of the scenario on 4 ranks, by an implementation.
 
     Exercises that it builds on and that don't pass yet are taken from the solutions. Raises
     ValueError with the learner's line if the run fails.
     """
-    # start-up time: they import torch, which other commands need not wait for
+    # start-up time: they import torch, and other commands need not wait for that
     from ..grading import implementation as under_test
     from ..ranks.results import RankFailure
     from ..ranks.run import run_ranks

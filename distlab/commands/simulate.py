@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _argument(field: Field[Any], types: dict[str, Any]) -> dict[str, Any]:
-    """What argparse is told of a field. Its default is None: a YAML file may say otherwise."""
+    """The arguments for argparse that describe a field. Its default is None, because
+    a YAML file may set it."""
     kind, default = types[field.name], field.default
     if kind is bool:
         return {"action": "store_true", "default": None, "help": field.metadata["help"]}

@@ -1,4 +1,4 @@
-"""distlab templates: in step with the solutions, or written anew."""
+"""distlab templates: compare the templates with the solutions, or write them anew."""
 
 from __future__ import annotations
 

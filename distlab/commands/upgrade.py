@@ -1,4 +1,4 @@
-"""``distlab upgrade``: a new version of the course, with the work that is there."""
+"""``distlab upgrade``: a new version of the course, with the learner's work in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
-    """Bring this folder to the new version; 1 if something could not be carried over."""
+    """Bring this folder to the new version; returns 1 if something could not be carried over."""
     mine = root()
     requirements = _requirements(mine)
     with tempfile.TemporaryDirectory(prefix="distlab-upgrade-") as temporary:
@@ -51,13 +51,13 @@ def main(options: argparse.Namespace, out: Console) -> int:
 
 
 def _requirements(folder: Path) -> str:
-    """What the environment is made from, whatever the course's version."""
+    """The requirements of the environment, without the course's version."""
     text = (folder / "pyproject.toml").read_text(encoding="utf-8")
     return re.sub(r"^version = .*$", "", text, flags=re.MULTILINE)
 
 
 def _tell(done: Upgrade, copy: Path, out: Console) -> None:
-    """What was carried over, and each conflict with its three texts."""
+    """Print what was carried over, and each conflict with its three texts."""
     say(out, f"version {done.old} is now version {done.new}")
     say(out, f"your files as they were: {short(copy)}")
     if done.kept:

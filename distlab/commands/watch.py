@@ -1,7 +1,7 @@
-"""``distlab watch``: grade at every save, from a process that has torch loaded already.
+"""``distlab watch``: grade at every save, from a process that has loaded torch already.
 
-A grading runs in a forked child, so a save or a key press acts at once: the child is killed, its
-ranks end with it, and whatever else it leaves is ended and removed here.
+A grading runs in a forked child, so a save or a key press acts at once. The child is killed, and
+its ranks end with it. All else that it leaves is ended and removed here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..host.system import fork_obstacle
 from . import learn
 
 POLL = 0.05
-GRACE = 5.0  # seconds in which a grading tidies up by itself, where its processes do not come to us
+GRACE = 5.0  # seconds for a grading that must tidy up by itself
 KEYS = "g grade   n next   h hint   l list   r reset   q quit"
 AGAIN = ("g", " ", "\n", "\r")
 LEAVE = ("q", "\x04")  # the end of input as well
@@ -47,9 +47,9 @@ def watch(course: Course, exercise_id: str | None, out: Console) -> int:
     if fork_obstacle():
         raise ValueError(f"watch forks its graders ({fork_obstacle()}): use python test_phaseN.py")
     _load_what_graders_need()
-    from ..grading.lifetime import contained  # start-up time: what it says comes first
+    from ..grading.lifetime import contained  # start-up time: the message above comes first
 
-    signal.signal(signal.SIGHUP, _leave)  # the terminal is gone; SIGTERM is the caller's matter
+    signal.signal(signal.SIGHUP, _leave)  # the terminal is gone; the caller handles SIGTERM
     with contained(), _raw_keys() as has_keys:
         watcher = Watcher(course, current, out, has_keys)
         try:
@@ -63,11 +63,11 @@ def _leave(number: int, _: object) -> None:
 
 
 def _load_what_graders_need() -> None:
-    """Import once what each grader would import: they are forked from here."""
+    """Import once the modules that each grader needs: graders are forked from here."""
     import pytest  # noqa: F401
     import torch._dynamo
 
-    # start-up time: of each grader; this process says first that it loads
+    # start-up time of each grader; this process says first that it loads them
     from ..grading import plugin  # noqa: F401
     from ..observe import recorder  # noqa: F401
     from ..ranks import parent as rank_watch  # noqa: F401
@@ -76,18 +76,18 @@ def _load_what_graders_need() -> None:
 
 
 class Watcher:
-    """The exercise that is watched, and the grading that runs, if one does."""
+    """The exercise that is watched, and the grading that runs, if there is one."""
 
     def __init__(self, course: Course, current: Exercise, out: Console, has_keys: bool) -> None:
         self.course, self.current, self.out, self.has_keys = course, current, out, has_keys
         self.pid = 0
         self.folder = ""
         self.seen: dict[str, int] = {}
-        self.inherits = become_subreaper()  # what a grading leaves behind comes here
+        self.inherits = become_subreaper()  # processes that a grading leaves behind come here
         self.own = children()
 
     def run(self) -> int:
-        """Grade, and again at each save and at what keys ask for."""
+        """Grade once, again at each save, and whenever a key asks for it."""
         self._start()
         while True:
             key = _key(POLL) if self.has_keys else _pause()
@@ -101,7 +101,7 @@ class Watcher:
                 self._finish()
 
     def _act(self, key: str) -> None:
-        """Do what a key asks for, at once: a grading that runs is begun anew afterwards."""
+        """Do at once what a key asks for. A grading that runs is begun anew afterwards."""
         if key not in (*AGAIN, *"nhlr"):
             return
         ran = self.stop()
@@ -119,7 +119,7 @@ class Watcher:
             self._start(clear=False)
 
     def _start(self, why: str = "", clear: bool = True) -> None:
-        """Say what is graded, and begin."""
+        """Name the exercise that is graded, and begin."""
         self.stop()
         self.seen = _versions(self.current)
         if clear and self.out.is_terminal:
@@ -154,7 +154,8 @@ class Watcher:
         sys.stdout.flush()
 
     def stop(self) -> bool:
-        """End the grading that runs, with all that it has started; whether there was one."""
+        """End the grading that runs, with all that it has started; returns
+        whether there was one."""
         if not self.pid:
             return False
         pid, self.pid = self.pid, 0
@@ -170,7 +171,7 @@ class Watcher:
         return True
 
     def _tidy(self) -> None:
-        """Nothing stays of a grading: processes that it has left come to this one."""
+        """End and remove everything that a grading has left: its processes come to this one."""
         end_strays(self.own)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -179,7 +180,7 @@ def _grade(exercise: Exercise, parent: int, folder: str, mask: set[int | signal.
     """The child: grade, print the report, never return."""
     status = 1
     try:
-        from ..grading import main  # start-up time: of the map and other commands
+        from ..grading import main  # start-up time of the map and other commands
 
         die_with_parent(parent, signal.SIGTERM)
         tempfile.tempdir = folder
@@ -229,7 +230,8 @@ def _raw_keys() -> Iterator[bool]:
 
 
 def _key(seconds: float) -> str:
-    """The key pressed within ``seconds``, or an empty string; arrows and the like are none."""
+    """The key pressed within ``seconds``, or an empty string. Arrows and
+    similar keys count as none."""
     if not select.select([sys.stdin], [], [], seconds)[0]:
         return ""
     key = os.read(sys.stdin.fileno(), 1).decode(errors="replace")

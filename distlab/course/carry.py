@@ -1,7 +1,7 @@
 """Carry a learner's work over to new templates, region by region.
 
-What a learner changed around the regions is merged by ``git merge-file``. What can't be carried
-over is a conflict: the new template stands, and old, own and new text are told.
+Changes of the learner's around the regions are merged by ``git merge-file``. Code that can't be
+carried over is a conflict: the new template stands, and old, own and new text are told.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .regions import functions_in
 
 @dataclass(frozen=True)
 class Conflict:
-    """What could not be carried over: the old template's text, the learner's, the new one's."""
+    """Code that could not be carried over: the texts of the old template, the
+    learner and the new template."""
 
     where: str
     why: str
@@ -30,7 +31,7 @@ class Conflict:
 
 @dataclass
 class Carried:
-    """A new file with the learner's work in it, and what is to be told."""
+    """A new file with the learner's work in it, and notes for the learner."""
 
     text: str
     kept: list[str] = field(default_factory=list)  # exercises
@@ -51,8 +52,8 @@ class Old:
 def carry(name: str, blank: str, olds: Mapping[str, Old], was: Mapping[str, str]) -> Carried:
     """The new file ``name``, whose template is ``blank``, with the learner's work of ``olds``.
 
-    ``olds``: the files of the phase by name. ``was``: for an exercise of the new course the one
-    that it was a part of, or was called.
+    ``olds``: the files of the phase by name. ``was``: for an exercise of the new course, the
+    exercise that it was a part of, or its old name.
     """
     taken = {each: opened(old.blank, old.mine) for each, old in olds.items()}
     source = _source(name, blank, olds, was)
@@ -74,7 +75,7 @@ def carry(name: str, blank: str, olds: Mapping[str, Old], was: Mapping[str, str]
 
 
 def _source(name: str, blank: str, olds: Mapping[str, Old], was: Mapping[str, str]) -> str:
-    """The old file that the new one continues: of the same name, or the one that was renamed."""
+    """The old file that the new one continues: it has the same name, or it was renamed."""
     if name in olds:
         return name
     for gap in gaps(blank):
@@ -89,7 +90,7 @@ def _where(
 ) -> tuple[str, Gap] | None:
     """The old file and region that a new region continues.
 
-    ``alone``: it is the only one of its exercise, so that its function may have another name.
+    ``alone``: the region is the only one of its exercise, so its function may have another name.
     """
     ids = {gap.exercise, was.get(gap.exercise, gap.exercise)}
     named = sorted(olds, key=lambda each: each != source)
@@ -105,7 +106,8 @@ def _where(
 def _filled(
     gap: Gap, blank: str, old: Old, before: Gap, taken: Opened, merged: Carried
 ) -> list[str]:
-    """The text of a new region: the learner's, or the template's where that can't be."""
+    """The text of a new region: the learner's, or the template's where the
+    learner's does not fit."""
     where = f"exercise {gap.exercise}, {gap.function}"
     for name, was, own in taken.closed:
         if name == before.function:
@@ -164,7 +166,7 @@ def _joined(lines: Sequence[str]) -> str:
 def _merged_frame(
     name: str, blank: str, old: Old | None, taken: Opened | None, merged: Carried
 ) -> list[str]:
-    """The new template around its regions, with what the learner changed there."""
+    """The new template around its regions, with the learner's changes there."""
     new = framed(blank)
     if old is None or taken is None:
         return new
@@ -182,7 +184,8 @@ def _merged_frame(
 
 
 def _without_changes(before: list[str], taken: Opened) -> list[str]:
-    """The learner's frame, with functions that are told as conflicts as they were."""
+    """The learner's text around the regions. Functions that are told as
+    conflicts stay as they were."""
     frame, old = list(taken.frame), functions(before)
     for name, _, own in taken.closed:
         there = functions(frame).get(name)
@@ -194,7 +197,8 @@ def _without_changes(before: list[str], taken: Opened) -> list[str]:
 def _three_way(
     name: str, old: list[str], own: list[str], new: list[str], merged: Carried
 ) -> list[str]:
-    """``git merge-file`` of three texts; where both changed, the new one, and a conflict told."""
+    """``git merge-file`` of three texts. Where both sides changed, the new text stands,
+    and a conflict is told."""
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for part, lines in (("own", own), ("old", old), ("new", new)):

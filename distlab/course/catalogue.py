@@ -1,4 +1,4 @@
-"""The map of the course: which exercises there are, where they live, what they build on.
+"""The map of the course: its exercises, their files, and the exercises that they build on.
 
 Read from ``course.toml``; ``validate`` proves that every exercise is complete. Imports neither
 torch nor any exercise, so that the map shows at once.
@@ -19,7 +19,7 @@ from ..host.toml import tomllib
 from .regions import functions_in, regions_of
 from .tracks import Track, problems, tracks_of
 
-INDEX = "course.index.json"  # stands for the solutions where there are none
+INDEX = "course.index.json"  # stands for the solutions where they are absent
 
 
 def root() -> Path:
@@ -33,7 +33,7 @@ def has_solutions(folder: Path | None = None) -> bool:
 
 
 def need_solutions(what: str) -> None:
-    """ValueError with one line if there are none."""
+    """Raise ValueError with one line if there are no solutions."""
     if not has_solutions():
         raise ValueError(f"{what} needs the solutions, and this hand-out has none")
 
@@ -56,9 +56,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise; ``uses`` are taken from the solution where the learner's don't pass,
-    ``requires`` must pass first. ``minutes`` of work and ``difficulty`` (1 to 5) are estimates.
-    ``was_in``: the exercise that it was a part of, if any."""
+    """One exercise. Exercises in ``uses`` are taken from the solution where the learner's
+    don't pass; those in ``requires`` must pass first. ``minutes`` of work and ``difficulty`` (1 to
+    5) are estimates. ``was_in``: the exercise that it was a part of, if any."""
 
     id: str
     title: str
@@ -101,10 +101,10 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Feature:
-    """What PyTorch has in the place of what learners write: not to be called from their code.
+    """A feature of PyTorch that does what learners write themselves: their code must not call it.
 
-    ``name``: what learners are told; ``calls``: dotted names of functions and classes.
-    ``only``: the exercises that may not call it (none named: all); ``but``: those that may.
+    ``name``: its name in messages. ``calls``: dotted names of functions and classes. ``only``: the
+    exercises that may not call it (all if empty). ``but``: exercises that may.
     """
 
     name: str
@@ -197,7 +197,7 @@ def functions_of(exercise: Exercise) -> list[str]:
 
 
 def places_of(exercise: Exercise) -> int:
-    """How many regions the exercise has: parts of its file that are to be written."""
+    """How many regions the exercise has: gaps in its file that the learner fills."""
     if not exercise.solution_path.is_file():
         return int(_indexed(exercise)["regions"])
     text = exercise.solution_path.read_text(encoding="utf-8")
@@ -205,8 +205,8 @@ def places_of(exercise: Exercise) -> int:
 
 
 def write_index(course: Course, folder: Path) -> Path:
-    """Write what a grader reads of solutions into ``folder``, for where there are none: names and
-    numbers, no code."""
+    """Write into ``folder`` what a grader needs to know of the solutions where they are absent:
+    names and numbers, no code."""
     entries = {
         e.id: {"functions": functions_of(e), "regions": places_of(e)} for e in course.exercises
     }
@@ -232,7 +232,7 @@ def _entries(text: str) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _parsed(text: str) -> list[tuple[str, ast.FunctionDef]]:
-    """A grader asks for every check."""
+    """cached: a grader asks for every check"""
     return functions_in(ast.parse(text))
 
 
@@ -244,7 +244,7 @@ def check_files(exercise: Exercise) -> list[Path]:
 
 
 def features_for(exercise: Exercise) -> tuple[Feature, ...]:
-    """What the exercise's code may not call."""
+    """The features that the exercise's code may not call."""
     return tuple(
         feature
         for feature in load_course().features
@@ -253,7 +253,7 @@ def features_for(exercise: Exercise) -> tuple[Feature, ...]:
 
 
 def validate(course: Course, mutants: dict[str, int]) -> list[str]:
-    """What is missing: each line names the exercise and the part (empty: all complete).
+    """The missing parts: each line names the exercise and the part (empty: all complete).
 
     ``mutants``: number of wrong implementations per exercise.
     """

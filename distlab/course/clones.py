@@ -11,7 +11,7 @@ from .upgrade import Upgrade, keep, worked_out, write
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What git prints; ValueError with what it says, in one line, if it fails."""
+    """The output of git; ValueError with its error message, in one line, if it fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -60,7 +60,7 @@ def _is_template(name: str) -> bool:
 
 
 def _undo(mine: Path, copy: Path, ours: list[str]) -> None:
-    """After a merge that failed: everything as it was."""
+    """Undo a merge that failed: everything is as it was."""
     done = subprocess.run(["git", "-C", str(mine), "merge", "--abort"], capture_output=True)
     assert done.returncode in (0, 128)  # 128: git had not begun
     for name in ours:

@@ -1,4 +1,5 @@
-"""What a solution shows at the end of an exercise: whole functions, without the region markers."""
+"""The part of a solution that is shown after an exercise: whole functions,
+without region markers."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def excerpts_of(text: str, exercise: str, secret: Collection[str] = ()) -> list[
 
 
 def _shown(lines: list[str], region: Region, secret: Collection[str]) -> list[str]:
-    """A region without its markers, or a line that says what is hidden."""
+    """A region without its markers, or a line that names the hidden exercise."""
     if region.exercise not in secret:
         return lines[region.start : region.end - 1]
     indent = re.match(r"\s*", lines[region.start - 1])

@@ -1,6 +1,6 @@
-"""Take a template, or a learner's file made from it, apart: its regions, and what is around them.
+"""Divide a template, or a learner's file made from it, into its regions and the text around them.
 
-A region is what a template leaves to be written: its ``# Step`` lines and its ``raise
+A region is a gap of a template that the learner fills: its ``# Step`` lines and its ``raise
 NotImplementedError``. It is known by its function, so it may stand elsewhere in another version.
 """
 
@@ -16,13 +16,14 @@ STEP = ("# Step", "#    ")
 
 
 def mark_of(gap: Gap) -> str:
-    """The line that stands for a region in what is around it: indented as a method's body is."""
+    """The line that stands for a region in the text around it. It is
+    indented like a method's body."""
     return f"        # --- region {gap.number} of {gap.function} ---"
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A region of a template: in which function it stands, and what is around it there."""
+    """A region of a template: its function, and the text around it there."""
 
     exercise: str
     function: str
@@ -31,7 +32,7 @@ class Gap:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What it is known by."""
+        """The key by which a region is known."""
         return self.function, self.number
 
 
@@ -97,7 +98,8 @@ def _gaps_in(lines: Sequence[str], function: Function) -> list[tuple[Gap, int, i
 
 @dataclass
 class Opened:
-    """A learner's file taken apart: own text per region, and the rest with marks in their stead."""
+    """A learner's file in parts: own text per region, and the rest with marks
+    in place of the regions."""
 
     own: dict[tuple[str, int], tuple[str, ...]]
     frame: list[str]
@@ -105,7 +107,7 @@ class Opened:
 
 
 def opened(blank: str, mine: str) -> Opened:
-    """Take a learner's file apart, by the template that it was made from."""
+    """Divide a learner's file by the template that it was made from."""
     old, new = blank.splitlines(), mine.splitlines()
     there = functions(new)
     found = Opened({}, list(new), [])
@@ -157,7 +159,7 @@ def _cuts(
 ) -> list[tuple[int, int]] | None:
     """Where the regions of ``body`` are in the learner's ``text`` of the same function.
 
-    What is before, between and after them must be as it was; None if it is not.
+    The text before, between and after them must be as it was; None if it is not.
     """
     edges = [0, *(edge for region in regions for edge in region), len(body)]
     fixed = [body[edges[i] : edges[i + 1]] for i in range(0, len(edges), 2)]

@@ -34,7 +34,7 @@ EDITED = ("phase*/template_*.py", "notebooks/*")  # the learner's own from the f
 def chosen(course: Course, phases: Iterable[int], ids: Iterable[str]) -> Course:
     """The part of the course with these phases, and these exercises beside them.
 
-    ValueError names what is lacking: an exercise comes with all that it builds on.
+    ValueError names missing exercises: an exercise comes with all exercises that it builds on.
     """
     wanted = {e.id for number in phases for e in course.phase(number).exercises}
     wanted |= {course.exercise(each).id for each in ids}
@@ -139,7 +139,7 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
 
 
 def made_from(folder: Path) -> str | None:
-    """The version of the course that a learner's folder was made from, if it tells."""
+    """The version of the course that a learner's folder was made from, if the folder tells it."""
     found = manifest_of(folder)
     return found["course_version"] if found else None
 
@@ -147,7 +147,7 @@ def made_from(folder: Path) -> str | None:
 def changed_in(folder: Path, edited: Collection[str] = EDITED) -> list[str]:
     """Files of the toolkit and the checks that are not as they were handed out, or are gone.
 
-    ``edited``: patterns of files that are the learner's to edit.
+    ``edited``: patterns of files that the learner may edit.
     """
     found = manifest_of(folder)
     if found is None:

@@ -1,8 +1,8 @@
 """Prove that a folder shows nothing of a solution's regions.
 
 The regions are those of the generator. No telling line of a region stands in the folder, and no 20
-of its tokens in a row, however they are spaced and broken into lines. Fewer tokens than that are
-idioms, which anybody writes: twelve in a row of some region stand in half of all checks.
+of its tokens in a row, with whatever spaces and line breaks. Fewer tokens are idioms that anybody
+writes: twelve tokens in a row of some region stand in half of all checks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TOKEN = re.compile(r"\w+|\"[^\"\n]*\"|'[^'\n]*'|[^\w\s]")
 COMMENT = re.compile(r"(?<!\S)#.*$", re.M)
 READ = (".py", ".md", ".toml", ".json", ".ipynb", ".yaml", ".txt", "")
 
-STREAMS = "what times a GPU's stream reads like this in PyTorch's documentation"
-IDIOM = "how PyTorch is called by anybody"
+STREAMS = "PyTorch's documentation times a GPU's stream in these words"
+IDIOM = "anybody calls PyTorch like this"
 EXPECTED = "the check computes what it expects"
-# a line that anybody writes who ends a process that may be gone
+# anybody who ends a process that may be gone writes this line
 IDIOMS = ("with contextlib.suppress(ProcessLookupError):",)
-# where a part of an exercise's region is meant to be, and why
+# files that may show a part of an exercise's region, and why
 SHARED = {
     ("distlab/observe/gpu_clock.py", "4.10"): STREAMS,
     ("distlab/reference/workloads.py", "2.17"): "the GPT whose layers the exercise cuts",
@@ -51,14 +51,15 @@ FOR_ALL = "given/"  # what solutions and learners both import
 
 @dataclass(frozen=True)
 class Secret:
-    """Lines and windows of regions, with the exercise that each is from."""
+    """Lines and windows of regions, each with its exercise."""
 
     lines: dict[str, str] = field(default_factory=dict)
     windows: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 
 def leaks(course: Course, folder: Path) -> list[str]:
-    """What ``folder`` shows of the course's regions; each line names the file and the exercise."""
+    """The parts of the course's regions that ``folder`` shows; each line names the
+    file and the exercise."""
     secret = secret_of(course)
     found = []
     for path in sorted(folder.rglob("*")):
@@ -91,7 +92,7 @@ def _windows(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def secret_of(course: Course) -> Secret:
-    """What nobody may read: what a template shows elsewhere is no secret."""
+    """The secret part of a text: a line that a template shows elsewhere is no secret."""
     found = Secret()
     for exercise in templates.files_of(course):
         text = exercise.solution_path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the learner has reached, in one ignored file; losing it loses no work."""
+"""The learner's progress, in one file that git ignores; its loss loses no work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def progress_file() -> Path:
-    """Where progress lives."""
+    """The file of the progress."""
     return root() / ".distlab" / "progress.json"
 
 
@@ -79,7 +79,8 @@ def choose_track(name: str) -> list[str]:
 
 
 def blanked(exercise_ids: Iterable[str]) -> list[str]:
-    """The exercises' file is blank again: no verdict of theirs holds; hints asked for are kept."""
+    """The exercises' file is blank again: their verdicts no longer hold. The
+    number of hints is kept."""
     entries, _ = load()
     known = [entries[i] for i in exercise_ids if "verdict" in entries.get(i, {})]
     for mine in known:
@@ -89,7 +90,7 @@ def blanked(exercise_ids: Iterable[str]) -> list[str]:
 
 
 def entry(exercise_id: str) -> dict[str, Any]:
-    """What is remembered of an exercise."""
+    """The entry of an exercise."""
     return load()[0].get(exercise_id, {})
 
 
@@ -101,8 +102,8 @@ def hints_used(exercise_id: str) -> int:
 def fingerprint(exercise: Exercise) -> str:
     """Changes when the learner's code of this exercise, or its checks, may behave differently.
 
-    The bodies of functions that belong to other exercises of the same file are left out, so work on
-    one exercise does not put the others in doubt.
+    The bodies of functions of other exercises in the same file are left out. So work on one
+    exercise does not put the others in doubt.
     """
     digest = hashlib.sha256()
     checks = sorted(root().glob(exercise.checks_glob))

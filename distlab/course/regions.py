@@ -1,4 +1,4 @@
-"""The regions of a solution: lines between two markers, which the learner will write."""
+"""The regions of a solution: lines between two markers. The learner will write them."""
 
 from __future__ import annotations
 

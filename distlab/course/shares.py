@@ -1,4 +1,4 @@
-"""What of each file of the course belongs to some exercises: texts for a hand-out."""
+"""The parts of the course's files that belong to some exercises: texts for a hand-out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .catalogue import Course, check_files
 
 LINKED = re.compile(r"\]\((?:\.\./)?(docs/)?([\w/.-]+\.(?:md|svg|png))(?:#[\w-]*)?\)")
 BESIDE = re.compile(r"^\s*from \.template_(\w+) import ", re.M)  # of a template
-TARGETS = ("env", "cpu")  # of the Makefile: what a hand-out can make
+TARGETS = ("env", "cpu")  # of the Makefile: the targets that a hand-out has
 README = "docs/handout_readme.md"
 
 
@@ -36,7 +36,8 @@ def map_of(part: Course, text: str) -> str:
 
 
 def templates_of(course: Course, part: Course) -> dict[str, str]:
-    """The blank templates by path, with those that they import: a file is handed out whole."""
+    """The blank templates by path, with the templates that they import. A
+    file is handed out whole."""
     files = {(e.phase.number, e.file): e for e in templates.files_of(course)}
     todo = [(e.phase.number, e.file) for e in templates.files_of(part)]
     found: dict[str, str] = {}
@@ -69,7 +70,7 @@ def makefile_of(text: str) -> str:
 
 
 def readme_of(part: Course, source: Path, version: str) -> str:
-    """The page that a learner reads first."""
+    """The first page for a learner."""
     first = part.exercises[0]
     rows = [f"| {e.id} | {e.title} | {e.points} |" for e in part.exercises]
     guides = [f"[`{p.folder}/guidelines.md`]({p.folder}/guidelines.md)" for p in part.phases]
@@ -139,7 +140,7 @@ MARKS = ("exercise", "trace")
 
 # -- pages ----------------------------------------------------------------------------------------
 def notebooks_of(course: Course, part: Course, source: Path) -> dict[str, str]:
-    """The notebooks of phases that are handed out whole, on the learner's own files.
+    """The notebooks of phases that are handed out whole; they use the learner's own files.
 
     One that imports solutions itself stays behind.
     """
@@ -163,7 +164,7 @@ def _on_templates(text: str) -> str:
 
 
 def _cells_on_templates(text: str) -> str:
-    """A notebook's cells, without what a run of the solutions has printed."""
+    """A notebook's cells, without the output of the solutions."""
     data = json.loads(text)
     for cell in data["cells"]:
         cell["source"] = [_on_templates(line) for line in cell["source"]]
@@ -173,7 +174,8 @@ def _cells_on_templates(text: str) -> str:
 
 
 def pages_of(texts: Mapping[str, str], source: Path) -> dict[str, str]:
-    """The pages of ``docs/`` that the others link to, and those that these link to."""
+    """The pages of ``docs/`` that the other texts link to, and the pages that
+    these link to in turn."""
     found: dict[str, str] = {}
     todo = [text for name, text in texts.items() if name.endswith(".md")]
     while todo:

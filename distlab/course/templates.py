@@ -1,8 +1,8 @@
-"""Derive the learners' templates from the solutions, and prove that they are in step.
+"""Make the learners' templates from the solutions, and prove that both agree.
 
 A region ``# --- exercise 1.4: start`` … ``end`` becomes its ``# Step`` comments (with the indented
-comment lines that continue them) and
-``raise NotImplementedError("exercise 1.4")``; everything else stays as it is.
+comment lines that continue them) and ``raise NotImplementedError("exercise 1.4")``. Everything else
+stays as it is.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def files_of(course: Course) -> list[Exercise]:
 
 
 def handed_out(exercise: Exercise) -> Path:
-    """Where a hand-out keeps the template as it was before the learner began."""
+    """The path at which a hand-out keeps the blank template."""
     return exercise.folder / BLANK / exercise.phase.folder / exercise.template_path.name
 
 
 def documented(exercise: Exercise) -> str:
-    """A text with the docstrings that the learner reads: the solution's, or the blank template."""
+    """The text whose docstrings the learner reads: the solution, or the blank template."""
     path = exercise.solution_path
     return (path if path.is_file() else handed_out(exercise)).read_text(encoding="utf-8")
 
@@ -123,9 +123,9 @@ def committed(path: Path, folder: Path) -> str | None:
 
 
 def check(course: Course) -> list[str]:
-    """What is out of step; empty if nothing is.
+    """The differences between templates and solutions; empty if there is none.
 
-    The committed templates are compared, so that a learner's own edits are no problem.
+    The committed templates are compared, so a learner's own edits do no harm.
     """
     problems = []
     for exercise in files_of(course):

@@ -1,6 +1,7 @@
-"""Bring a learner's folder to a new version of the course; the work in its templates goes along.
+"""Bring a learner's folder to a new version of the course, with the work in its templates.
 
-First all is worked out, then a copy is made, then files are written: a refusal changes nothing.
+First the new texts are computed, then a copy is made, then files are written. So a refusal changes
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LARGEST = 200 * 2**20  # bytes of a hand-out
 
 @dataclass
 class Upgrade:
-    """What an upgrade comes to: new texts of templates by path, and code that no region takes."""
+    """The result of an upgrade: new texts of templates by path, and code that fits no region."""
 
     old: str
     new: str
@@ -31,7 +32,7 @@ class Upgrade:
 
     @property
     def conflicts(self) -> list[Conflict]:
-        """All that could not be carried over."""
+        """All code that could not be carried over."""
         return [c for carried in self.files.values() for c in carried.conflicts] + self.gone
 
     @property
@@ -42,12 +43,12 @@ class Upgrade:
 
     @property
     def notes(self) -> list[str]:
-        """What the learner should know of code that was carried over."""
+        """Notes for the learner about code that was carried over."""
         return [note for carried in self.files.values() for note in carried.notes]
 
 
 def worked_out(mine: Path, base: Path, new: Path) -> Upgrade:
-    """What becomes of the learner's files in ``mine`` with the course in ``new``.
+    """Compute the learner's files in ``mine`` for the course in ``new``.
 
     ``base``: the course that they were made from.
     """
@@ -76,12 +77,12 @@ def worked_out(mine: Path, base: Path, new: Path) -> Upgrade:
 
 
 def _course(folder: Path) -> Course:
-    load_course.cache_clear()  # a course on disk may be another one now
+    load_course.cache_clear()  # the course on disk may be another one now
     return load_course(folder)
 
 
 def _old(exercise: Exercise, mine: Path) -> Old:
-    """The learner's file; a deleted one counts as blank."""
+    """The learner's file; a deleted file counts as blank."""
     path, blank = mine / _name(exercise), _blank(exercise)
     try:
         written = path.read_text(encoding="utf-8") if path.is_file() else blank
@@ -97,14 +98,14 @@ def _name(exercise: Exercise) -> str:
 
 
 def _blank(exercise: Exercise) -> str:
-    """The template as the course has it: a hand-out's is kept beside the learner's."""
+    """The course's own template. A hand-out keeps it beside the learner's."""
     kept = templates.handed_out(exercise)
     path = kept if kept.is_file() else exercise.template_path
     return path.read_text(encoding="utf-8")
 
 
 def _without_place(old: Old, used: set[tuple[str, tuple[str, int]]]) -> list[Conflict]:
-    """Code of the learner's for which the new version has no region."""
+    """The learner's code for which the new version has no region."""
     taken = opened(old.blank, old.mine)
     found = []
     for gap in gaps(old.blank):
@@ -118,7 +119,8 @@ def _without_place(old: Old, used: set[tuple[str, tuple[str, int]]]) -> list[Con
 
 # -- a copy ---------------------------------------------------------------------------------------
 def keep(mine: Path, base: Path, upgrade: Upgrade, others: list[str]) -> Path:
-    """Copy the learner's templates, their blanks and ``others`` to a folder of its own; the folder.
+    """Copy the learner's templates, their blanks and ``others`` to a folder of its own; returns the
+    folder.
 
     Conflicts are written beside them.
     """
@@ -189,7 +191,8 @@ def _extracted(packed: Path, to: Path) -> Path:
 
 
 def replace_hand_out(mine: Path, new: Path) -> tuple[Upgrade, Path]:
-    """Make the hand-out in ``mine`` the one in ``new``; what was done, and where the copy is."""
+    """Turn the hand-out in ``mine`` into the one in ``new``; returns what was done,
+    and where the copy is."""
     before, after = manifest_of(mine), manifest_of(new)
     if before is None or after is None:
         raise ValueError(f"{mine} is no hand-out: {MANIFEST} can't be read")

@@ -1,6 +1,6 @@
-"""Which version of the course this folder holds: pyproject.toml says it, and nothing else does.
+"""The version of the course in this folder: pyproject.toml alone names it.
 
-What pip remembers of an installed course is older than the folder after the next `git pull`.
+pip remembers the version of an installed course, but after a `git pull` the folder has a newer one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A wrong tensor and what is known of how it should have come about; what a rule answers."""
+"""A wrong tensor and the facts about its computation; and the answer of a rule."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Case:
-    """A wrong tensor and what is known of how it should have come about (all in float64).
+    """A wrong tensor and the facts about its computation (all in float64).
 
-    ``rtol`` and ``atol`` are the check's, but at least what rounding makes: a formula is recognised
-    also where the check wants exact equality. Rounding errors of either sign grow with the root of
-    the number of terms (Higham & Mary 2019); the worst case would fit too much in half precision.
+    ``rtol`` and ``atol`` are the check's, but at least the rounding error. So a formula is
+    recognised also where the check wants exact equality. Rounding errors of either sign grow with
+    the root of the number of terms (Higham & Mary 2019). A tolerance for the worst case would fit
+    too many tensors in half precision.
     """
 
     got: Tensor
@@ -63,8 +64,9 @@ class Case:
     def telling(self, formulas: int) -> bool:
         """Whether one of so many formulas would hardly fit by chance.
 
-        A number of its own per element fits to a relative ``rtol`` with about that probability; in
-        bfloat16 a few elements are soon met, in float32 two are enough.
+        A formula with a free number per element fits an element to a relative ``rtol`` with about
+        that probability. In bfloat16 a few elements soon fit by chance; in float32 two elements are
+        enough.
         """
         chance = min(1.0, 4 * self.rtol) ** self.got.numel()
         return formulas * chance < 1e-3
@@ -91,7 +93,7 @@ class Case:
         return torch.stack(parts).sum(0) / sum(self.weights)
 
     def share(self, rank: int) -> Tensor:
-        """What ``rank`` adds to the right tensor."""
+        """The summand of ``rank`` in the right tensor."""
         if self.combined == "weighted":
             return self.weighted([rank])
         return self.contributions[rank] / (1 if self.combined == "sum" else self.world_size)

@@ -1,12 +1,12 @@
-"""What learners do who are told a cause: sentences about many, for a report on a class.
+"""The mistakes of learners who are told a cause: sentences about many, for a report on a class.
 
-``distlab.explain.mistakes`` explains one tensor to one learner. Here is the same mistake in words
-that go on from "31 of 60".
+``distlab.explain.mistakes`` explains one tensor to one learner. Here are the words for the same
+mistake that continue "31 of 60".
 """
 
 from __future__ import annotations
 
-# The rules of ``mistakes`` tell these: whichever check fails, the mistake is the same one.
+# The rules of ``mistakes`` tell these causes. The mistake is the same one in every check.
 OF_RULES = {
     "nan": "get nan or infinity where the right value is finite, or lose it where it belongs",
     "unchanged": "never write the result into the caller's tensor: it still holds the input",
@@ -31,7 +31,7 @@ OF_RULES = {
     "dtype": "give back a tensor of another dtype",
 }
 
-# These say what happened. What led to it depends on what was checked.
+# These causes say what happened. The reason depends on the check.
 OF_RUNS = {
     "hang": "have ranks that wait for each other for ever",
     "endless-loop": "have a loop that never ends",

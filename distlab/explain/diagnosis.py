@@ -1,15 +1,15 @@
 """Explain a wrong tensor: try the formulas of the known mistakes and name the one that fits.
 
 A rule (``mistakes.RULES``) is a formula for what ``got`` would be after one mistake. It explains
-only if it gives *all* elements within tolerance, and if it gives something else than ``want``: when
-all ranks hold the same values, "only rank 0's" is no explanation. Rules go from specific to
-generic, and the first that fits is named. An exercise adds its own with ``rules=``; they come
-first. What no formula gives is called "wrong", not guessed at.
+only if it gives *all* elements within tolerance, and if it differs from ``want``. When all ranks
+hold the same values, "only rank 0's" is no explanation. Rules go from specific to generic, and the
+first that fits is named. An exercise adds its own rules with ``rules=``; they come first. If no
+formula fits, the cause is "wrong", and no mistake is guessed.
 
-The tolerance follows the rounding error of a sum. Whatever the order, n terms added with unit
-roundoff u = eps/2 are off by at most g(n-1) * sum |x_i|, with g(k) = k u / (1 - k u) (Higham,
-Accuracy and Stability of Numerical Algorithms, 2nd ed. 2002, section 4.2), so two right programs
-differ by no more than 2 g(n-1), about n * eps.
+The tolerance follows the rounding error of a sum. A sum of n terms in any order, with unit roundoff
+u = eps/2, is off by at most g(n-1) * sum |x_i|, with g(k) = k u / (1 - k u). So two right programs
+differ by no more than 2 g(n-1), about n * eps. Source: Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd ed. 2002, section 4.2.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from .mistakes import RULES
 def tolerance(dtype: torch.dtype, terms: int = 1) -> tuple[float, float]:
     """(rtol, atol) for values of order one that are sums of ``terms`` terms in ``dtype``.
 
-    Zero for integers. The bound n * eps (see above) is for the sum alone. Each term, a gradient
-    say, comes with a few roundings of its own: 8 times the bound. In half precision that would
-    accept a missing rank; there the terms are made in float32, and twice the bound must do.
+    Zero for integers. The bound n * eps (see above) is for the sum alone. Each term, such as a
+    gradient, has a few rounding errors of its own. So 8 times the bound is allowed. In half
+    precision that would accept a missing rank. There the terms are made in float32, and twice the
+    bound must be enough.
     """
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0, 0.0
@@ -54,9 +55,9 @@ def explain(
 ) -> Diagnosis | None:
     """None if ``got`` equals ``want`` to rounding, else the formula that explains it.
 
-    ``contributions``: what each rank put in; ``weights``: its samples, for weighted means;
-    ``before``: the tensor before the call; ``bias``: a summand that may be in it several times;
-    ``chunks``: number of chunks of the flat tensor; ``rank``: where it was seen.
+    ``contributions``: the tensor of each rank. ``weights``: its samples, for weighted means.
+    ``before``: the tensor before the call. ``bias``: a summand that may be in it several times.
+    ``chunks``: number of chunks of the flat tensor. ``rank``: the rank that has ``got``.
     """
     other = _other_kind(got, want)
     if other is not None:
@@ -107,7 +108,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _scale(want: Tensor, parts: tuple[Tensor, ...]) -> float:
-    """What rounding is relative to: the largest sum (or mean) of the terms' absolute values."""
+    """The scale of rounding errors: the largest sum (or mean) of the terms' absolute values."""
     if not parts or any(p.shape != want.shape for p in parts):
         return magnitude(want)
     total = torch.stack(parts).sum(0)
@@ -117,7 +118,7 @@ def _scale(want: Tensor, parts: tuple[Tensor, ...]) -> float:
 
 
 def _unexplained(case: Case) -> Diagnosis:
-    """No formula fits: how many elements are wrong, and which is worst."""
+    """The diagnosis if no formula fits: how many elements are wrong, and which is worst."""
     off = (case.got - case.want).abs().flatten()
     wrong = off > case.atol + case.rtol * case.want.abs().flatten()
     wrong |= off.isnan() & ~(case.got.isnan() & case.want.isnan()).flatten()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .case import Case, Diagnosis, Rule, magnitude
 
-MOST_RANKS = 6  # whose subsets are searched: 2^6 formulas
+MOST_RANKS = 6  # ranks whose subsets are searched: 2^6 formulas
 MOST_TIMES = 65  # a bias is looked for
 TIMES = {1: "once", 2: "twice", 3: "three times"}
 
@@ -31,7 +31,7 @@ def _whose(ranks: Sequence[int]) -> str:
 
 
 def not_finite(case: Case) -> Diagnosis | None:
-    """nan or infinite where the right tensor is not, or not where it should be."""
+    """nan or infinite where the right tensor is finite, or finite where it is not."""
     bad = ~torch.isfinite(case.got) & torch.isfinite(case.want)
     if bad.any():
         text = f"{int(bad.sum())} of {case.got.numel()} elements are nan or infinite"
@@ -44,14 +44,14 @@ def not_finite(case: Case) -> Diagnosis | None:
 
 
 def unchanged(case: Case) -> Diagnosis | None:
-    """Still what it was before the call."""
+    """Unchanged: equal to the tensor before the call."""
     if not case.fits(case.before):
         return None
     return Diagnosis("unchanged", "the tensor is unchanged: it still holds the input")
 
 
 def zeros(case: Case) -> Diagnosis | None:
-    """Nothing in it, and not because this rank's own value is nothing."""
+    """All zeros, and not because this rank's own value is zero."""
     own = case.rank is not None and case.rank < case.world_size and case.contributions[case.rank]
     if case.got.any() or (isinstance(own, Tensor) and not own.any()):
         return None
@@ -82,8 +82,8 @@ def power_of_world_size(case: Case) -> Diagnosis | None:
 
 
 def scaled(case: Case) -> Diagnosis | None:
-    """Any other constant factor; a single element always has one, so it explains nothing, and what
-    is next to nothing is memory that nobody has written."""
+    """Any other constant factor. A single element always has one, so for it a factor explains
+    nothing. Values next to zero are memory that nobody has written."""
     if int(case.want.count_nonzero()) < 2 or not case.telling(1):
         return None
     got, want = (t.nan_to_num(0.0, 0.0, 0.0) for t in (case.got, case.want))
@@ -91,7 +91,7 @@ def scaled(case: Case) -> Diagnosis | None:
     if abs(ratio) < 1e-20 or abs(ratio - 1) < 1e-5 or not case.fits(ratio * case.want):
         return None
     if case.near(case.got, torch.zeros_like(case.want)):
-        return None  # rounding is all there is: any small factor fits
+        return None  # all values are rounding errors: any small factor fits
     return Diagnosis("scaled", f"every element is {_number(ratio)} times the right value")
 
 

@@ -1,4 +1,4 @@
-"""Grade an implementation: the API that checks are written with, and the commands that run them."""
+"""Grade an implementation: the API for writing checks, and the commands that run them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Code of solutions that stands in for what is not written yet: read here, carried to a sandbox.
+"""Code of solutions that stands in for code not written yet: read here, carried to a sandbox.
 
-There are no solutions in a sandbox. What a run needs of them goes with it, as code, and without the
-functions that the graded exercise asks for.
+There are no solutions in a sandbox. The part that a run needs goes with it, as code, and without
+the functions that the graded exercise asks for.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ..course.catalogue import (
 from ..course.regions import functions_in
 
 SOLUTIONS = "solutions"
-_TAKEN = re.compile(r'\.solution\(\s*(\d)\s*,\s*"(\w+)"')  # by a check, from another exercise
+_TAKEN = re.compile(r'\.solution\(\s*(\d)\s*,\s*"(\w+)"')  # from another exercise, for a check
 _HELPERS = re.compile(r"^from (tests\.[\w.]+) import", re.M)
 _carried: dict[str, bytes] | None = None  # code by the module's name, in a sandbox
 
 
 @dataclass(frozen=True)
 class Stand:
-    """What is taken from a solution's ``module`` for one file of the learner's: all of it, or its
+    """The part of a solution's ``module`` that one file of the learner's takes: all of it, or its
     functions and classes ``owners``."""
 
     module: str
@@ -47,7 +47,7 @@ class Stand:
 
 
 def stands(substitutes: Sequence[Exercise]) -> dict[str, Stand]:
-    """What the solution gives for these exercises, by file."""
+    """The parts of the solution for these exercises, by file."""
     found = {}
     for file in dict.fromkeys(e.file for e in substitutes):
         replaced = [e for e in substitutes if e.file == file]
@@ -92,7 +92,7 @@ def compiled(file: Path) -> CodeType:
 
 @functools.lru_cache
 def _compiled(file: Path, changed: int) -> CodeType:
-    """``changed``: its last save."""
+    """``changed``: the time of the file's last save."""
     return compile(file.read_bytes(), str(file), "exec")
 
 
@@ -126,7 +126,8 @@ def carry(stood: tuple[Stand, ...], graded: Exercise | None, phase_folder: str) 
 
 
 def _taken_by_checks(exercise: Exercise) -> list[str]:
-    """What the exercise's checks and their helpers ask of ``Implementation.solution``."""
+    """The modules that the exercise's checks and their helpers ask
+    ``Implementation.solution`` for."""
     folders = {str(phase.number): phase.folder for phase in load_course().phases}
     todo, seen, found = check_files(exercise), set(), []
     while todo:
@@ -165,7 +166,7 @@ def _text(path: Path) -> str:
 
 # -- inside ---------------------------------------------------------------------------------------
 def carried(code: dict[str, bytes]) -> None:
-    """From now on this process has these solutions only."""
+    """Give this process these solutions only, from now on."""
     global _carried
     _carried = code
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):

@@ -1,4 +1,4 @@
-"""What checks are written with: markers and expectations whose failures a learner can read."""
+"""The tools for writing checks: markers, and expectations whose failures a learner can read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def exercise(
     ``asserts``: the promises and axes of the exercise's contract that it asserts (``contract``).
 
     ``virtual``: virtual ranks, several interleavings, every case of ``cases``; ``gloo``: forked
-    processes; ``cuda``: GPUs, where there are any. What communicates belongs on virtual first. What
-    runs on virtual ranks and on GPUs also runs by NCCL's rules on virtual ranks, the tier ``nccl``:
-    with ``nccl`` in every run, else where ``--tier nccl`` asks for it.
+    processes; ``cuda``: GPUs, where there are any. A check that communicates belongs on virtual
+    first. A check for virtual ranks and GPUs also runs on virtual ranks by NCCL's rules, the tier
+    ``nccl``. With ``nccl`` it does so in every run, else where ``--tier nccl`` asks for it.
     """
     named = tuple(tiers.split())
     return pytest.mark.exercise(exercise_id, tiers=named, asserts=asserts.split(), nccl=nccl)
@@ -38,9 +38,9 @@ def trace(
 ) -> Callable[[F], F]:
     """Mark ``scenario(impl) -> body`` as what ``distlab trace`` runs for ``exercise_id``.
 
-    ``measures``: the number of it that ``distlab measure`` tells, of ``picture/measured.py``.
-    ``bubble``: the share of idle time that theory gives; then the run is drawn as a pipeline, whose
-    steps the body names with ``RankContext.span``.
+    ``measures``: the number that ``distlab measure`` tells of it, from ``picture/measured.py``.
+    ``bubble``: the share of idle time in theory. With it the run is drawn as a pipeline, and the
+    body names its steps with ``RankContext.span``.
     """
 
     def mark(scenario: F) -> F:
@@ -72,7 +72,8 @@ def expect_equal(
 
 
 def refusal(call: Callable[..., object], *args: object, **kwargs: object) -> str:
-    """The message of the ValueError that the call raises; if it doesn't, ``"!"`` and what it did.
+    """The message of the ValueError that the call raises; for any other outcome ``"!"`` and that
+    outcome.
 
     For the bodies of ranks; ``expect_refused`` judges what they return.
     """
@@ -102,7 +103,7 @@ def expect_refusals(
 def expect_refused(results: RankResults, calls: Sequence[str], *, cause: str = "accepted") -> None:
     """Fail unless every rank refused every call before anything was sent.
 
-    ``results``: for each rank the list of its ``refusal``s; ``calls``: what each of them is.
+    ``results``: for each rank the list of its ``refusal``s. ``calls``: the words for each of them.
     """
     for rank, refusals in enumerate(results):
         expect_refusals(refusals, calls, cause=cause, rank=rank)
@@ -121,7 +122,7 @@ def expect_few_waits(
 ) -> None:
     """Fail if a rank's host waited for its GPU more than ``most`` times in ``region``.
 
-    For runs by NCCL's rules: nobody notes it elsewhere. ``copies``: those to the GPU count.
+    Only runs by NCCL's rules note such waits. ``copies``: whether copies to the GPU count, too.
     """
     for rank, reads in enumerate(getattr(results, "host_reads", ())):
         found = [read for read in reads if read.region == region]
@@ -164,7 +165,7 @@ def expect_close(
 
 
 def _previews(want: torch.Tensor, got: torch.Tensor) -> tuple[str, str]:
-    """A few elements of both, around the largest difference, in as many digits as it takes."""
+    """A few elements of both, around the largest difference, in enough digits to see it."""
     first = 0
     if want.shape == got.shape and want.numel() > SHOWN:
         apart = (want.double() - got.double()).abs().nan_to_num(torch.inf).flatten()

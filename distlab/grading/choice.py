@@ -1,4 +1,4 @@
-"""What a request comes to: which exercises are graded, and where their checks are."""
+"""The choice for a request: which exercises are graded, and where their checks are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _prerequisites(course: Course, ids: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a request comes to: the exercises to grade (``selected``), those and all that they
+    """The choice for a request: the exercises to grade (``selected``), the same with all that they
     build on (``every``), and the files that hold their checks."""
 
     phase: Phase
@@ -35,14 +35,15 @@ class Plan:
     files: tuple[str, ...]
 
     def session(self, view: View | None = None) -> Session:
-        """The state of a new run, of which ``view`` is told."""
+        """The state of a new run, which is reported to ``view``."""
         ids = tuple(e.id for e in self.every)
         return Session(Request(**vars(self.request) | {"exercises": ids}), load_course(), view=view)
 
     def report(self, session: Session, notes: Sequence[str] = (), whole: bool = True) -> Report:
-        """The results of a run; ``whole``: a selected exercise without any is an error.
+        """The results of a run. ``whole``: a selected exercise without results is an error.
 
-        It is none if one tier was asked for and all checks (``notes``: problems) were loaded.
+        It is no error if one tier was asked for and all checks were loaded (``notes``: problems in
+        that).
         """
         device = "cuda" if self.request.device == "cuda" else "cpu"
         number, impl = self.phase.number, self.request.impl
@@ -70,7 +71,7 @@ def plan(phase: Phase, request: Request) -> Plan:
 
 
 def _unchecked(exercise: Exercise) -> ExerciseResult:
-    """An exercise none of whose checks ran is an error of the course, never a pass."""
+    """An exercise without any check that ran is an error of the course, never a pass."""
     check = CheckResult("", "error", "no check of this exercise could be loaded", "error")
     where = exercise.checks_glob
     return ExerciseResult(exercise.id, exercise.title, exercise.points, where, checks=[check])

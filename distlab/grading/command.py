@@ -57,7 +57,8 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
 def main(phase: int, argv: Sequence[str] | None = None, watched: bool = False) -> int:
     """The command behind ``python test_phaseN.py``; returns the exit status.
 
-    ``watched``: by ``distlab watch``, which has said what is graded, and may end it at any time.
+    ``watched``: by ``distlab watch``, which has named the exercise already and may end the grading
+    at any time.
     """
     out = console()
     try:
@@ -91,7 +92,7 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
     begun = time.monotonic()
     mine = options.impl == "templates"
     known: Iterable[str] = progress.known_passes(phase) if mine and options.exercises else ()
-    if options.impl == "solutions":  # taken for themselves, whether they pass or not
+    if options.impl == "solutions":  # the learner's own code is used, whether it passes or not
         known = {e.id for e in load_course().exercises} - set(options.exercises)
         known = known if options.exercises else ()
     request = Request(

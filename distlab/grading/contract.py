@@ -1,10 +1,10 @@
-"""The contract of an exercise: what its docstrings promise, and which check asserts what.
+"""The contract of an exercise: the promises of its docstrings, and the checks that assert them.
 
 ``tests/phase1/contract/trainer.toml`` lists every sentence of the docstrings of ``trainer.py``,
-named by its beginning, with the keys of what it promises. A check names the keys that it asserts:
-``@exercise("1.4", "virtual", asserts="mean dtype")``. Every exercise also stands against the same
-``AXES``, on each of which programs that look right go wrong. A check asserts an axis, or the file
-says why the axis does not apply.
+named by its beginning, with the keys of its promises. A check names the keys that it asserts:
+``@exercise("1.4", "virtual", asserts="mean dtype")``. Every exercise is also compared with the same
+``AXES``. On each axis programs that look right go wrong. A check asserts an axis, or the file says
+why the axis does not apply.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9`(Σ])|\n\s*\n")
 
 @dataclass(frozen=True)
 class Promise:
-    """One sentence of a docstring and the keys of what it promises (none: it explains)."""
+    """One sentence of a docstring and the keys of its promises (none: it only explains)."""
 
     function: str
     sentence: str
@@ -57,7 +57,7 @@ class Contract:
 
 
 def contract(exercise: Exercise) -> Contract:
-    """Read the exercise's contract; ``problems`` says what is missing in it."""
+    """Read the exercise's contract; ``problems`` names its missing parts."""
     entry = _entries(_file(exercise), _changed(exercise)).get(exercise.id, {})
     found = Contract(exercise, excluded=dict(entry.get("excluded", {})))
     keys_of = {name: dict(lines) for name, lines in entry.get("promises", {}).items()}
@@ -110,7 +110,7 @@ Documented = ast.FunctionDef | ast.ClassDef
 def _documented(
     tree: ast.Module, exercise: Exercise, wanted: set[str]
 ) -> list[tuple[str, Documented]]:
-    """A class belongs to the first exercise that has a method of it."""
+    """A class belongs to the first exercise that has one of its methods."""
     found: list[tuple[str, Documented]] = []
     earlier = {
         name.partition(".")[0]

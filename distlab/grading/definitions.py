@@ -1,4 +1,4 @@
-"""Where the learner defines what a check is about."""
+"""Where the learner defines the function that a check is about."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..course.catalogue import Exercise, functions_of
 def definition(path: Path, exercise: Exercise, check: str, file: str) -> str:
     """Where the learner defines the function that the check is about; "" if it could be several.
 
-    A wrong value has no line of its own. ``path``: the learner's file. ``check``, ``file``: the
-    source of the check, and of all its file, which counts where the check leaves the call to a
-    helper.
+    A wrong value has no line of its own. ``path``: the learner's file. ``check``: the source of the
+    check. ``file``: the source of its whole file, which counts where a helper makes the call for
+    the check.
     """
     names = functions_of(exercise)
     about = _named(names, check) or ([] if _builds(names, file) else _named(names, file))
@@ -30,15 +30,15 @@ def definition(path: Path, exercise: Exercise, check: str, file: str) -> str:
 
 
 def _builds(names: list[str], text: str) -> bool:
-    """The text names a class with several of the methods: any of them may be at fault."""
+    """Whether the text names a class with several of the methods: any of them may be at fault."""
     owners = [name.rpartition(".")[0] for name in names]
     several = {owner for owner in owners if owner and owners.count(owner) > 1}
     return any(re.search(rf"\b{owner}\b", text) for owner in several)
 
 
 def _named(names: list[str], text: str) -> list[str]:
-    """Those of the functions that the text names: a method after a dot, the only one of a class
-    also by its class."""
+    """The functions that the text names. A method stands after a dot; the only method of a class
+    may stand as its class."""
     owners = [name.rpartition(".")[0] for name in names]
     found = []
     for name, owner in zip(names, owners, strict=True):

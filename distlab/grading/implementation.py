@@ -29,7 +29,7 @@ _grader = 0
 def protect_this_process() -> None:
     """This process is the grader's own: learner code never runs in it, and it sees no GPU.
 
-    What checks expect is computed here, and ranks are forked afterwards.
+    The expected values of checks are computed here, and ranks are forked afterwards.
     """
     global _grader
     _grader = os.getpid()
@@ -38,7 +38,7 @@ def protect_this_process() -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the files of one implementation of a phase are."""
+    """The place of the files of one implementation of a phase."""
 
     name: str
     folder: Path
@@ -55,7 +55,7 @@ class Source:
 
 
 def find_source(impl: str, phase: Phase) -> Source:
-    """The implementation called ``solutions`` or ``templates``, or that in a folder.
+    """The implementation called ``solutions`` or ``templates``, or the one in a folder.
 
     Raises ValueError with what to do if the folder holds none.
     """
@@ -81,8 +81,8 @@ def blank_lines(path: Path, exercise_id: str) -> list[int]:
     Raises SyntaxError if the file is not Python, OSError if it can't be read.
     """
     text = path.read_bytes()
-    tree = ast.parse(text, str(path))  # no code is made here: some text makes gigabytes of it
-    if b"NotImplementedError" not in text:  # to look at every node takes ten times as long
+    tree = ast.parse(text, str(path))  # not compiled: some text makes gigabytes
+    if b"NotImplementedError" not in text:  # a walk over all nodes takes ten times as long
         return []
     return [
         node.lineno
@@ -124,7 +124,8 @@ class Implementation:
             self._guard = guard_of(graded, tuple(own))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a sandbox: with what ranks may need of the solutions, without the course's map."""
+        """For a sandbox: with the parts of the solutions that ranks may need,
+        without the course's map."""
         stood = stands(self._substitutes)
         code = carry(tuple(stood.values()), self._graded, self._source.folder.name)
         left = {"_substitutes": (), "_graded": None, "_stands": stood}
@@ -155,8 +156,9 @@ class Implementation:
         return importlib.import_module(f"{package}.{self._source.prefix}{name}")
 
     def solution(self, phase: int, name: str) -> ModuleType:
-        """The solution's module ``name``, whatever the learner's does: for a check that takes a
-        part from another phase, which is not graded now, or that measures the course's own."""
+        """The solution's module ``name``, whatever the learner's module does. A check uses
+        it if it takes a part from another phase, which is not graded now, or if it measures
+        the course's own code."""
         return solution(load_course().phase(phase), name)
 
 
@@ -172,8 +174,8 @@ class NotHandedOut(CheckFailed):
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports ``implementation.X`` and ``implementation.template_X`` from the learner's X.
 
-    Both are one module. A program of the solutions that has no exercise in it (it puts the phase's
-    parts together) is imported with the learner's parts.
+    Both are one module. Some program of the solutions has no exercise in it: it puts the phase's
+    parts together. It is imported with the learner's parts.
     """
 
     def __init__(self, source: Source, stood: dict[str, Stand]) -> None:
@@ -190,7 +192,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_file_location(fullname, file, loader=self)
 
     def _program(self, name: str) -> str:
-        """The program of the solutions that stands for a module that the learner has not."""
+        """The program of the solutions that stands for a module that the learner lacks."""
         if self.source.path(name).is_file():
             return ""
         if absent() and name not in {e.file for e in load_course().exercises}:

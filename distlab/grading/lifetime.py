@@ -1,10 +1,11 @@
-"""How a grading ends: by itself, by a signal, or killed; nothing that it has started stays.
+"""How a grading ends: by itself, by a signal, or killed. No process or file of it stays.
 
-- Ranks die with the grader (``processes.die_with_parent``), daemons of the learner's code are ended
-  by it, since they become its children. Of a grader that SIGKILL ends the ranks still die at once.
-- Temporary files of checks and ranks lie in one folder. A guardian removes it if the grader was
-  killed, and what still uses it: a shell waits for the end of a pipe that only the grader holds.
-  It can't find a daemon that has closed all its files; that one only a living grader ends.
+- Ranks die with the grader (``processes.die_with_parent``), also if SIGKILL ends it. Daemons of the
+  learner's code become the grader's children, and it ends them.
+- Temporary files of checks and ranks lie in one folder. If the grader was killed, a guardian
+  removes the folder and ends all processes that still use it. The guardian is a shell that waits
+  for the end of a pipe that only the grader holds. It can't find a daemon that has closed all its
+  files; only a living grader ends such a daemon.
 - SIGTERM is a request like Ctrl-C (``processes.terminable``): one line, exit status 143.
 """
 
@@ -20,8 +21,8 @@ from collections.abc import Iterator
 from ..host.processes import become_subreaper, children, end_strays, not_for_children
 from ..virtual import reap_children
 
-# $0 is the folder; it is gone already unless the grader was killed. What still belongs to the
-# grading has a file in it open (forked processes: the folder itself), or TMPDIR set to it.
+# $0 is the folder; it is gone already unless the grader was killed. A process that still belongs to
+# the grading has a file in it open (forked processes: the folder itself), or TMPDIR set to it.
 _GUARDIAN = """
 trap '' HUP INT TERM
 read -r line
@@ -41,7 +42,7 @@ done
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """What is started inside has ended afterwards, and its temporary files are gone."""
+    """All processes started inside have ended afterwards, and their temporary files are gone."""
     become_subreaper()
     before = children()
     try:

@@ -1,7 +1,7 @@
-"""What a learner sees while the grader works: each check, or each exercise, as it ends.
+"""The view of a learner while the grader works: each check, or each exercise, as it ends.
 
-In a terminal one more line at the bottom says what runs now; it goes away before the report. No
-thread draws it: ranks are forked from this process.
+In a terminal one more line at the bottom names the check that runs now; it goes away before the
+report. No thread draws it, because ranks are forked from this process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from .verdicts import CheckResult, ExerciseResult
 
 
 class View:
-    """Told by the session what begins and ends; prints where pytest does not capture it.
+    """The session tells it when a check begins and ends; it prints where pytest does not capture
+    it.
 
     ``asked``: the exercises that the learner asked for; others are graded because these build on
-    them. A line per check where one was asked for, a line per exercise else.
+    them. It prints a line per check if one exercise was asked for, else a line per exercise.
     """
 
     def __init__(self, asked: Iterable[str]) -> None:
@@ -33,7 +34,7 @@ class View:
         self.out: Console = console(file=self.file)
         self.asked = tuple(asked)
         self.each_check = len(self.asked) == 1
-        self.checks: Counter[str] = Counter()  # how many each exercise has
+        self.checks: Counter[str] = Counter()  # how many checks each exercise has
         self.drawn = False
         self.result: ExerciseResult | None = None
 
@@ -98,7 +99,7 @@ class View:
     def _shortened(self, head: Text, text: str, tail: str) -> Text:
         """One line: where the terminal is narrow, ``text`` gives way."""
         if self.out.is_terminal:
-            # asked of this file: pytest has put others in place of those that rich asks
+            # of this file: pytest has replaced the streams that rich would look at
             self.out.width = os.get_terminal_size(self.file.fileno()).columns
             room = self.out.width - 1 - head.cell_len - cell_len(tail)
             text = set_cell_size(text[: room - 1] + "…", room) if cell_len(text) > room else text

@@ -1,4 +1,4 @@
-"""What keeps an exercise's checks from being run: its file is absent, blank, broken or deleted."""
+"""Obstacles to an exercise's checks: its file is absent, blank, broken or deleted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .verdicts import NotRun
 
 
 def comes_back(path: Path) -> bool:
-    """Whether the file is there, or is again soon."""
+    """Whether the file is there, or comes back soon."""
     for _ in range(10):
         if path.is_file():
             return True
@@ -23,7 +23,8 @@ def comes_back(path: Path) -> bool:
 
 
 def in_the_file(source: Source, exercise: Exercise) -> NotRun | None:
-    """The exercise's file can't be read, or the exercise is still blank in it."""
+    """Raise NotRun if the exercise's file can't be read, or if the
+    exercise is still blank in it."""
     path = source.path(exercise.file)
     name = path.name
     if not path.is_file():

@@ -29,7 +29,7 @@ from .verdicts import TIERS, CheckResult, NotRun
 
 KEPT_OUTPUT = 4096  # characters of what a rank printed
 TROUBLE = ("fail", "error", "hang", "crash")
-MANY = 30  # checks, from which on it pays to prepare for forks
+MANY = 30  # from so many checks on it pays to prepare for forks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
             device=chosen.device,
             seed=chosen.seed,
             tier=chosen.tier,
-            # the checks may be split over processes, none of which sees every exercise pass
+            # the checks may be split over processes, and none of them sees every exercise pass
             trusted=chosen.impl == "solutions",
         )
         config.stash[SESSION] = Session(request)
@@ -88,7 +88,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Exercises in the order of the course, virtual ranks first; only what was asked for."""
+    """Sort exercises in the order of the course, virtual ranks first, and keep only the
+    checks that were asked for."""
     session = config.stash[SESSION]
     wanted = session.request
     order = {e.id: index for index, e in enumerate(session.course.exercises)}
@@ -124,8 +125,8 @@ def _first_tier(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Many checks will fork many ranks; for a few of them it would not pay. No check has computed
-    anything yet, so this is where ranks of GPUs can be forked from."""
+    """Prepare for many forks; for a few checks it would not pay. No check has computed anything
+    yet, so ranks of GPUs can still be forked from this process."""
     if len(session.items) >= MANY:
         prepare_to_fork()
     if any(tier_of(item) == "cuda" for item in session.items):
@@ -133,7 +134,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """No process is left."""
+    """Leave no process behind."""
     zygote.end()
 
 
@@ -183,14 +184,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _tell(report: pytest.TestReport, item: pytest.Item, check: CheckResult) -> None:
-    """What others read (JUnit's XML): needs and blocked are skipped, blank is a failure."""
+    """The outcome that other readers get (JUnit's XML): needs and blocked are
+    skipped, blank is a failure."""
     said = f"{check.verdict}: {check.message}"
     if check.verdict in ("needs", "blocked"):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, f"Skipped: {said}")
         return
     if check.verdict == "blank":
-        report.when = "call"  # JUnit calls what fails before it an error, not a failure
+        report.when = "call"  # JUnit calls a failure before the call an error
     report.longrepr = said + (f"\n  your line: {check.line}" if check.line else "")
 
 
@@ -214,10 +216,10 @@ def tier() -> str:
 
 @pytest.fixture
 def cases(request: pytest.FixtureRequest, tier: str) -> Callable[..., tuple[Any, ...]]:
-    """``cases(3, 1, 2, 4, 5)``: what to check, the most telling one first.
+    """``cases(3, 1, 2, 4, 5)``: the cases of a check, the most telling one first.
 
-    All of them on virtual ranks, which are cheap; the first on real ones, and by NCCL's rules where
-    nobody has asked for these.
+    All of them run on virtual ranks, which are cheap. Only the first runs on real ranks, and by
+    NCCL's rules where nobody has asked for these.
     """
     asked = request.config.stash[SESSION].request.tier
     return lambda *every: every if tier == "virtual" or asked == "nccl" else every[:1]
@@ -225,7 +227,7 @@ def cases(request: pytest.FixtureRequest, tier: str) -> Callable[..., tuple[Any,
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Changes from run to run, is printed, and can be given with ``--seed``."""
+    """The seed changes from run to run, is printed, and can be given with ``--seed``."""
     return request.config.stash[SESSION].seed
 
 
@@ -271,8 +273,8 @@ def reference(request: pytest.FixtureRequest) -> Callable[[str], tuple[dict[str,
 def nodes(request: pytest.FixtureRequest) -> type[Network]:
     """``with nodes(2, rate="200mbit") as net``, then ``run(body, 4, enter=net.placement(…))``.
 
-    Nodes on this machine, joined by links of that speed (gloo tier only); the check is "needs"
-    where there can be none.
+    Nodes on this machine, joined by links of that speed (gloo tier only). Where there can be none,
+    the verdict is "needs".
     """
     if request.config.stash[SESSION].request.sandbox:
         raise NotRun("needs", "a cluster on this machine (not in a sandbox)")

@@ -1,4 +1,5 @@
-"""The report in the terminal: one line per exercise, then each failure as a learner needs it."""
+"""The report in the terminal: one line per exercise, then each failure with the
+facts that a learner needs."""
 
 from __future__ import annotations
 
@@ -27,35 +28,35 @@ STYLE = {
     "needs": "cyan",
 }
 
-# what usually lies behind a cause that has no formula
+# the usual reason behind a cause that has no formula
 LIKELY = {
     "hang": "ranks must issue matching communication in the same order: look for a collective "
     "behind `if rank == …`, a loop of different length per rank, all ranks sending first, or one "
     "rank that raises or returns alone",
-    "endless-loop": "nothing in the loop ever makes its condition false, or what it goes through "
-    "has no end; a loop with far too much work for so small a case looks the same",
+    "endless-loop": "nothing in the loop ever makes its condition false, or its iterator has no "
+    "end; a loop with far too much work for so small a case looks the same",
     "running": "the work is far too much for so small a case, something sleeps, or an iterator "
     "never stops giving values",
     "mismatch": "every rank of the group must call the same collectives in the same order, with "
     "the same shape and dtype",
     "crash": "the process of the rank ended by itself: an exit call, a kill, or out of memory",
     "never-waited": "an asynchronous call returns a handle; its data is valid after handle.wait()",
-    "too-many-bytes": "something is sent that need not be: frozen or tied parameters, whole "
-    "tensors where a part would do, or the same data twice",
+    "too-many-bytes": "some data need not be sent: frozen or tied parameters, whole tensors where "
+    "a part would do, or the same data twice",
     "too-few-bytes": "the data never crossed the network: a shard was skipped, or each rank used "
     "its own",
     "forbidden-operator": "write it from the primitives that the exercise allows",
     "graph-cut": "autograd's graph ends on the way back. Collectives and receives of "
-    "torch.distributed record nothing (wrap them in a torch.autograd.Function whose backward is "
-    "their counterpart, or call requires_grad_() on what arrives), nor does what runs under "
-    "no_grad, on detach() or on .data",
+    "torch.distributed record nothing: wrap them in a torch.autograd.Function whose "
+    "backward is their counterpart, or call requires_grad_() on the tensor that "
+    "arrives. Operators under no_grad, on detach() or on .data record nothing either",
     "changed-default": "name the dtype or the device where you make the tensor, as in "
     "torch.zeros(3, dtype=…, device=…); a default that must change for a moment is set back in a "
     "finally block",
     "unchanged": "the result must be written into the caller's tensor (copy_, add_, …), not bound "
     "to a new one",
 }
-WIDE = 80  # columns in which the table shows the tiers as well
+WIDE = 80  # terminals with so many columns show the tiers as well
 OUTPUT_LINES = 8
 OUTPUT_WIDTH = 160
 NOT_RUN = ("needs", "blocked", "blank")
@@ -85,7 +86,7 @@ def print_report(report: Report, phase: Phase, out: Console) -> None:
 def _table(report: Report, tiers: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
-    table.add_column("exercise")  # wraps where the terminal is narrow, as the notes do
+    table.add_column("exercise")  # it wraps where the terminal is narrow, like the notes
     table.add_column("verdict", no_wrap=True)
     for name in ("points", *(SHOWN_TIER.get(t, t) for t in tiers), "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -110,7 +111,7 @@ def _ran(report: Report, tier: str) -> bool:
 
 
 def _on_tier(e: ExerciseResult, tier: str) -> Text:
-    """Checks passed of those on this tier; why none ran, if none did."""
+    """How many checks of this tier passed; or the reason why none ran."""
     checks = [c for c in e.checks if c.tier == tier]
     ran = [c for c in checks if c.verdict not in NOT_RUN]
     if ran:
@@ -151,9 +152,9 @@ def _print_failure(exercise: ExerciseResult, out: Console) -> None:
 
 
 def printed_by(check: CheckResult) -> list[tuple[str, str]]:
-    """Who printed what: the failing rank's last lines, or those of each rank that printed."""
+    """The last lines printed by the failing rank, or by each rank that printed."""
     texts: dict[str, list[int]] = {}
-    known = check.rank in check.printed  # not where one process checks what all ranks get
+    known = check.rank in check.printed  # not where one process checks the values of all ranks
     for rank, text in check.printed.items():
         if text.strip() and (rank == check.rank or not known):
             texts.setdefault(text.strip(), []).append(rank)
@@ -167,7 +168,7 @@ def printed_by(check: CheckResult) -> list[tuple[str, str]]:
 
 
 def _title(check: CheckResult) -> str:
-    """What was checked, and on which ranks if not on ordinary ones."""
+    """The title of the check, and its kind of ranks if these are not ordinary ones."""
     where = {"virtual": "virtual ranks", "nccl": "nccl rules, simulated", "cuda": "GPU"}
     return check.title + (f" ({where[check.tier]})" if check.tier in where else "")
 

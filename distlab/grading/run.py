@@ -42,19 +42,19 @@ class Carrier:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[SESSION] = self.session
-        config.option.tbstyle = "line"  # the plugin writes what failed; tracebacks cost time
+        config.option.tbstyle = "line"  # the plugin writes the failures; tracebacks cost time
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.problems.append(str(report.longrepr).strip().splitlines()[-1])
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if not isinstance(excinfo.value, pytest.Session.Interrupted):  # by a failed collection
+        if not isinstance(excinfo.value, pytest.Session.Interrupted):  # left by a failed collection
             self.interrupt = excinfo.value
 
 
 def call_pytest(files: Iterable[str], plugins: list[object], *options: str) -> None:
-    """pytest on these check files, silently and without what a grader has no use for.
+    """pytest on these check files, silently and without the parts that a grader does not use.
 
     To be called within ``contained``.
     """
@@ -62,21 +62,21 @@ def call_pytest(files: Iterable[str], plugins: list[object], *options: str) -> N
         *files,
         *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "distlab.grading.plugin"),
         *("-c", str(root() / "pyproject.toml"), "--rootdir", str(root()), "-o", "addopts="),
-        "--assert=plain",  # checks say themselves what is wrong
+        "--assert=plain",  # checks explain failures themselves
         *("-p", "no:unraisableexception", "-p", "no:threadexception", "-p", "no:logging"),
         *options,
     ]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins cost time
-    gc.freeze()  # torch is no garbage: looking through it takes half a second each time
+    gc.freeze()  # torch is no garbage: a search through it takes half a second each time
     pytest.main(arguments, plugins=plugins)
     gc.unfreeze()
 
 
 @contextlib.contextmanager
 def walled(session: Session) -> Iterator[None]:
-    """Ranks run in a sandbox inside, if the request asks for one; it shares the grader's temporary
-    files. Raises ValueError if there can be none here, or if the submission can't be put into one.
-    """
+    """Inside, ranks run in a sandbox if the request asks for one. It shares the grader's
+    temporary files. Raises ValueError if no sandbox can be made here, or if the submission
+    can't be put into one."""
     limits = session.request.sandbox
     if limits is None:
         yield
@@ -107,7 +107,7 @@ def run_session(
 ) -> Report:
     """Grade in this process: pytest on the phase's check files; returns the report.
 
-    Silently, but for what ``view`` shows of checks as they end.
+    Only ``view`` prints, as checks end.
     """
     chosen = plan(phase, request)
     carrier = Carrier(chosen.session(view))

@@ -24,7 +24,8 @@ Body = Callable[..., Any]
 
 
 class Place(Protocol):
-    """Where ranks run: ``run_ranks`` and ``run_worlds`` of this machine, or of a sandbox on it."""
+    """The place where ranks run: ``run_ranks`` and ``run_worlds`` of this machine,
+    or of a sandbox on it."""
 
     def run_ranks(self, body: Body, size: int, /, *args: Any, **options: Any) -> RankResults:
         """Real ranks."""
@@ -48,15 +49,15 @@ HERE = Here()
 class Runner:
     """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
 
-    ways = 1  # in which each run is made: limits are for one of them
+    ways = 1  # where each run is made: limits are for one run
 
     def __init__(self, files: tuple[str, ...], seed: int, device: str, place: Place = HERE) -> None:
         self.files, self.seed, self.device, self.place = files, seed, device, place
         self.end = spent() + CHECK_LIMIT * self.ways
-        self.printed: list[str] = []  # by each rank of the run whose values were read last
+        self.printed: list[str] = []  # printed by each rank of the run whose values were read last
 
     def note(self, results: R) -> R:
-        """Remember what the ranks printed as soon as the check judges what they returned."""
+        """Remember the ranks' output as soon as the check reads their results."""
 
         def read() -> None:
             self.printed = results.output
@@ -65,7 +66,8 @@ class Runner:
         return results
 
     def limit(self, options: dict[str, Any]) -> float:
-        """Seconds for the next run: what its options say, as far as the check has them left."""
+        """Seconds for the next run: as many as its options say, but no more
+        than the check has left."""
         asked = options.pop("timeout", RUN_LIMIT) * self.ways
         return round(min(asked, max(1.0, self.end - spent())), 1)
 
@@ -136,16 +138,16 @@ class VirtualRunner(Runner):
 
 
 class NcclRunner(VirtualRunner):
-    """The same by NCCL's rules, in each of the ways in which PyTorch runs it."""
+    """The same by NCCL's rules, in each of the three ways in which PyTorch runs NCCL."""
 
     rules = "nccl"
     ways = len(rules_named(rules))
 
 
 class BriefNcclRunner(NcclRunner):
-    """The same where nobody has asked for this tier: one interleaving of each way.
+    """The same for a run that nobody asked this tier of: one interleaving of each way.
 
-    What NCCL's order blocks is blocked in all interleavings.
+    A program that NCCL's order blocks is blocked in all interleavings.
     """
 
     interleavings = delayed = 1

@@ -24,11 +24,11 @@ from .verdicts import TIERS, CheckResult, ExerciseResult, NotRun
 class Request:
     """What to grade. ``trusted``: every other exercise counts as passed (wrong implementations
     are graded by one check at a time), and a file that can't be imported fails its first check.
-    ``first``: checks that run before others; ``brief``: no check runs after one has failed.
-    ``partial``: a share of the points for a share of the checks. ``guarded``: answers taken from
-    elsewhere fail; a right alternative to one exercise may take the rest from the solution.
-    ``once``: each check on the first of its tiers only.
-    ``sandbox``: ranks run in one, within these limits."""
+    ``first``: checks that run before others. ``brief``: no check runs after one has failed.
+    ``partial``: a share of the points for a share of the checks. ``guarded``: answers taken
+    from elsewhere fail; a right alternative to one exercise may take the rest from the
+    solution. ``once``: each check runs on the first of its tiers only. ``sandbox``: ranks run
+    in a sandbox, within these limits."""
 
     impl: str = "solutions"
     device: str = "auto"
@@ -48,7 +48,8 @@ class Request:
 
 @dataclass
 class Session:
-    """The state of a run; the pytest plugin asks it before and tells it after each check."""
+    """The state of a run. The pytest plugin asks it before each check and tells it the
+    result after the check."""
 
     request: Request
     course: Course = field(default_factory=load_course)
@@ -59,7 +60,7 @@ class Session:
     place: Place = HERE
     sources: dict[int, Source] = field(default_factory=dict)
     files: dict[int, list[Path]] = field(default_factory=dict)  # at the beginning
-    references: dict[str, str] = field(default_factory=dict)  # recorded runs compared with
+    references: dict[str, str] = field(default_factory=dict)  # recorded runs used by checks
 
     def __post_init__(self) -> None:
         chosen = self.request.seed
@@ -98,8 +99,8 @@ class Session:
         return exercise_id in self.results and self.results[exercise_id].verdict == "pass"
 
     def substitutes(self, exercise: Exercise) -> list[Exercise]:
-        """The exercises that are taken from the solution while this one is graded: none without
-        solutions, the learner's own are then all that there is."""
+        """The exercises that are taken from the solution while this one is graded. Without
+        solutions there are none: then only the learner's own code is there."""
         if not has_solutions():
             return []
         found = {e.id: e for e in self.built_on(exercise)}
@@ -109,7 +110,7 @@ class Session:
         return list(found.values())
 
     def built_on(self, exercise: Exercise) -> list[Exercise]:
-        """Those of them whose functions the exercise calls: what the report names."""
+        """Those substitutes whose functions the exercise calls. The report names them."""
         found: dict[str, Exercise] = {}
         for other in map(self.course.exercise, (*exercise.uses, *exercise.requires)):
             if not self.passed(other.id):
@@ -133,8 +134,8 @@ class Session:
             raise NotRun("blocked", f"not run: {failed[0].title} fails on virtual ranks")
 
     def deleted(self, exercise: Exercise, trouble: str = "") -> NotRun | None:
-        """The verdict if the exercise's file is gone, or another one that ``trouble`` speaks of,
-        though it was there at the beginning.
+        """The verdict if the exercise's file, or another file that ``trouble`` names, is gone but
+        was there at the beginning.
 
         An editor may be replacing it: the file has a moment to come back.
         """
@@ -179,11 +180,11 @@ class Session:
         return Implementation(source, exercise.file, substitutes, exercise, guarded)
 
     def hides(self, exercise: Exercise) -> bool:
-        """Whether what ranks print is not shown: they could print a solution that they run with."""
+        """Whether the output of ranks is hidden: they could print a solution that they run with."""
         return self.request.sandbox is not None and bool(self.substitutes(exercise))
 
     def runner(self, exercise: Exercise, tier: str) -> Runner:
-        """What runs a check's ranks on its tier."""
+        """The runner of a check's ranks on its tier."""
         if tier == "cuda" and not gpus.count():
             raise NotRun("needs", "a CUDA GPU")
         if tier == "cuda" and self.request.sandbox:

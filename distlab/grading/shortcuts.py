@@ -1,11 +1,11 @@
 """Notice in a rank that learner code takes its answer from elsewhere: it fails, as a ``shortcut``.
 
-Elsewhere is the solutions (imported, read, linked, copied by another program, taken from git), or a
-feature of PyTorch that does what the exercise asks for. What counts is what is called, not what is
-written: names can be bent, and a comment harms nobody. The innermost frame that is no library's
-says whose code it is; checks, the toolkit and solutions call what they like.
+"Elsewhere" means the solutions (imported, read, linked, copied by another program, taken from git),
+or a feature of PyTorch that does the exercise's task. Calls count, not the text: names can be bent,
+and a comment harms nobody. The innermost frame outside of libraries tells whose code calls. Checks,
+the toolkit and solutions may call anything.
 
-This finds who does not hide. Code that bends the interpreter itself needs a sandbox.
+This finds learners who do not hide. Code that bends the interpreter itself needs a sandbox.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _import, _import_module = builtins.__import__, importlib.import_module
 
 
 class Shortcut(CheckFailed):
-    """Raised in learner code; the parent is told as well, in case that it is caught there."""
+    """Raised in learner code. The parent is told as well, because learner code may catch it."""
 
     kind = "exception"
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What one graded exercise may not take: made in the grader, installed in its ranks.
+    """The code that one graded exercise may not take. Made in the grader, installed in its ranks.
 
     ``own``: the learner's files of the phase. ``asked``: the functions that the exercise asks for.
-    ``features``: what PyTorch has in their stead.
+    ``features``: PyTorch's own in their stead.
     """
 
     module: str
@@ -59,7 +59,7 @@ class Guard:
     features: tuple[Feature, ...]
 
     def install(self) -> None:
-        """From now on shortcuts are noticed in this process, once."""
+        """Begin to notice shortcuts in this process, once."""
         global _guard
         if _guard is not None:
             return
@@ -84,7 +84,7 @@ def guard_of(exercise: Exercise, own: tuple[str, ...]) -> Guard:
 
 
 def hide_answers() -> None:
-    """The solution's functions for what is asked can't be called, however they are found."""
+    """Block the solution's functions for the exercise, however learner code finds them."""
     if _guard is None or _guard.module not in sys.modules:
         return
     module = sys.modules[_guard.module]
@@ -94,9 +94,9 @@ def hide_answers() -> None:
 
 
 def _culprit(frame: FrameType | None, *, of_torch: bool = False) -> str:
-    """The line of the learner's that is behind ``frame``; empty if it is not the learner.
+    """The learner's line behind ``frame``; empty if the learner is not behind it.
 
-    ``of_torch``: what ``frame`` calls is PyTorch's own, which PyTorch may call by itself.
+    ``of_torch``: ``frame`` calls PyTorch's own code, which PyTorch may also call by itself.
     """
     assert _guard is not None
     while frame is not None:
@@ -158,7 +158,7 @@ def _refuse_import(name: str, frame: FrameType) -> None:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    """Python's own report of what touches files and starts programs."""
+    """Python's own audit events: calls that touch files and start programs."""
     if event == "open":
         reached = _is_answer(args[0])
     elif event in PROGRAMS:
@@ -195,19 +195,20 @@ def _words(value: object) -> str:
 
 # -- PyTorch's features ---------------------------------------------------------------------------
 def _wrap_features() -> None:
-    """Wrap the features of modules that are loaded by now; the others when they are."""
+    """Wrap the features of modules that are loaded by now, and the others as
+    soon as they are loaded."""
     assert _guard is not None
     for feature in _guard.features:
         for call in feature.calls:
             holder, _, attribute = call.rpartition(".")
             found = None if call in _wrapped else _loaded(holder)
-            if hasattr(found, attribute):  # else it is still being imported, or is elsewhere
+            if hasattr(found, attribute):  # else it is still being imported, or lies elsewhere
                 _wrapped.add(call)
                 _wrap(found, attribute, feature.name)
 
 
 def _loaded(name: str) -> Any:
-    """The module, or the class in a module, that is called so; None if it is not loaded."""
+    """The module, or the class in a module, with this name; None if it is not loaded."""
     if name in sys.modules:
         return sys.modules[name]
     module, _, attribute = name.rpartition(".")
@@ -230,7 +231,8 @@ def _wrap(holder: Any, attribute: str, name: str) -> None:
 
 
 def _wrap_operators() -> None:
-    """``torch.ops.c10d.allreduce_(…)`` is what ``torch.distributed`` itself is made of."""
+    """Forbid ``torch.ops.c10d.allreduce_(…)`` and the like: ``torch.distributed``
+    itself is made of these."""
     original = torch._ops.OpOverloadPacket.__call__
 
     def noticed(packet: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Verdicts of checks and exercises, and the report that is made of them."""
+"""Verdicts of checks and exercises, and the report made of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def now() -> str:
 
 @dataclass
 class CheckResult:
-    """One check: its verdict, and for a failure what, why, where."""
+    """One check: its verdict, and for a failure the message, the cause and the line."""
 
     name: str
     verdict: str
@@ -31,13 +31,13 @@ class CheckResult:
     rank: int | None = None
     line: str = ""
     title: str = ""
-    printed: dict[int, str] = field(default_factory=dict)  # what each rank wrote, also to stderr
+    printed: dict[int, str] = field(default_factory=dict)  # output of each rank, with stderr
     seconds: float = 0.0
     tier: str = "gloo"
 
 
 class NotRun(Exception):
-    """A check was not run, and why: its verdict is this one."""
+    """A check was not run; it tells the reason, and has this verdict."""
 
     def __init__(self, verdict: str, message: str, line: str = "", cause: str = "") -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class ExerciseResult:
 
     @property
     def needs(self) -> list[str]:
-        """What was absent for the checks that did not run."""
+        """The absent things because of which checks did not run."""
         return sorted({c.message for c in self.checks if c.verdict == "needs"})
 
 
@@ -106,7 +106,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     course_version: str = field(default_factory=course_version)
     graded: str = field(default_factory=now)
-    student: str | None = None  # nobody, where learners grade their own work
+    student: str | None = None  # empty where learners grade their own work
     submission_hash: str | None = None
     references: dict[str, str] = field(default_factory=dict)
 
@@ -117,7 +117,7 @@ class Report:
 
     @property
     def max_score(self) -> int:
-        """Points that were to be had in this run."""
+        """Points that could be had in this run."""
         return sum(e.max_points for e in self.exercises)
 
     @property
@@ -151,7 +151,7 @@ class Report:
 
 
 def tier_totals(exercises: Iterable[ExerciseResult]) -> dict[str, dict[str, int]]:
-    """How many checks passed on each tier, failed, need what is absent, or had nothing to run."""
+    """How many checks of each tier passed, failed, need an absent thing, or had nothing to run."""
     told = {"pass": "pass", "needs": "needs", "blank": "not_run", "blocked": "not_run"}
     totals: dict[str, dict[str, int]] = {}
     for check in (c for e in exercises for c in e.checks):

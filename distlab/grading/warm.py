@@ -1,8 +1,8 @@
-"""Grade many implementations by the same checks: one process collects them, and waits.
+"""Grade many implementations by the same checks: one process collects the checks, and waits.
 
 pytest takes longer to start, to collect and to end than most checks take to fail. A ``WarmGrader``
-pays that once per phase; each grading is forked from the waiting process, so nothing
-of a run stays in it.
+pays that once per phase. Each grading is forked from the waiting process, so nothing of a run stays
+there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class WarmGrader:
         self._end()
 
     def grade(self, phase: int, request: Request) -> Report:
-        """The report on this request; the phase's checks are collected if that was not the last."""
+        """The report on this request; the checks are collected if the last request
+        was for another phase."""
         collected = (phase, request.device, request.tier)
         if collected != self._collected:
             self._end()
@@ -97,7 +98,7 @@ def _wait_for_requests(phase: int, request: Request, asked: int, telling: int) -
 
 
 class _Loop:
-    """Takes the place of pytest's own loop over what was collected."""
+    """Takes the place of pytest's own loop over the collected checks."""
 
     def __init__(self, asked: int, telling: int) -> None:
         self.asked, self.telling = asked, telling

@@ -1,4 +1,4 @@
-"""Wrong implementations: small patches of the solution, each killed by the check that it names.
+"""Wrong implementations: small patches of the solution. The check that each patch names kills it.
 
 They prove that the checks can fail, and that the learner is told the right cause.
 """
@@ -21,12 +21,12 @@ from .verdicts import CheckResult, Report
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One wrong implementation: ``text`` becomes ``becomes``, caught by a check, told as a cause.
+    """One wrong implementation: ``text`` becomes ``becomes``. A check catches it and tells a cause.
 
     ``mistake`` says it in words. ``text`` occurs exactly once in the solution of ``exercise``
-    (``more``: further pairs). ``caught_by`` is the check that must fail, with cause ``told_as``:
-    one of several causes where the order of events decides which. ``tier``: the only one where it
-    fails, if not the first.
+    (``more``: further pairs). ``caught_by`` is the check that must fail, with cause ``told_as``, or
+    with one of several causes where the order of events decides. ``tier``: the only tier where it
+    fails, if that is not the first.
     """
 
     id: str
@@ -77,7 +77,8 @@ def patched(mutant: Mutant) -> str:
 
 
 def beside_solutions(own: Path, exercise: Exercise, folder: Path, **options: Any) -> Request:
-    """What to ask a grader of one exercise by the files in ``own``, and of nothing it builds on.
+    """The request to grade one exercise by the files in ``own``, without the exercises that it
+    builds on.
 
     ``folder`` (empty) takes them, and solutions of the phase where ``own`` has none.
     """
@@ -90,7 +91,7 @@ def beside_solutions(own: Path, exercise: Exercise, folder: Path, **options: Any
 
 
 def fill(folder: Path, source: Path) -> None:
-    """Link the modules of ``source`` into ``folder``, but for those that it has."""
+    """Link the modules of ``source`` into ``folder``, except those that are there already."""
     for path in source.glob("*.py"):
         with contextlib.suppress(FileExistsError):
             (folder / path.name).symlink_to(path.resolve())
@@ -104,7 +105,7 @@ def run_mutant(
 ) -> CheckResult | None:
     """Grade the mutant by its named check; ``folder`` (empty) takes the implementation.
 
-    ``grade``: that of a ``WarmGrader``, where many are graded.
+    ``grade``: the method of a ``WarmGrader``, where many mutants are graded.
     """
     exercise = load_course().exercise(mutant.exercise)
     (folder / exercise.solution_path.name).write_text(patched(mutant), encoding="utf-8")

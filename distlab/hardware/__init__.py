@@ -1,4 +1,4 @@
-"""Clusters as data, and what a backend's collectives cost on them; numbers with their sources."""
+"""Clusters as data, and the cost of a backend's collectives on them; numbers with their sources."""
 
 from .clusters import Cluster, load_cluster
 from .collectives import collective_time

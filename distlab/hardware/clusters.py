@@ -1,17 +1,17 @@
 """Clusters as data, and the network model: α + n·β on links that transfers occupy one at a time.
 
-A cluster has nodes of ``gpus_per_node`` GPUs; rank r is GPU r mod G of node r div G. A message of n
-bytes from one rank to another passes every link on its path; it begins when both ends are ready and
-all these links are free, occupies each for n/bandwidth, and is complete α + n/(slowest bandwidth)
-after it began:
+A cluster has nodes of G = ``gpus_per_node`` GPUs. Rank r is number r mod G on node r div G. A
+message of n bytes from one rank to another passes every link on its path. It begins when both ends
+are ready and all these links are free. It occupies each link for n/bandwidth seconds, and is
+complete α + n/(slowest bandwidth) seconds after its begin:
 
 - inside a node: the sender's GPU port out, the receiver's GPU port in (NVLink, PCIe, memory);
-- between nodes: also the network card of either node (shared by the GPUs that have no card of their
-  own) and the core of the network, if it is oversubscribed.
+- between nodes: also the network card of either node and the core of the network, if it is
+  oversubscribed. GPUs without a card of their own share one.
 
-A ring all-reduce of N bytes over W ranks, written with messages, thus takes 2(W-1)(α + N/W·β).
-A collective of the backend is timed by the closed form of its algorithm (``collectives.py``) and
-occupies the ports of its ranks, between nodes their network cards as well. Model: Hockney 1994;
+A ring all-reduce of N bytes over W ranks, written with messages, thus takes 2(W-1)(α + N/W·β). A
+collective of the backend is timed by the closed form of its algorithm (``collectives.py``). It
+occupies the ports of its ranks, and between nodes their network cards as well. Model: Hockney 1994;
 LogGP (Alexandrov et al. 1995) has the same large-message limit.
 """
 
@@ -28,15 +28,15 @@ import yaml
 
 MAY_BE_ZERO = ("launch", "crowded_launch", "overhead", "processors")
 FOLDER = Path(__file__).resolve().parents[2] / "clusters"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # twenty times as fast where it was built
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C is twenty times as fast
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """A compute device: FLOP/s by dtype, bytes/s and bytes of its memory, seconds per kernel.
 
-    ``flops`` and ``bandwidth`` are what real kernels reach (``peak_flops`` is the data sheet's, for
-    MFU); ``kernel`` is the least time between two kernels.
+    Real kernels reach ``flops`` and ``bandwidth``. ``peak_flops`` is the data sheet's number, for
+    MFU. ``kernel`` is the least time between two kernels.
     """
 
     name: str
@@ -62,16 +62,16 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a run is simulated on; see the YAML files in ``clusters/``.
+    """The cluster on which a run is simulated; see the YAML files in ``clusters/``.
 
     ``inside``: a GPU's port to the others of its node. ``between``: one network card; a node has
     ``nics_per_node``. ``oversubscription``: bandwidth of all cards over that of the network's core.
-    ``processors``: cores of a node that compute for its ranks and move their bytes, two of them
-    busy with each message (0: GPUs compute, links move). ``launch``: seconds that a collective of
-    the backend needs before its first byte moves. ``crowded_launch``: the same where a
-    node's ranks outnumber its processors (0: no difference). ``overhead``: seconds of a rank's own
-    time to issue an operator (LogP's o). ``in_network``: the switch in a node can sum,
-    with this latency for the whole all-reduce and this bandwidth per GPU.
+    ``processors``: cores of a node that compute for its ranks and move their bytes. Two cores are
+    busy with each message (0: GPUs compute, and links move bytes). ``launch``: seconds that a
+    collective of the backend needs before its first byte moves. ``crowded_launch``: the same where
+    a node's ranks outnumber its processors (0: no difference). ``overhead``: seconds of a rank's
+    own time to issue an operator (LogP's o). ``in_network``: the switch in a node can sum. The
+    value has the latency of the whole all-reduce and the bandwidth per GPU.
     """
 
     name: str

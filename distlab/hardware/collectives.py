@@ -1,8 +1,9 @@
 """How long a backend's collective takes: closed forms of the algorithms that NCCL and gloo use.
 
-W ranks, N bytes per rank, α and β = 1/bandwidth of the link between two of them; a group on several
-nodes has M nodes with L ranks each, α_i, β_i inside a node and α_b, β_b between nodes. With k
-network cards per node, k rings run side by side and use all cards: β_n = β_b / min(k, L).
+There are W ranks with N bytes each; α and β = 1/bandwidth describe the link between two of them. A
+group on several nodes has M nodes with L ranks each, α_i, β_i inside a node and α_b, β_b between
+nodes. With k network cards per node, k rings run side by side and use all cards: β_n = β_b / min(k,
+L).
 
 =============  =================================================================================
 ring           2(X α_b + (W-1-X) α_i) + 2(W-1)/W·N·max(β_i, β_n), X = min(M, W-1); on one node
@@ -14,10 +15,10 @@ halving        recursive halving and doubling: 2⌈log₂W⌉ α + 2(W-1)/W·Nβ
 in-network     the switch of one node sums: α + N(1 + 1/W)·β with its own α and β
 =============  =================================================================================
 
-Where processors move the bytes (gloo), a collective takes at least as long as they need for all.
-``backend`` is the fastest of ring, tree, hierarchical and in-network, as NCCL's tuner chooses.
-Sources: Patarasuk & Yuan 2009 (ring); Sanders et al. 2009 (two trees); Thakur et al. 2005 (halving,
-and the operators below); NCCL, src/graph/tuning.cc (what is chosen from).
+Where processors move the bytes (gloo), a collective takes at least as long as they need for all
+bytes. ``backend`` is the fastest of ring, tree, hierarchical and in-network, as NCCL's tuner
+chooses. Sources: Patarasuk & Yuan 2009 (ring); Sanders et al. 2009 (two trees); Thakur et al. 2005
+(halving, and the operators below); NCCL, src/graph/tuning.cc (the algorithms to choose from).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def collective_time(
 
 
 def _unshared(op: str, nbytes: float, shape: Shape, cluster: Cluster, algorithm: str) -> float:
-    """The same after its launch, were there a processor for every message."""
+    """The same after its launch, if there were a processor for every message."""
     ranks, nodes, _ = shape
     if op == "all_reduce":
         if algorithm != "backend":
@@ -76,7 +77,7 @@ def _other(op: str, nbytes: float, shape: Shape, c: Cluster) -> float:
     if op == "barrier":
         return steps * alpha
     if op in ("all_gather", "gather", "scatter"):
-        nbytes *= ranks  # what each passes in is one shard
+        nbytes *= ranks  # each rank passes in one shard
     if op in ("all_gather", "reduce_scatter"):
         return ring(nbytes, shape, c) / 2
     if op == "all_to_all" and nodes > 1:
@@ -89,7 +90,7 @@ def _other(op: str, nbytes: float, shape: Shape, c: Cluster) -> float:
 
 
 def _hops(shape: Shape, c: Cluster, crossings: int) -> float:
-    """Latency of a way past all ranks that crosses between nodes so many times."""
+    """Latency of a way past all ranks that goes between nodes so many times."""
     return crossings * c.between.alpha + (shape[0] - 1 - crossings) * c.inside.alpha
 
 

@@ -1,9 +1,9 @@
 """Make forks of this process cheap: graders fork hundreds of times from one that has torch.
 
-A fork copies the table of the parent's pages, some 100,000 entries after ``import torch``, and its
-end takes them down again: 25 ms, more than most ranks compute. Joined into pages of 2 MiB, the
-same memory has a few hundred entries. Only time is saved: where the system can't do it (Linux
-before 6.1, other systems, memory too scattered), nothing else is different.
+A fork copies the table of the parent's pages, some 100,000 entries after ``import torch``, and
+removes them at its end. That takes 25 ms, longer than most ranks compute. Joined into pages of 2
+MiB, the same memory has a few hundred entries. This saves only time. Where the system can't do it
+(Linux before 6.1, other systems, memory too scattered), nothing else is different.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ _MADV_COLLAPSE = 25
 
 
 def prepare_to_fork() -> None:
-    """Call it once what children share is imported and made. Takes half a second."""
+    """Call it as soon as everything that children share is imported and made.
+    It takes half a second."""
     gc.collect()
-    gc.freeze()  # the collector writes to what it looks at: those pages would be copied
+    gc.freeze()  # the collector writes to the objects that it visits: their pages would be copied
     if sys.platform == "linux":
         _join_pages()
 
 
 def _join_pages() -> None:
-    """Ask the kernel for huge pages under all private memory that is not of a file."""
+    """Ask the kernel for huge pages under all private memory that belongs to no file."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     with open("/proc/self/maps") as maps:

@@ -1,10 +1,10 @@
 """A process that forks ranks keeps the GPUs out of its own sight.
 
-The first backward of a process starts one thread of autograd for each GPU, also where all tensors
-are on the CPU, and asks CUDA for its devices. No fork of such a process can use autograd or CUDA.
-So GPUs are hidden before: the process and its forks compute as on a machine without GPUs. A rank
-that is to use a GPU sees them again; where CUDA has answered already, with none, such a rank is
-forked from a process that has not asked (``ranks/zygote.py``), or started as a new one.
+The first backward of a process asks CUDA for its devices and starts one thread of autograd for each
+GPU. It does so also where all tensors are on the CPU. No fork of such a process can use autograd or
+CUDA. So GPUs are hidden before: the process and its forks compute as on a machine without GPUs. A
+rank that uses a GPU sees them again. If CUDA has already answered "none", such a rank is forked
+from a process that has not asked (``ranks/zygote.py``), or started as a new process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_before: dict[str, str] | None = None  # what VISIBLE was, while GPUs are hidden
+_before: dict[str, str] | None = None  # the value of VISIBLE before GPUs were hidden
 _found = 0
-_counts: dict[tuple[object, str | None], int] = {}  # by who was asked, and what VISIBLE was
+_counts: dict[tuple[object, str | None], int] = {}  # by the place asked, and the value of VISIBLE
 _spent = False  # CUDA has told this process that it has no GPU
 
 
@@ -27,7 +27,8 @@ def count() -> int:
 
 
 def _counted() -> int:
-    """torch asks NVML; without it CUDA, after which no fork could use a GPU: then a fork asks."""
+    """torch asks NVML. Without NVML it asks CUDA, and then no fork could use
+    a GPU: so a fork asks."""
     without_nvml = torch.backends.cuda.is_built() and torch.cuda._device_count_nvml() < 0
     if torch.cuda.is_initialized() or not without_nvml:
         return torch.cuda.device_count()
@@ -75,7 +76,7 @@ def show() -> None:
 
 
 def reach_forks() -> bool:
-    """Whether a fork of this process can use a GPU: one tries, as nothing else tells."""
+    """Whether a fork of this process can use a GPU. A fork tries, because nothing else tells."""
     global _spent
 
     def try_it() -> int:

@@ -1,6 +1,7 @@
-"""The GPUs of this machine as the driver's library (NVML) tells of them.
+"""The GPUs of this machine, as the driver's library (NVML) lists them.
 
-NVML makes no CUDA context and starts no thread: whoever asks it can still fork ranks that use CUDA.
+NVML makes no CUDA context and starts no thread. So a process that asks it can still fork ranks that
+use CUDA.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the driver tells; ``obstacle`` says why it tells nothing."""
+    """The driver's answer; ``obstacle`` says why there is none."""
 
     version: str = ""
     gpus: tuple[Gpu, ...] = ()
@@ -76,5 +77,5 @@ def _nvlinks(handle: Any) -> int:
 
 
 def _text(value: str | bytes) -> str:
-    """Older versions of the library's package give bytes."""
+    """The text of an answer: older versions of the library's package give bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,10 +1,10 @@
-"""Processes that must not outlive a run: ranks, and whatever the learner's code has started.
+"""Processes that must not outlive a run: ranks, and all that the learner's code has started.
 
 Two promises of the kernel make it possible (Linux, ``man 2 prctl``). A rank asks to be killed when
 its parent dies (PR_SET_PDEATHSIG). And the grader is a *subreaper* (PR_SET_CHILD_SUBREAPER): when
-the parent of a process dies, the process becomes the grader's child, however often it has forked
-and whatever session it has made for itself. So every process that a rank leaves behind ends up in
-the list of the grader's children, from where ``end_strays`` kills it.
+the parent of a process dies, the process becomes the grader's child. That holds for any number of
+forks, and also in a session of its own. So every process that a rank leaves behind ends up in the
+list of the grader's children, from where ``end_strays`` kills it.
 
 A system without these (macOS) ends what has a rank's group id only: a daemon that has made a
 session of its own lives on there.
@@ -29,12 +29,13 @@ _EXITING = 0x4  # PF_EXITING in the flags of /proc/PID/stat, include/linux/sched
 
 
 def become_subreaper() -> bool:
-    """What the children of this process leave behind comes to this process; whether that is so."""
+    """Let processes that children leave behind come to this process;
+    returns whether that worked."""
     return system.prctl(CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Get the signal when ``parent`` dies; at once, if it has died already."""
+    """Get the signal when ``parent`` dies; at once if it has died already."""
     if system.prctl(PDEATHSIG, number) and os.getppid() != parent:
         os.kill(os.getpid(), number)
 
@@ -73,7 +74,8 @@ def _children_by_parent(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """What follows the name in /proc/PID/stat: state, parent …; empty without such a process."""
+    """The fields after the name in /proc/PID/stat: state, parent …; empty
+    without such a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return file.read().decode(errors="replace").rpartition(")")[2].split()
@@ -104,28 +106,29 @@ def exit_status(pid: int) -> int | None:
 
 
 def forget_descriptors(kept: Collection[int]) -> None:
-    """For a forked child: what the parent has open is closed to code that runs here.
+    """For a forked child: close the parent's open files to code that runs here.
 
     Each descriptor leads to nowhere from now on, instead of being free: an object that still has
-    its number can't close another file. What the system does not list stays open.
+    its number can't close another file. A descriptor that the system does not list stays open.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     with contextlib.suppress(FileNotFoundError):
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > 2 and fd not in kept and fd != nowhere:
-                with contextlib.suppress(OSError):  # that of the listing is closed by now
+                with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
                     os.fstat(fd)
                     os.dup2(nowhere, fd)
     os.close(nowhere)
 
 
 def end_strays(expected: Collection[int]) -> list[int]:
-    """Kill every process that has come to this one, except for the children ``expected``.
+    """Kill every process that has become this one's child, except for the children ``expected``.
 
     Returns those that could not be ended. Costs one read of a file when there are none. A killed
-    process can fork no more, and it is gone only after its own children have come here; so each
-    round ends a whole generation, and the next one finds what that had started meanwhile. Daemons
-    that replace each other faster than this are given up after ``ROUNDS`` generations.
+    process can fork no more, and it is gone only after its own children have come here. So each
+    round ends a whole generation, and the next round finds the processes that it had started
+    meanwhile. Daemons that replace each other faster than that are given up after ``ROUNDS``
+    generations.
     """
     stubborn: set[int] = set()
     for _ in range(ROUNDS):
@@ -168,12 +171,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: pytest and the runs of ranks end as they do at Ctrl-C."""
+    """SIGTERM came: pytest and the runs of ranks end as at Ctrl-C."""
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises Terminated inside; a second one, while things are being ended, is ignored."""
+    """SIGTERM raises Terminated inside. A second SIGTERM, while processes are
+    being ended, is ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,15 +1,17 @@
 """How long a program would have run by now on a machine that does nothing else.
 
-A limit must end what hangs and spare what is only slow, because other programs have the processors.
-The kernel keeps for each thread how long it has run, and how long it was ready and had to wait for
-a processor (/proc/PID/schedstat). So of every stretch of time the clock counts
+A limit must end a program that hangs, and spare one that is only slow because other programs have
+the processors. The kernel counts for each thread how long it has run, and how long it was ready and
+had to wait for a processor (/proc/PID/schedstat). So of every stretch of time the clock counts
 
-- all of it but what threads ran or waited for a processor: what hangs sleeps all the time;
-- at least what its busiest process ran, and what all of them ran, shared among the processors: a
-  loop that does not end runs whenever it may;
+- all of it except the time in which threads ran or waited for a processor: a hanging program sleeps
+  all the time;
+- at least the time that its busiest process ran, and the time of all its processes over the number
+  of processors: an endless loop runs whenever it may;
 - at least a tenth, so that everything ends.
 
-Waiting for a disk is not sleeping. Where the system tells none of this, it is the ordinary clock.
+A thread that waits for a disk does not sleep. Where the system tells none of this, it is the
+ordinary clock.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 EVERY = 0.1  # seconds between two looks
-LEAST = 0.1  # of the time passes in any case
+LEAST = 0.1  # of the time counts in any case
 _spent = 0.0
 
 
@@ -78,7 +80,8 @@ class ProgramClock:
 
 
 def until(condition: Callable[[], object], seconds: float) -> bool:
-    """Wait until the condition holds; False if it does not in so many seconds of this program's."""
+    """Wait until the condition holds; False if it does not within so many seconds
+    of this program's clock."""
     clock = ProgramClock([os.getpid()])
     while not condition():
         if clock.read() > seconds:

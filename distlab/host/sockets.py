@@ -1,7 +1,7 @@
-"""What the kernel says of a process's TCP connections: nothing that the process does can bend it.
+"""The kernel's own record of a process's TCP connections: the process can't falsify it.
 
 Linux tells it through ``NETLINK_SOCK_DIAG`` (sock_diag(7)): every socket of this network namespace
-with its ``struct tcp_info``. ``/proc/PID/fd`` says which sockets are whose.
+with its ``struct tcp_info``. ``/proc/PID/fd`` says which process has which sockets.
 """
 
 from __future__ import annotations

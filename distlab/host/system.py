@@ -1,6 +1,7 @@
-"""What this system can do: asked of the system, never concluded from its name.
+"""What this system can do. The system itself is asked; nothing is concluded from its name.
 
-Linux has everything that is asked for here; elsewhere each caller goes on without, or says so.
+Linux has everything that is asked for here. On other systems each caller goes on without it, or
+says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def prctl(option: int, value: int) -> bool:
 
 
 def no_capabilities() -> None:
-    """Give up Linux's capabilities, also those that a program could inherit.
+    """Give up Linux's capabilities, also those that a new program could inherit.
 
     See capset(2): a header with the third version and this process, and two times three sets.
     """
@@ -58,14 +59,14 @@ def threads() -> list[str]:
 def fork_obstacle() -> str:
     """Why a forked copy of this process can't compute; empty when it can.
 
-    Libraries with threads of their own may forbid it (Accelerate on macOS). Where the system tells
-    the threads of a process, those are looked at instead; elsewhere a copy tries.
+    Libraries with threads of their own may forbid it (Accelerate on macOS). Where the system lists
+    the threads of a process, this function looks at them; elsewhere a copy tries.
     """
     if not hasattr(os, "fork"):
         return "this system has no fork"
     if tells_of_processes():
         return ""
-    import torch  # two seconds, which a caller that only asks for prctl need not wait
+    import torch  # takes two seconds; a caller that only asks for prctl need not wait for it
 
     pid = os.fork()
     if pid == 0:

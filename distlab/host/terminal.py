@@ -1,4 +1,4 @@
-"""Prose in the terminal: lines break between words, and what a learner copies stays whole."""
+"""Prose in the terminal: lines break between words, and a command to copy stays whole."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.text import Text
 def say(out: Console, text: str, style: str = "", *, label: str = "", indent: str = "") -> None:
     """Print ``text`` after ``label``, wrapped at words to the terminal's width.
 
-    What follows the first line is indented further; longer words than a line, such as paths, stay
-    whole. Where the output is no terminal each line of ``text`` stays one line.
+    Lines after the first are indented further. A word that is longer than a line, such as a path,
+    stays whole. Where the output is no terminal, each line of ``text`` stays one line.
     """
     for number, line in enumerate(text.split("\n")):
         first = number == 0
@@ -48,7 +48,7 @@ def command(out: Console, label: str, text: str) -> None:
 def console(file: IO[str] | None = None) -> Console:
     """A console that is plain when its output is not a terminal, and can print any text."""
     for stream in (sys.stdout, sys.stderr, file):
-        if isinstance(stream, io.TextIOWrapper):  # what it can't encode is shown as an escape
+        if isinstance(stream, io.TextIOWrapper):  # shows what it can't encode as an escape
             stream.reconfigure(errors="backslashreplace")
     plain = Console(file=file)
     return plain if plain.is_terminal else Console(file=file, width=100, color_system=None)

@@ -1,4 +1,4 @@
-"""Zip files: the same content is the same bytes, and what is written is whole or not there."""
+"""Zip files: the same content gives the same bytes, and a written file is whole or not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file inside: the earliest that zip kno
 
 
 def write(path: Path, files: Mapping[str, bytes], programs: Collection[str] = ()) -> None:
-    """Write ``files`` by their names inside; ``programs`` can be executed where it is unpacked."""
+    """Write ``files`` by their names inside; ``programs`` can be executed after unpacking."""
     folder = path.resolve().parent
     if not folder.is_dir():
         raise ValueError(f"{path}: the folder {folder} does not exist")
@@ -35,7 +35,7 @@ def write(path: Path, files: Mapping[str, bytes], programs: Collection[str] = ()
 def read(path: Path, most: int) -> dict[str, bytes]:
     """All files inside by their names; ValueError if it is no zip, or has more than ``most`` bytes.
 
-    What the archive says of a file's size is not believed.
+    The size that the archive states for a file is not trusted.
     """
     found: dict[str, bytes] = {}
     left = most

@@ -1,9 +1,9 @@
 """torchrun on one node of a cluster, as ``launch`` starts it.
 
-The agents meet at a store that node 0's process serves. torchrun ends there as soon as all have
-said that they are done, and the store with it, often before the others have read as much: each of
-these then prints a traceback after a run that went well. Here node 0 serves the store itself
-(torchrun shares the server of its own process) and leaves last. A rank's failure is reported
+The agents meet at a store that node 0's process serves. torchrun ends there as soon as all agents
+have said that they are done, and the store ends with it. Often the other agents have not read that
+yet. Then each of them prints a traceback after a run that went well. Here node 0 serves the store
+itself (torchrun shares the server of its own process) and leaves last. A rank's failure is reported
 without the agent's own traceback, and its exit status is the agent's.
 """
 
@@ -18,7 +18,7 @@ from torch.distributed import DistError, TCPStore
 from given.parent import end_with_parent
 from given.torchrun import torchrun
 
-PATIENCE = timedelta(seconds=2)  # after a failure somebody may never say that it has left
+PATIENCE = timedelta(seconds=2)  # after a failure an agent may never say that it has left
 
 
 def main(nodes: int, node: int, address: str, port: int, arguments: list[str]) -> int:

@@ -24,7 +24,8 @@ Write = Callable[[str, bytes], object]  # (stream, text)
 
 @dataclass(frozen=True)
 class Run:
-    """How a program ended: its exit status, what all nodes printed, bytes each sent on its link."""
+    """How a program ended: its exit status, the output of all nodes, and the bytes that
+    each sent on its link."""
 
     status: int
     stdout: str
@@ -44,7 +45,7 @@ class Run:
 
 @dataclass
 class _Agent:
-    """One node's torchrun; what it printed and did not end with a newline yet."""
+    """One node's torchrun, and its last printed line as long as no newline ends it."""
 
     node: int
     process: subprocess.Popen[bytes]
@@ -88,12 +89,13 @@ def run_cluster(
     write: Write | None = None,
     timeout: float | None = None,
 ) -> Run:
-    """Run ``command`` with torchrun on ``nodes`` nodes, to its end; nothing of it is left after.
+    """Run ``command`` with torchrun on ``nodes`` nodes, to its end; nothing of it is left
+    afterwards.
 
-    ``ranks_per_node``: a number, or one per node. ``rate``, ``delay``: of each node's link (see
-    ``Network``). ``write``: told of every line at once. The status is that of the first agent that
-    failed; the others are ended a few seconds later. Raises ValueError for bad arguments,
-    ClusterUnavailable where the machine can't, TimeoutError after ``timeout`` seconds.
+    ``ranks_per_node``: a number, or one per node. ``rate``, ``delay``: those of each node's link
+    (see ``Network``). ``write``: called with every line at once. The status is that of the first
+    agent that failed. The others are ended a few seconds later. Raises ValueError for bad
+    arguments, ClusterUnavailable where the machine can't, TimeoutError after ``timeout`` seconds.
     """
     counts = [ranks_per_node] * nodes if isinstance(ranks_per_node, int) else [*ranks_per_node]
     if len(counts) != nodes:
@@ -107,7 +109,7 @@ def run_cluster(
 
 
 class _Job:
-    """The agents of one run, and what they print."""
+    """The agents of one run, and their output."""
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class _Job:
         return agent
 
     def run(self) -> Run:
-        """Pass on what is printed until all agents have ended."""
+        """Pass on the agents' output until all of them have ended."""
         status, patience = 0, float("inf")
         try:
             while any(agent.process.poll() is None for agent in self.agents):
@@ -161,7 +163,7 @@ class _Job:
                     break
             sent = self.network.bytes_sent()
         except BaseException:
-            self.write = None  # what agents say about being ended is of no use
+            self.write = None  # the last words of an agent that is ended are of no use
             raise
         finally:
             self._end()
@@ -170,7 +172,7 @@ class _Job:
         return Run(status if status >= 0 else 128 - status, out, err, sent)
 
     def _relay(self, wait: float) -> bool:
-        """Pass on what has come; whether anything has."""
+        """Pass on the output that has come; returns whether there was any."""
         ready = self.selector.select(wait)
         for key, _ in ready:
             agent, stream = key.data
@@ -193,7 +195,7 @@ class _Job:
         return ":\n" + last.decode(errors="replace") if last else ", nothing was printed"
 
     def _end(self) -> None:
-        """End all processes of the cluster and take in what they still said."""
+        """End all processes of the cluster and take in their last output."""
         self.network.close()
         for agent in self.agents:
             agent.process.wait()

@@ -1,10 +1,10 @@
 """Nodes on one machine: network namespaces joined by links of a chosen rate and latency.
 
 Every node has a network of its own (``link0`` with an address, a loopback) and a host name
-(``node0``, ``node1`` …); a switch joins them. Both directions of each node's link pass a token
-bucket (``tc`` kind tbf), so what nodes say to each other takes as long as on a wire of that rate,
-while ranks of one node talk over the loopback at memory speed. Linux only; as root, or as anybody
-where the kernel lets users make namespaces.
+(``node0``, ``node1`` …); a switch joins the nodes. Both directions of each node's link pass a token
+bucket (``tc`` kind tbf). So messages between nodes take as long as on a wire of that rate, while
+ranks of one node talk over the loopback at memory speed. This needs Linux, and root or a kernel
+that lets users make namespaces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from ..host import system
 
 MOST_NODES = 64
-INTERFACE = "link0"  # a name that machines don't have, so that nobody counts the wrong one
+INTERFACE = "link0"  # machines have no such name, so nobody counts the wrong interface
 PACKAGES = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -35,19 +35,19 @@ PACKAGES = {
 }
 RATE = re.compile(r"[1-9]\d*(\.\d+)?(kbit|mbit|gbit)")
 DELAY = re.compile(r"\d+(\.\d+)?(us|ms|s)")
-BURST = "128kb"  # what passes at once after a pause; the kernel hands over up to 64 kB in one piece
+BURST = "128kb"  # passes at once after a pause; the kernel hands over up to 64 kB in one piece
 QUEUE = "100ms"  # longest wait in the bucket's queue before packets are dropped
 
 
 class ClusterUnavailable(OSError):
-    """This machine can't make the cluster; the message says why."""
+    """Raised if this machine can't make the cluster; the message says why."""
 
 
 def shaping(rate: str | None, delay: str | None) -> tuple[list[str], list[str]]:
     """The ``tc`` commands for (the node's end, the switch's end) of a link, with ``{dev}`` open.
 
-    The rate holds in both directions, each way takes ``delay`` longer. Raises ValueError if
-    one is not of the form 200mbit, or 1ms.
+    The rate holds in both directions, and each way takes ``delay`` longer. Raises ValueError if a
+    value is not of the form 200mbit, or 1ms.
     """
     if rate is not None and not RATE.fullmatch(rate):
         raise ValueError(f"the rate must be like 200mbit, 1gbit or 512kbit, not {rate!r}")
@@ -75,9 +75,9 @@ def bytes_sent() -> int:
 class Network:
     """``with Network(2, rate="200mbit") as net``: nodes, until the block ends or this process dies.
 
-    ``rate`` and ``delay`` are those of each node's link, None for as fast as the machine is. What
-    ``command`` has started ends with the nodes. Raises ValueError for bad
-    arguments, ClusterUnavailable with the reason where the machine can't.
+    ``rate`` and ``delay`` are those of each node's link, None for as fast as the machine is.
+    Processes started through ``command`` end with the nodes. Raises ValueError for bad arguments,
+    ClusterUnavailable with the reason where the machine can't make it.
     """
 
     def __init__(self, nodes: int, *, rate: str | None = None, delay: str | None = None) -> None:
@@ -107,7 +107,7 @@ class Network:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the cluster
+            start_new_session=True,  # Ctrl-C reaches this process, which then ends the cluster
         )
         theirs.close()
         try:
@@ -132,7 +132,8 @@ class Network:
         return said[-1] if said else "the cluster's first process ended without a word"
 
     def close(self) -> None:
-        """End everything on the nodes, and the nodes; takes a second if something won't end."""
+        """End all processes on the nodes, and the nodes; takes a second if a process
+        does not end by itself."""
         self.channel.close()
         for fd in self.fds:
             os.close(fd)
@@ -148,7 +149,7 @@ class Network:
         return [told[f"port{node}"] for node in range(len(self.addresses))]
 
     def command(self, node: int, command: Sequence[str]) -> tuple[list[str], tuple[int, ...]]:
-        """What to start so that ``command`` runs on ``node``, and the descriptors to pass on."""
+        """The command line that runs ``command`` on ``node``, and the descriptors to pass on."""
         user, mount, pid, *nodes = self.fds
         net, uts = nodes[2 * node : 2 * node + 2]
         fds = {"mount": mount, "pid": pid, "net": net, "uts": uts}
@@ -188,7 +189,7 @@ class Network:
 
 
 def node_environment() -> dict[str, str]:
-    """What makes gloo, NCCL and RPC talk over the node's link."""
+    """The settings that make gloo, NCCL and RPC talk over the node's link."""
     return {
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "TP_SOCKET_IFNAME": INTERFACE,
@@ -217,7 +218,7 @@ def _tool(name: str) -> str:
 
 @functools.cache
 def _privilege() -> tuple[str, ...]:
-    """Options of ``unshare`` with which this process may make namespaces."""
+    """The options of ``unshare`` with which this process may make namespaces."""
     if not (system.PROC / "self" / "ns" / "net").exists():
         raise ClusterUnavailable("a cluster on one machine needs network namespaces (Linux's)")
     for name in PACKAGES:
@@ -236,7 +237,7 @@ def _privilege() -> tuple[str, ...]:
 
 
 def _reason(said: str) -> str:
-    """The message for what a command said."""
+    """The message for a command's own error text."""
     if "netem" in said:
         return f"this kernel has no netem, which a delay needs ({said})"
     return f"this machine can't make a cluster: {said}"
@@ -244,9 +245,9 @@ def _reason(said: str) -> str:
 
 @functools.cache
 def cluster_obstacle(*, delay: bool = False) -> str | None:
-    """Why this machine can't make a cluster (one line), or None: found out by making one.
+    """Why this machine can't make a cluster (one line), or None. To find out, it makes one.
 
-    ``delay``: whether links with latency are wanted, which not every kernel has.
+    ``delay``: whether links with latency are wanted; not every kernel has them.
     """
     try:
         with Network(2, rate="1gbit", delay="1ms" if delay else None):

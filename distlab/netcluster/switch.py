@@ -1,12 +1,15 @@
-"""The first process of a cluster on one machine: makes its nodes, and is the end of all in them.
+"""The first process of a cluster on one machine: it makes the nodes, and ends all processes in
+them.
 
-Started by ``Network`` as process 1 of a PID namespace, it joins the nodes' network namespaces by a
+``Network`` starts it as process 1 of a PID namespace. It joins the nodes' network namespaces by a
 switch (a Linux bridge), sends file descriptors of all namespaces to its parent and waits. When the
-parent closes its end of the socket, by intention or because it died, every process of the cluster
-is asked to end; when this one ends a moment later, the kernel kills the rest and the namespaces
-vanish with their interfaces. Nothing has a name on the machine, so nothing collides or stays.
+parent closes its end of the socket, on purpose or because it died, this process asks every process
+of the cluster to end. When it ends itself a moment later, the kernel kills the rest, and the
+namespaces vanish with their interfaces. Nothing has a name on the machine, so nothing collides or
+stays.
 
-Only the standard library, and no import of the course: it runs before anything else does.
+It uses only the standard library and imports nothing of the course, because it runs before anything
+else.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ import time
 from typing import Any
 
 CLONE_NEWUTS, CLONE_NEWNET = 0x04000000, 0x40000000
-GRACE = 1.0  # seconds between SIGTERM and SIGKILL for what still runs at the end
+GRACE = 1.0  # seconds between SIGTERM and SIGKILL for processes that still run at the end
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def sh(command: str, *, pass_fds: tuple[int, ...] = ()) -> None:
-    """Run a command; OSError with what it said if it fails."""
+    """Run a command; OSError with its error text if it fails."""
     done = subprocess.run(command.split(), capture_output=True, text=True, pass_fds=pass_fds)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
@@ -48,7 +51,7 @@ def namespace(kind: str) -> int:
 
 
 def name_hosts(addresses: list[str]) -> None:
-    """Let every node find the others by name: an /etc/hosts that only the cluster sees."""
+    """Let every node find the others by name, through an /etc/hosts that only the cluster sees."""
     lines = ["127.0.0.1 localhost"]
     for node, address in enumerate(addresses):
         lines += [f"{address} node{node}", f"::ffff:{address} node{node}"]  # sockets of either kind
@@ -101,7 +104,7 @@ def end_all() -> None:
 
 
 def main() -> None:
-    """Make what the parent asks for, then answer until it has gone."""
+    """Make the cluster that the parent asks for, then answer until the parent has gone."""
     options = json.loads(sys.argv[1])
     channel = socket.socket(fileno=options["channel"])
     os.set_inheritable(channel.fileno(), False)

@@ -1,1 +1,1 @@
-"""What one rank did and held: communication, compute, memory, the learner's line."""
+"""Records of one rank: its communication, compute, memory, and the learner's line."""

@@ -1,7 +1,7 @@
-"""Notice when a rank changes what torch makes tensors of: the default dtype or the default device.
+"""Notice when a rank changes torch's default dtype or default device.
 
-Such a change reaches everything that the process makes afterwards, the caller's tensors as well.
-Where it shows is far from where it is: as a mismatch of dtypes between ranks, or a wrong value.
+Such a change affects every tensor that the process makes afterwards, the caller's as well. It shows
+far from its line: as a mismatch of dtypes between ranks, or as a wrong value.
 """
 
 from __future__ import annotations

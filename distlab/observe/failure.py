@@ -6,9 +6,9 @@ from __future__ import annotations
 class CheckFailed(AssertionError):
     """A check found the implementation wrong.
 
-    ``message`` is what the learner reads; ``cause`` is a stable kebab-case key (``"summed"``,
-    ``"hang"`` …) that wrong implementations name in ``tests/mutants``; ``rank`` is the rank where
-    it shows; ``line`` is the learner's own line, ``"trainer.py:12: code"``.
+    ``message`` is for the learner. ``cause`` is a stable kebab-case key (``"summed"``, ``"hang"``
+    …) that wrong implementations name in ``tests/mutants``. ``rank`` is the rank where it shows.
+    ``line`` is the learner's own line, ``"trainer.py:12: code"``.
     """
 
     def __init__(

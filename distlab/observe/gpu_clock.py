@@ -1,20 +1,22 @@
-"""When a GPU came to each point of a rank's program, told on the clock of the host.
+"""When a GPU reached each point of a rank's program, on the clock of the host.
 
-A call that gives work to a GPU returns before the work is done, and waiting for NCCL makes a stream
-wait, not the host: the host's time of a call says when it was called, and nothing of the device.
-An *event* in a stream gets its time when the device comes to it. Between two events there are
+A call that gives work to a GPU returns before the work is done, and a wait for NCCL makes a stream
+wait, not the host. So the host's time of a call says when it was called, and nothing about the
+device. An *event* in a stream gets its time when the device reaches it. Between two events there
+are
 
     elapsed_time(first, second)   milliseconds of the device's clock, resolution 0.5 µs
 
-One event at a moment at which nothing runs ties that clock to the host's. Events are read once, at
-the end. NCCL's communication runs in a stream of its own: its end is an event in a stream that
-waits for it, which the callback of the handle's future has. Messages, and handles without a future,
-end where the program's stream has waited for them, which may be later: in a batch NCCL begins when
-the batch is complete, and futures of its parts know nothing of that.
+One event at a moment without running work ties that clock to the host's. Events are read once, at
+the end. NCCL's communication runs in a stream of its own. Its end is an event in a stream that
+waits for it; the callback of the handle's future runs in such a stream. Messages, and handles
+without a future, end where the program's stream has waited for them. That may be later: in a batch
+NCCL begins when the batch is complete, and the futures of its parts do not know that.
 
 Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (``collective``: a handle's future is
-complete at once, its callbacks run in streams behind the communication; with ``coalescing_state_``
-the end event comes after the group's end only); docs/source/notes/cuda.rst of PyTorch.
+complete at once, and its callbacks run in streams behind the communication. With
+``coalescing_state_`` the end event comes only after the group's end); docs/source/notes/cuda.rst of
+PyTorch.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-GPU = "GPU"  # whose clock a time is of; else the host's
-PATIENCE = 5.0  # seconds for what a rank has left behind: a communication that never ends
-_future_of = dist.Work.get_future  # as it is before a recording wraps it
+GPU = "GPU"  # the clock of a time; else the host's
+PATIENCE = 5.0  # seconds to wait for a communication that may never end
+_future_of = dist.Work.get_future  # the function before a recording wraps it
 
 
 class GpuClock:
@@ -49,7 +51,7 @@ class GpuClock:
         self.at = (before + time.monotonic()) / 2
 
     def mark(self) -> Any:
-        """This point of the current stream; waits for nothing."""
+        """A mark at this point of the current stream; waits for nothing."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -59,7 +61,8 @@ class GpuClock:
         torch.cuda.synchronize(self.device)
 
     def begins(self, index: int, group: dist.ProcessGroup) -> None:
-        """A communication is called; with gloo the host itself waits for it, so its time holds."""
+        """A communication is called. With gloo the host itself waits for it, so
+        the host's time is right."""
         if dist.get_backend(group) != "gloo":
             self.begun[index] = self.mark()
 
@@ -80,7 +83,7 @@ class GpuClock:
         self.spans.setdefault(index, [first, last])[1] = last
 
     def moment(self, event: Any) -> float:
-        """When the device came to it, in seconds of the host's clock."""
+        """When the device reached the mark, in seconds of the host's clock."""
         return self.at + self.zero.elapsed_time(event) / 1e3
 
     def times(self) -> dict[str, dict[int, list[float]]]:

@@ -1,4 +1,4 @@
-"""Which line of the learner's is running: the innermost frame in the learner's files."""
+"""The learner's line that is running: the innermost frame in the learner's files."""
 
 from __future__ import annotations
 

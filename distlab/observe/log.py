@@ -1,7 +1,8 @@
-"""What the ranks communicated: events, their cost, and assertions that a learner can read.
+"""The communication of ranks: events, their cost, and assertions that a learner can read.
 
 One ``Event`` is one communication operator on one rank. Point-to-point bytes are exact. A
-collective is charged with what the bandwidth-optimal algorithm moves per rank (W ranks, N bytes):
+collective counts with the bytes that the bandwidth-optimal algorithm moves per rank (W ranks, N
+bytes):
 
 ====================  ============================  =====================================
 operator              sent per rank                 received per rank
@@ -27,7 +28,7 @@ from .failure import CheckFailed
 
 P2P = ("send", "recv")
 CREATION = "creation"  # of a communicator: ``dtype`` has the words
-SHARED_GPU = "shared-gpu"  # the cause of a failure that no program can help
+SHARED_GPU = "shared-gpu"  # the cause of a failure that the program can't avoid
 
 
 @dataclass
@@ -50,9 +51,9 @@ class Event:
     index: int = 0
     tag: int = 0
     overwritten: bool = False  # the send buffer was changed before the send was waited for
-    group_name: str = ""  # two groups of the same ranks have sequences of their own
+    group_name: str = ""  # each of two groups with the same ranks has a sequence of its own
     patience: float | None = None  # seconds after which a wait for it gives up by itself
-    clock: str = "host"  # whose clock ``start`` and ``end`` are of: host or GPU
+    clock: str = "host"  # the clock of ``start`` and ``end``: host or GPU
 
     def __str__(self) -> str:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"
@@ -143,7 +144,7 @@ class Log:
     events: list[Event]
     spans: list[tuple[str, float, float]]
     picture_from: float = 0.0
-    on_gpu: frozenset[int] = frozenset()  # which spans are by the GPU's clock
+    on_gpu: frozenset[int] = frozenset()  # spans with times of the GPU's clock
 
     def select(self, op: str | None = None, region: str | None = None) -> Log:
         """The part of the log that is ``op`` and was issued in ``region``."""
@@ -191,12 +192,12 @@ class Log:
                 )
 
     def sent_at_most(self, nbytes: float, formula: str = "") -> None:
-        """Fail if this rank sent more than ``nbytes`` (what ``formula`` gives)."""
+        """Fail if this rank sent more than ``nbytes`` (the value of ``formula``)."""
         if self.sent > nbytes:
             self._budget("too many bytes", "at most", nbytes, formula, "too-many-bytes")
 
     def sent_at_least(self, nbytes: float, formula: str = "") -> None:
-        """Fail if this rank sent less than ``nbytes``: the result came from elsewhere."""
+        """Fail if this rank sent less than ``nbytes``: then the result came from elsewhere."""
         if self.sent < nbytes:
             self._budget("too few bytes", "at least", nbytes, formula, "too-few-bytes")
 
@@ -238,7 +239,7 @@ SIZED = {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "g
 
 
 def signature(event: Event) -> tuple[object, ...]:
-    """What must be the same on every rank that takes part in this collective."""
+    """The values that must be equal on every rank that takes part in this collective."""
     if event.op in SIZED:
         return event.op, event.numel, event.dtype, event.peer
     return (event.op,)

@@ -1,9 +1,9 @@
-"""Is a rank in a loop that does not end? Looks at its stack tell, not the clock alone.
+"""Is a rank in an endless loop? Looks at its stack tell, not the clock alone.
 
 A call that is on the stack at every look has not returned in between. If all the lines that were
-seen in it lie in one loop, the rank was in that loop all the time; the innermost such call in the
-learner's files is where it does not end. A generator that is asked again and again is on the stack
-at some of the looks, and is the same call at each of them.
+seen in it lie in one loop, the rank was in that loop all the time. The innermost such call in the
+learner's files has the endless loop. A generator that is asked again and again is on the stack at
+some of the looks, and it is the same call each time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from .lines import TOOLKIT, TORCH
 
 PAUSES = (0.05, 0.1, 0.15, 0.2, 0.1, 0.05)  # seconds between looks: no rhythm of a loop's own
-ENOUGH = 3  # looks without which nothing is said
-ROOT = "rank_main"  # what is outside the function that starts a rank is not the rank's
+ENOUGH = 3  # fewer looks prove nothing
+ROOT = "rank_main"  # frames outside the function that starts a rank are not the rank's
 _FOREIGN = (
     TOOLKIT,
     TORCH,
@@ -34,7 +34,8 @@ Call = tuple[str, list[int], int, bool]  # file, lines, at how many looks, wheth
 
 
 class Looks:
-    """The calls of one thread that were seen; they are kept, so none is taken for another."""
+    """The calls of one thread that were seen. They are kept alive, so no call
+    is mistaken for another."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -56,14 +57,14 @@ class Looks:
             self._calls[each] = path, lines, seen + 1, generator  # the innermost comes last
 
     def data(self) -> dict[str, Any]:
-        """What ``endless_loop`` asks for, as plain data."""
+        """The data that ``endless_loop`` needs, as plain data."""
         return {"count": self.count, "calls": list(self._calls.values())}
 
 
 def endless_loop(count: int, calls: Sequence[Call], learner_files: Collection[str]) -> str:
     """``"/x/sampler.py:12"``: the loop that a rank did not leave during ``count`` looks.
 
-    Empty if it was in no loop of the learner's, or if the looks don't tell.
+    Empty if it was in no loop of the learner's, or if the looks prove nothing.
     """
     if count < ENOUGH:
         return ""
@@ -95,7 +96,7 @@ def _loop_around(path: str, lines: Sequence[int]) -> int:
         and last <= (node.end_lineno or 0)
     ]
     around.sort(key=lambda node: (node.lineno, -(node.end_lineno or 0)))
-    for kinds in (_LOOPS, _COMPREHENSIONS):  # what a loop's body holds is mostly not what lasts
+    for kinds in (_LOOPS, _COMPREHENSIONS):  # a statement in the loop's body mostly does not last
         for node in reversed(around):
             if isinstance(node, kinds):
                 return node.lineno

@@ -1,9 +1,9 @@
-"""What a rank holds in memory: model state by kind, saved activations, and the peak of all tensors.
+"""The memory of a rank: model state by kind, saved activations, and the peak of all tensors.
 
-For a model of Ψ parameters trained with Adam in mixed precision the state is 16Ψ bytes: 2Ψ weights
-and 2Ψ gradients in 16 bits, 12Ψ for the optimizer (fp32 weights, two moments). Sharding divides
-parts of that by the number of ranks; the checks compare what is measured here with the formula.
-Storage is counted once, whichever tensors share it. Source: Rajbhandari et al. 2020 (ZeRO,
+A model of Ψ parameters, trained with Adam in mixed precision, has a state of 16Ψ bytes. Weights and
+gradients in 16 bits take 2Ψ each, the optimizer (fp32 weights, two moments) takes 12Ψ. Sharding
+divides parts of that by the number of ranks. The checks compare the bytes measured here with the
+formula. Storage is counted once, whichever tensors share it. Source: Rajbhandari et al. 2020 (ZeRO,
 arXiv 1910.02054), section 3.1.
 """
 
@@ -63,7 +63,7 @@ class Held:
 
 
 def held_by(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Held:
-    """What ``model`` and ``optimizer`` hold on this rank now; tied tensors count once."""
+    """The bytes that ``model`` and ``optimizer`` hold on this rank now; tied tensors count once."""
     state = optimizer.state.values() if optimizer else ()
     return Held(
         parameters=storage_bytes(model.parameters()),
@@ -108,9 +108,9 @@ class SavedActivations:
 class PeakMemory(TorchDispatchMode):
     """Follow the bytes of all storages that operators make inside the context.
 
-    ``current`` is what of them is alive now, ``peak`` the most there was. What existed before is
-    not counted, unless ``storage.resize_`` makes it larger. CPU and CUDA tensors alike; the caching
-    of allocators does not show.
+    ``current`` are the bytes alive now, ``peak`` the most that were alive. A storage that existed
+    before is not counted, unless ``storage.resize_`` makes it larger. CPU and CUDA tensors count
+    alike; the caching of allocators does not show.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(t.__name__ == "DTensor" for t in types):
-            return NotImplemented  # its wrapper claims the whole tensor: its local part comes here
+            return NotImplemented  # its wrapper claims the whole tensor
         return self.watch(func, args, kwargs or {})
 
     def watch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -182,7 +182,8 @@ _resize = torch.UntypedStorage.resize_
 
 
 def following() -> list[PeakMemory]:
-    """What follows this thread's memory; resizing a storage is no operator that a mode sees."""
+    """The followers of this thread's memory. A resized storage needs them: no
+    mode sees ``resize_``."""
     if torch.UntypedStorage.resize_ is _resize:
         torch.UntypedStorage.resize_ = _resize_and_tell
     if not hasattr(_local, "memories"):

@@ -1,4 +1,5 @@
-"""What a rank did that shows elsewhere, or nowhere: noticed inside, told to the parent at once.
+"""Acts of a rank whose effect shows elsewhere, or nowhere: noticed inside, told to the parent at
+once.
 
 ``"dtype"`` and ``"device"``: torch's default was changed (``defaults``). ``"shortcut"``: the answer
 was taken from elsewhere (``grading.shortcuts``).
@@ -8,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Notice = tuple[str, str, str]  # what was before, what is now, the learner's line
+Notice = tuple[str, str, str]  # the value before, the value now, the learner's line
 Tell = Callable[[str, Notice], None]
 _listeners: list[Tell] = []
 
 
 def listen(tell: Tell) -> None:
-    """From now on ``tell(what, notice)`` hears what is noticed in this process."""
+    """From now on ``tell(what, notice)`` is called for each notice of this process."""
     _listeners[:] = [tell]
 
 
@@ -25,7 +26,7 @@ def tell(what: str, notice: Notice) -> None:
 
 
 def note(notices: dict[str, Notice], what: str, notice: Notice) -> None:
-    """Keep the latest notice; none if all is as it was."""
+    """Keep the latest notice; none if the value is again as it was."""
     before, now, _ = notice
     if now == before:
         notices.pop(what, None)

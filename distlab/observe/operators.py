@@ -1,4 +1,4 @@
-"""The names of torch's communication operators, and how their arguments are read."""
+"""The names of torch's communication operators, and the meaning of their arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CANONICAL = {
     "barrier": "barrier",
     "monitored_barrier": "barrier",
 }
-# the argument that holds what this rank passes in (scatter: what it gets), first match counts
+# the argument with the tensors that this rank passes in (scatter: gets); the first match counts
 PAYLOAD = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors", "tensor")
 ROOT = ("root_rank", "dst", "src")
 METHODS = [
@@ -119,11 +119,12 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Sending:
-    """What a rank is sending: tells, once it has waited, whether those bytes were written to.
+    """Bytes that a rank is sending: after the wait it tells whether they were written to.
 
     torch counts the writes to a tensor together with those to all its views. A pipelined algorithm
-    writes to one part of a tensor while it sends another, so the count alone accuses the innocent:
-    where it has changed, the bytes decide. (Of a meta tensor there are none: the count decides.)
+    writes to one part of a tensor while it sends another part, so the count alone would accuse the
+    innocent. If the count has changed, the bytes decide. (A meta tensor has no bytes: there the
+    count decides.)
     """
 
     __slots__ = ("bytes", "tensor", "version")
@@ -133,7 +134,7 @@ class Sending:
         self.bytes = None if tensor.is_meta else _bytes(tensor).clone()
 
     def overwritten(self) -> bool:
-        """Whether what is sent has changed since."""
+        """Whether the bytes have changed since."""
         if self.tensor._version == self.version:
             return False
         return self.bytes is None or not torch.equal(_bytes(self.tensor), self.bytes)

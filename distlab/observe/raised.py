@@ -1,4 +1,4 @@
-"""What a rank tells of an exception: plain data, whatever the learner's exception class does."""
+"""A rank's report of an exception: plain data, whatever the learner's exception class does."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from .failure import CheckFailed
 from .lines import TOOLKIT, TORCH
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # another one on each rank
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs from rank to rank
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LONGEST = 10_000  # characters of a message that are kept
 
 
 def describe(error: BaseException, learner_files: tuple[str, ...]) -> dict[str, Any]:
-    """What the parent needs to know about an exception.
+    """The facts about an exception that the parent needs.
 
-    ``__str__`` and ``__repr__`` are the learner's code: where they raise or return no string, the
-    message says so, and the type and the line are still those of the exception itself.
+    ``__str__`` and ``__repr__`` are the learner's code. If they raise or return no string, the
+    message says so. The type and the line are still those of the exception itself.
     """
     frames = traceback.extract_tb(BaseException.__dict__["__traceback__"].__get__(error))
     own = [f for f in frames if f.filename in learner_files]
@@ -43,7 +43,7 @@ def describe(error: BaseException, learner_files: tuple[str, ...]) -> dict[str, 
 
 
 def _text(value: object, convert: Callable[[Any], str], method: str) -> str:
-    """``str(value)`` or ``repr(value)``; what is wrong with that method of the learner's else."""
+    """``str(value)`` or ``repr(value)``; if the learner's method fails, a text that says how."""
     try:
         return printable(_ADDRESS.sub("", str.__str__(convert(value))[:LONGEST]))
     except BaseException as problem:
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
 
 
 def _exit_code(error: SystemExit) -> int | str | None:
-    """What ``sys.exit`` was given, as it is written in the program."""
+    """The argument of ``sys.exit``, as it is written in the program."""
     code = error.code
     if code is None or type(code) is int:
         return code

@@ -2,9 +2,9 @@
 
 A ``TorchDispatchMode`` sees each ``c10d`` operator below all Python aliases: calls through
 ``torch.distributed``, on the process group itself, from autograd hooks and from threads. Calls on
-the backend object bypass the dispatcher, so the Python methods of ``Backend`` are wrapped as well;
-and ``Work.wait`` is, to know when an operation was waited for (``wrapped``). The cost is about 5 µs
-per tensor operator, so timings are taken without it.
+the backend object bypass the dispatcher, so the Python methods of ``Backend`` are wrapped as well.
+``Work.wait`` is wrapped, too, to know when an operation was waited for (``wrapped``). The cost is
+about 5 µs per tensor operator, so timings are taken without a recorder.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .wrapped import Wrapped
 class Ledger(Recording, TorchDispatchMode):
     """Record this process's communication and compute until the context ends.
 
-    ``learner_files``: source files whose frames are named as the learner's line.
-    ``emit(kind, fields)`` is told of every begin ("begin"), wait ("wait") and end ("end") at once,
-    and of what else decides whether this process can go on: threads ("thread", "thread end"),
-    groups that are closed ("close"). So another process knows where this one is. ``delays``:
-    largest random pause in seconds before a communication, drawn from ``seed``.
+    ``learner_files``: source files whose frames are named as the learner's line. ``emit(kind,
+    fields)`` is called at once for every begin ("begin"), wait ("wait") and end ("end"). It is also
+    called for threads ("thread", "thread end") and closed groups ("close"), because they decide
+    whether this process can go on. So another process knows where this one is. ``delays``: largest
+    random pause in seconds before a communication, drawn from ``seed``.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Ledger(Recording, TorchDispatchMode):
         named = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
         group = group_of(named)
         event = self.begin(op, group, payload_of(op, named), root_of(named), named)
-        if name.startswith("monitored_barrier"):  # the only one that blocks in the call itself
+        if name.startswith("monitored_barrier"):  # only a barrier blocks in the call itself
             self.wait(event)
         try:
             out = func(*args, **kwargs)
@@ -102,7 +102,7 @@ class Ledger(Recording, TorchDispatchMode):
         super().__exit__(*exc)
         self._wrapped.undo.close()
         for index, future in [*self.futures.items()]:
-            if future.done():  # who waits for it goes on before its callbacks are called
+            if future.done():  # a thread that waits for it goes on before its callbacks are called
                 self.end(self.events[index])
 
 

@@ -1,4 +1,4 @@
-"""What a process has done so far: its communication as events, its compute as spans."""
+"""The record of a process so far: its communication as events, its compute as spans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def this_thread() -> int:
 
 
 class Recording:
-    """Events and spans of this process; what sees the calls (``recorder``, ``wrapped``) writes it.
+    """Events and spans of this process, written by the code that sees the calls (``recorder``,
+    ``wrapped``).
 
     The parameters are those of ``recorder.Ledger``.
     """
@@ -101,7 +102,8 @@ class Recording:
         return event
 
     def batch_of(self, group: dist.ProcessGroup) -> list[Event]:
-        """What this thread has begun in the batch that is open on ``group``; a new list if none."""
+        """The communications that this thread has begun in the open batch of
+        ``group``; a new list if none."""
         return getattr(self.local, "batches", {}).get(group.group_name, [])
 
     def follow(self, event: Event, work: dist.Work) -> None:
@@ -132,9 +134,9 @@ class Recording:
             self.emit("end", {"index": event.index, **done})
 
     def computed(self, start: float, end: float, marks: tuple[Any, Any] | None = None) -> None:
-        """A tensor operator ran; what follows closely in the same phase is one span.
+        """A tensor operator ran. Operators that follow closely in the same phase form one span.
 
-        ``marks``: of the GPU that it ran on, before and after.
+        ``marks``: those of the GPU that it ran on, before and after.
         """
         if getattr(self.local, "named", False):
             return
@@ -162,13 +164,13 @@ class Recording:
                 self.gpu.computed(len(self.raw_spans) - 1, first, self.gpu.mark())
 
     def phase(self) -> str:
-        """What this thread does: forward, backward, optimizer, data, or nothing that has a name."""
+        """The phase of this thread: forward, backward, optimizer, data, or none with a name."""
         if torch._C._current_graph_task_id() != -1:
             return "backward"
         return getattr(self.local, "phase", "")
 
     def enter_module(self, step: int) -> None:
-        """Follow calls of modules: what runs inside the outermost one is forward."""
+        """Follow calls of modules: everything inside the outermost call is forward."""
         self.local.depth = getattr(self.local, "depth", 0) + step
         self.local.phase = "forward" if self.local.depth > 0 else ""
 

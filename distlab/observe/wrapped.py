@@ -1,4 +1,5 @@
-"""What the dispatcher does not show: waits, closed groups, threads, phases, calls on a backend.
+"""Calls that the dispatcher does not show: waits, closed groups, threads, phases, calls on a
+backend.
 
 The Python methods are wrapped while a recording runs, and are as before afterwards.
 """
@@ -31,7 +32,7 @@ from .operators import METHODS, canonical, group_of_backend, tensors_in
 from .recording import Recording, this_thread
 
 _BACKEND = torch._C._distributed_c10d.Backend
-# what a handle stands for, several events if they are a batch; keeps it alive: its id is its own
+# the events of a handle, several for a batch; it stays alive, so its id stays its own
 _EVENTS_OF: dict[int, tuple[list[Event], Any]] = {}
 _AWAITED: weakref.WeakKeyDictionary[dist.Work, Event] = weakref.WeakKeyDictionary()
 _OPTIMIZER_HOOKS = {
@@ -91,7 +92,7 @@ class Wrapped:
         return call
 
     def _remember(self, work: dist.Work, group: dist.ProcessGroup) -> None:
-        """The last event is that of ``work``, unless the handle of a batch stands for it."""
+        """The last event belongs to ``work``, unless the handle of a batch stands for it."""
         if not self.recording.batch_of(group):
             _EVENTS_OF[id(work)] = [self.local.last], work
             self.recording.follow(self.local.last, work)
@@ -104,7 +105,8 @@ class Wrapped:
         return start
 
     def _wrap_batch_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """NCCL has one handle for a batch, which its end gives; those of its parts are dropped."""
+        """NCCL has one handle for a batch: the end of the batch gives it, and the handles of
+        its parts are dropped."""
 
         def end(group: Any, *args: Any) -> Any:
             events = vars(self.local).get("batches", {}).pop(group.group_name, [])
@@ -141,7 +143,7 @@ class Wrapped:
                     raise waited_twice(_AWAITED[work], dist.get_rank(), line)
                 return original(work, *args, **kwargs)
             own = next((v for v in (*args, *kwargs.values()) if isinstance(v, timedelta)), None)
-            # of a batch the first event speaks for all: if that one can't end, the batch can't
+            # the first event of a batch speaks for all: if it can't end, the batch can't
             self.recording.wait(events[0], own.total_seconds() if own else None)
             try:
                 out = original(work, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What ranks did over time: spans, pictures of them, and traces for Perfetto."""
+"""The ranks' work over time: spans, pictures of them, and traces for Perfetto."""
 
 from .lanes import draw
 from .pipeline import draw_pipeline

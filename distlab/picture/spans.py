@@ -1,11 +1,11 @@
 """What the ranks did over time: spans, a picture of them, and a trace for Perfetto.
 
 A ``Span`` is one thing one rank did from ``start`` to ``end``. Compute comes from the ledger's
-tensor operators, communication from its events. A communication is split where its data could
-move at the earliest: a receive can't before its send was issued, an all-reduce not before the last
-rank has come, a broadcast not before its root has. What lies before that moment is a "wait", and it
-names the rank that was waited for. So a picture tells three things apart: a rank computes, it
-communicates, or it waits for a slower one.
+tensor operators, communication from its events. A communication is split where its data could move
+at the earliest. A receive can't move data before its send was issued, an all-reduce not before the
+last rank has come, a broadcast not before its root has come. The time before that moment is a
+"wait", and it names the rank that was waited for. So a picture tells three things apart: a rank
+computes, it communicates, or it waits for a slower one.
 
     ready(receive)             = start of the matching send
     ready(broadcast, scatter)  = start on the root
@@ -42,10 +42,10 @@ ROOT_TAKES = ("reduce", "gather")
 class Span:
     """One thing that ``rank`` did, in seconds on a clock that all ranks share.
 
-    ``peer`` is the other rank of a message, the root of a collective, or the rank waited for;
-    ``message`` is the same number at both ends of a message; ``line`` the learner's line;
-    ``label`` what ``RankContext.span`` was given; ``clock`` whose the times are: on a rank with a
-    GPU those of the ``"host"`` are when calls were made, not when the GPU did what they say.
+    ``peer`` is the other rank of a message, the root of a collective, or the rank waited for.
+    ``message`` is the same number at both ends of a message. ``line`` is the learner's line,
+    ``label`` the one given to ``RankContext.span``. ``clock`` names the clock of the times. On a
+    rank with a GPU, times of the ``"host"`` say when calls were made, not when the GPU worked.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""What a rank's body is given."""
+"""The context that a rank's body gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..observe.recorder import Ledger
 
 @dataclass
 class RankContext:
-    """What a rank's body is given: who it is, where it computes, and its recorder."""
+    """The context that a rank's body gets: its rank, its device, and its recorder."""
 
     rank: int
     world_size: int
@@ -27,14 +27,14 @@ class RankContext:
         return torch.Generator().manual_seed((self.seed * 1_000_003 + self.rank) * 1009 + salt)
 
     def start_picture(self) -> None:
-        """Leave what came before out of timelines: set-up, imports, warm-up."""
+        """Leave everything before this call out of timelines: set-up, imports, warm-up."""
         if self.ledger is not None:
             if self.ledger.gpu is not None:
                 self.ledger.gpu.settle()
             self.ledger.picture_from = time.monotonic()
 
     def steps(self, count: int) -> Iterator[int]:
-        """The numbers 0 … count - 1 of steps, of which the first warms up: no picture shows it."""
+        """The numbers 0 … count - 1 of steps. The first step warms up, and no picture shows it."""
         for number in range(count):
             if number == 1:
                 self.start_picture()
@@ -42,9 +42,9 @@ class RankContext:
 
     @contextlib.contextmanager
     def span(self, name: str, label: str = "") -> Iterator[None]:
-        """Show what is computed inside as one ``name`` in timelines, with ``label`` written on it.
+        """Show the compute inside as one ``name`` in timelines, with ``label`` written on it.
 
-        Time spent asleep counts; what operators run inside is not shown. ``name``: one word.
+        Time spent asleep counts; single operators inside are not shown. ``name``: one word.
         """
         if self.ledger is None:
             yield

@@ -1,4 +1,4 @@
-"""What the parent knows of one rank, from what the rank reports."""
+"""The parent's knowledge of one rank, from the rank's reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ KINDS = b"EFRSVX"
 
 @dataclass
 class Wait:
-    """What a thread of a rank waits for, where, and for how many seconds at most."""
+    """A wait of a rank's thread: for which communication, at which line, for
+    how many seconds at most."""
 
     event: Event
     line: str
@@ -30,7 +31,7 @@ class Wait:
 
 @dataclass
 class Member:
-    """What the parent knows of one rank."""
+    """The parent's knowledge of one rank."""
 
     rank: int
     pid: int
@@ -60,17 +61,17 @@ class Member:
 
     @property
     def files(self) -> tuple[int, ...]:
-        """The parent's ends of what it shares with the rank."""
+        """The parent's ends of the pipes and files that it shares with the rank."""
         return self.pipe, self.output_fd, self.stack_fd, self.looks_fd
 
     @property
     def finished(self) -> bool:
-        """Returned, raised or died."""
+        """Whether the rank has returned, raised or died."""
         return self.result is not None or self.error is not None or self.closed
 
     @property
     def waiting(self) -> Event | None:
-        """What the rank waits for, its main thread first."""
+        """The waits of the rank, its main thread first."""
         return self.waits[min(self.waits)].event if self.waits else None
 
     @property
@@ -80,14 +81,14 @@ class Member:
 
     @property
     def output(self) -> str:
-        """What the rank printed: the beginning and the end, if it was a lot."""
+        """The rank's output; of a long output the beginning and the end."""
         text = bytes(self.head).decode(errors="replace")
         if self.tail:
             text += "\n[…]\n" + bytes(self.tail).decode(errors="replace")
         return text
 
     def printed(self, data: bytes) -> None:
-        """Keep the first and the last part of what the rank prints."""
+        """Keep the first and the last part of the rank's output."""
         room = KEPT_OUTPUT - len(self.head)
         self.head += data[:room]
         self.tail += data[room:] if room < len(data) else b""
@@ -149,7 +150,7 @@ class Member:
         return event
 
     def log(self) -> Log:
-        """What the rank communicated and computed, by the GPU's clock where that is known."""
+        """The rank's communication and compute, by the GPU's clock where that is known."""
         spans = [(name, start, end) for name, start, end in self.spans.get("spans", [])]
         gpu = self.spans.get("gpu", {"events": {}, "spans": {}})
         for index, (start, end) in gpu["spans"].items():

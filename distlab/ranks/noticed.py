@@ -1,4 +1,4 @@
-"""What a run noticed on its ranks, though all of them may have returned: a failure as well."""
+"""Failures of runs in which all ranks may have returned: those that ranks noticed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .results import RankFailure
 
 @contextlib.contextmanager
 def notices_named(members: list[Member], options: RunOptions) -> Iterator[None]:
-    """A run fails in which a rank took a shortcut, or left torch's default dtype or device changed.
+    """Fail a run in which a rank took a shortcut, or left torch's default dtype or device changed.
 
-    What else went wrong inside is told as what followed; a blank or broken file stays that.
+    Any other failure inside is told as a consequence. A blank or broken file keeps its own verdict.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def _shortcut(members: list[Member], options: RunOptions) -> RankFailure | None:
 
 
 def _changed_default(members: list[Member], options: RunOptions) -> RankFailure | None:
-    """What a rank says that it has changed and not set back."""
+    """The change that a rank reports and has not set back."""
     for what in ("dtype", "device"):
         changed = [m for m in members if what in m.notices]
         if changed:

@@ -1,4 +1,4 @@
-"""How ranks are run: what real and virtual ones have in common, and what only real ones know."""
+"""Options of runs: those that real and virtual ranks share, and those of real ranks alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Options(RunOptions):
     ``device``: ``"cpu"`` (gloo) or ``"cuda"`` (NCCL with a GPU per rank, else several ranks share a
     GPU over gloo, which passes no messages between GPUs). ``delays``: random pauses of up to 10 ms
     before each communication, drawn from ``seed``. ``enter(rank)`` is called in each rank before
-    its process group is made: ``Network.placement`` moves it to a node of a cluster.
+    its process group is made. ``Network.placement``, for example, moves the rank to a node of a
+    cluster.
     """
 
     device: str = "cpu"

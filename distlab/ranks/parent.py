@@ -31,10 +31,10 @@ from .start import fork_problem, memory_file, spawn, store_file
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
 PATIENCE = 5.0  # the same, while nobody has told why a connection broke
 HOST_LINES = (
-    "\nThe lines are where the host is. A GPU comes later to what its host has called: the call "
-    "that it can't end may be an earlier one."
+    "\nThe lines are where the host is. A GPU reaches a call later than its host: the call that it "
+    "can't end may be an earlier one."
 )
-START_LIMIT = 120.0  # seconds until all ranks are ready, beside the limit of what they do then
+START_LIMIT = 120.0  # seconds until all ranks are ready, not counted in the run's own limit
 
 
 class Parent:
@@ -97,7 +97,7 @@ class Parent:
         self.selector.register(output, selectors.EVENT_READ, (member, False))
 
     def run(self) -> RankResults:
-        """Follow the ranks until all returned; raise RankFailure else."""
+        """Follow the ranks until all have returned; raise RankFailure if one fails."""
         clock, begun = ProgramClock(member.pid for member in self.members), 0.0
         while not all(m.result is not None for m in self.members):
             now = clock.read()
@@ -119,7 +119,7 @@ class Parent:
         return self._results()
 
     def _read(self, wait: float) -> bool:
-        """Take in what has arrived; whether a rank reported something."""
+        """Take in the reports that have arrived; returns whether there was one."""
         changed = False
         for key, _ in self.selector.select(wait):
             member, is_pipe = key.data
@@ -147,10 +147,10 @@ class Parent:
         return changed
 
     def _settle(self) -> None:
-        """Give the other ranks a moment to tell what happened to them; learn exit statuses.
+        """Give the other ranks a moment to tell what happened to them, and learn exit statuses.
 
-        Where all that is known is a connection that broke, who broke it will tell why: the others
-        are waited for until they have, or until nothing can come from them any more.
+        If only a broken connection is known, the rank that broke it will tell why. So this waits
+        for the other ranks until they have told it, or until no report can come any more.
         """
         begun, seen = time.monotonic(), None
         while not all(m.finished for m in self.members):
@@ -173,7 +173,7 @@ class Parent:
             raise rank_report.mismatch(self.members, self.mismatch, self.options)
 
     def _raise_if_invented(self) -> None:
-        """What ranks say that they received must have come through their connections."""
+        """Fail if ranks report more received bytes than came through their connections."""
         own_network = self.options.enter is not None or self.options.device != "cpu"
         if own_network or not self.options.ledger or any(m.has_closed for m in self.members):
             return
@@ -195,7 +195,7 @@ class Parent:
             raise self._hang(proven=True)
 
     def _hang(self, proven: bool = False) -> RankFailure:
-        """What each rank waits in, as far as its host tells."""
+        """The call in which each rank waits, as far as its host tells."""
         found = rank_report.hang(self.members, self.stacks.take(), self.options, proven=proven)
         if self.options.device != "cpu":
             found.message += HOST_LINES
@@ -205,7 +205,7 @@ class Parent:
         values = []
         for member in self.members:
             assert member.result is not None
-            content = io.BytesIO(member.result)  # of GPUs, which this process does not see
+            content = io.BytesIO(member.result)  # memory of GPUs, which this process does not see
             values.append(torch.load(content, weights_only=True, map_location="cpu"))
         members = self.members
         return RankResults(values, [m.log() for m in members], [m.output for m in members])

@@ -1,7 +1,7 @@
 """The inside of one rank: set-up, the body, and reports to the parent over a pipe.
 
-A frame on the pipe is 4 bytes of length, 1 byte of kind, and the content: JSON, or for results
-what ``torch.save`` writes, which the parent reads with ``weights_only=True``.
+A frame on the pipe is 4 bytes of length, 1 byte of kind, and the content. The content is JSON, or
+for results the output of ``torch.save``, which the parent reads with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _write, _exit, _dumps, _save = os.write, os._exit, json.dumps, torch.save
 class Pipe:
     """The writing end of a rank's pipe; frames of several threads don't mix.
 
-    A process that the learner's code forks has it no more: only the rank reports.
+    A process that the learner's code forks does not have it: only the rank reports.
     """
 
     def __init__(self, fd: int) -> None:
@@ -104,7 +104,7 @@ def rank_main(
             signal.pause()
     except OSError:
         _exit(PIPE_LOST)
-    finally:  # what was forked from the parent must not go on as the parent
+    finally:  # a fork of the parent must not go on as the parent
         _exit(1)
 
 
@@ -114,17 +114,17 @@ def _report(pipe: Pipe, value: Any) -> None:
 
 
 def _flush() -> None:
-    """Let go of what is printed; the streams may be the learner's own by now."""
+    """Flush the output; the streams may be the learner's own by now."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
 
 
 def _detach(parent: int, output_fd: int) -> None:
-    """Own session, own output, dies with its parent."""
+    """Give the rank its own session and output, and let it die with its parent."""
     os.setsid()
     die_with_parent(parent)
-    gc.freeze()  # what the parent made is not searched again, and its pages stay shared
+    gc.freeze()  # the parent's objects are not searched again, and their pages stay shared
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with open(os.devnull) as null:
@@ -138,14 +138,14 @@ def _detach(parent: int, output_fd: int) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     if "fork" in multiprocessing.get_all_start_methods():
-        # a loader's workers: as new processes (macOS, Python 3.14) they could not import the
-        # learner's file, which was loaded by its path
+        # for a loader's workers: new processes (macOS, Python 3.14) could not import the learner's
+        # file, which was loaded by its path
         multiprocessing.set_start_method("fork", force=True)
 
 
 def _show_stack_when_asked(stack_fd: int, looks_fd: int) -> None:
-    """SIGUSR1 writes the stack to a file, also from inside an operator; as soon as Python code
-    runs, a look at it (see ``looks.py``) to another."""
+    """SIGUSR1 writes the stack to a file, also from inside an operator. As soon as Python code
+    runs, it writes a look at the stack (see ``looks.py``) to another file."""
     looks = Looks()
 
     def look(_: int, frame: FrameType | None) -> None:
@@ -157,7 +157,7 @@ def _show_stack_when_asked(stack_fd: int, looks_fd: int) -> None:
 
 
 def _printer(fd: int) -> Any:
-    """A stream that prints any text: what is no Unicode is shown as an escape."""
+    """A stream that prints any text: invalid Unicode is shown as an escape."""
     encoding, errors = "utf-8", "backslashreplace"
     return open(fd, "w", buffering=1, encoding=encoding, errors=errors, closefd=False)
 
@@ -186,7 +186,8 @@ def _set_up(rank: int, world_size: int, options: Options, store: str, parent: in
         os.environ.setdefault("GLOO_SOCKET_IFNAME", system.loopback())
         dist.init_process_group(
             backend,
-            # unbound, NCCL takes no batch of messages as a group's first call, unless of all ranks
+            # unbound, NCCL takes a batch of messages as a group's first call only if all ranks take
+            # part
             device_id=device if backend == "nccl" else None,
             store=dist.FileStore(store, world_size),
             rank=rank,
@@ -197,7 +198,8 @@ def _set_up(rank: int, world_size: int, options: Options, store: str, parent: in
 
 
 def group_timeout(options: Options) -> timedelta:
-    """gloo's own limit: the parent's comes first; what a learner asks for may come before."""
+    """gloo's own limit. The parent's limit comes first; one that a learner
+    asks for may come before."""
     return timedelta(seconds=min(11 * options.timeout + 60, GLOO_TIMEOUT))
 
 
@@ -260,7 +262,7 @@ def content_of(value: Any) -> bytes:
 
 def spawned_main(output_fd: int) -> None:
     """Entry of a rank that was started as a new Python: its task comes on standard input."""
-    os.dup2(output_fd, 1)  # also what goes wrong here is shown as the rank's
+    os.dup2(output_fd, 1)  # a failure here is shown as the rank's, too
     os.dup2(output_fd, 2)
     import cloudpickle
 

@@ -1,17 +1,18 @@
-"""The proof of a deadlock: nobody can go on by himself, and nothing is on its way to anybody.
+"""The proof of a deadlock: no rank can go on by itself, and no message is on its way to any rank.
 
-1. Every thread of every rank waits, without a time limit of its own, for a message or a collective
-   that a partner has not issued (``stuck``; from the ranks' reports). So no rank can be the first
-   to move, unless it hears of something else: of a connection that broke.
-2. No such news is on its way (``look``). It goes from a closed socket over the other end's socket
-   to gloo's threads there, and from these to the thread that waits. So: every rank lives; both ends
-   of each connection are open, and their queues empty; all threads sleep.
-3. The same again a moment later: no rank has reported anything, and no thread that waits has run
-   in between, as the kernel's counters of context switches say.
+1. By the ranks' reports (``stuck``), every thread of every rank waits for a message or a collective
+  that a partner has not issued. No such wait has a time limit of its own. So no rank can be the
+  first to move, unless it gets news of a broken connection.
+2. No such news is on its way (``look``). News goes from a closed socket over the other end's socket
+  to gloo's threads there, and from these to the thread that waits. So every rank must live, both
+  ends of each connection must be open with empty queues, and all threads must sleep.
+3. The same holds again a moment later. No rank has reported anything, and no waiting thread has run
+  in between, according to the kernel's counters of context switches.
 
-gloo's threads wake up a hundred times a second, so their counters tell nothing. Sockets and those
-threads are looked at three times in a row, the way the news goes: it would have to move on
-between all of these looks, from where one comes next to where it has just been.
+gloo's threads wake up a hundred times a second, so their counters tell nothing. So ``look`` visits
+the sockets and those threads three times in a row, in the direction of the news. To stay unseen,
+news would have to move on between all of these looks, always from the place that is visited next to
+the one just visited.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ State = frozenset[tuple[str, str]]
 
 
 class Proof:
-    """Two looks at the same state; ``patience``: a wait that gives up earlier is not for ever."""
+    """Two looks at the same state. ``patience``: a wait that gives up earlier
+    than this is no deadlock."""
 
     def __init__(self, members: list[Member], patience: float) -> None:
         self.members, self.patience = members, patience
@@ -52,7 +54,7 @@ class Proof:
     def holds(self, drain: Callable[[], bool]) -> bool:
         """Whether a deadlock is proved now; ``drain``: whether a rank has reported something more.
 
-        ``pause`` says in how many seconds it is worth looking again.
+        ``pause`` says after how many seconds another look pays.
         """
         if not stuck(self.members, self.patience):
             self.forget()
@@ -60,7 +62,7 @@ class Proof:
         state = look(self.members)
         between = 0.02 if _told() else 1.0
         if state is None or drain():
-            # what can't be proved now is looked at less and less often
+            # a state without a proof is looked at less and less often
             self.seen, self.pause = None, 0.02 if self.pause == 0.5 else min(2 * self.pause, 0.4)
             return False
         if state == self.seen and time.monotonic() - self.seen_at >= between:
@@ -73,7 +75,8 @@ class Proof:
 
 # -- what the ranks have reported ---------------------------------------------------------------
 def stuck(members: list[Member], patience: float) -> bool:
-    """Whether every thread waits for a rank that has not issued its part, or for such a thread."""
+    """Whether every thread waits for a rank that has not issued its part, or for
+    another waiting thread."""
     open_ended = [m for m in members if not m.finished]
     return bool(open_ended) and all(
         (m.finished or 0 in m.waits)
@@ -85,7 +88,7 @@ def stuck(members: list[Member], patience: float) -> bool:
 def _hopeless(member: Member, wait: Wait, members: list[Member], patience: float) -> bool:
     """Whether a partner of the communication that is waited for has not issued its part.
 
-    When that holds for every thread, none can ever go on: the first one to move would need a
+    When that holds for every thread, none can ever go on: the first thread to move would need a
     message from a rank that has not moved.
     """
     event = wait.event
@@ -111,7 +114,7 @@ def _part(event: Event, op: str, peer: int | None) -> tuple[object, ...]:
 
 # -- what the kernel says -----------------------------------------------------------------------
 def look(members: list[Member]) -> State | None:
-    """How often each thread that waits has run so far; None if something can still arrive."""
+    """How often each waiting thread has run so far; None if news can still arrive."""
     if not _told():
         known = all(not m.threads and not m.has_closed for m in members)
         return frozenset() if known else None
@@ -126,7 +129,7 @@ def look(members: list[Member]) -> State | None:
 
 
 def _told() -> bool:
-    """Whether this system tells what its processes do."""
+    """Whether this system tells the state of its processes."""
     return (PROC / "self/net/tcp").exists()
 
 
@@ -177,7 +180,7 @@ class _Socket:
 
 def _sockets(members: list[Member]) -> list[tuple[set[str], list[_Socket], set[str]]]:
     """Per rank: the sockets it has made, the TCP table of its network, sockets of other kinds."""
-    inherited = _inodes(PROC / "self")  # this process's own, forked along
+    inherited = _inodes(PROC / "self")  # this process's own, inherited by forks
     tables: dict[str, tuple[list[_Socket], set[str]]] = {}
     found = []
     for member in members:
@@ -196,7 +199,7 @@ def _inodes(home: Path) -> set[str]:
     """The sockets of a process."""
     found = set()
     for fd in (home / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed just now; of /proc/self, the listing
+        with contextlib.suppress(FileNotFoundError):  # closed just now; for /proc/self, the listing
             link = os.readlink(fd)
             if link.startswith("socket:["):
                 found.add(link[8:-1])

@@ -1,4 +1,4 @@
-"""Turn what the parent knows of a failed run into one readable RankFailure."""
+"""Turn the parent's knowledge of a failed run into one readable RankFailure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def failure(members: list[Member], options: RunOptions) -> RankFailure:
 
 
 def cause_known(members: list[Member]) -> bool:
-    """Whether a rank has died or raised anything else than that a connection broke."""
+    """Whether a rank has died, or has raised anything other than a broken connection."""
     return any(
         not BROKEN_LINK.search(str(m.error["message"])) if m.error else m.closed and not m.result
         for m in members
@@ -131,7 +131,7 @@ def mismatch(
 def invented(
     member: Member, told: int, counted: int, members: list[Member], options: RunOptions
 ) -> RankFailure:
-    """A rank's record of its communication is not what its connections did."""
+    """A rank's record of its communication differs from the traffic of its connections."""
     return RankFailure(
         f"rank {member.rank} has a record of {told:,} bytes received, but the kernel counted "
         f"{counted:,} on its connections: the record was not made by communication",
@@ -149,11 +149,12 @@ def hang(
     proven: bool = False,
     why: str = "",
 ) -> RankFailure:
-    """No rank can go on, or the time is up: what each rank waits in, and who never came.
+    """No rank can go on, or the time is up: tells the call in which each rank waits, and the ranks
+    that never came.
 
-    The cause is an endless loop where a rank is in one: that others wait for it is no fault of the
-    communication. It is ``running`` where ranks run, in no loop that is known, and none waits.
-    ``why``: what is known beside it, told in place of who never came.
+    The cause is an endless loop where a rank is in one: other ranks then wait without a fault of
+    the communication. The cause is ``running`` where ranks run, in no known loop, and none waits.
+    ``why``: a known reason, told in place of the ranks that never came.
     """
     where = {m.rank: _where(m, stacks, options) for m in members if not m.finished}
     looping = [m for m in members if m.loop and not m.finished]
@@ -207,7 +208,7 @@ def _doing(member: Member) -> str:
 
 
 def _where(member: Member, stacks: dict[int, str], options: RunOptions) -> str:
-    """Where a rank is that has not finished."""
+    """The position of a rank that has not finished."""
     if member.loop:
         return member.loop
     if member.waiting:
@@ -216,7 +217,7 @@ def _where(member: Member, stacks: dict[int, str], options: RunOptions) -> str:
 
 
 def _missing(members: list[Member], first: Member) -> str:
-    """Who never entered the communication that ``first`` waits in."""
+    """The ranks that never entered the communication in which ``first`` waits."""
     event = first.waiting
     if event is None:
         return ""
@@ -247,7 +248,7 @@ def _bullet(rank: int, what: str, line: str) -> str:
 
 
 def rank_reports(members: list[Member], options: RunOptions) -> list[RankReport]:
-    """What is told of each rank beside the failure itself."""
+    """The report on each rank beside the failure itself."""
     reports = []
     for m in members:
         state = "returned" if m.result is not None else "raised" if m.error else "died"

@@ -1,4 +1,4 @@
-"""What comes back from ranks: values, or the failure that explains why there are none."""
+"""The outcome of a run: values, or the failure that explains why there are none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIPE_LOST = 97  # exit status of a rank that can't report any more
 class RankResults(list[Any]):
     """The W return values; ``logs`` and ``output`` (standard output and error) per rank.
 
-    ``on_read`` is called whenever values or logs are read: what is judged then is of this run.
+    ``on_read`` is called whenever values or logs are read: then the check judges this run.
     """
 
     on_read: Callable[[], None] = staticmethod(lambda: None)
@@ -75,7 +75,7 @@ class RankFailure(CheckFailed):
 
 
 def garbled(rank: int) -> RankFailure:
-    """What came through the pipe is not what the toolkit in the rank sends."""
+    """The bytes from the pipe are not those that the toolkit in the rank sends."""
     return RankFailure(
         f"rank {rank} wrote to a file descriptor that it had not opened: its report to the grader "
         "can't be read",

@@ -1,4 +1,5 @@
-"""Ask the ranks that still run for their Python stacks: where each is, and whether in a loop."""
+"""Ask the ranks that still run for their Python stacks: where each is, and
+whether it is in a loop."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from pathlib import Path
 from ..observe.looks import PAUSES, endless_loop
 from .member import Member
 
-ANSWER = 1.0  # seconds that a rank may take to show its stack
+ANSWER = 1.0  # seconds in which a rank must show its stack
 BUSY = 30.0  # the same, as long as other programs have the processors
-SETTLE = 0.005  # seconds after which one that sleeps sleeps again
+SETTLE = 0.005  # seconds after which a sleeping rank sleeps again
 KEPT_STACKS = 1 << 24
 
 
@@ -34,7 +35,7 @@ class Stacks:
         self.mute: set[int] = set()  # ranks that did not answer a look: they run no Python code
 
     def take(self) -> dict[int, str]:
-        """The Python stack of every rank that still runs; notes which are in an endless loop."""
+        """The Python stack of every rank that still runs; notes the ranks in an endless loop."""
         running = [m for m in self.members if not m.finished]
         windows: Counter[int] = Counter()  # pauses in which a rank has run: it does not just sleep
         stacks = self._look(running)
@@ -45,7 +46,7 @@ class Stacks:
             for member in running:
                 windows[member.rank] += _has_run(member.pid, before[member.rank])
             if all(m.waiting and not windows[m.rank] for m in running):
-                break  # nothing runs that could be in a loop
+                break  # no rank runs, so none can be in a loop
             stacks = self._look(running)
         for member in running:
             told = self._told("looks", member).splitlines()
@@ -55,9 +56,9 @@ class Stacks:
         return stacks
 
     def _look(self, running: list[Member]) -> dict[int, str]:
-        """Ask ranks for their stacks; what they are in a moment later."""
+        """Ask ranks for their stacks; returns their stacks a moment later."""
         shown = {m.rank: len(self._told("stack", m)) for m in running}
-        # one that is in an operator, or waits in a communication, can show its stack only
+        # a rank in an operator or in a communication can show its stack only
         asked = {m.rank: "stack" if m.waiting or m.rank in self.mute else "looks" for m in running}
         told = {m.rank: len(self._told(asked[m.rank], m)) for m in running}
         for member in running:
@@ -77,13 +78,13 @@ class Stacks:
         return {m.rank: self._told("stack", m)[shown[m.rank] :] for m in running}
 
     def _told(self, name: str, member: Member) -> str:
-        """What a rank has written to one of its files; whole lines only."""
+        """The text that a rank has written to one of its files; whole lines only."""
         fd = member.stack_fd if name == "stack" else member.looks_fd
         text = os.pread(fd, KEPT_STACKS, 0).decode(errors="replace")
         return text[: text.rfind("\n") + 1]
 
     def _drain(self, seconds: float) -> None:
-        """Let time go by without taking in what ranks report; a rank whose pipe is full stops."""
+        """Let time go by without reading the ranks' reports; a rank whose pipe is full stops."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if not self.selector.get_map():
@@ -116,12 +117,13 @@ def _can_run(pid: int) -> bool:
 
 
 def _has_run(pid: int, before: int | None) -> bool:
-    """Whether it has run since, or is about to; taken for granted where the system can't tell."""
+    """Whether it has run since, or is about to; True where the system can't tell."""
     now = _time_on_processor(pid)
     return now is None or now != before or _can_run(pid)
 
 
 def _waits_for_processor(pid: int, before: int | None) -> bool:
-    """Whether it has had too little time since to answer, because other programs had it."""
+    """Whether it has had too little processor time since to answer, because
+    other programs had it."""
     now = _time_on_processor(pid)
     return now is not None and now - (before or 0) < ANSWER / 4 * 1e9 and _can_run(pid)

@@ -28,7 +28,7 @@ def spawn(
     """Start a rank as a new Python; used where forking this process is not safe."""
     import cloudpickle
 
-    # its own path first: functions of modules come by name
+    # its own path first, because functions of modules are pickled by name
     code = f"import sys; sys.path[:] = {sys.path}; from distlab.ranks import process; "
     code += f"process.spawned_main({output_fd})"
     process = subprocess.Popen(
@@ -38,13 +38,13 @@ def spawn(
         env=environment,
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:  # it has died: it tells why itself
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # it has died, and tells why itself
         cloudpickle.dump((rank, world_size, *task), process.stdin)
     return process
 
 
 def memory_file() -> int:
-    """A file without a name on disk: nothing stays of it, however this process ends."""
+    """A file without a name on disk: nothing of it stays, however this process ends."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("distlab")
     with tempfile.TemporaryFile() as file:
@@ -52,7 +52,7 @@ def memory_file() -> int:
 
 
 def store_file() -> tuple[int, str]:
-    """The file that ranks meet in, and the path by which each opens it anew."""
+    """The file through which ranks meet, and the path by which each opens it anew."""
     if hasattr(os, "memfd_create"):
         fd = memory_file()
         return fd, f"/proc/self/fd/{fd}"

@@ -1,14 +1,15 @@
-"""A process from which ranks of GPUs are forked, for one that can fork them no more.
+"""A process from which ranks of GPUs are forked, for a process that can no longer fork them.
 
 Autograd's first backward asks CUDA how many GPUs there are, also where all tensors are on the CPU
 (``torch/csrc/autograd/engine.cpp``, ``Engine::start_device_threads``). CUDA answers once in a
-process: ``c10/cuda/CUDAFunctions.cpp`` keeps the number, the driver keeps that none was visible.
-A grader, whose GPUs are hidden, computes what checks expect, so after its first backward no fork of
-it can use a GPU. New processes can, and import torch again, for seconds each.
+process: ``c10/cuda/CUDAFunctions.cpp`` keeps the number, and the driver remembers that none was
+visible. A grader hides its GPUs and computes the expected values of checks. So after its first
+backward no fork of it can use a GPU. New processes can, but each takes seconds to import torch
+again.
 
-The zygote is forked before that. It has imported what the grader has, and asked CUDA nothing
+The zygote is forked before that. It has the grader's imports, and has asked CUDA nothing
 (``torch/cuda/__init__.py``, ``_lazy_init``, refuses only where the parent has started CUDA). It
-gets a rank's task, as pickled for a new process, and its descriptors; it forks twice, so that the
+gets a rank's task, as pickled for a new process, and its descriptors. It forks twice, so that the
 rank becomes a child of the grader, which is a subreaper. It ends with the grader.
 """
 
@@ -33,7 +34,7 @@ ADOPTED = 10.0  # seconds until the grader has got the rank
 
 
 class Zygote:
-    """The grader's end. ``pid``: the process; ``by``: who has forked it."""
+    """The grader's end. ``pid``: the zygote's process; ``by``: the process that has forked it."""
 
     def __init__(self) -> None:
         own, theirs = socket.socketpair()

@@ -1,1 +1,1 @@
-"""What everybody trains on, and recorded runs to compare with."""
+"""The workloads that everybody trains, and recorded runs to compare with."""

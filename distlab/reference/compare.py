@@ -1,11 +1,11 @@
-"""Recorded training runs: what one process on one device really got, to compare others with.
+"""Recorded training runs: the real results of one process on one device, to compare others with.
 
-A record holds the workload's configuration and its hash, the data's hash (some data differ between
-versions of Python, then nothing can be compared), the loss and gradient norm of every step, a
-float64 sum and norm of every parameter at the end, speed, memory, where and with what it ran,
-and a hash over all of that. Runs are in float64: in float32 the order of summation, another on
-each device, moves the loss of digits_mlp by 7e-3 within 345 steps. A GPU's run is the yardstick;
-the CPU's stands in where there is none with the data that there are here.
+A record holds the workload's configuration and its hash, and the data's hash: some data differ
+between versions of Python, and then nothing can be compared. It holds the loss and gradient norm of
+every step, and a float64 sum and norm of every parameter at the end. It also holds speed, memory,
+machine and versions, and a hash over all of that. Runs are in float64: in float32 the order of
+summation, different on each device, moves the loss of digits_mlp by 7e-3 within 345 steps. A GPU's
+run is the yardstick. The CPU's run stands in where no GPU run has the data of this machine.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from .sealed import digest
 from .workloads import DATA, Workload, build_model, build_optimizer, data_hash, epoch_order
 
 # float32 on CPU ranks against the record: rounding (6e-8 per operation) grows with each step of
-# training. Measured against float64: digits_mlp (SGD) 1.3e-6 over all 345 steps (on an H100 1.5e-6
-# over 140 and 7e-3 over all, one ReLU falls to the other side); digits_cnn (AdamW, whose steps
-# follow the sign of tiny gradients) 2e-5 over 46 steps and 5e-3 over 230, so compare it over few
-# steps, or in float64.
+# training. Measured against float64: digits_mlp (SGD) 1.3e-6 over all 345 steps. On an H100 1.5e-6
+# over 140 and 7e-3 over all, because one ReLU falls to the other side. digits_cnn (AdamW, whose
+# steps follow the sign of tiny gradients) 2e-5 over 46 steps and 5e-3 over 230. So compare it over
+# few steps, or in float64.
 LOSS_TOLERANCE = 1e-4
 
 
 class OtherData(ValueError):
-    """The record was made with other data than there are here: nothing can be compared with it."""
+    """The record was made with other data than this machine has: nothing
+    can be compared with it."""
 
 
 def global_batches(chosen: Workload, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -108,19 +109,19 @@ def record(chosen: Workload, device: str) -> dict[str, Any]:
 
 
 def reference_path(device: str, name: str, folder: Path | None = None) -> Path:
-    """Where the record of a workload on a device lies."""
+    """The path of the record of a workload on a device."""
     return (folder or root() / "references") / device / f"{name}.json"
 
 
 def load(device: str, name: str, folder: Path | None = None) -> dict[str, Any]:
-    """A record whose hashes hold; ValueError says in one line what is wrong with it otherwise."""
+    """A record whose hashes match; otherwise ValueError says in one line what is wrong with it."""
     again = f"distlab record --device {device} --workload {name}"
     path = reference_path(device, name, folder)
     return sealed.read(path, f"reference run {device}/{path.name}", again)
 
 
 def expect_same_data(reference: dict[str, Any]) -> None:
-    """Raise OtherData unless the record was made with the data that there are here."""
+    """Raise OtherData unless the record was made with the data of this machine."""
     name, data = (reference["configuration"][key] for key in ("name", "data"))
     if reference["data_hash"] != data_hash(data):
         raise OtherData(
@@ -130,9 +131,9 @@ def expect_same_data(reference: dict[str, Any]) -> None:
 
 
 def best(name: str) -> tuple[dict[str, Any], str]:
-    """The GPU record if there is one with these data, else the CPU's, and a note that says which.
+    """The GPU record if there is one with these data, else the CPU's, and a note that names it.
 
-    Raises OtherData if what was trained on differs from the data here.
+    Raises OtherData if the training data differ from the data here.
     """
     data, note = _best(name)
     expect_same_data(data)
@@ -148,7 +149,7 @@ def _best(name: str) -> tuple[dict[str, Any], str]:
 
 
 def compare(reference: dict[str, Any], losses: Sequence[float], tolerance: float) -> list[str]:
-    """Where ``losses`` leave the record by more than ``tolerance``: the first step, in words."""
+    """The first step, in words, at which ``losses`` leave the record by more than ``tolerance``."""
     for step, (got, want) in enumerate(zip(losses, reference["losses"], strict=False)):
         if not math.isclose(got, want, rel_tol=tolerance, abs_tol=tolerance):
             return [

@@ -1,9 +1,9 @@
-"""Records of ``distlab doctor --cuda``: what the solutions did on NCCL, on which machine.
+"""Records of ``distlab doctor --cuda``: the results of the solutions on NCCL, and the machine.
 
-A record lies in ``references/cuda/`` as ``nccl-<GPUs>.json``, beside a page of the same name that
-people read. It carries a hash over all of it, as the recorded trainings do. Until there is one of a
-machine with two GPUs or more, README and reports say that the solutions were never run on NCCL
-between GPUs: a group of one rank sends nothing.
+A record lies in ``references/cuda/`` as ``nccl-<GPUs>.json``, beside a page of the same name for
+human readers. It carries a hash over all of it, as the recorded trainings do. A group of one rank
+sends nothing. So without a record of a machine with two GPUs or more, README and reports say that
+the solutions were never run on NCCL between GPUs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ STATUSES = ("passed", "failed", "needs")
 
 
 def record_path(gpus: Sequence[str], folder: Path | None = None) -> Path:
-    """Where the record of a machine with these GPUs lies, by their names and number."""
+    """The path of the record of a machine with these GPUs, by their names and number."""
     kinds = [f"{count}x-{name}" for name, count in Counter(gpus).items()]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(kinds).lower()).strip("-")
     return (folder or root() / "references") / DEVICE / f"nccl-{name}.json"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record whose hash holds; ValueError says in one line what is wrong with it otherwise."""
+    """A record whose hash matches; otherwise ValueError says in one line what is wrong with it."""
     return sealed.read(path, f"GPU record {path.name}", "distlab doctor --cuda")
 
 
@@ -47,7 +47,7 @@ def records(folder: Path | None = None) -> list[dict[str, Any]]:
 
 
 def words(folder: Path | None = None) -> str:
-    """What README and reports say of the solutions on NCCL, by the records there are."""
+    """The sentence of README and reports about the solutions on NCCL, from the records."""
     found = records(folder)
     if not found:
         return NEVER

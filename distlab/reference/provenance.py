@@ -1,4 +1,4 @@
-"""Where and with what a record was made."""
+"""The machine and the versions with which a record was made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def provenance(device: str) -> dict[str, Any]:
 
 
 def peak_memory(device: str) -> int:
-    """Bytes: tensors on the GPU at their most, or all that this process held in memory."""
+    """Peak bytes: of tensors on the GPU, or of all the memory of this process."""
     if device == "cuda":
         return int(torch.cuda.max_memory_allocated())
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

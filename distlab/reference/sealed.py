@@ -1,4 +1,4 @@
-"""Records on disk: JSON with a hash over all of it, so that what was written is what is read."""
+"""Records on disk: JSON with a hash over all of it, so that a changed record is noticed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 
 def read(path: Path, what: str, again: str) -> dict[str, Any]:
-    """A record without its hash, which holds.
+    """A record without its hash; the hash matches.
 
-    ValueError says in one line what is wrong with ``what`` otherwise, and ``again``: the command
+    Otherwise ValueError says in one line what is wrong with ``what``, and ``again``: the command
     that records it anew.
     """
     try:

@@ -1,8 +1,8 @@
-"""All records there are: of one process, of trainings on several ranks, and of a machine's GPUs.
+"""All records: of one process, of trainings on several ranks, and of a machine's GPUs.
 
 ``references/<device>/`` holds ``<workload>.json`` (one process, float64: the yardstick),
 ``<workload>-<precision>-x<ranks>.json`` (the solutions on so many ranks) and ``nccl-<GPUs>.json``
-(what ``distlab doctor --cuda`` found).
+(the findings of ``distlab doctor --cuda``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AGAIN = "distlab record --all"
 
 @dataclass(frozen=True)
 class Kept:
-    """One record; ``problem``: one line, if its hash does not hold or it can't be read."""
+    """One record; ``problem``: one line, if its hash does not match or it can't be read."""
 
     path: Path
     data: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Kept:
 
 
 def training_path(device: str, workload: str, precision: str, ranks: int, folder: Path) -> Path:
-    """Where the record of a training on several ranks lies."""
+    """The path of the record of a training on several ranks."""
     return folder / device / f"{workload}-{precision}-x{ranks}.json"
 
 

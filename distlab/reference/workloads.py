@@ -3,8 +3,8 @@
 Random numbers for weights and the split are drawn on the CPU, so that runs on any device start
 equal. The digits are 1,797 real 8×8 images (Alpaydin & Kaynak 1998, CC BY 4.0), as shipped with
 scikit-learn: the same everywhere. The text is the documentation that every Python has in its
-``pydoc_data.topics`` (Python Software Foundation), about 460,000 characters: it differs a little
-between versions of Python, so what is trained on it is compared by ``data_hash`` first.
+``pydoc_data.topics`` (Python Software Foundation), about 460,000 characters. It differs a little
+between versions of Python, so trainings on it are compared by ``data_hash`` first.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ WORKLOADS = {
 
 
 def workload(name: str) -> Workload:
-    """The workload called ``name``; ValueError lists those there are."""
+    """The workload called ``name``; ValueError lists the known names."""
     if name not in WORKLOADS:
         raise ValueError(f"no workload {name!r}: there are {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
@@ -131,7 +131,8 @@ def decode(tokens: Tensor) -> str:
 def text(train: bool = True) -> TensorDataset:
     """Tokens (n, 64) int64 and for each the token that comes next (n, 64), from this Python's docs.
 
-    All topics one after the other by name; the last tenth is to test. Windows don't overlap.
+    All topics stand one after the other by name; the last tenth is for the test. Windows don't
+    overlap.
     """
     from pydoc_data.topics import topics
 
@@ -148,7 +149,7 @@ DATA = {"digits": digits, "text": text}
 
 @functools.cache
 def data_hash(name: str) -> str:
-    """SHA-256 of the training samples of a data set: what a run has really trained on."""
+    """SHA-256 of the training samples of a data set: it proves which data a run has trained on."""
     found = hashlib.sha256()
     for tensor in DATA[name]().tensors:
         found.update(str(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Ranks of code that nobody trusts: the same runs, in namespaces that hold no answers."""
+"""Ranks of untrusted code: the same runs, in namespaces that hold no answers."""
 
 from .container import Container
 from .limits import Limits

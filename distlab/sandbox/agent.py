@@ -1,8 +1,8 @@
 """The process inside a sandbox that runs ranks: it gets requests, and answers with plain data.
 
 Ranks are forked from it. They run untrusted code as the same user, so this process is closed to
-them: its memory and descriptors can't be looked into (PR_SET_DUMPABLE), they don't inherit the
-socket, and after each run every other process of the sandbox is killed and its files are removed.
+them. They can't look into its memory and descriptors (PR_SET_DUMPABLE), and they don't inherit the
+socket. After each run every other process of the sandbox is killed, and its files are removed.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def main(text: str) -> None:
     if limits.container:
         prctl(NO_NEW_PRIVS, 1)
     else:
-        die_with_parent(0)  # who is outside; the kernel forgets it when ids change
+        die_with_parent(0)  # the parent is outside; the kernel forgets it when ids change
     limits.hold()
     os.register_at_fork(after_in_child=lambda: _as_rank(limits))
     become_subreaper()
     prctl(SET_DUMPABLE, 0)
     private = task["private"]
     own = set(_files(private))
-    os.chdir(private[0])  # of ranks: they may write there
+    os.chdir(private[0])  # of ranks, which may write there
     import torch
 
     torch.set_num_threads(1)  # a process forked from this one would wait for its lost threads
@@ -96,13 +96,13 @@ def _is_mine(number: str) -> bool:
 
 
 def _as_rank(limits: Limits) -> None:
-    """In each process that is forked here."""
+    """Set up each process that is forked here."""
     prctl(SET_DUMPABLE, 1)  # the parent looks at what its ranks wait for
     limits.hold_rank()
 
 
 def _answered(request: bytes) -> bytes:
-    """What came of it, after the files that the run has left."""
+    """The answer to a request: the run's outcome, after the files that the run has left."""
     name, rest = wire.parted(request)
     given, asked = wire.parted(rest)
     folder = Path(os.fsdecode(name)) if name else None
@@ -150,7 +150,7 @@ def _end_others() -> None:
 
 
 def _clean(private: Sequence[str], own: set[str]) -> bool:
-    """Remove every file that was not there at first; whether none is left."""
+    """Remove every file that was not there at first; returns whether none is left."""
     left = [path for path in _files(private, own) if path not in own]
     for path in left:
         with contextlib.suppress(OSError, RecursionError):
@@ -163,7 +163,7 @@ def _clean(private: Sequence[str], own: set[str]) -> bool:
 
 
 def _open_folders(path: str) -> None:
-    """So that they can be emptied."""
+    """Open folders so that they can be emptied."""
     os.chmod(path, 0o700)
     for folder, names, _ in os.walk(path):
         for name in names:
@@ -172,8 +172,8 @@ def _open_folders(path: str) -> None:
 
 
 def _files(private: Sequence[str], own: Collection[str] | None = None) -> list[str]:
-    """What lies where this user may write: also in folders that were there before (``own``, first
-    all), which lead to what is shown inside. In a container others have files there, too."""
+    """The files where this user may write, also in folders that were there before (``own``, first
+    all), which lead to the files shown inside. In a container other users have files there, too."""
     found = []
     todo = list(private)
     while todo:
@@ -188,8 +188,8 @@ def _files(private: Sequence[str], own: Collection[str] | None = None) -> list[s
 
 
 def _entries(folder: str) -> Iterator[tuple[str, os.stat_result, bool]]:
-    """What lies in it, with whether it is a mount; others' folders are closed, their files come
-    and go."""
+    """The entries of a folder, each with whether it is a mount. Other users' folders are closed,
+    and their files come and go."""
     with contextlib.suppress(OSError):
         device = os.stat(folder).st_dev
         for name in os.listdir(folder):

@@ -1,7 +1,8 @@
 """A control group for all processes of a sandbox together, where this user may make one.
 
-What the kernel limits for each process (``Limits.hold``) many processes can exceed together. Root
-may make groups, and a user whose session is one of systemd's; without one the sandbox goes without.
+Many processes together can exceed a limit that the kernel sets for each process (``Limits.hold``).
+Root may make groups, and so may a user with a session of systemd's. Anybody else's sandbox has no
+group.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Group:
         return any((folder / name).exists() for folder in self.folders for name in limits)
 
     def remove(self) -> None:
-        """Nothing runs in it any more."""
+        """Wait until no process runs in the group any more."""
         end = time.monotonic() + PATIENCE
         for folder in self.folders:
             while folder.exists() and time.monotonic() < end:
@@ -60,7 +61,7 @@ class Group:
 
 
 def _remove_old(above: Path) -> None:
-    """Groups of graders that were killed."""
+    """Remove the groups of graders that were killed."""
     for folder in above.glob("distlab-*-*"):
         if not Path("/proc", folder.name.split("-")[1]).exists():
             with contextlib.suppress(OSError):
@@ -68,7 +69,7 @@ def _remove_old(above: Path) -> None:
 
 
 def _places(limits: Limits) -> list[tuple[Path, dict[str, int]]]:
-    """Groups that may get a new one inside, with what limits it there."""
+    """Groups in which a new one can be made, with the limits for it there."""
     memory, processes = limits.memory_bytes, {"pids.max": limits.processes}
     old = {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
     wanted = {
@@ -96,7 +97,7 @@ def _places(limits: Limits) -> list[tuple[Path, dict[str, int]]]:
 
 
 def _mounts() -> dict[str, Path]:
-    """Where each controller's hierarchy is; that of the second version has no name."""
+    """The folder of each controller's hierarchy; the second version's has no name."""
     found = {}
     for line in _lines(MOUNTS):
         before, _, after = line.partition(" - ")

@@ -1,9 +1,8 @@
-"""The container as the sandbox: where no namespaces can be had, ranks run as another user.
+"""The container as the sandbox: where namespaces are not allowed, ranks run as another user.
 
 Most containers of a class's platform allow no namespaces, and are thrown away after a grading. Root
-grades in them; ranks run with the id of a user that nobody has, so file modes and the kernel's
-rules for signals and memory are the walls. The network, /proc and world-writable folders are shared
-with the grader.
+grades in them. Ranks run with an unused user id, so file modes and the kernel's rules for signals
+and memory are the walls. The network, /proc and world-writable folders are shared with the grader.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ANSWERS = ("solutions", "tests", "references", ".git")  # of the course
 
 
 class OtherUser(Agent):
-    """The agent without namespaces, as a user that nobody else is."""
+    """The agent without namespaces, as a user that has nothing else."""
 
     writable = (*PRIVATE, "/var/tmp", "/run/lock")
 
@@ -43,7 +42,8 @@ class OtherUser(Agent):
         super().__init__(course, shown, private, limits, modules)
 
     def user(self) -> int:
-        """No sandbox made of namespaces has this id: all its processes are killed after a run."""
+        """No sandbox made of namespaces has this id, because all processes of the id
+        are killed after a run."""
         return user()
 
     def walls(
@@ -53,7 +53,7 @@ class OtherUser(Agent):
         private: Sequence[Path],
         filter_fd: int | None,
     ) -> tuple[list[str], dict[str, Any]]:
-        """None; the agent begins as root, in a folder where only root writes."""
+        """None: the agent begins as root, in a folder where only root writes."""
         return [], {"env": settings(course), "cwd": course}
 
     def end(self) -> None:
@@ -62,23 +62,24 @@ class OtherUser(Agent):
         _kill_all(self.user())
 
     def answer(self, request: bytes, seconds: float) -> bytes:
-        """The same; meanwhile the user has the private folders."""
+        """Ask the agent; meanwhile the user owns the private folders."""
         with contextlib.ExitStack() as stack:
             for folder in self.lent:
                 stack.enter_context(lent(self.user(), folder))
             try:
                 return super().answer(request, seconds)
             except BaseException:
-                _kill_all(self.user())  # before the folders are the grader's again
+                _kill_all(self.user())  # before the folders belong to the grader again
                 raise
 
 
 class Container(Sandbox):
-    """The same place for ranks, without namespaces: this machine is a container, and root's."""
+    """The same place for ranks, without namespaces: this machine is a container,
+    and this process is root."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._open = contextlib.ExitStack()  # what the other user may read
+        self._open = contextlib.ExitStack()  # the paths that the other user may read
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
@@ -109,14 +110,15 @@ def obstacle(course: Path) -> str:
 
 
 def is_open(path: Path) -> str:
-    """That other users may read the file or folder, in one line; "" if not."""
+    """One line if other users may read the file or folder; "" if not."""
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o007:
         return f"every user may read {path}: `chmod -R go-rwx {path}`"
     return ""
 
 
 def user() -> int:
-    """An id that nobody has, and no sandbox that root makes of namespaces; each grader its own."""
+    """An id that no user has, and no sandbox that root makes of namespaces.
+    Each grader has its own."""
     unused = nobody()
     if unused is None:
         raise ValueError("only root with ids of other users can run code as another user")
@@ -125,7 +127,8 @@ def user() -> int:
 
 @contextlib.contextmanager
 def open_to(user: int, folder: Path) -> Iterator[None]:
-    """The user may read what is in ``folder`` and nobody else; above it the user may pass."""
+    """Let the user, and nobody else, read the contents of ``folder``. The user may
+    pass the folders above it."""
     own = [folder, *folder.rglob("*")]
     for path in own:
         _hand(path, user, 0o750 if path.is_dir() else 0o640)
@@ -140,10 +143,10 @@ def open_to(user: int, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lent(user: int, folder: Path) -> Iterator[None]:
-    """The user has an empty folder of this name; then it is again as it was.
+    """Give the user an empty folder of this name; afterwards it is again as it was.
 
-    Meanwhile nothing of the grader lies where the user may write: what ranks leave there comes out
-    as data.
+    Meanwhile no file of the grader lies where the user may write. Files that ranks leave there come
+    out as data.
     """
     kept = folder.with_name(f"{folder.name}-kept")
     folder.rename(kept)
@@ -172,7 +175,7 @@ def _let_pass(folder: Path) -> None:
 
 
 def _kill_all(user: int) -> None:
-    """End all processes of the user, however they have hidden."""
+    """End all processes of the user, also hidden ones."""
     pid = os.fork()
     if pid == 0:
         try:

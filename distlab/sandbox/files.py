@@ -1,7 +1,7 @@
-"""Files that one run of ranks leaves to the next: they go in and out as data.
+"""Files that one run of ranks leaves for the next: they go in and out as data.
 
-A check gives its ranks a folder for temporary files, damages what is there between two runs, and
-looks into it. No folder is shared with what runs inside: regular files and folders are copied, so
+A check gives its ranks a folder for temporary files. Between two runs it damages files there, and
+looks into them. No folder is shared with the code inside: regular files and folders are copied, so
 no link leads out, and the sizes are known.
 """
 
@@ -47,7 +47,7 @@ def packed(folder: Path, but: Collection[Path] = ()) -> bytes:
 
 
 def unpacked(data: bytes, folder: Path, but: Collection[Path] = ()) -> None:
-    """Make what lies inside ``folder`` the same as what was packed.
+    """Make the contents of ``folder`` equal to the packed ones.
 
     Raises ValueError, LookupError or TypeError, before anything is changed, if it is no such data.
     """
@@ -86,7 +86,7 @@ def _content(path: Path) -> bytes:
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, bytes | None, int, int]]:
-    """(name, content, or None of a folder, mode, time of change)."""
+    """(name, content or None for a folder, mode, time of change)."""
     text, contents = parted(data)
     at = 0
     for entry in json.loads(text) if data else ():

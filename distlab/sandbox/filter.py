@@ -1,4 +1,5 @@
-"""System calls that ranks never need, and through which kernels were broken: refused inside."""
+"""System calls that ranks never need and through which kernels were broken.
+They are refused inside."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ REFUSED = (
     *("io_uring_register", "keyctl", "add_key", "request_key"),
     *("init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load"),
     *("open_by_handle_at", "name_to_handle_at", "quotactl", "swapon", "swapoff", "reboot"),
-    *("shmget", "shmat", "semget", "msgget", "mq_open"),  # what they make outlives a run
+    *("shmget", "shmat", "semget", "msgget", "mq_open"),  # the objects that they make outlive a run
     *("acct", "syslog", "personality", "vhangup", "lookup_dcookie", "nfsservctl", "sethostname"),
     *("setdomainname", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex"),
 )

@@ -1,4 +1,4 @@
-"""How much a sandbox may take; what the kernel counts for a process is set here."""
+"""How much a sandbox may take. The limits that the kernel counts per process are set here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ENOUGH = 1 << 16  # user ids, of which some are nobody's
 class Limits:
     """What untrusted code may take of the machine.
 
-    ``seconds``: of one run of ranks, on the clock of the ranks' own program; also of a process's
-    processor time. ``memory_bytes``: of each process, and of all together where a cgroup can be
-    made. ``processes``: threads count. ``file_bytes``: of one file. ``tmp_bytes``: of all files.
-    ``answer_bytes``: of what one run of ranks returns. ``container``: no namespaces are made, and
-    ranks run as another user (``container.py``).
+    ``seconds``: of one run of ranks, on the clock of the ranks' own program; also the limit of a
+    process's processor time. ``memory_bytes``: of each process, and of all together where a cgroup
+    can be made. ``processes``: threads count. ``file_bytes``: of one file. ``tmp_bytes``: of all
+    files. ``answer_bytes``: of what one run of ranks returns. ``container``: no namespaces are
+    made, and ranks run as another user (``container.py``).
     """
 
     seconds: float = 120.0
@@ -38,7 +38,7 @@ class Limits:
             raise ValueError(f"{small[0]} of a sandbox must be positive")
 
     def hold(self) -> None:
-        """Set what holds for this process and for all that it starts."""
+        """Set the limits of this process and of all that it starts."""
         _set(resource.RLIMIT_NPROC, self.processes)
         _set(resource.RLIMIT_DATA, self.memory_bytes)
         _set(resource.RLIMIT_FSIZE, self.file_bytes)
@@ -48,12 +48,12 @@ class Limits:
         _set(resource.RLIMIT_MSGQUEUE, 0)
 
     def hold_rank(self) -> None:
-        """Set what holds for a rank; the process that forks ranks lives longer."""
+        """Set the limits of a rank; the process that forks ranks lives longer."""
         _set(resource.RLIMIT_CPU, int(self.seconds) + 1)
 
 
 def _set(which: int, most: int) -> None:
-    """Both limits of the process; one that is lower already stays."""
+    """Set both limits of the process; a lower limit stays."""
     with contextlib.suppress(ValueError, OSError):
         hard = resource.getrlimit(which)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -61,7 +61,7 @@ def _set(which: int, most: int) -> None:
 
 
 def nobody() -> int | None:
-    """A user id that no one has, for a sandbox that root makes; None if this is not root, or knows
+    """An unused user id, for a sandbox that root makes. None if this process is not root, or knows
     no other ids (in a namespace of its own).
 
     Each sandbox has its own: the kernel counts processes by user.

@@ -14,21 +14,21 @@ _PSS = re.compile(r"^Pss_Anon: +(\d+) kB", re.M)
 def exceeds(pid: int, most: int) -> bool:
     """Whether ``pid`` and all below it have more than so many bytes of their own.
 
-    Pages that forks share are counted once; to find that out takes long, so it is done only if
-    there is too much when they are counted for each.
+    Pages that forks share are counted once. That count takes long, so it is made only if the sum is
+    too large when shared pages count for each fork.
     """
     every = [pid, *descendants(pid)]
     return sum(map(_resident, every)) > most and sum(map(_proportional, every)) > most
 
 
 def _resident(pid: int) -> int:
-    """Bytes that are of no file."""
+    """Bytes that belong to no file."""
     pages = _text(pid, "statm").split()
     return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") if pages else 0
 
 
 def _proportional(pid: int) -> int:
-    """The same, but of each page that several share only a part."""
+    """The same, but of a page that several processes share only a part."""
     found = _PSS.search(_text(pid, "smaps_rollup"))
     return int(found[1]) * 1024 if found else 0
 

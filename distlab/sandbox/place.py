@@ -1,8 +1,9 @@
-"""A sandbox: a place where ranks of untrusted code run, with the contract of this machine's own.
+"""A sandbox: a place where ranks of untrusted code run, with the same contract as this machine's
+own ranks.
 
 The grader stays outside: checks, expected values and verdicts. A request goes in, with the body of
-a check and what it uses; results come out as plain data. An agent that dies, hangs or answers
-something else fails the run that it was asked for, and the next run gets a new one.
+a check and everything that the body uses; results come out as plain data. If an agent dies, hangs
+or sends a bad answer, its run fails, and the next run gets a new agent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .process import Agent, Lost
 from .request import imported, pickled
 from .walls import NAMES
 
-MORE_TIME = 30.0  # seconds on the program's clock that a run may take beside its own limit
+MORE_TIME = 30.0  # seconds on the program's clock that a run may take above its own limit
 LARGEST_FILE = 4 << 20  # bytes of a learner's file
 Body = Callable[..., Any]
 
@@ -31,10 +32,11 @@ Body = Callable[..., Any]
 class Sandbox:
     """``run_ranks`` and ``run_worlds`` for the code of one ``submission``.
 
-    ``submission``: a folder with the course's phase folders, or with the files of one phase; what
-    is in them when the sandbox is made is what runs. ``modules``: imported before the first run.
-    ``shared``: a folder of the grader whose files each run finds at the same path, and leaves as it
-    has changed them. Raises ValueError if a file of the submission is none, or too large.
+    ``submission``: a folder with the course's phase folders, or with the files of one phase. Their
+    contents at the time when the sandbox is made are the code that runs. ``modules``: imported
+    before the first run. ``shared``: a folder of the grader. Each run finds its files at the same
+    path, and its changes to them stay. Raises ValueError if a file of the submission is no regular
+    file, or too large.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Sandbox:
 
     # -- what is shown ----------------------------------------------------------------------------
     def _copies(self, to: Path) -> Iterator[tuple[Path, Path]]:
-        """Copies of the submission's files, which nobody changes, and where they are inside."""
+        """Copies of the submission's files, which nobody changes, and their paths inside."""
         names = [phase.folder for phase in load_course(self.course).phases]
         phases = [self.submission / name for name in names if (self.submission / name).is_dir()]
         for number, folder in enumerate(phases or [self.submission]):
@@ -91,7 +93,7 @@ class Sandbox:
 
     # -- what is asked ----------------------------------------------------------------------------
     def _new(self) -> Agent:
-        """An agent that gets ready while the caller does other things."""
+        """Start an agent, which gets ready while the caller does other things."""
         own = [] if self.shared is None else [self.shared]
         return Agent(self.course, self._shown, own, self.limits, self.modules)
 
@@ -133,7 +135,8 @@ class Sandbox:
             raise RankFailure(message, kind="crash") from None
 
     def _reader(self, options: dict[str, Any]) -> wire.Reader:
-        """For an answer: learners see lines of their own code, of checks and of the toolkit."""
+        """The reader of answers: learners see lines of their own code, of
+        checks and of the toolkit."""
         phases = [f"tests/phase{phase.number}" for phase in load_course(self.course).phases]
         folders = [str(self.course / name) + os.sep for name in (*phases, "given", "distlab")]
         shown = *options.get("learner_files", ()), *folders
@@ -155,13 +158,13 @@ class Sandbox:
             raise wire.Unreadable(str(error)) from None
 
     def _not_shared(self) -> set[Path]:
-        """What the grader itself has in that folder."""
+        """The grader's own files in that folder."""
         assert self.shared is not None
         return {Path(self._copy), *self.shared.glob("pytest-of-*")}
 
 
 def _names(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Files that say who is who inside, and where they are there."""
+    """The files with users, groups and hosts for the inside, and their paths there."""
     for name, text in NAMES.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o644)
@@ -169,7 +172,8 @@ def _names(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _content(path: Path, submission: Path) -> bytes:
-    """What is in a learner's file: a regular one, that is in the submission, and no giant."""
+    """The contents of a learner's file: it must be a regular file in the
+    submission, and not too large."""
     real = path.resolve()
     if not real.is_relative_to(submission):
         raise ValueError(f"{path} is a link that leaves the submission")

@@ -42,11 +42,11 @@ class Lost(Exception):
 
 
 class NotStarted(OSError):
-    """No sandbox came up: nothing is known of the code that was to run in it."""
+    """No sandbox came up: this says nothing about the code for it."""
 
 
 class Agent:
-    """One namespace with the agent in it; gets ready while the caller does other things.
+    """One namespace with the agent in it. It gets ready while the caller does other things.
 
     ``shown``: files of the submission, (source, path inside). ``private``: folders to write to.
     """
@@ -89,7 +89,7 @@ class Agent:
         not_for_children.append(self.socket.fileno())
 
     def user(self) -> int | None:
-        """Whose id ranks have; None: that of the one who calls."""
+        """The user id of ranks; None: that of the caller."""
         return nobody()
 
     def walls(
@@ -99,8 +99,8 @@ class Agent:
         private: Sequence[Path],
         filter_fd: int | None,
     ) -> tuple[list[str], dict[str, Any]]:
-        """What stands before the agent in the command line, and options to start that with."""
-        # bubblewrap's first process inside keeps what it got, for all to read
+        """The part of the command line before the agent, and options for starting it."""
+        # bubblewrap's first process inside keeps its environment, and all can read it
         return command(course, shown, private, self.limits, filter_fd), {"env": {}}
 
     def end(self) -> None:
@@ -113,7 +113,7 @@ class Agent:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        for pid in inside:  # it has come here, if this process is a subreaper
+        for pid in inside:  # it has become a child of this process, if this is a subreaper
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         assert self.process.stderr is not None
@@ -121,8 +121,8 @@ class Agent:
         self.group.remove()
 
     def answer(self, request: bytes, seconds: float) -> bytes:
-        """What the agent answers; raises Lost if nothing comes in time, and NotStarted with what
-        bubblewrap or Python said."""
+        """The agent's answer. Raises Lost if no answer comes in time, and NotStarted with the error
+        text of bubblewrap or Python."""
         self._wait_until_ready()
         clock = ProgramClock([self.process.pid])
         data, size = bytearray(), 0

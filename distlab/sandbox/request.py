@@ -1,7 +1,7 @@
-"""What is asked of an agent: the body of a check with all that it uses, pickled.
+"""A request to an agent: the body of a check with all that it uses, pickled.
 
-What is defined in files of checks goes by value, since there are no such files inside; only what
-the body uses goes along.
+Definitions from files of checks go by value, because these files are absent inside. Only those that
+the body uses go along.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def pickled(request: object, course: Path) -> bytes:
 
 
 def imported(body: Any, course: Path) -> list[str]:
-    """The modules that the body's file imports, and the helpers of checks that it imports: an agent
-    imports them once, else each rank would."""
+    """The modules that the body's file imports, and those of its helpers. An agent imports them
+    once; otherwise each rank would."""
     todo, seen, found = [getattr(body, "__module__", "")], set(), []
     while todo:
         file = getattr(sys.modules.get(todo.pop()), "__file__", None)
@@ -56,7 +56,7 @@ def _travel_with_checks(course: Path) -> None:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Knows what is torch's own and has no name by which it could be imported."""
+    """A pickler for objects of torch that have no name by which they could be imported."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch._ops.OpOverload):
@@ -65,7 +65,7 @@ class _Pickler(cloudpickle.Pickler):
             return _operator, (value._qualified_op_name,)
         if value is type(dist.Store):  # pybind11's class of classes
             return type, (dist.Store,)
-        if isinstance(value, type):  # some say that they are of another module
+        if isinstance(value, type):  # some name another module as their own
             for name in (value.__name__, f"_{value.__name__}"):
                 if vars(torch._C).get(name) is value:
                     return getattr, (torch._C, name)

@@ -1,7 +1,7 @@
-"""The command line of bubblewrap: what is to be seen inside, and what is not there.
+"""The command line of bubblewrap: the files that can be seen inside; all others are absent.
 
-An ordinary user gets a user namespace. Root needs none: there the agent takes the id of a user that
-nobody has before it reads a request (``agent.py``), so what runs inside owns no file of the host.
+An ordinary user gets a user namespace. Root needs none: there the agent takes an unused user id
+before it reads a request (``agent.py``), so the code inside owns no file of the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from .limits import Limits, nobody
 
 TRIAL_LIMIT = 30.0  # seconds
-PARTS = ("distlab", "given", "clusters", "course.toml")  # of the course, which ranks need
+PARTS = ("distlab", "given", "clusters", "course.toml")  # files of the course that ranks need
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 DEVICES = (
     *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
@@ -31,7 +31,7 @@ NAMES = {  # files of /etc without which gloo does not know this host, nor Pytho
     "group": "nogroup:x:65534:\n",
 }
 SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts")
-PRIVATE = ("/tmp", "/dev/shm")  # where what runs inside may write
+PRIVATE = ("/tmp", "/dev/shm")  # folders in which the code inside may write
 HOSTNAME = "sandbox"
 _BECOME = "os.setgroups([]); os.setresgid({user}, -1, -1); os.setresuid({user}, -1, -1)"
 NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
@@ -69,7 +69,7 @@ def obstacle() -> str:
 
 
 def _walls() -> list[str]:
-    """Namespaces and privileges."""
+    """The options for namespaces and privileges."""
     walls = [bubblewrap(), *NAMESPACES, "--unshare-cgroup-try", "--die-with-parent"]
     walls += ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if nobody() is None:
@@ -118,11 +118,11 @@ def command(
 
 
 def settings(course: Path) -> dict[str, str]:
-    """The environment of what runs inside."""
+    """The environment of the code inside."""
     return {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
-        "USER": "nobody",  # torch asks who it is, and no list of users is here
+        "USER": "nobody",  # torch asks for the user's name, and there is no list of users
         "LANG": "C.UTF-8",
         "PATH": os.pathsep.join((os.path.dirname(sys.executable), "/usr/bin", "/bin")),
         "PYTHONPATH": str(course),
@@ -133,7 +133,7 @@ def settings(course: Path) -> dict[str, str]:
 
 
 def _python() -> Iterator[Path]:
-    """Where Python, its library and the installed packages are."""
+    """The folders of Python, its library and the installed packages."""
     named = [sys.base_prefix, sys.prefix, *sys.path]
     every = [Path(name) for name in dict.fromkeys(named) if os.path.isdir(name)]
     libraries = [p for p in every if p.name in ("site-packages", "dist-packages")]

@@ -1,8 +1,9 @@
-"""What goes through the socket of a sandbox: trusted requests in, plain data out.
+"""The messages on the socket of a sandbox: trusted requests in, plain data out.
 
-A request is pickled: it comes from the grader. An answer comes from where untrusted code runs. It
-is JSON, and what ``torch.save`` wrote, which is read with ``weights_only=True``. Each field is
-checked, and what does not fit is an answer that can't be read.
+A request is pickled, because it comes from the grader. An answer comes from a process next to
+untrusted code. It is JSON, and the output of ``torch.save``, which is read with
+``weights_only=True``. Each field is checked. With a field that does not fit, the answer counts as
+unreadable.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..ranks.results import RankFailure, RankReport, RankResults
 from ..virtual import VirtualResults
 from ..virtual.reports import HostRead
 
-HEAD = 8  # bytes: the length of what follows
+HEAD = 8  # bytes: the length of the rest
 LONGEST = 100_000  # characters of a text
 LONGEST_TEXT = 64 << 20  # bytes of everything but values
 MORE = ("clocks", "traffic", "unmodelled", "peaks", "flops")  # what virtual results have
@@ -43,7 +44,7 @@ del _KINDS_OF["group"]  # the one that is a list
 
 
 class Unreadable(Exception):
-    """An answer is not what an agent sends."""
+    """An answer is not one that an agent sends."""
 
 
 def send(to: socket.socket, content: bytes) -> None:
@@ -80,7 +81,7 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 # -- inside ---------------------------------------------------------------------------------------
 def packed(results: Sequence[RankResults]) -> bytes:
-    """What runs returned."""
+    """Pack the results of runs."""
     runs = []
     for each in results:
         run: dict[str, Any] = {"logs": [_log(log) for log in each.logs], "output": each.output}
@@ -92,7 +93,7 @@ def packed(results: Sequence[RankResults]) -> bytes:
 
 
 def packed_failure(failure: RankFailure) -> bytes:
-    """How a run failed."""
+    """Pack the failure of a run."""
     told = ("message", "kind", "cause", "rank", "line", "interleaving")
     fields = {name: getattr(failure, name) for name in told}
     reports = [vars(report) for report in failure.reports]
@@ -100,7 +101,7 @@ def packed_failure(failure: RankFailure) -> bytes:
 
 
 def packed_error(error: BaseException) -> bytes:
-    """What is wrong with the request itself."""
+    """Pack an error in the request itself."""
     return _with_values({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
 
 
@@ -116,16 +117,17 @@ def _with_values(data: dict[str, Any], values: bytes = b"") -> bytes:
 # -- outside --------------------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads answers; a line is one of the code ``shown`` to learners, or it is no file's.
+    """Reads answers. A line must belong to the code ``shown`` to learners, or to no file.
 
-    (The grader looks up the text of lines: of no other file may it be made to tell one.)
+    (The grader looks up the text of lines. An answer must not make it show a line of any other
+    file.)
     """
 
     shown: tuple[str, ...]  # files, and folders with a slash at the end
     most: int  # bytes of all tensors, as if each element had memory of its own
 
     def results(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults]:
-        """The results of runs of these sizes; raises what the run raised, or Unreadable."""
+        """The results of runs of these sizes; raises the run's own failure, or Unreadable."""
         try:
             found = self._read(answer, world_sizes)
         except Exception as error:

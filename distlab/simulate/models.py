@@ -16,9 +16,10 @@ Inputs = Callable[[int, str | torch.device, torch.dtype], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """How to build a model and one batch for it; ``batch`` samples per GPU if nothing is said.
+    """How to build a model and one batch for it; ``batch`` is the usual number of samples per GPU.
 
-    ``per_sample`` counts what throughput is given in (``unit``): 1 image, or a sequence's tokens.
+    ``per_sample`` is how many units of throughput (``unit``) a sample has: 1 image, or the tokens
+    of a sequence.
     """
 
     name: str

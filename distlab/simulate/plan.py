@@ -1,4 +1,4 @@
-"""What to simulate: a cluster, a model, a strategy, and how."""
+"""The plan of a simulation: a cluster, a model, a strategy, and their options."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .models import ModelSpec, model_spec
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of a strategy: ``alike``: every rank does the same steps; ``of_torch``: torch
-    has it as well, for ``--impl torch``."""
+    """Facts about a strategy. ``alike``: every rank does the same steps. ``of_torch``: torch has it
+    as well, for ``--impl torch``."""
 
     alike: bool = False
     of_torch: bool = False
@@ -42,16 +42,18 @@ COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
 
 
 def _option(default: Any, help: str, metavar: str | None = None) -> Any:
-    """A field with what the command line says of it."""
+    """A field with its help on the command line."""
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to simulate; ``batch`` per GPU and ``dtype`` are the model's usual ones if 0 and "".
+    """The plan of a simulation. ``batch`` per GPU and ``dtype`` are the model's usual ones if 0 and
+    "".
 
-    ``staleness``: of a parameter server without rounds, infinity for none; None for rounds.
-    ``two_ranks``: only the first and the last rank run; the others are taken to do as the last.
+    ``staleness``: the limit of a parameter server without rounds, infinity for no limit; None for
+    rounds. ``two_ranks``: only the first and the last rank run; the other ranks count as copies of
+    the last.
     """
 
     cluster: str = _option("dgx-h100", "name in clusters/, or a YAML file")
@@ -139,13 +141,14 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Steps that are timed: a whole round; ``every`` where servers know no rounds."""
+        """The number of timed steps: a whole round, or ``every`` where servers have no rounds."""
         no_rounds = self.strategy == "parameter-server" and self.staleness is not None
         return self.every if no_rounds or self.strategy == "local-sgd" else 1
 
     @property
     def calls(self) -> int:
-        """Calls of the strategy's step that are timed; a parameter server does all in one."""
+        """The number of timed calls of the strategy's step; a parameter server does
+        all steps in one call."""
         return 1 if self.strategy == "parameter-server" else self.steps
 
     @property

@@ -1,8 +1,8 @@
-"""Predict how a training step scales: the program runs, its transport and clock are virtual.
+"""Predict how a training step scales: the program runs, and its transport and clock are virtual.
 
 For each number of GPUs every virtual rank runs one step of the chosen implementation on meta
-tensors. Compute takes what the roofline says, communication what the links say; an asynchronous
-collective goes on beside compute, and what is not hidden is *exposed*:
+tensors. The roofline gives the time of compute, and the links give the time of communication. An
+asynchronous collective goes on beside compute; its part that is not hidden is *exposed*:
 
     step = compute + exposed communication        efficiency(W) = rate(W) / (W · rate(1))
 
@@ -80,7 +80,7 @@ def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
         if plan.model_ranks == 1:  # DDP makes its buckets after the first step
             for _ in range(plan.calls):
                 train_step(trained, optimizer, inputs, targets)
-        else:  # one step is long; all it would leave is the optimizer's state
+        else:  # one step is long, and it would only make the optimizer's state
             _make_state(optimizer)
         ctx.start_picture()
         model_of_rank = entered().mine.model
@@ -101,7 +101,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def simulate(plan: Plan) -> Iterator[Answer]:
-    """An answer for each number of GPUs in ``plan``, as they are done.
+    """A prediction for each number of GPUs in ``plan``, as each is done.
 
     Raises RankFailure with the rank and line if the implementation fails on the way.
     """
@@ -120,7 +120,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
             only=plan.only(gpus),
         )
         answer = _answer(plan, cluster, gpus, results)
-        alone = alone or answer.rate / answer.gpus  # relative to the smallest that was asked for
+        alone = alone or answer.rate / answer.gpus  # relative to the smallest number of GPUs
         answer.efficiency = answer.rate / (answer.gpus * alone)
         yield answer
 
@@ -187,7 +187,7 @@ def _bytes_per_link(cluster: Cluster, results: VirtualResults) -> dict[str, int]
     """Bytes that all ranks together sent in the step: inside the nodes, and between them."""
     sent = {"inside": 0, "between": 0}
     steps = _steps(results)
-    absent = len(results) - len(steps)  # each of which does what the last does
+    absent = len(results) - len(steps)  # each does the same as the last
     for begin, _, log in steps:
         times = 1 + absent if log is steps[-1][2] else 1
         for event in log.events:

@@ -51,7 +51,7 @@ def load_plan(config: Path | None, given: dict[str, Any]) -> Plan:
 
 
 def run(plan: Plan, folder: Path, out: Console) -> int:
-    """Simulate, print the table, write ``folder``'s files; the exit status."""
+    """Simulate, print the table, write ``folder``'s files; returns the exit status."""
     torch.set_num_threads(1)
     answers: list[Answer] = []
     columns = [*Progress.get_default_columns()]
@@ -66,7 +66,7 @@ def run(plan: Plan, folder: Path, out: Console) -> int:
                 for line in _forecast(plan, answers, took):
                     bar.console.print(Text(line, "yellow"), soft_wrap=True)
     except RankFailure as failure:
-        if answers and failure.kind == "hang":  # what is done is worth showing
+        if answers and failure.kind == "hang":  # finished rows are worth showing
             return _finish(plan, answers, folder, out)
         where = f"\n  line: {failure.line}" if failure.line else ""
         raise ValueError(f"the simulated run failed: {failure.message}{where}") from None
@@ -74,7 +74,7 @@ def run(plan: Plan, folder: Path, out: Console) -> int:
 
 
 def _forecast(plan: Plan, answers: Sequence[Answer], took: float) -> list[str]:
-    """That the next number of GPUs takes long, judged from the seconds of the last."""
+    """A warning if the next number of GPUs will take long, judged from the seconds of the last."""
     following = plan.gpus[len(answers) :][:1]
     more = [took * gpus / answers[-1].gpus for gpus in following if not plan.two_ranks]
     return [
@@ -85,7 +85,7 @@ def _forecast(plan: Plan, answers: Sequence[Answer], took: float) -> list[str]:
 
 
 def _faster(plan: Plan) -> str:
-    """What makes a simulation take less."""
+    """A way to make a simulation faster."""
     if plan.two_ranks or plan.model_ranks > 1:
         return "nothing but patience helps"
     if plan.strategy in ALIKE:
@@ -94,7 +94,7 @@ def _faster(plan: Plan) -> str:
 
 
 def _finish(plan: Plan, answers: list[Answer], folder: Path, out: Console) -> int:
-    """Print the table and write the files; the exit status."""
+    """Print the table and write the files; returns the exit status."""
     out.print(_table(plan, answers))
     for line in _remarks(plan, answers):
         out.print(Text(line, "yellow"), soft_wrap=True)
@@ -135,7 +135,7 @@ def _table(plan: Plan, answers: Sequence[Answer]) -> Table:
 
 
 def _remarks(plan: Plan, answers: Sequence[Answer]) -> list[str]:
-    """What a reader must know about these numbers."""
+    """Notes that a reader of these numbers needs."""
     remarks = []
     too_big = [str(a.gpus) for a in answers if not a.fits]
     if too_big:

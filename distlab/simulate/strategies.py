@@ -1,4 +1,4 @@
-"""The strategies that ``distlab simulate`` knows: how one training step is done.
+"""The strategies that ``distlab simulate`` knows: each does one training step in its way.
 
 Each is a context manager ``strategy(plan, model)`` inside a virtual rank; it yields the module
 whose parameters the optimizer gets, and ``step(module, optimizer, inputs, targets)``.
@@ -117,8 +117,8 @@ def reduced_by(plan: Plan, model: nn.Module, name: str) -> Iterator[Trained]:
 def parameter_server(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Exercises 3.26 and 3.22 to 3.24 with the first ``plan.servers`` ranks as servers.
 
-    One synchronous round; without rounds, ``plan.every`` steps of each worker, so that the workers
-    are no longer where they begin, all at once.
+    One synchronous round is simulated. Without rounds it is ``plan.every`` steps of each worker, so
+    that the workers, which begin at the same time, spread out.
     """
     fit = module_of(plan, 3, "parameter_server").fit
     options: dict[str, Any] = {"servers": plan.servers, "lr": 0.1, "staleness": plan.staleness}
@@ -126,7 +126,7 @@ def parameter_server(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
         with HostOnMeta():
             fit(model, [(inputs, targets)] * (plan.steps // plan.calls), **options)
-        if plan.staleness is not None:  # servers that take whoever comes must not meet the next fit
+        if plan.staleness is not None:  # one that serves any rank must not meet the next fit
             dist.barrier()
 
     yield model, step

@@ -40,7 +40,7 @@ from .state import RankState
 from .world import RankLost, World
 
 TIME_IS_UP = signal.SIGUSR1  # the parent's word
-# bound before learner code runs, which may replace them in their modules
+# bound before learner code runs, because that may replace them in their modules
 _exit, _dumps = os._exit, json.dumps
 STACK = 16 << 20  # bytes of (virtual) stack per rank
 
@@ -83,7 +83,8 @@ class Child:
             self.pipe.send(b"F", _dumps({"verdict": "failed"}).encode())
 
     def _explore(self, world_size: int) -> bool:
-        """Run every interleaving; report the first that fails, else one whose results differ."""
+        """Run every interleaving. Report the first that fails, or else one
+        with different results."""
         options = self.options
         first: list[Any] | None = None
         absent = {options.lose[0]} if options.lose and options.survivable else set()
@@ -111,7 +112,7 @@ class Child:
     def _body(self, world: World, rank: VirtualRank) -> bytes:
         """One rank: its group, its modules, its function; returns the packed result."""
         state, world_size = world.states[rank.index], len(world.states)
-        own = f"{world_size}_{world.scheduler.seed}_{rank.index}"  # the name its modules go by
+        own = f"{world_size}_{world.scheduler.seed}_{rank.index}"  # the name of its modules
         threading.current_thread().virtual_rank = own  # type: ignore[attr-defined]
         torch.autograd.set_multithreading_enabled(False).__enter__()
         torch.set_num_threads(1)  # OpenMP counts per thread: this one would start more
@@ -134,7 +135,7 @@ class Child:
 
 
 def _detach(parent: int, output_fd: int) -> None:
-    """Own session, own output, ends with its parent."""
+    """Give the child its own session and output; it ends with its parent."""
     os.setsid()
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -146,10 +147,11 @@ def _detach(parent: int, output_fd: int) -> None:
 
 
 def _stay_on_one_core() -> None:
-    """One rank runs at a time: handing the baton over within a core takes half the time.
+    """Keep to one core. One rank runs at a time, and within a core the baton passes in half the
+    time.
 
-    As a batch process a thread that is woken does not push aside the one that woke it and only
-    then lets go of Python's lock.
+    In a batch process a woken thread does not push aside the thread that woke it and that still
+    holds Python's lock.
     """
     if hasattr(os, "SCHED_BATCH") and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError), open("/proc/self/stat") as stat:
@@ -160,7 +162,7 @@ def _stay_on_one_core() -> None:
 # -- the report -----------------------------------------------------------------------------------
 @dataclass
 class RankData:
-    """What the parent is told of a rank; ``waiting`` is the index of an event."""
+    """The report on a rank for the parent; ``waiting`` is the index of an event."""
 
     rank: int
     events: list[Any] | tuple[()] = ()
@@ -175,7 +177,8 @@ class RankData:
 
 
 def _report(world: World, pipe: Pipe, seed: int | None, late: list[VirtualRank]) -> None:
-    """Everything the parent needs, rank by rank; ``late``: those that were not done at the end."""
+    """Everything that the parent needs, rank by rank. ``late``: the ranks that
+    were not done at the end."""
     loops = _loops(world)
     frames = sys._current_frames()
     for state in world.states:
@@ -190,7 +193,8 @@ def _report(world: World, pipe: Pipe, seed: int | None, late: list[VirtualRank])
 
 
 def _loops(world: World) -> dict[int, str]:
-    """Where ranks are in endless loops, if time has ended the run; others may wait for them."""
+    """The endless loops in which ranks are, if the time limit has ended the run; other
+    ranks may wait for them."""
     scheduler = world.scheduler
     left = [rank for rank in scheduler.ranks if rank.thread is not None and not rank.finished]
     if scheduler.deadlocked or world.mismatch is not None or not left:
@@ -211,14 +215,15 @@ def _loops(world: World) -> dict[int, str]:
 
 
 def _position(world: World, rank: VirtualRank) -> tuple[float, int]:
-    """Differs after the rank has communicated, or asked whether something is complete."""
+    """A number that changes when the rank communicates, or asks whether an
+    operation is complete."""
     return rank.clock, len(world.states[rank.index].ledger.events)
 
 
 def _summary(
     world: World, seed: int | None, frames: dict[int, FrameType], late: bool
 ) -> dict[str, Any]:
-    """How the run ended, and what clocks, links and compute models say."""
+    """How the run ended, and the numbers of clocks, links and compute models."""
     ranks = world.scheduler.ranks
     verdict = "deadlock" if world.scheduler.deadlocked else "done"
     if verdict == "done" and late:
@@ -279,7 +284,7 @@ def _rank_data(world: World, state: RankState, frame: FrameType | None) -> RankD
 
 
 def _awaited(waiting: Any, line: str) -> Event:
-    """The event that a rank waits in: an operator, or keys of the store."""
+    """The event in which a rank waits: an operator, or keys of the store."""
     if isinstance(waiting, list):
         return Event("store", (), None, 0, ", ".join(waiting), 0, 0, 0, 0.0, line=line)
     event: Event = waiting.describe(line)

@@ -1,7 +1,7 @@
-"""The communicators of NCCL's groups: one is made when all its members have come.
+"""The communicators of NCCL's groups. A communicator is made when all its members have come.
 
-A rank that is the first to use one waits for the others (``initNCCLComm`` and
-``ncclCommInitRank``; for a split ``ncclCommSplit``; ``rules.py`` names the files).
+The first rank to use one waits for the others (``initNCCLComm`` and ``ncclCommInitRank``; for a
+split ``ncclCommSplit``; ``rules.py`` names the files).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Gpu = tuple[int, torch.device]
 
 @dataclass(eq=False)
 class Communicator:
-    """What the members of a communicator share; compared by identity.
+    """The state that the members of a communicator share; compared by identity.
 
     ``devices``: the node and the GPU of each member that has come.
     """
@@ -31,7 +31,7 @@ class Communicator:
     waiting: list[VirtualRank] = field(default_factory=list)
 
     def come(self, scheduler: Scheduler, gpu: Gpu) -> None:
-        """The calling rank uses it: returns when it is made.
+        """The calling rank uses the communicator: returns when it is made.
 
         Raises DistBackendError if two members have one GPU.
         """
@@ -62,7 +62,7 @@ class Communicator:
                 )
 
     def told(self) -> str:
-        """Why a rank waits for others here, and not under gloo."""
+        """Why a rank waits for other ranks here, and not under gloo."""
         absent = [rank for rank in self.ranks if rank not in self.devices]
         if not absent:
             return ""  # the last one was refused
@@ -73,7 +73,7 @@ class Communicator:
         )
 
     def describe(self, line: str = "") -> Event:
-        """What a rank waits for that has come."""
+        """A condition that has come true, so that a rank goes on."""
         return Event(CREATION, self.ranks, None, 0, self.what, 0, 0, 0, 0.0, line=line)
 
 
@@ -86,7 +86,7 @@ class Splits:
         self.made: list[Communicator] = []
 
     def come(self, scheduler: Scheduler, gpu: Gpu) -> None:
-        """The calling rank makes a group, or says that it is not in one."""
+        """The calling rank makes a group, or declares that it is not in it."""
         number = self.count.get(scheduler.me.index, 0)
         self.count[scheduler.me.index] = number + 1
         if number == len(self.made):
@@ -96,7 +96,7 @@ class Splits:
 
 
 def forgiven(scheduler: Scheduler, order: IssueOrder) -> str:
-    """Why gloo would go on where nobody can; empty if it would not."""
+    """Why gloo would go on where no rank can here; empty if it would not."""
     for rank in scheduler.ranks:
         if isinstance(rank.waiting, Communicator):
             return rank.waiting.told()

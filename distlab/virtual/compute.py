@@ -8,8 +8,8 @@ on meta tensors, which have shapes but no data: a model of any size then costs n
 arithmetic. Operators whose tensors' sizes say nothing about their work are counted as
 ``unmodelled``.
 
-Programs look at some values all the same; see ``shadows.py``. Attention counts as the fused kernel
-that GPUs run, which never writes its matrix of scores (Dao et al. 2022, arXiv 2205.14135).
+Programs still look at some values; see ``shadows.py``. Attention counts as the fused kernel that
+GPUs run; this kernel never writes its matrix of scores (Dao et al. 2022, arXiv 2205.14135).
 
 Source: Williams, Waterman & Patterson 2009 (the roofline model).
 """
@@ -50,8 +50,8 @@ UNKNOWN = {"nonzero", "unique", "_unique2", "sort", "topk", "multinomial", "lina
 class ComputeModel(TorchDispatchMode):
     """Moves one rank's clock by the modelled time of every operator; follows its memory.
 
-    On meta tensors an operator's result is decided by the shapes it is given. What torch takes 100
-    µs to find out is kept and shared by all ranks of the process.
+    On meta tensors an operator's result is decided by the shapes it is given. torch takes 100 µs to
+    find it out, so it is kept and shared by all ranks of the process.
     """
 
     calls: ClassVar[dict[Any, Call]] = {}
@@ -114,7 +114,7 @@ class ComputeModel(TorchDispatchMode):
         return out
 
     def _run(self, func: Any, kind: str, args: Any, kwargs: Any) -> Call:
-        """Run an operator for the first time with these shapes; what it costs."""
+        """Run an operator for the first time with these shapes; returns its cost."""
         out = with_shadow(func, args, kwargs, self.memory.watch(func, args, kwargs))
         call = Call.of(func, args, kwargs, out)
         if kind != "free":
@@ -134,8 +134,8 @@ class ComputeModel(TorchDispatchMode):
 class Call:
     """One operator on given shapes: seconds, FLOPs, and how to make its results again.
 
-    ``made``: shape, stride and dtype of each new tensor, None for a result that is None; ``first``:
-    the result is the first argument, changed in place; ``given``: it is the argument ``out``.
+    ``made``: shape, stride and dtype of each new tensor, None for a result that is None. ``first``:
+    the result is the first argument, changed in place. ``given``: it is the argument ``out``.
     """
 
     repeatable: bool
@@ -177,9 +177,10 @@ class Call:
 
 
 def call_key(func: Any, args: Any, kwargs: Any) -> Any:
-    """What decides the result of an operator on meta tensors; None if values might.
+    """The key that decides the result of an operator on meta tensors; None if values might decide
+    it.
 
-    One tensor of unknown values is enough: then the results' values are unknown as well.
+    One tensor of unknown values is enough to make the results' values unknown as well.
     """
     unknown: list[bool] = []
     key = func, _key(args, unknown), _key(tuple(kwargs.items()), unknown)
@@ -212,8 +213,9 @@ def skip_initial_values() -> None:
 def use_fused_functions() -> None:
     """Two functions that on meta tensors don't reach the dispatcher as they would on a GPU.
 
-    Attention becomes the one operator that a GPU would run; ``torch.tensor(…, device="meta")``
-    goes by way of the CPU, so that its values are known. For this process, which is a child.
+    Attention becomes the one operator that a GPU would run. ``torch.tensor(…, device="meta")``
+    makes its tensor on the CPU first, so that its values are known. Both are replaced for this
+    process, which is a child.
     """
     attention, tensor = torch.nn.functional.scaled_dot_product_attention, torch.tensor
 

@@ -1,21 +1,22 @@
-"""GPUs that are none: tensors of virtual ranks report ``cuda:r`` while their data is on the CPU.
+"""Pretended GPUs: tensors of virtual ranks report ``cuda:r`` while their data is on the CPU.
 
 Which GPU a tensor is on is an attribute of its storage: views, detached tensors and what autograd
-saves share it. ``DeviceModel`` sees every operator, in forward and backward, and marks what it
-makes: as on the device that is asked for, else as on that of its inputs. It refuses what CUDA
+saves share it. ``DeviceModel`` sees every operator, in forward and backward, and marks each new
+tensor: with the device that is asked for, else with that of its inputs. It refuses what CUDA
 refuses: inputs on two devices, a generator of another device. ``pretend`` lets Python's ``device``,
 ``is_cuda`` and ``to`` speak of the mark (the C++ side goes on to see the CPU, so no driver is
 needed).
 
-Tried before, and why not: a wrapper subclass made with ``device="cuda:1"`` aborts in C++ at its
-first product where there is no driver; a subclass of a CPU tensor is lost in backward, whose
-gradients are plain tensors; meta tensors with shadows have no data where storage is resized.
+Three other ways were tried and fail. A wrapper subclass made with ``device="cuda:1"`` aborts in C++
+at its first product where there is no driver. A subclass of a CPU tensor is lost in backward,
+because gradients are plain tensors. Meta tensors with shadows have no data where storage is
+resized.
 
-Limits: kernels are the CPU's, so rounding and what is fused are the CPU's. Random numbers of a GPU
+Limits: kernels are the CPU's, so rounding and fusion are the CPU's, too. Random numbers of a GPU
 are drawn from the rank's CPU generator. Code in C++ that makes tensors and sends them
 (DistributedDataParallel's buckets, functional collectives) gets unmarked ones, which are refused.
-``torch.autocast`` of CUDA casts as the CPU's does. Streams are one; pinned memory, graphs and NVML
-are not there.
+``torch.autocast`` of CUDA casts as the CPU's does. There is one stream; pinned memory, graphs and
+NVML are absent.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .flight import Flight
 
-COPY_THERE = "a copy to the GPU"  # for which the host waits, without a look at any value
+COPY_THERE = "a copy to the GPU"  # the host waits for these without a look at any value
 CPU = torch.device("cpu")
 # operators that take a tensor of the CPU beside those of a GPU
 MIXES = {"copy_", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"}
 MIXES |= {"index_fill_"}  # C++ takes it on the CPU for x[index] = number
 READS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero", "_unique2"}
-MOVES = {"copy_"}  # the host waits, if it goes from one kind of device to the other
+MOVES = {"copy_"}  # the host waits if data go from one kind of device to the other
 KEPT = {"lift_fresh", "alias", "detach", "_unsafe_view"}
 GENERATORS: dict[int, str] = {}  # address of a generator: "cuda" if it is one of a GPU
-MADE = object()  # the mark of what C++ made for some other tensor: it goes where that is
+MADE = object()  # the mark of a tensor that C++ made for another one: it goes to that one's device
 
 
 def mark_of(tensor: Tensor) -> Any:
-    """The GPU that a tensor is on, None if it is in the host's memory, MADE if C++ made it."""
+    """The GPU of a tensor; None if it is in the host's memory, MADE if C++ made it."""
     return None if tensor.is_sparse else getattr(tensor.untyped_storage(), "gpu", None)
 
 
 def gpu_of(tensor: Tensor) -> torch.device | None:
-    """The GPU that a tensor is on; None if it is in the host's memory."""
+    """The GPU of a tensor; None if it is in the host's memory."""
     mark = mark_of(tensor)
     return None if mark is MADE else mark
 
@@ -87,8 +88,8 @@ def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What there is to know of an operator: ``view``: it touches no data; ``shaped``: it takes no
-    more than shapes; ``changes``: the positions and names of arguments that it writes to."""
+    """Facts about an operator. ``view``: it touches no data. ``shaped``: it needs only shapes.
+    ``changes``: the positions and names of arguments that it writes to."""
 
     name: str
     view: bool
@@ -116,10 +117,11 @@ class Kind:
 
 
 class DeviceModel(TorchDispatchMode):
-    """Follows on one rank which tensor is on which device, and who touches what is in flight.
+    """Follows on one rank which tensor is on which device, and which operators touch memory in
+    flight.
 
-    ``read`` is told of each operator in which the host waits for a GPU: it looks at values, or
-    copies some there (``aten/src/ATen/native/cuda/Copy.cu``, ``memcpy_and_sync``).
+    ``read`` is called for each operator in which the host waits for a GPU: the operator looks at
+    values, or copies some there (``aten/src/ATen/native/cuda/Copy.cu``, ``memcpy_and_sync``).
     """
 
     kinds: ClassVar[dict[Any, Kind]] = {}
@@ -157,7 +159,7 @@ class DeviceModel(TorchDispatchMode):
         return out
 
     def _look(self, kind: Kind, args: Any, kwargs: Any) -> None:
-        """Refuse what touches memory in flight."""
+        """Refuse an operator that touches memory in flight."""
         for key, value in (*enumerate(args), *kwargs.items()):
             for tensor in tensors_of((value,)):
                 self.flight.touch(tensor, key in kind.changes)
@@ -171,7 +173,7 @@ def _waits(to: Tensor, source: Tensor, non_blocking: bool = False) -> bool:
 
 
 def _common(kind: Kind, given: list[Tensor]) -> Any:
-    """The mark of what is made of these inputs.
+    """The mark of a tensor made of these inputs.
 
     Raises RuntimeError if they are on several devices; numbers of the host go with all.
     """
@@ -195,10 +197,10 @@ def _common(kind: Kind, given: list[Tensor]) -> Any:
 
 
 def _on_the_host(kwargs: dict[str, Any], mark: Any) -> tuple[dict[str, Any], Any]:
-    """The arguments for the CPU, and the mark that is asked for.
+    """The arguments for the CPU, and the mark for the requested device.
 
-    What Python makes is asked for with ``pin_memory``. What C++ makes is on the CPU by the options
-    of another tensor, and gets its ``mark``.
+    A tensor that Python makes is asked for with ``pin_memory``. One that C++ makes is on the CPU by
+    the options of another tensor, and gets its ``mark``.
     """
     asked = indexed(kwargs["device"])
     _refuse_generator(kwargs, asked)

@@ -1,9 +1,9 @@
-"""Memory that is in flight on one rank: what is received is unknown, what is sent must stay.
+"""Memory in flight on one rank: received data are unknown yet, and sent data must stay.
 
-From the issue of an operation until its handle was waited for, nobody may read or write what it
-writes, nor write what it reads: on a GPU the stream that does so is not ordered with the
-communication. What arrives is poisoned until then, for eyes that are not looked through: NaN, or
-the largest value of an integer.
+From the issue of an operation until its handle was waited for, no code may touch the memory that it
+writes, nor write the memory that it reads. On a GPU nothing orders the stream of such code with the
+communication. Until then arriving data are poisoned (NaN, or the largest value of an integer), for
+readers that no operator shows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .part import Part
 
 
 def written(part: Part) -> Sequence[Tensor]:
-    """What the operation writes on its rank."""
+    """The tensors that the operation writes on its rank."""
     is_root = part.peer == part.rank.index
     if (part.op == "broadcast" and is_root) or (part.op == "reduce" and not is_root):
         return ()
@@ -33,7 +33,7 @@ def written(part: Part) -> Sequence[Tensor]:
 
 
 class Flight:
-    """What is under way on one rank; ``works``: its handles that were not waited for."""
+    """The operations under way on one rank; ``works``: its handles that were not waited for."""
 
     def __init__(self, rank: int, works: dict[int, Any], learner_files: Collection[str]) -> None:
         self.rank, self.works, self.learner_files = rank, works, learner_files
@@ -70,7 +70,7 @@ class Flight:
 
 
 def poison(part: Part) -> None:
-    """Fill what will arrive with values that nobody takes for right ones."""
+    """Fill receive buffers with values that nobody takes for right ones."""
     gives = [] if part.op == "broadcast" else part.gives
     for tensor in written(part):
         if part.op in ("all_reduce", "reduce") or any(_meet(tensor, other) for other in gives):
@@ -79,7 +79,7 @@ def poison(part: Part) -> None:
 
 
 def hold(part: Part) -> None:
-    """It is complete, and nobody has waited: keep what arrived aside."""
+    """The operation is complete, and nobody has waited: keep the arrived data aside."""
     with Unseen():
         part.arrived = [(tensor, tensor.detach().clone()) for tensor in written(part)]
     for tensor, _ in part.arrived:

@@ -1,16 +1,16 @@
-"""What gloo refuses, and what it moves wrongly: virtual ranks refuse both.
+"""Calls that gloo refuses, and tensors that it moves wrongly: virtual ranks refuse both.
 
 All of it is ``c10d/ProcessGroupGloo.cpp`` of torch 2.8 to 2.15, which raises RuntimeError:
 
-- a dtype that gloo has not, in collectives (``GENERATE_ALL_TYPES``); messages are bytes to it.
+- a dtype that gloo lacks, in collectives (``GENERATE_ALL_TYPES``); messages are bytes to it.
   Complex numbers are pairs of real ones, but not in ``gather`` (torch 2.8: nor in ``broadcast``,
   ``reduce`` and ``reduce_scatter``, which is forgiven here);
 - BAND, BOR, BXOR of other numbers than integers, AVG (``toFunction``);
 - a message with gaps (``checkSingleTensor``), and one of a GPU: its address is no memory of the
   host, so the process ends.
 
-Six operators move memory as it lies (``getDataPointer``). There gloo says nothing of gaps, nor of
-strides that are not the same everywhere: values arrive in other places. The others copy.
+Six operators move memory as it lies (``getDataPointer``). There gloo reports neither gaps nor
+strides that differ between ranks: values arrive in other places. The other operators copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ BITWISE = {"BAND": ReduceOp.BAND, "BOR": ReduceOp.BOR, "BXOR": ReduceOp.BXOR}
 
 
 def refuse(part: Part) -> None:
-    """Raise RuntimeError for what gloo refuses, ValueError for what it would move wrongly."""
+    """Raise RuntimeError for a call that gloo refuses, ValueError for one whose data
+    it would move wrongly."""
     if part.op in P2P:
         _refuse_message(part)
         return
@@ -74,7 +75,7 @@ def _memory(part: Part) -> Sequence[Tensor]:
     joined = part.op == "all_reduce" and len(part.gives) > 1
     cut = part.op == "reduce_scatter" and len(part.payload) < len(part.gives)
     if part.op == "gather":
-        return part.gives  # to torch 2.8; what arrives is copied
+        return part.gives  # up to torch 2.8; arriving data are copied
     return () if part.op not in AS_IT_LIES or joined or cut else (*part.gives, *part.gets)
 
 

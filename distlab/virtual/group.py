@@ -49,12 +49,12 @@ class VirtualGroup(dist.ProcessGroup):
 
     # -- identity -------------------------------------------------------------------------------
     def getBackendName(self) -> str:
-        """The name that the backend is registered by."""
+        """The name under which the backend is registered."""
         return "virtual"
 
     @property
     def pg_name(self) -> str:
-        """The name that torch keeps the group by."""
+        """The name under which torch keeps the group."""
         return self.name
 
     @property
@@ -126,7 +126,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self._issue(part, mine)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> VirtualWork:
-        """One message from whoever sends first."""
+        """One message from the rank that sends first."""
         mine = self._buffer(tensors)
         self._not_in_use(mine[0], "any rank")
         return self._post("recv", mine, gets=mine, payload=mine, tag=tag)
@@ -138,14 +138,15 @@ class VirtualGroup(dist.ProcessGroup):
         return mine
 
     def _not_in_use(self, buffer: Tensor, source: str) -> None:
-        """Two messages that arrive in one memory: which of them is read is a matter of luck."""
+        """Refuse two messages that arrive in one memory: only luck decides
+        which of them is read."""
         for part in self._issued():
             if part.op == "recv" and share_memory(part.gets[0], buffer):
                 line = source_line(learner_line(sys._getframe(1), self.world.learner_files))
                 raise two_in_one_buffer(part.describe(), source, self.member.index, line)
 
     def _issued(self) -> list[Part]:
-        """What the rank has issued and not waited for."""
+        """The operations that the rank has issued and not waited for."""
         return [work.part for work in self.world.states[self.member.index].works.values()]
 
     def _peer(self, rank: int) -> int:
@@ -259,7 +260,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self._post("scatter", mine, gives=gives, gets=mine, payload=mine, peer=root)
 
     def barrier(self, *_: Any, **__: Any) -> VirtualWork:
-        """Nobody goes on before all have come."""
+        """No rank goes on before all have come."""
         return self._post("barrier", [])
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:

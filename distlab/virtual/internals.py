@@ -1,4 +1,4 @@
-"""Everything private that the virtual cluster needs from torch, in one place.
+"""All private parts of torch that the virtual cluster needs, in one place.
 
 Tested on the oldest and the newest version of torch that the course supports. What is used:
 
@@ -6,7 +6,7 @@ Tested on the oldest and the newest version of torch that the course supports. W
 - ``distributed_c10d._world``: the module's table of groups, swapped when the baton changes hands;
 - ``torch._C._DisableTorchDispatch``: the transport's own copies are no work of the rank;
 - the prefix of the keys by which ``new_group`` counts the ranks that have come;
-- ``distributed_c10d._new_process_group_helper``: called on every rank that makes a group or is told
+- ``distributed_c10d._new_process_group_helper``: called on every rank that makes a group or learns
   that it is not in it, but not on a rank outside with ``use_local_synchronization``.
 """
 
@@ -38,10 +38,9 @@ def stand_in(
 ) -> None:
     """Stand in for other backends.
 
-    ``making(backend, ranks, device)`` is called wherever torch would split the world's
-    communicator for a new group, and returns the backend to use; ``name(group)`` is what a group's
-    backend is called. ``environment()`` is what a launcher's environment says of the store, the
-    rank and their number.
+    ``making(backend, ranks, device)`` is called wherever torch would split the world's communicator
+    for a new group, and returns the backend to use. ``name(group)`` is the name of a group's
+    backend. ``environment()`` gives store, rank and world size as a launcher's environment would.
     """
     helper, named = c10d._new_process_group_helper, c10d.get_backend
     configured = c10d.get_backend_config
@@ -81,8 +80,8 @@ def stand_in(
 
 
 def batch_at_once() -> None:
-    """Let groups that say so issue batches of messages at once, also where torch (2.8) asks for the
-    very class ``ProcessGroup``."""
+    """Let groups that support it issue batches of messages at once, also where torch (2.8) asks for
+    the class ``ProcessGroup`` itself."""
     one_by_one = c10d.batch_isend_irecv
 
     @functools.wraps(one_by_one)
@@ -138,12 +137,14 @@ def in_backward() -> bool:
 
 
 def at_end_of_backward(call: Callable[[], object]) -> None:
-    """Let autograd call this when the running backward is done, before what is queued later."""
+    """Let autograd call this when the running backward is done, before callbacks
+    that are queued later."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 class Unseen:
-    """A context without dispatch modes: the transport moves data, the rank does not compute."""
+    """A context without dispatch modes: the transport moves data, and this is
+    no compute of the rank."""
 
     def __enter__(self) -> None:
         self.guard = torch._C._DisableTorchDispatch()

@@ -1,7 +1,7 @@
-"""What ranks of one process ask for all the time: each gets its own clock, output and randomness.
+"""Clocks, output and randomness for the ranks of one process: each rank gets its own.
 
 The functions of ``time`` and ``random`` and the standard streams are replaced once in the child
-process, and look up whose thread calls them. Who is no rank gets the real ones.
+process, and look up which rank's thread calls them. A thread of no rank gets the real ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .state import RankState
 from .world import BOTH, World
 
 KEPT_OUTPUT = 64 * 1024
-READ_CLOCK = 5e-8  # virtual seconds that reading the time takes, so that a loop until a time ends
+READ_CLOCK = 5e-8  # virtual seconds for a look at the clock, so that a loop until some time ends
 
 _world: World | None = None
 
 
 def enter(world: World) -> None:
-    """Make ``world`` the process's: its ranks are those that clocks, output … ask for."""
+    """Make ``world`` the process's: clocks, output and the rest look up its ranks."""
     global _world
     if _world is None:
         internals.register(lambda options, _: entered().create_group(options))
@@ -53,7 +53,8 @@ def enter(world: World) -> None:
 
 
 def _noticed(what: str, notice: Notice) -> None:
-    """Of the rank, or of a thread that the rank has started: one rank runs at a time."""
+    """The state of the running rank, also in a thread that the rank has started:
+    one rank runs at a time."""
     state = current()
     if state is None and _world is not None and _world.scheduler.running is not None:
         state = _world.states[_world.scheduler.running.index]
@@ -102,7 +103,7 @@ class Output(io.TextIOBase):
 
 
 def _own_clock() -> None:
-    """``time`` tells a rank its virtual time; ``sleep`` takes none of ours."""
+    """``time`` tells a rank its virtual time; ``sleep`` takes no real time."""
     real_sleep = time.sleep
 
     def reader(real: Callable[[], Any], scale: float, offset: float = 0.0) -> Callable[[], Any]:
@@ -201,7 +202,7 @@ def _pretend_cuda() -> None:
 
     def read(what: str) -> None:
         state = current()
-        if state is not None:  # a thread beside the rank: it holds up nobody
+        if state is not None:  # a thread beside the rank: it holds up no rank
             entered().read(state, what)
 
     def resize(storage: Any) -> None:

@@ -1,4 +1,4 @@
-"""What handles and groups ask of the world that their ranks live in."""
+"""The interface of the world for handles and groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Machine(Protocol):
 
     @property
     def states(self) -> Sequence[Any]:
-        """What belongs to each rank."""
+        """The state of each rank."""
 
     def post(self, part: Part, channel: Any) -> None:
         """Issue a part on a group."""

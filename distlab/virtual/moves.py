@@ -1,8 +1,9 @@
-"""What the delivery of a transfer does to the values; parts come in the order of the group.
+"""How the delivery of a transfer moves values; parts come in the order of the group.
 
-Where not all ranks run, a part stands at several positions; what is written is written at its own.
+Where not all ranks run, a part stands at several positions. Its values are written only at its own.
 
-Reductions combine in the order of the ranks, so their result does not depend on who came first.
+Reductions combine in the order of the ranks, so their result does not depend on the order of
+arrival.
 """
 
 from __future__ import annotations

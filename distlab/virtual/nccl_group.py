@@ -1,16 +1,16 @@
-"""The process group of virtual ranks under NCCL's rules: communicators, batches, what is refused.
+"""The process group of virtual ranks under NCCL's rules: communicators, batches and refusals.
 
 ``rules.py`` has the rules and their sources. Refusals raise what PyTorch raises there:
 
 - a CPU tensor: ``Backend type`` of ``ProcessGroup.hpp`` (``getBackend``), RuntimeError;
 - a receive from any rank: ``Backend.hpp`` (``recvAnysource``), RuntimeError;
 - BAND, BOR, BXOR: ``ProcessGroupNCCL.cpp`` (``getNcclReduceOp``), ValueError;
-- a dtype that NCCL has not: ``ProcessGroupNCCL.cpp`` (``getNcclDataType``), TypeError; complex
+- a dtype that NCCL lacks: ``ProcessGroupNCCL.cpp`` (``getNcclDataType``), TypeError; complex
   numbers are pairs of real ones in collectives only;
 - a tensor with gaps: ``check_gpu_single_tensor`` there, ValueError.
 
-Tags are ignored by NCCL (``send``'s parameter is ``/* unused */``), so that messages meet in the
-order of issue: a tag that is not 0 is refused here. A second ``wait`` returns, as on CUDA.
+NCCL ignores tags (``send``'s parameter is ``/* unused */``), so messages meet in the order of
+issue. A tag other than 0 is refused here. A second ``wait`` returns, as on CUDA.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class BatchWork(dist.Work):
 class NcclGroup(VirtualGroup):
     """One rank's membership; ``channel.shared`` holds the communicators, the same for all.
 
-    ``made``: the group's own communicator is there already, from a split. ``device``: the one that
-    ``init_process_group`` was given; where one is bound without it, the current one. ``host``: gloo
-    beside NCCL, for what is in the host's memory (``cpu:gloo,cuda:nccl``).
+    ``made``: the group's own communicator is there already, from a split. ``device``: the one given
+    to ``init_process_group``; where a device is bound without it, the current one. ``host``: gloo
+    beside NCCL, for tensors in the host's memory (``cpu:gloo,cuda:nccl``).
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class NcclGroup(VirtualGroup):
     def splits_for(self, backend: str, ranks: Sequence[int]) -> bool:
         """Whether a new group makes this rank split this one, the default group.
 
-        For a group of gloo's torch 2.8 lets the ranks that are not in it split, and nobody else
+        For a gloo group torch 2.8 lets only the ranks outside of it split
         (``_new_process_group_helper``; ``_get_split_source`` of 2.15 knows better).
         """
         outside = self.member.index not in ranks
@@ -143,7 +143,7 @@ class NcclGroup(VirtualGroup):
         splits.come(self.world.scheduler, self._gpu(None))
 
     def _communicator(self, part: Part | None, batched: bool = False) -> Communicator:
-        """The communicator that the part uses; this rank comes to it."""
+        """The communicator of the part; this rank comes to it."""
         key = ranks = self.ranks
         if part is not None and part.op in P2P and self.rules.pairs and not batched:
             assert part.peer is not None
@@ -185,7 +185,7 @@ class NcclGroup(VirtualGroup):
         return True
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """What is issued from here on is one batch."""
+        """Begin a batch: all that is issued from here on."""
         self.batch = []
 
     def _end_coalescing(self, device: torch.device) -> BatchWork:

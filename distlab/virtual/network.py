@@ -13,7 +13,7 @@ from .part import Part
 
 @dataclass(eq=False)
 class Route:
-    """α, (link, seconds per byte) of every link on the way, and the bytes that went it."""
+    """α, (link, seconds per byte) of every link on the way, and the bytes that went this way."""
 
     alpha: float
     links: list[tuple[Any, float]]

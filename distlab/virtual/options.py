@@ -17,19 +17,19 @@ class VirtualOptions(RunOptions):
 
     ``cluster``: a description or the name of one; its α and β make the virtual time. ``seed``: None
     simulates in the order of virtual time; a number explores one adversarial interleaving, and
-    ``seeds`` as many from there on. The first that fails is raised, and names its seed; else the
-    results are those of one that differs from the first, if there is any, for the caller to judge.
-    ``compute``: how a rank's clock moves between communications: ``"none"``, ``"roofline"``
-    (counted FLOPs and bytes on the cluster's GPU) or ``"measured"`` (this machine's CPU time).
-    ``algorithm``: how the backend's all-reduce is timed. ``lose``: (rank, n), that rank disappears
-    at its n-th communication, and messages between it and others raise RuntimeError there, as
-    gloo's do; ``survivable``: the run does not fail of it, the lost rank's result is None.
-    ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random state.
-    ``patience``: the virtual time beyond which a rank's sleep ends the run as a hang.
-    ``only``: run these ranks; every other one is taken to do what one of them does, so that its
-    part of a collective comes with theirs, and its result is None. They must not send messages.
-    ``rules``: of issue, ``"gloo"``, the name of one of ``rules.NCCL``, or ``"nccl"`` for each of
-    them in turn, as interleavings are.
+    ``seeds`` as many from there on. The first that fails is raised, and names its seed. Otherwise
+    the results are those of an interleaving that differs from the first, if there is any; the
+    caller judges them. ``compute``: how a rank's clock moves between communications: ``"none"``,
+    ``"roofline"`` (counted FLOPs and bytes on the cluster's GPU) or ``"measured"`` (this machine's
+    CPU time). ``algorithm``: how the backend's all-reduce is timed. ``lose``: (rank, n). That rank
+    disappears at its n-th communication, and messages between it and other ranks raise RuntimeError
+    there, like gloo's. ``survivable``: the run does not fail of it, and the lost rank's result is
+    None. ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random
+    state. ``patience``: the virtual time beyond which a rank's sleep ends the run as a hang.
+    ``only``: run these ranks. Every other rank counts as a copy of one of them: its part of a
+    collective comes with theirs, and its result is None. These ranks must not send messages.
+    ``rules``: the rules of issue, ``"gloo"``, the name of one of ``rules.NCCL``, or ``"nccl"`` for
+    each of these in turn, like interleavings.
     """
 
     cluster: Cluster | str | Path = "laptop"

@@ -1,4 +1,4 @@
-"""NCCL's order of issue: what a rank issues on one communicator runs one after the other.
+"""NCCL's order of issue: operations of a rank on one communicator run one after the other.
 
 A *communicator* has a queue on each rank. An entry of it is one operation, or a batch whose parts
 are issued at once and may be complete in any order. A transfer can be delivered only while each of
@@ -17,7 +17,7 @@ from .part import Part
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """Parts that a rank issues at once; ``left``: how many are not complete."""
+    """Parts that a rank issues at once; ``left``: how many of them are not complete."""
 
     left: int = 1
     parts: list[Part] = field(default_factory=list)
@@ -52,7 +52,7 @@ class IssueOrder:
         return list(queue[0].parts) if queue else []
 
     def told(self) -> str:
-        """Why what gloo would deliver now can't be; empty if there is nothing of this kind."""
+        """Why NCCL can't deliver a transfer that gloo would deliver now; empty if there is none."""
         pairs = []
         for _, queue in sorted(self.queues.items(), key=lambda item: item[0][1]):  # by rank
             held = [p for e in list(queue)[1:] for p in e.parts if _is_held(p)]
@@ -74,12 +74,12 @@ class IssueOrder:
         )
 
     def _awaited(self, part: Part) -> bool:
-        """Whether it is what the first operation of another rank waits for."""
+        """Whether the first operation of another rank waits for it."""
         return any(other is not part and is_first(other) for other in part.transfer.parts)
 
 
 def is_first(part: Part) -> bool:
-    """Whether nothing that the rank issued before is still under way on the communicator."""
+    """Whether no earlier operation of the rank is still under way on the communicator."""
     return part.entry is None or part.entry.queue[0] is part.entry
 
 

@@ -1,4 +1,4 @@
-"""What one rank contributes to a transfer: the tensors it gives, those it gets."""
+"""One rank's part of a transfer: the tensors that it gives, and those that it gets."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Part:
         )
 
     def acknowledge(self) -> None:
-        """The rank has waited for it: only now may it use what it got and change what it gave."""
+        """The rank has waited for it: only now may it use received tensors and change sent ones."""
         self.waited = True
         if self.arrived:
             with Unseen():

@@ -1,4 +1,4 @@
-"""What Python says of devices on virtual ranks with GPUs that are none (``devices.py``).
+"""Python's answers about devices on virtual ranks with pretended GPUs (``devices.py``).
 
 Replaced once in the child process: the properties and methods of ``Tensor`` that speak of a device,
 and the makers of tensors that ask C++ for a GPU.
@@ -17,8 +17,8 @@ from .devices import COPY_THERE, CPU, GENERATORS, device_of, gpu_of, indexed, pu
 
 
 class Pretended:
-    """Tensors, makers and storages; ``read``: told of what the host reads, ``resize``: of a storage
-    that is about to be resized. Both are the calling rank's."""
+    """Tensors, makers and storages. ``read`` is called for each read by the host, ``resize`` for a
+    storage that is about to be resized. Both are the calling rank's."""
 
     def __init__(self, read: Callable[[str], None], resize: Callable[[Any], None]) -> None:
         self.read, self.resize = read, resize
@@ -66,7 +66,7 @@ class Pretended:
         _replace(to=to, cuda=cuda, cpu=lambda tensor, memory_format=None: tensor.to(CPU))
 
     def _looks(self) -> None:
-        """What tells of the device, and what needs the host's memory."""
+        """Properties that tell the device, and methods that need the host's memory."""
         real_numpy, real_list, read = Tensor.numpy, Tensor.tolist, self.read
 
         def numpy(self: Tensor, *, force: bool = False) -> Any:
@@ -116,7 +116,7 @@ def _replace(**members: Any) -> None:
 
 
 def _makers() -> None:
-    """What asks C++ for a GPU below the operators."""
+    """Functions that ask C++ for a GPU below the operators."""
 
     def placing(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(make)

@@ -1,8 +1,8 @@
-"""What ``torch.cuda`` says on virtual ranks with GPUs that are none (``devices.py``).
+"""``torch.cuda`` on virtual ranks with pretended GPUs (``devices.py``).
 
-There are the functions that the course's programs and torch's optimizers call. A stream is the
-rank itself, an event a moment of its clock. What is not here raises at its
-call: there is no driver.
+There are the functions that the course's programs and torch's optimizers call. A stream is the rank
+itself, an event a moment of its clock. Any other function raises at its call, because there is no
+driver.
 """
 
 from __future__ import annotations

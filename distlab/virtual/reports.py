@@ -1,4 +1,4 @@
-"""What the child of a virtual run reports: read as it comes, made into results or a failure."""
+"""The reports of the child of a virtual run: read as they come, made into results or a failure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ GRACE = 5.0  # seconds on its clock that the child may take to report after its 
 
 
 class HostRead(NamedTuple):
-    """A rank's host waited for its GPU: it looked at values, copied some there in the blocking way
-    (as ``torch.tensor(…, device=…)`` does), or synchronised. By which operator, at which line, in
-    which region of ``RankContext``."""
+    """A rank's host waited for its GPU: by which operator, at which line, in which region of
+    ``RankContext``. It looked at values, copied some there in the blocking way (like
+    ``torch.tensor(…, device=…)``), or synchronised."""
 
     what: str
     line: str
@@ -36,7 +36,7 @@ class HostRead(NamedTuple):
 
 
 class VirtualResults(RankResults):
-    """The W return values with ``logs`` and ``output``, and what the clocks and links say.
+    """The W return values with ``logs`` and ``output``, and the numbers of clocks and links.
 
     ``clocks``: virtual seconds at which each rank was done. ``traffic``: bytes by kind of link.
     ``unmodelled``: operators without a rule of their own in the compute model, and how often.
@@ -65,7 +65,7 @@ Frames = list[tuple[bytes, bytes]]
 
 
 class Reports(list[Frames]):
-    """One list of frames per world, what was printed, and how it ended if worlds are missing.
+    """One list of frames per world, the output, and how the child ended if worlds are missing.
 
     ``ending``: "silent" (too long), "garbled", "died", or "lives on" (without its pipe).
     """
@@ -83,7 +83,7 @@ class Reports(list[Frames]):
 
 
 def read_reports(pid: int, fd: int, printed: int, worlds: int, timeout: float) -> Reports:
-    """What the child reports, until it has said all or ends."""
+    """Read the child's reports until it has sent all or ends."""
     clock, reports = ProgramClock([pid]), Reports()
     reader, frames = Member(0, 0, -1, -1), Frames()
     sources: list[int] = [fd, printed]
@@ -158,7 +158,7 @@ def results_of(
 
 
 def _load(members: list[Member], data: dict[str, Any]) -> None:
-    """Take in what one rank did."""
+    """Take in the record of one rank."""
     member = members[data["rank"]]
     for event in data["events"]:
         member.began(event)

@@ -28,8 +28,8 @@ Sources, all in pytorch/pytorch:
 
 ``Work.wait`` on CUDA orders the compute stream behind the operation and returns at once. Virtual
 ranks wait in it: with one compute stream, all that is issued later is ordered behind the wait, so
-the same programs deadlock. What a GPU's host does after a wait (the store, making communicators)
-waits here as well; a program that relies on a host which runs ahead is refused wrongly.
+the same programs deadlock. Work of a GPU's host after a wait (the store, new communicators) waits
+here as well. So a program that relies on a host that runs ahead is refused wrongly.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """``nccl``: what is issued on a communicator runs in order. ``pairs``: unbatched messages use a
-    communicator of their two ranks. ``bound``: a device is bound, and groups are split from the
-    world's. ``eager``: the world's communicator is made with its group."""
+    """``nccl``: operations on a communicator run in the order of issue. ``pairs``: unbatched
+    messages use a communicator of their two ranks. ``bound``: a device is bound, and groups are
+    split from the world's. ``eager``: the world's communicator is made with its group."""
 
     name: str
     nccl: bool = True

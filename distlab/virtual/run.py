@@ -1,8 +1,8 @@
 """Run a function on W virtual ranks: same contract as ``run_ranks``, in one forked child.
 
-The child runs the ranks as threads (``scheduler.py``) and reports once, at the end: results, what
-each rank communicated, and for a failure where each rank was. The parent makes the same
-RankFailure of it that real ranks would have made, so a learner reads the same words on both tiers.
+The child runs the ranks as threads (``scheduler.py``) and reports once, at the end: results, each
+rank's communication, and for a failure where each rank was. The parent makes of it the same
+RankFailure as for real ranks, so a learner reads the same words on both tiers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .reports import VirtualResults, read_reports, results_of
 def run_virtual(
     fn: Callable[..., Any], world_size: int, *args: Any, **options: Any
 ) -> VirtualResults:
-    """Run ``fn(ctx, *args)`` on ``world_size`` virtual ranks and return what each returned.
+    """Run ``fn(ctx, *args)`` on ``world_size`` virtual ranks and return the result of each.
 
     ``options``: the fields of ``VirtualOptions``.
 
@@ -96,7 +96,7 @@ def _run_child(
 def _without_report(
     members: list[Member], running: int, ending: str, options: VirtualOptions
 ) -> RankFailure:
-    """Why a world has none: what became of the child while rank ``running`` had the baton."""
+    """Why a world has no report: the end of the child while rank ``running`` had the baton."""
     pid = members[running].pid
     if pid not in _statuses:  # it was alive, and said nothing in time
         _, _statuses[pid] = os.waitpid(pid, 0)
@@ -117,9 +117,9 @@ _statuses: dict[int, int] = {}  # exit status of those that had to be waited for
 
 
 def _end(pid: int, before: set[int]) -> None:
-    """Kill the child; if it has forked, or died by itself, wait for it and for what it left.
+    """Kill the child; if it has forked, or died by itself, wait for it and for its processes.
 
-    What it has started is below it, or was left by its parent and so has come to this process.
+    Its processes are below it, or have lost their parents and so have come to this process.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):  # some say EPERM of a zombie's
         os.killpg(pid, signal.SIGSTOP)  # from here on it can't fork

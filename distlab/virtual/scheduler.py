@@ -1,16 +1,16 @@
-"""Virtual ranks are threads of which one at a time runs: it holds the baton until it has to wait.
+"""Virtual ranks are threads. One of them runs at a time: it holds the baton until it has to wait.
 
-Two ways to choose who goes on when a rank waits:
+There are two ways to choose the next rank when a rank waits:
 
-- *by time* (no seed): whatever comes first on the virtual clock, be it a rank that can run or a
-  transfer whose turn it is. Links are handed out in the order of virtual time, so predictions are
-  those of a discrete-event simulation, and the same program gives the same trace.
+- *by time* (no seed): the first on the virtual clock, either a rank that can run or a transfer
+  whose turn it is. Links are handed out in the order of virtual time, so predictions are those of a
+  discrete-event simulation, and the same program gives the same trace.
 - *adversarial* (a seed): a random rank, and a rank may lose the baton at any communication. A
-  transfer moves its data as late as a real network may: when all its ranks wait for it, or when
-  nobody else can go on. So a buffer that is used too early or written too soon is always corrupt.
+  transfer moves its data as late as a real network may: when all its ranks wait for it, or when no
+  other rank can go on. So a buffer that is used too early or written too soon is always corrupt.
 
-Nobody can run and nothing can be delivered: that is a deadlock, known at once and exactly. The
-baton costs one hand-over of a lock per wait, so the cost of a run grows with its messages.
+If no rank can run and no transfer can be delivered, that is a deadlock, known at once and exactly.
+The baton costs one hand-over of a lock per wait, so the cost of a run grows with its messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POLL = 1e-6  # virtual seconds that asking for completion takes
 
 
 class Pending(Protocol):
-    """What the scheduler needs to know of a transfer between ranks."""
+    """The interface of a transfer between ranks for the scheduler."""
 
     ready_at: float  # when its last rank has issued it
     waiters: list[VirtualRank]
@@ -97,7 +97,7 @@ class Scheduler:
         self._ready: list[Any] = []  # heap of (clock, order, rank), or plain list if adversarial
         self._matched: list[Any] = []  # heap of (ready_at, order, transfer); adversarial: a plain
         # list of those that at least one rank waits for
-        self._unwaited: list[Any] = []  # adversarial, where what is issued before must come first
+        self._unwaited: list[Any] = []  # adversarial, where an earlier transfer must come first
 
     @property
     def me(self) -> VirtualRank:
@@ -169,7 +169,7 @@ class Scheduler:
         rank.clock = max(rank.clock, part.finish)
 
     def wake(self, transfer: Pending) -> None:
-        """``transfer`` was delivered: who waits for it can go on."""
+        """``transfer`` was delivered: ranks that wait for it can go on."""
         for rank in transfer.waiters:
             if rank is not self.running:
                 self.make_ready(rank)
@@ -197,7 +197,7 @@ class Scheduler:
         elif self._ready or self._deliverable():
             self.pause(rank, always=True)
         elif not part.done:
-            self.wait(rank, part)  # nobody else can go on: asking again would never end
+            self.wait(rank, part)  # no other rank can go on: such a loop would never end
         return bool(part.done and part.finish <= rank.clock)
 
     def pause(self, rank: VirtualRank, always: bool = False) -> None:
@@ -217,7 +217,7 @@ class Scheduler:
         self.remove(rank)
         if successor is not None:
             successor.baton.release()
-        rank.baton.acquire()  # for ever, if there was no successor: the run is over
+        rank.baton.acquire()  # for ever if there was no successor: the run is over
         self._take(rank)
 
     def _take(self, rank: VirtualRank) -> None:
@@ -225,7 +225,7 @@ class Scheduler:
         self.install(rank)
 
     def _next(self) -> VirtualRank | None:
-        """Who runs now; None if the run is over."""
+        """The rank that runs now; None if the run is over."""
         choose = self._by_time if self.random is None else self._by_chance
         while True:
             rank = choose()

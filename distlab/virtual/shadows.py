@@ -1,10 +1,10 @@
-"""Values of small meta tensors: what a program must be able to read while nothing is computed.
+"""Values of small meta tensors: a program must read them although nothing is computed.
 
-A meta tensor has a shape and no data, but programs look at some values: how many samples there are
-in all, which gradients exist on some rank. So a small tensor that comes from the CPU or from a
-constant keeps its values in a *shadow*, a CPU tensor beside the meta tensor. Operators on shadowed
-tensors compute on the shadows as well, the transport moves them, and ``item()`` reads them. A value
-that no shadow knows, a loss for example, reads as 0.
+A meta tensor has a shape and no data, but programs look at some values: the number of all samples,
+the gradients that exist on some rank. So a small tensor that comes from the CPU or from a constant
+keeps its values in a *shadow*, a CPU tensor beside the meta tensor. Operators on shadowed tensors
+compute on the shadows as well, the transport moves them, and ``item()`` reads them. A value that no
+shadow knows, a loss for example, reads as 0.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _convert(tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
 
 
 def with_shadow(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Give ``out`` a shadow if all that it was made of is known and small."""
+    """Give ``out`` a shadow if all its inputs are known and small."""
     made = [t for t in _tensors(out) if t.is_meta]
     if not made:
         return out
@@ -120,8 +120,8 @@ def _shadowed(args: Any) -> Any:
 class HostOnMeta(TorchFunctionMode):
     """Numbers that a program keeps in the CPU's memory stay without data here.
 
-    What it makes there of a floating dtype, or moves there, is a meta tensor: simulated hosts share
-    this machine's memory. Integers are real: headers, lengths, clocks.
+    A tensor of a floating dtype that it makes there, or moves there, is a meta tensor, because
+    simulated hosts share this machine's memory. Integers are real: headers, lengths, clocks.
     """
 
     MAKES = (torch.empty, torch.zeros, torch.ones, torch.full)

@@ -1,4 +1,4 @@
-"""What belongs to one virtual rank."""
+"""The state of one virtual rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .work import VirtualWork
 
 
 class VirtualLedger:
-    """A rank's recorder: what ``RankContext`` needs, filled by the process group."""
+    """A rank's recorder with the methods that ``RankContext`` needs; the process group fills it."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -43,7 +43,7 @@ class VirtualLedger:
 
 @dataclass(eq=False, slots=True)
 class RankState:
-    """What belongs to one rank."""
+    """The state of one rank."""
 
     rank: VirtualRank
     environ: dict[Any, Any]

@@ -11,7 +11,7 @@ from .scheduler import Scheduler, VirtualRank
 
 
 class VirtualStore(dist.Store):
-    """The store of a run, shared by all ranks; who waits for a key hands the baton on."""
+    """The store of a run, shared by all ranks. A rank that waits for a key hands the baton on."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class VirtualStore(dist.Store):
         self.counting = scheduler.runs[-1]  # for those that don't run as well
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key and wake who waits for it."""
+        """Set a key and wake the ranks that wait for it."""
         self.data[key] = value.encode() if isinstance(value, str) else bytes(value)
         woken = [rank for keys, rank in self.waiting if all(k in self.data for k in keys)]
         self.waiting = [(k, rank) for k, rank in self.waiting if rank not in woken]
@@ -74,5 +74,5 @@ class VirtualStore(dist.Store):
 
     @property
     def timeout(self) -> timedelta:
-        """What ``set_timeout`` was given."""
+        """The value given to ``set_timeout``."""
         return self.limit

@@ -1,9 +1,9 @@
-"""Transfers between virtual ranks: who takes part, and what moves when one is delivered.
+"""Transfers between virtual ranks: their parts, and the values that a delivery moves.
 
-A *part* is what one rank contributes to a transfer: the tensors it gives, those it gets. A transfer
-is matched when every rank has issued its part: for a message when both ends have (a send is a
-rendezvous: nothing is buffered), for a collective when every rank of the group has. Delivery moves
-the values at once for all; the network decides the virtual time at which that is complete.
+A *part* is one rank's share of a transfer: the tensors that it gives, and those that it gets. A
+transfer is matched when every rank has issued its part. For a message these are both ends (a send
+is a rendezvous: nothing is buffered), for a collective all ranks of the group. Delivery moves the
+values at once for all; the network decides the virtual time at which that is complete.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Transfer:
     parts: list[Part] = field(default_factory=list)
     waiters: list[VirtualRank] = field(default_factory=list)
     ready_at: float = 0.0
-    matched: bool = False  # all ranks have issued it, and nothing that must come before is open
+    matched: bool = False  # all ranks have issued it, and no transfer that must come before is open
     delivered: bool = False
 
     @property
@@ -68,7 +68,7 @@ class Transfer:
         self.transfers.network.reserve(self.parts, self.ready_at)
 
     def deliver(self) -> None:
-        """Move the values, complete the parts, wake who waits."""
+        """Move the values, complete the parts, and wake the waiting ranks."""
         self.delivered = True
         parts = self.parts
         if parts[0].op in P2P:
@@ -91,12 +91,13 @@ class Transfer:
 
 
 def _known(part: Part) -> bool:
-    """Whether a part has values to move: others than unknown ones of meta tensors."""
+    """Whether a part has values to move: unknown values of meta tensors don't count."""
     return any(shadow(t) is not None for t in (*part.gives, *part.gets))
 
 
 def _of_all(parts: list[Part]) -> list[Part]:
-    """The parts in the order of the group; a rank that does not run has that of one which does."""
+    """The parts in the order of the group. A rank that does not run has the
+    part of one that does."""
     of_rank = {part.rank.index: part for part in parts}
     one = of_rank[max(of_rank)]
     found = []
@@ -149,7 +150,7 @@ class Transfers:
             self.scheduler.add(transfer)
 
     def leave(self, parts: list[Part]) -> None:
-        """Parts are complete: what was issued after them may come now."""
+        """Parts are complete: parts issued after them may come now."""
         for part in parts:
             for following in self.order.leave(part):
                 transfer = following.transfer
@@ -159,7 +160,7 @@ class Transfers:
                 self.complete(transfer)
 
     def lose(self, rank: int) -> None:
-        """``rank`` is gone: messages to and from it that are not matched yet never will be."""
+        """``rank`` is gone: its messages that are not matched yet will never be."""
         self.lost.add(rank)
         for queue in (*self.sends.values(), *self.receives.values()):
             for part in [p for p in queue if rank in (p.peer, p.rank.index)]:
@@ -256,7 +257,7 @@ class Transfers:
 
 
 def _check_splits(parts: list[Part]) -> None:
-    """What each rank gives another must be what that one expects."""
+    """Fail unless each rank gives every other rank as much as that rank expects."""
     for position, part in own_parts(parts):
         for giver, got in zip(parts, part.gets, strict=True):
             given = giver.gives[position]

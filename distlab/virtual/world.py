@@ -1,8 +1,9 @@
-"""What each virtual rank believes to be its own: groups, random state, environment, clock, output.
+"""The state that each virtual rank has of its own: groups, random state, environment, clock,
+output.
 
-Only one rank runs at a time, so global state can be swapped when the baton changes hands:
-``install`` puts a rank's own in place, ``remove`` takes it away again. What is asked for all the
-time, clocks and standard output, looks up the current rank instead (``isolation.py``).
+Only one rank runs at a time, so global state can be swapped when the baton changes hands.
+``install`` puts a rank's own state in place, and ``remove`` takes it away again. Clocks and
+standard output are used all the time, so they look up the current rank instead (``isolation.py``).
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ class RankLost(Exception):
 
 @dataclass(eq=False)
 class Channel:
-    """What the members of a group have in common; compared by identity, which is fast."""
+    """The state that the members of a group share; compared by identity, which is fast."""
 
     name: str
     shared: dict[Any, Any] = field(default_factory=dict)
 
 
 class World:
-    """One run's ranks with all that is theirs; the process group's methods end here.
+    """One run's ranks with their state; the process group's methods end here.
 
-    ``note``: told who runs, each time.
+    ``note``: called with the rank that runs, each time.
     """
 
     def __init__(
@@ -108,10 +109,10 @@ class World:
         )
 
     def create_group(self, options: Any) -> VirtualGroup:
-        """What ``new_group`` makes on the calling rank.
+        """The group that ``new_group`` makes on the calling rank.
 
-        torch numbers groups as a rank makes them, and two groups of one number get mixed up in the
-        store: raises CheckFailed if another rank has made another group at this point.
+        torch numbers groups in a rank's order, and the store mixes up two groups of one number.
+        Raises CheckFailed if another rank has made another group at this point.
         """
         ranks = tuple(options.global_ranks_in_group) or tuple(range(len(self.states)))
         state = self.mine
@@ -140,8 +141,8 @@ class World:
     def making(self, backend: str, ranks: Sequence[int], device: torch.device | None) -> str:
         """The calling rank is about to make a group, or to learn that it is not in it.
 
-        ``ranks``: none for the default group. ``device``: the one that torch is told to bind.
-        Returns the name of the backend that makes it.
+        ``ranks``: none for the default group. ``device``: the one that torch shall bind. Returns
+        the name of the backend that makes it.
         """
         state, kept = self.mine, internals.NAME
         parent = state.groups.default_pg
@@ -156,7 +157,7 @@ class World:
         return kept if backend in stands_for else backend
 
     def flight(self, state: RankState) -> Flight:
-        """What is under way on the rank."""
+        """The operations under way on the rank."""
         return Flight(state.rank.index, state.works, self.learner_files)
 
     def read(self, state: RankState, what: str) -> None:
@@ -217,7 +218,7 @@ class World:
                 spans.append((name, start, rank.clock))
 
     def phase(self, state: RankState) -> str:
-        """What part of a training step this is."""
+        """The phase of a training step that runs now."""
         return "backward" if internals.in_backward() else state.ledger.phase
 
     # -- what the process group calls --------------------------------------------------------------
@@ -248,7 +249,7 @@ class World:
         state.compute_since = cpu_time() if self.measured else 0.0
 
     def _maybe_lose(self, state: RankState) -> None:
-        """A rank that is lost sends nothing more, not even where it catches the exception."""
+        """A lost rank sends nothing more, not even if it catches the exception."""
         state.communications += 1
         assert self.lose is not None
         rank, number = self.lose
@@ -287,7 +288,7 @@ class World:
         """The rank's body has returned: nothing may be in flight. Raises CheckFailed."""
         self.charge(state)
         for work in state.works.values():
-            if work.part.waited or work.part.broken:  # to a lost rank nothing moves
+            if work.part.waited or work.part.broken:  # no data move to a lost rank
                 continue
             event = work.part.describe()
             raise CheckFailed(

@@ -1,4 +1,4 @@
-"""``python -m scripts.mutate 3.10 …``: grade every change of an exercise, note the survivors."""
+"""``python -m scripts.mutate 3.10 …``: grade every change of an exercise and note the survivors."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """The name of the change in the table."""
         again = f" ({self.number})" if self.number > 1 else ""
         return f"{self.function}: {self.was} -> {self.becomes} in {self.line}{again}"
 
@@ -70,7 +70,8 @@ def changes(exercise: Exercise, text: str) -> list[Change]:
 
 
 def _without_effect(tree: ast.Module) -> Iterator[ast.AST]:
-    """What no check may ask for: the words of a message, and ``strict`` of a zip that fits."""
+    """Nodes that no check may ask for: the words of a message, and
+    ``strict`` of a zip that fits."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             for argument in node.exc.args:

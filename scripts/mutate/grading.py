@@ -21,7 +21,7 @@ SEED = 1  # of all gradings, so that the table can be made again
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a change: the check that failed and the cause that it told, or none."""
+    """The outcome of a change: the check that failed and the cause that it told, or none."""
 
     change: int
     check: str = ""
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def outcomes(exercise: Exercise, every: Sequence[tuple[int, Change]]) -> Iterator[Outcome]:
-    """Grade each change; the checks that killed others come first."""
+    """Grade each change; checks that killed other changes come first."""
     killers: list[str] = []
     with WarmGrader() as warm:
         for number, change in every:
@@ -86,7 +86,7 @@ def in_parallel(exercise: Exercise, every: Sequence[Change], jobs: int) -> Itera
             status = 1
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    os.chdir(folder)  # what a changed program writes must not land in the project
+                    os.chdir(folder)  # a changed program must not write into the project
                     for outcome in outcomes(exercise, share):
                         line = json.dumps([outcome.change, outcome.check, outcome.cause])
                         os.write(writing, line.encode() + b"\n")

@@ -1,7 +1,8 @@
-"""What is changed: an operator looks at one node of the syntax tree and yields other texts for it.
+"""The kinds of changes: an operator looks at one node of the syntax tree and yields other texts for
+it.
 
-An operator knows one kind of mistake: the world instead of the group, a copy that is not made, a
-handle that is waited for at once, a bound that is off by one.
+An operator knows one kind of mistake. Examples are the world instead of the group, a missing copy,
+a handle that is waited for at once, and a bound that is off by one.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def opposites(node: ast.AST) -> Iterator[Change]:
 
 
 def constants(node: ast.AST) -> Iterator[Change]:
-    """A number is off by one, a truth value is the other one."""
+    """A number is off by one; True becomes False."""
     if not isinstance(node, ast.Constant):
         return
     if isinstance(node.value, bool):
@@ -172,7 +173,7 @@ def arguments(node: ast.AST) -> Iterator[Change]:
 
 
 def waits(node: ast.AST) -> Iterator[Change]:
-    """What should be under way while something else is done is waited for at once."""
+    """An operation that should overlap with other work is waited for at once."""
     if not isinstance(node, ast.Call):
         return
     asynchronous = any(k.arg == "async_op" for k in node.keywords)
@@ -202,7 +203,7 @@ def loops(node: ast.AST) -> Iterator[Change]:
 
 
 def blocks(node: ast.AST) -> Iterator[Change]:
-    """What is left is not cleaned up after an error; a context is not entered."""
+    """Nothing is cleaned up after an error; a context is not entered."""
     if isinstance(node, ast.Try):
         if node.finalbody:
             yield node, _lines([*node.body, *node.finalbody], node)

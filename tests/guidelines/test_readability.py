@@ -59,6 +59,20 @@ def by_kind(phase: int) -> dict[str, list[Sentence]]:
 def test_sentences_are_short(phase: int) -> None:
     found = by_kind(phase)
     assert set(found) == {"prose", "docstring", "comment", "message", "hint"}
+    assert_short(found)
+
+
+def test_sentences_of_the_toolkit_are_short() -> None:
+    for folder in ("distlab/", "scripts/", "benchmarks/", "tests/"):
+        names = [name for name in rows("toolkit") if name.startswith(folder)]
+        every = [each for name in names for each in sentences(root() / name)]
+        kinds = ("docstring", "comment", "message")
+        found = {kind: [each for each in every if each.kind == kind] for kind in kinds}
+        assert all(found.values())
+        assert_short(found)
+
+
+def assert_short(found: dict[str, list[Sentence]]) -> None:
     long = [f"{s.words} words: {s.text}" for each in found.values() for s in each if s.words > MOST]
     assert not long
     assert {kind: p90([s.words for s in each]) <= MEANT for kind, each in found.items()} == (
@@ -73,10 +87,11 @@ def test_sentences_of_pages_are_short(path: Path) -> None:
     assert p90([s.words for s in found]) <= MEANT
 
 
-@pytest.mark.parametrize("name", [*(f"phase{phase}" for phase in PHASES), "docs"])
+@pytest.mark.parametrize("name", [*(f"phase{phase}" for phase in PHASES), "docs", "toolkit"])
 def test_every_text_was_read(name: str) -> None:
     listed = rows(name)
-    for path in pages() if name == "docs" else texts(int(name.removeprefix("phase"))):
+    read = {"docs": pages, "toolkit": list}.get(name, lambda: texts(int(name[-1])))
+    for path in read():
         assert path.relative_to(root()).as_posix() in listed
     for file, (*marks, date) in listed.items():
         assert all(marks), file

@@ -47,7 +47,7 @@ def test_queued_work_is_counted(impl, run):
 
 @exercise("1.9", "virtual", asserts="queued life")
 def test_work_of_before_is_not_counted(impl, run):
-    """What was queued before the timed call, warm-up included, is not part of its time."""
+    """Work queued before the timed call, warm-up included, is not part of its time."""
 
     def body(ctx):
         state = {"queued": 10 * QUEUE, "calls": 0}
@@ -67,7 +67,7 @@ def test_work_of_before_is_not_counted(impl, run):
         if seconds > 5 * QUEUE:
             fail(
                 f"{seconds:.3f} s were measured for a call that does nothing: the device still had "
-                "work of before when the clock started",
+                "earlier work when the clock started",
                 cause="not-synchronised-before",
                 rank=rank,
             )
@@ -93,7 +93,7 @@ def test_warmup_repeats_and_median(impl, run):
     for rank, (calls, seconds, even) in enumerate(run(body, 2)):
         if not 1.8 * QUEUE < even < 3.5 * QUEUE:
             fail(
-                f"repeats of 0, {40 * QUEUE}, {4 * QUEUE} and 0 s: the median is {2 * QUEUE} s, "
+                f"repeats of 0, {40 * QUEUE}, {4 * QUEUE} and 0 s. The median is {2 * QUEUE} s, "
                 f"the mean of the two in the middle, got {even:.3f} s",
                 cause="not-the-median",
                 rank=rank,
@@ -103,7 +103,7 @@ def test_warmup_repeats_and_median(impl, run):
         )
         if seconds > OUTLIER / 5:
             fail(
-                f"{seconds:.3f} s reported, but 4 of 5 repeats take no time: warm-up calls are "
+                f"{seconds:.3f} s reported, but 4 of 5 repeats take no time. Warm-up calls are "
                 "timed, or the mean is taken instead of the median",
                 cause="not-the-median",
                 rank=rank,
@@ -135,7 +135,7 @@ def test_slowest_rank_counts_everywhere(impl, run):
         if seconds < QUEUE * 0.9:
             fail(
                 f"in each of 3 runs another rank takes {QUEUE} s, but rank {rank} reports "
-                f"{seconds:.6f} s: take the slowest rank of each run, then the median of the runs",
+                f"{seconds:.6f} s. Take the slowest rank of each run, then the median of the runs",
                 cause="own-time",
                 rank=rank,
             )
@@ -177,7 +177,7 @@ def test_times_of_two_groups(impl, run):
 
 @exercise("1.9", "virtual", asserts="barrier queued")
 def test_ranks_start_together(impl, run):
-    """A rank that comes late does not make the others' call look slow; sync is called after it."""
+    """A late rank does not make the call of the other ranks look slow; sync is called after it."""
 
     def body(ctx):
         told = []
@@ -271,7 +271,7 @@ def test_share_of_a_step(impl, run):
 
 @exercise("1.9", "virtual", asserts="rows same cost dtype")
 def test_comparison_of_strategies(impl, run):
-    """A row per strategy and size, the backend's own for comparison; what they say was run."""
+    """A row per strategy and size, the backend's own for comparison; the rows name what was run."""
     sizes = [4_000, 4]
     names = ("root", "direct", "chain", "backend")
 
@@ -323,7 +323,8 @@ PICTURES = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml"}  # how the files beg
 
 
 def drawn(impl, folder) -> dict:
-    """What the picture shows when it is saved, and how the files in ``folder`` begin."""
+    """The contents of the picture when it is saved, and the beginnings of
+    the files in ``folder``."""
     from matplotlib import pyplot
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure

@@ -43,7 +43,7 @@ def shards(run, impl, cases, **options) -> list:
 
 
 def explain_shards(n: int, w: int, got: list[list[int]], remainder: str) -> tuple[str, str]:
-    """(cause, sentence): what is wrong with the shards of all ranks."""
+    """(cause, sentence): the mistake in the shards of all ranks."""
     seen = Counter(i for shard in got for i in shard)
     if any(i not in range(n) for i in seen):
         return "out-of-range", f"an index is outside 0 … {n - 1}"
@@ -172,7 +172,7 @@ def test_epochs_differ_and_repeat(impl, run, seed):
 
 
 def resumed_passes(impl, seed: int) -> dict:
-    """What a sampler gives after being resumed in several ways."""
+    """The indices of a sampler that was resumed in several ways."""
 
     def sampler(its_seed: int = seed, **options):
         return impl.ShardedSampler(37, rank=1, world_size=3, seed=its_seed, **options)
@@ -248,7 +248,7 @@ def resumed_passes(impl, seed: int) -> dict:
 
 @exercise("1.1", asserts="resume read-ahead sizes forgotten running seed-of-state life")
 def test_resume_continues_where_training_was(impl, run, seed):
-    """An interrupted epoch continues exactly where training was, later ones are whole."""
+    """An interrupted epoch continues exactly where training was; later epochs are whole."""
 
     def body(ctx):
         return resumed_passes(impl, seed)
@@ -263,8 +263,8 @@ def test_resume_continues_where_training_was(impl, run, seed):
     rest = got["rest"]
     if rest == epoch2[9:]:
         fail(
-            "the resumed epoch skips what the loader had only read ahead: count what was trained "
-            "on (`consumed`), not what the sampler handed out",
+            "the resumed epoch skips samples that the loader had only read ahead. Count the "
+            "samples trained on (`consumed`), not those that the sampler handed out",
             cause="read-ahead-skipped",
         )
     cause = "starts-over" if rest == epoch2 else "wrong-position"
@@ -430,8 +430,7 @@ def check_batches(run, impl, seed, cases, **options) -> None:
         steps = [len(batches) for _, batches in ranks]
         if len(set(steps)) > 1:
             fail(
-                f"{where}: the ranks take {steps} steps: the one with fewer leaves the others "
-                "waiting for ever",
+                f"{where}: the ranks take {steps} steps: the ranks with more steps wait for ever",
                 cause="uneven-steps",
                 rank=steps.index(min(steps)),
             )
@@ -543,7 +542,7 @@ def test_resumed_loader_stays_in_step(impl, run, seed):
 
 
 def hash_elsewhere(value: object, known=hash) -> int:
-    """What ``hash`` gives in a process with another seed: text has another hash there."""
+    """The value of ``hash`` in a process with another seed: text has another hash there."""
     return known(value) ^ 4711 if any(quote in repr(value) for quote in "'\"") else known(value)
 
 

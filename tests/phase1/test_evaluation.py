@@ -84,7 +84,7 @@ def check_pair(got, want, own, what: str, rank: int) -> None:
 
 @exercise("1.6", "virtual", asserts="mean refused group refusals life")
 def test_metrics_in_a_group(impl, run, seed):
-    """In a group out of order, while the ranks of another one have no sample and all refuse."""
+    """In a group out of order, while the ranks of another group have no sample and all refuse."""
 
     def body(ctx):
         group = [group_of(ranks) for ranks in ([3, 1], [2, 0])][1 - ctx.rank % 2]
@@ -132,7 +132,7 @@ def moody(seed: int) -> Moody:
 
 
 class Broken(torch.utils.data.Dataset):
-    """What a rank reads after its first two samples cannot be read, whichever they are."""
+    """A rank can't read the samples after its first two, whichever these are."""
 
     def __init__(self, n: int) -> None:
         self.n, self.reads = n, 0
@@ -200,7 +200,8 @@ def check_evaluation(run, impl, seed: int, world_size: int, n: int, remainder: s
 
 
 def counted_as(accuracy: float, right: float, samples: int) -> str:
-    """How many samples the accuracy was divided by, if the right answers were the right ones."""
+    """The number of samples that divided the accuracy, if the right answers
+    were counted correctly."""
     if not accuracy or abs(accuracy - right) < 1e-9:
         return ""
     divisor = right * samples / accuracy
@@ -285,7 +286,7 @@ def test_mode_is_restored_after_an_error(impl, run, seed):
 
 @exercise("1.6", "virtual", asserts="prints output group cost")
 def test_one_rank_prints(impl, run):
-    """Only the group's first rank prints, no other one, and nothing is communicated for it."""
+    """Only the group's first rank prints, and it communicates nothing for that."""
 
     def body(ctx):
         group = group_of([2, 1])

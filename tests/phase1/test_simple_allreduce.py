@@ -80,7 +80,7 @@ def uneven_rows(seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def rounded_once(seed: int, op: str, dtype: torch.dtype) -> torch.Tensor:
-    """What comes out where the whole is computed in float32 and rounded at the end."""
+    """The result if the whole is computed in float32 and rounded at the end."""
     total = uneven_rows(seed, dtype).float()[order_in(ORDER)].sum(0)
     return (total / 5 if op == "mean" else total).to(dtype)
 
@@ -117,7 +117,7 @@ MEMBERS = [3, 0, 2]  # neither sorted nor a prefix; rank 1 is alone in a group o
 
 @dataclass(frozen=True)
 class Kind:
-    """A tensor to be reduced: where its numbers lie, and how large they are."""
+    """A tensor to reduce: where its numbers lie, and how large they are."""
 
     what: str
     op: str
@@ -152,7 +152,7 @@ KINDS = (
 
 
 def number_of(kind: Kind, seed: int, rank: int) -> torch.Tensor:
-    """What a rank brings."""
+    """The tensor of a rank."""
     count = max(1, math.prod(kind.shape))
     row = values_of(seed + KINDS.index(kind), 4, count, kind.dtype)[rank] + kind.offset
     if "nan" in kind.what and rank == (2 if "last" in kind.what else 0):
@@ -161,7 +161,7 @@ def number_of(kind: Kind, seed: int, rank: int) -> torch.Tensor:
 
 
 def laid_out(kind: Kind, value: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(all that is in memory, the part of it that is to be reduced)."""
+    """(all the memory, the part of it that is to be reduced)."""
     if kind.leaf:
         parameter = torch.nn.Parameter(value)
         parameter.grad = torch.ones_like(value)
@@ -259,7 +259,7 @@ def check_bits(run, impl, seed: int, name: str, **kwargs) -> None:
 
 
 def expect_own_bytes(log, name: str) -> None:
-    """Messages of the tensor's own bytes, those of 16 bits too."""
+    """Messages have the tensor's own bytes, also for 16 bits."""
     for op, dtype in BITS:
         for event in log.select("send", region=f"{op} {dtype}").events:
             what = f"{name}, {op} of {str(dtype)[6:]}: bytes of a message"
@@ -369,7 +369,7 @@ def test_root_uses_point_to_point_only(impl, run, seed, cases):
     "group dtype layout parameters life alone",
 )
 def test_root_on_any_tensor_and_group(impl, run, seed):
-    """Any dtype and strides, in place, in a group out of order; what lies beside it stays."""
+    """Any dtype and strides, in place, in a group out of order; memory beside the tensor stays."""
     check_any_tensor(run, impl, seed, "all_reduce_root", root=1)
 
 
@@ -412,7 +412,7 @@ def test_direct_is_equal_to_the_last_bit(impl, run, seed):
 
 @exercise("1.8", "virtual", asserts="rank-order")
 def test_chain_is_equal_to_the_last_bit(impl, run, seed):
-    """Rank r combines what ranks 0 … r-1 made with its own value: the bits of a plain loop."""
+    """Rank r combines the result of ranks 0 … r-1 with its own value: the bits of a plain loop."""
     check_bits(run, impl, seed, "all_reduce_chain")
 
 

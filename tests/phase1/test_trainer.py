@@ -1,4 +1,4 @@
-"""Checks of exercise 1.3: broadcast of the state; what 1.3 and 1.4 draw."""
+"""Checks of exercise 1.3: broadcast of the state; the pictures of 1.3 and 1.4."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def state_bytes(model: nn.Module) -> int:
 
 
 def broadcast_to(impl, model: nn.Module, src: int, group: object = None) -> list[object]:
-    """[state afterwards, what of the model was replaced or recorded]."""
+    """[state afterwards, parts of the model that were replaced or recorded]."""
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     objects = [(id(t), t.data_ptr()) for t in tensors_of(model)]
@@ -95,7 +95,7 @@ def broadcast_to(impl, model: nn.Module, src: int, group: object = None) -> list
 WRONG = {
     "new-tensors": "a parameter or buffer was replaced by a new tensor, or its memory by other "
     "memory: the optimizer would go on with the old one; write into it in place",
-    "gradients-changed": "gradients that parameters had are not what they were",
+    "gradients-changed": "gradients that parameters had before have changed",
     "frozen": "requires_grad of a parameter changed",
     "grad-recorded": "a gradient was recorded",
 }

@@ -41,7 +41,7 @@ def wrong_divisor(counts: Sequence[int]) -> tuple:
 
 
 class Branches(nn.Module):
-    """Tied and frozen parameters, and one that only some ranks use, and one that none uses."""
+    """Tied and frozen parameters, one that only some ranks use, and one that no rank uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,8 @@ def test_only_trainable_bytes_are_sent(impl, run, seed, cases):
 
 @dataclass(frozen=True)
 class Kind:
-    """A parameter and what its gradients are like; ``gone``: ranks of the group without one."""
+    """A parameter and the kind of its gradients; ``gone``: ranks of the
+    group without a gradient."""
 
     what: str
     shape: tuple[int, ...]
@@ -305,7 +306,7 @@ def gradient_of(kind: Kind, seed: int, rank: int) -> Tensor:
 
 
 def laid_out(value: Tensor, rank: int) -> Tensor:
-    """The same numbers in other places of memory, on odd ranks otherwise than on even ones."""
+    """The same numbers with another layout in memory, different on odd and even ranks."""
     if value.ndim == 4 and rank % 2:
         return value.contiguous(memory_format=torch.channels_last)
     if value.ndim == 2 and rank % 2:
@@ -390,7 +391,8 @@ def test_nan_and_no_samples(impl, run):
 
 @exercise("1.4", "virtual", asserts="mean history no-parameters next-call life resources")
 def test_called_again(impl, run, seed):
-    """Two models in turn, twice: earlier gradients stay, later ones are added, nothing is kept."""
+    """Two models in turn, twice: earlier gradients stay, later gradients are
+    added, nothing is kept."""
     sizes = ((3, 4), (7,))
 
     def body(ctx):

@@ -85,7 +85,7 @@ def check_training(run, impl, seed: int, world_size: int, n: int, name: str) -> 
             apart = float((result[1] - results[0][1]).abs().max())
             fail(
                 f"{where}: the weights of ranks 0 and {rank} differ by up to {apart:.3g} after "
-                "training: the replicas did not start equal, or did not take equal steps",
+                "training. The replicas did not start equal, or did not take equal steps",
                 cause="replicas-differ",
                 rank=rank,
             )
@@ -177,7 +177,7 @@ COUNTS = {3: 4, 1: 1, 2: 0, 0: 0}
 
 
 class Wide(nn.Module):
-    """A net with a layer that nobody uses, one without optimizer, and a frozen one."""
+    """A net with an unused layer, a layer without optimizer, and a frozen layer."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

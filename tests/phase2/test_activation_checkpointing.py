@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
 
 def plain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a checkpointed call must equal."""
+    """The results that a checkpointed call must equal."""
     return fn(*args, **kwargs)
 
 
@@ -225,13 +225,13 @@ def test_random_numbers_are_those_of_the_first_forward(impl, run, seed):
     (got,) = results
     if not torch.equal(got[1], want[1]):
         fail(
-            "after the forward the random state is not what the plain call leaves",
+            "after the forward the random state differs from the one that the plain call leaves",
             cause="random-forward",
         )
     compare(got[0], want[0], "dropout in a segment", cause="other-random")
     if not torch.equal(got[2], got[3]):
         fail(
-            "backward changed the program's random state: what is drawn next depends on it",
+            "backward changed the program's random state: the next random numbers depend on it",
             cause="random-outside",
         )
     if len(got[4]) < 6:
@@ -292,7 +292,7 @@ def test_autocast_is_that_of_the_first_forward(impl, run, seed, cases):
 
 @exercise("2.7", "virtual cuda", asserts="gradients dtype")
 def test_weight_used_inside_and_outside_under_autocast(impl, run, seed):
-    """A weight cast in the segment's first forward keeps its gradient where it is used next."""
+    """A weight that the segment's first forward casts keeps its gradient at its next use."""
 
     def scenario(checkpoint, device):
         first = layer(seed).float().to(device)
@@ -311,7 +311,7 @@ def test_weight_used_inside_and_outside_under_autocast(impl, run, seed):
         off = float((got[name] - value).norm() / value.norm())
         if off > 0.05:
             fail(
-                f"gradient of {name}, used in a segment and after it: off by {off:.0%}; autocast's "
+                f"gradient of {name}, used in a segment and after it: off by {off:.0%}. Autocast's "
                 "cache holds the cast weight of a forward that recorded nothing",
                 cause="autocast-cache",
             )
@@ -319,7 +319,8 @@ def test_weight_used_inside_and_outside_under_autocast(impl, run, seed):
 
 @exercise("2.7", "virtual cuda", asserts="gradients parameters")
 def test_parameters_need_no_argument_that_needs_a_gradient(impl, run, seed):
-    """Only parameters need gradients; one is used twice in a segment, and in two segments."""
+    """Only parameters need gradients; one parameter is used twice in a
+    segment, and in two segments."""
 
     def scenario(checkpoint, device):
         first, second = layer(seed, device), layer(seed + 7, device)
@@ -339,8 +340,8 @@ def test_parameters_need_no_argument_that_needs_a_gradient(impl, run, seed):
     _, want = scenario(plain, CPU)
     if not needs:
         fail(
-            "no argument needs a gradient, but parameters do: the output needs one, or backward "
-            "never comes to the segment",
+            "no argument needs a gradient, but parameters do: the output needs a gradient, or "
+            "backward never reaches the segment",
             cause="no-gradient",
         )
     compare(got, want, "parameters used twice")
@@ -380,7 +381,8 @@ def test_segments_within_a_segment(impl, run, seed):
 
 @exercise("2.7", "virtual", asserts="each-backward no-grad cost")
 def test_runs_once_now_and_once_in_backward(impl, run, seed):
-    """One forward in forward, one in backward; without gradients the plain call and no second."""
+    """One forward in forward, one in backward; without gradients the plain call
+    and no second forward."""
 
     def body(ctx):
         first, calls = layer(seed), []
@@ -447,7 +449,7 @@ def test_never_silently_wrong(impl, run, seed):
     if found["unasked"] is not None:
         fail(
             "torch.autograd.grad was asked for the gradient of an input, and the weights' .grad "
-            "changed: refuse it with a RuntimeError if you can't help that",
+            "changed. Refuse it with a RuntimeError if you can't help that",
             cause="unasked",
         )
     for name, cause in (("changed", "stale-input"), ("asked", "wrong-gradient")):

@@ -1,4 +1,4 @@
-"""Checks of exercise 2.7: what checkpointing saves and costs, layer after layer, on W ranks."""
+"""Checks of exercise 2.7: savings and costs of checkpointing, layer after layer, on W ranks."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_segments_hold_what_the_formula_says(impl, run, seed):
 
 @exercise("2.7", "virtual cuda", asserts="segments equal-plain computed cost")
 def test_segments_compute_what_the_formula_says(impl, run, seed, cases):
-    """2n - ⌊n/s⌋ layers are computed: the last segment once; values are those of the layers."""
+    """2n - ⌊n/s⌋ layers are computed: the last segment once. Values are those of the layers."""
     shapes = list(cases((7, 3), (6, 6), (5, 1), (1, 1), (8, 4)))
 
     def inputs(count, device="cpu"):
@@ -200,7 +200,8 @@ def test_impossible_cuts_are_refused(impl, run):
 
 @exercise("2.7", "virtual gloo", asserts="own-state gradients random alone cost")
 def test_collectives_in_a_segment(impl, run, seed, cases):
-    """Ranks that communicate within segments do it again in backward, each with its own dropout."""
+    """Ranks that communicate within segments communicate again in backward,
+    each with its own dropout."""
     for world_size in cases(3, 2):
 
         def scenario(ctx, checkpoint):

@@ -28,7 +28,7 @@ UNIT = 1000  # bytes per sample of the trials that only say what they need
 
 
 def peak_of(run) -> int:
-    """What ``make_trial`` is given to measure with on the CPU."""
+    """The memory meter that ``make_trial`` gets on the CPU."""
     with PeakMemory() as memory:
         run()
     return memory.peak
@@ -40,7 +40,7 @@ def unmeasured(run) -> int:
 
 
 def run_out(kind: str, device) -> None:
-    """Run out of memory in one of the ways that there are."""
+    """Run out of memory in one of the possible ways."""
     if kind == "allocator":
         torch.empty(2**50, device=device)  # 4 PB: refused by the CPU's and by CUDA's allocator
     if kind == "python":
@@ -107,7 +107,8 @@ KINDS = ("budget", "allocator", "python", "cuda")
 
 
 def check_search(run, impl, capacities: list[int], upper: int) -> None:
-    """``capacities``: what fits on each rank; each fails in another way beyond it."""
+    """``capacities``: the batch that fits on each rank; beyond it each
+    rank fails in another way."""
 
     def body(ctx):
         tried = []
@@ -164,7 +165,7 @@ def compare_tried(tried: list[int], answer: int, upper: int, what: str, rank: in
     asserts="largest equal-sizes few-trials bounded tried agree out-of-memory cost alone",
 )
 def test_search_finds_the_largest_on_all_ranks(impl, run, cases):
-    """largest_micro_batch is what fits on all ranks, whichever way one of them runs out."""
+    """largest_micro_batch fits on all ranks, in whichever way one of them runs out of memory."""
     for capacities, upper in cases(
         ([23, 37, 50, 91], 100),
         ([90, 12, 8, 30], 64),
@@ -179,7 +180,8 @@ def test_search_finds_the_largest_on_all_ranks(impl, run, cases):
 
 @exercise("2.4", "virtual", asserts="search-refused alone refusals")
 def test_refusals_are_the_same_on_all_ranks(impl, run):
-    """Not even 1 fits on one rank: ValueError on all; so for a limit below 1, before any trial."""
+    """If not even 1 fits on one rank, all raise ValueError; for a limit
+    below 1 before any trial."""
     calls = ((8, math.inf), (8, 512.0), (0, math.inf), (-3, 1e9))
 
     def body(ctx):
@@ -219,7 +221,7 @@ MISTAKES = (
 
 @exercise("2.4", "virtual", asserts="other-errors nobody-alone told-by-type life alone")
 def test_other_errors_come_out(impl, run):
-    """Wrong shapes are a mistake: the same error comes out, and no rank goes on without it."""
+    """Wrong shapes are a mistake: the same error comes out, and no rank goes on alone."""
 
     def body(ctx):
         found = []
@@ -281,7 +283,7 @@ OUT = (
 
 @exercise("2.4", "virtual gloo cuda", asserts="freed resources")
 def test_a_trial_leaves_no_memory_behind(impl, run):
-    """When a trial begins, nothing of the earlier ones is alive, though errors hold frames."""
+    """When a trial begins, no tensor of earlier trials is alive, although errors hold frames."""
 
     def body(ctx):
         made, alive = [], []
@@ -303,7 +305,7 @@ def test_a_trial_leaves_no_memory_behind(impl, run):
     for rank, (found, alive) in enumerate(run(body, 2)):
         if any(alive):
             fail(
-                f"tensors of earlier trials alive when each trial began: {alive}; leave the except "
+                f"tensors of earlier trials alive when each trial began: {alive}. Leave the except "
                 "clause (its error holds the frames, they hold the tensors) and collect garbage",
                 cause="memory-kept",
                 rank=rank,
@@ -359,7 +361,8 @@ def peaks_by_size(seed: int) -> list[int]:
 
 @exercise("2.4", "virtual", asserts="peak-returned budget")
 def test_budget_in_bytes_is_kept(impl, run, seed):
-    """Forward and backward of the answer stay within the budget, one sample more does not."""
+    """Forward and backward of the answer stay within the budget; those of
+    one sample more do not."""
 
     peaks = peaks_by_size(seed)
     budget = (peaks[12] + peaks[13]) / 2  # 13 fit

@@ -138,7 +138,8 @@ def test_windows_cut_the_stream(impl, run):
 def check_reduced(
     run, impl, seed: int, shapes: list, scale: float, groups: list[list[int]], mixed: bool
 ) -> None:
-    """Two windows, one after the other, of the ranks of every group; the second one is judged."""
+    """Two windows, one after the other, of the ranks of every group; the
+    second window is judged."""
     size = len(shapes)
 
     def body(ctx):
@@ -200,7 +201,8 @@ def check_reduced(
 def old_gradients(
     seed: int, members: list, shapes: list, total: int, want: dict, scale: float
 ) -> list[tuple[str, str, dict]]:
-    """Rules: idle ranks, or all, add what they had: ones at first, then the first window's."""
+    """Rules: idle ranks, or all, add their old gradients: ones at first,
+    then the first window's."""
     if not total or any(w.dtype != torch.float64 for w in want.values()):
         return []
     model = net(seed)
@@ -237,7 +239,7 @@ def test_only_the_ranks_of_the_group_count(impl, run, seed):
 
 
 class Wide(nn.Module):
-    """A frozen layer, a float32, a float64 one that is used twice, and one in bfloat16."""
+    """A frozen layer, a float32 layer, a float64 layer that is used twice, and one in bfloat16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +266,8 @@ def steep() -> nn.Module:
 
 
 def steep_window() -> list:
-    """A micro-batch with a loss beside which those of the 40 others vanish in float32."""
+    """A micro-batch with so large a loss that the losses of the 40 others
+    vanish beside it in float32."""
     target = torch.zeros(1, dtype=torch.int64)
     return [(torch.full((1, 1), x), target) for x in (-(2.0**20), *[4.0] * 40)]
 
@@ -314,7 +317,7 @@ def test_gradients_travel_once_per_window(impl, run, seed):
 
 @exercise("2.2", "virtual", asserts="no-target alone")
 def test_window_without_any_target(impl, run, seed):
-    """No rank has a target: zero gradients, (0.0, 0), and nobody hangs or divides by zero."""
+    """No rank has a target: zero gradients, (0.0, 0), and no rank hangs or divides by zero."""
 
     def body(ctx):
         model = net(seed)

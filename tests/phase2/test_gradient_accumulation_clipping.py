@@ -51,7 +51,7 @@ def infinite(seed: int, value: float) -> list[Tensor]:
 
 
 def clip_cases(seed: int) -> dict[str, tuple[list[Tensor], float]]:
-    """What is clipped, and to what."""
+    """The gradients to clip, and the limit."""
     ones = drawn(seed, 1.0, 1.0, 1.0, 1.0)
     return {
         "clipped to 2": (ones, 2.0),
@@ -74,7 +74,7 @@ def clip_cases(seed: int) -> dict[str, tuple[list[Tensor], float]]:
     "refused dtype layout parameters life refusals no-communication",
 )
 def test_clipping_scales_all_by_one_factor(impl, run, seed):
-    """The joint norm of all gradients, tied once; small ones and infinite ones are left alone."""
+    """The joint norm of all gradients, tied once; small and infinite gradients are left alone."""
     bad = (0.0, -1.0, float("nan"))
 
     def body(ctx):
@@ -300,7 +300,7 @@ def test_the_step_sends_nothing_more(impl, run, seed):
         if len(log.events) > 6:
             fail(
                 f"rank {log.rank} issued {len(log.events)} collectives for two windows, at most 6 "
-                "are needed: the norm of the reduced gradient is known to every rank",
+                "are needed. The norm of the reduced gradient is known to every rank",
                 cause="too-many-messages",
                 rank=log.rank,
             )

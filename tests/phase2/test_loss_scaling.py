@@ -65,7 +65,7 @@ def torch_scales(pattern: list[bool], start: float, **settings: Any) -> list[flo
 
 
 def expect_scales(got: list[float], want: list[float], pattern: list[bool], what: str) -> None:
-    """Fail at the first scale that differs, and say what went before it."""
+    """Fail at the first scale that differs, and name the steps before it."""
     for k, (ours, right) in enumerate(zip(got, want, strict=True)):
         if abs(ours - right) <= 1e-5 * right:
             continue
@@ -145,7 +145,8 @@ DECIDED = [[True, 8.0], [False, 4.0], [True, 4.0], [False, 2.0], [True, 2.0], [T
 
 
 def decisions(ctx: Any, impl: Any, values: tuple[float, ...], group: Any = None) -> list:
-    """What ``unscale`` says and the scale, step by step; a rank 0 without gradients if all is 1."""
+    """The results of ``unscale`` and the scale, step by step; rank 0 has no
+    gradients if all is 1."""
     scaler = impl.LossScaler(scale=8.0, growth_interval=2)
     found = []
     for step, value in enumerate(values):
@@ -182,7 +183,8 @@ def expect_decisions(got: list, want: list, everybody: list, what: str, rank: in
     asserts="finite-everywhere shards one-number same-scale alone cost",
 )
 def test_overflow_on_one_rank_is_everybodys(impl, run, seed, cases):
-    """One rank's infinite gradient: all ranks learn it by one small message, scales stay equal."""
+    """One rank's infinite gradient: all ranks learn of it by one small message,
+    and scales stay equal."""
     for world_size, culprit in cases((3, 1), (2, 1), (4, 3), (1, 0)):
 
         def body(ctx, culprit=culprit):
@@ -247,7 +249,7 @@ def scaled_gradients(seed: int, device: Any = "cpu") -> list[torch.Tensor]:
     "parameters life refusals",
 )
 def test_gradients_are_unscaled_once(impl, run, seed):
-    """Each gradient is divided once, also one listed twice; a second call is refused."""
+    """Each gradient is divided once, also a gradient listed twice; a second call is refused."""
 
     def body(ctx):
         scaler = impl.LossScaler(scale=3.0, growth_interval=2)
@@ -323,14 +325,15 @@ def test_state_is_saved_and_restored(impl, run, seed):
             k = next(k for k in range(len(whole)) if got[k] != whole[k])
             fail(
                 f"saved after step {stop}: at step {k + 1} the resumed run has scale {got[k]:g}, "
-                f"the uninterrupted one {whole[k]:g}; what else does the next scale depend on?",
+                f"the uninterrupted one {whole[k]:g}. What else does the next scale depend on?",
                 cause="state-lost",
             )
 
 
 @exercise("2.6", "virtual", asserts="own-settings life")
 def test_a_state_goes_on_with_other_settings(impl, run):
-    """Five quiet steps, loaded where three are enough: the next one grows; others go their way."""
+    """Five quiet steps, loaded where three are enough: the next scale grows;
+    other ranks go their way."""
 
     def body(ctx):
         first = impl.LossScaler(scale=64.0, growth_interval=9)
@@ -353,7 +356,7 @@ def test_a_state_goes_on_with_other_settings(impl, run):
 
 @exercise("2.6", "virtual", asserts="settings refusals")
 def test_bad_settings_are_refused(impl, run):
-    """Settings that could not work are refused, and the last ones that can are taken."""
+    """Settings that could not work are refused, and the extreme ones that can work are accepted."""
     nan = math.nan
     bad = [
         *({"growth_factor": v} for v in (1.0, 0.5, nan)),

@@ -256,7 +256,7 @@ def test_overflow_changes_nothing_but_the_scale(impl, run, seed, cases):
             for number, (stepped, same, _, finite) in enumerate(steps, 1):
                 if finite != stepped:
                     fail(
-                        f"{what}: at step {number}, stepped={stepped}: a step that is skipped has "
+                        f"{what}: at step {number}, stepped={stepped}. A step that is skipped has "
                         "a norm that is not finite, one that is taken has a finite one",
                         cause="norm",
                         rank=rank,

@@ -1,4 +1,4 @@
-"""Checks of exercise 2.5: what computes in 16 bits, what stays in float32, and why."""
+"""Checks of exercise 2.5: which parts compute in 16 bits, which stay in float32, and why."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_masters_are_the_parameters(impl, run, seed):
         expect_equal(got[what], names, what="names by the arguments of any module", cause="names")
     still = [n for n, p in start.items() if not p.requires_grad]
     expect_equal(got["frozen"], still, what="without gradient", cause="frozen")
-    what = "frozen parameters and those of norms that are not given as they are, but as copies"
+    what = "frozen parameters and those of norms that are given as copies instead of themselves"
     expect_equal(got["copied"], [], what=what, cause="copied")
     shared = [n for n in start if n in masters]
     rounded = [n for n in shared if not torch.equal(start[n], masters[n])]
@@ -289,7 +289,7 @@ def test_small_updates_are_not_lost(impl, run, seed):
 
 @exercise("2.5", "virtual cuda", asserts="write-back rounded several life")
 def test_forward_reads_the_rounded_masters(impl, run, seed):
-    """After a step the model computes with the new weights: those of its masters, rounded."""
+    """After a step the model computes with the new weights: its masters, rounded."""
 
     def body(ctx):
         model = impl.MixedPrecision(net(seed).to(ctx.device), BF16)

@@ -50,13 +50,13 @@ def batches(seed: int, model: nn.Module) -> list[tuple[torch.Tensor, torch.Tenso
 
 
 def parameters_of(layers: list[nn.Module], values: str = "data") -> list[torch.Tensor]:
-    """What the layers' parameters hold, in order; tied ones once."""
+    """The values of the layers' parameters, in order; tied parameters once."""
     found = nn.ModuleList(layers).parameters()
     return [torch.zeros(0) if (v := getattr(p, values)) is None else v.cpu() for p in found]
 
 
 def names_in(model: nn.Module, layers: list[nn.Module]) -> list[str]:
-    """The names that the model has for the parameters of its layers, in order; tied ones once."""
+    """The model's names for the parameters of its layers, in order; tied parameters once."""
     names = {id(p): name for name, p in model.named_parameters()}
     return [names.get(id(p), "another tensor") for p in nn.ModuleList(layers).parameters()]
 
@@ -100,7 +100,8 @@ def check_gradients(run, impl, seed: int, world_size: int, make) -> None:
 
 @exercise("2.8", "virtual gloo cuda", nccl=True, asserts="gradients own-layers summed")
 def test_gradients_of_every_stage(impl, run, seed, cases):
-    """forward_backward gives every stage the gradients of one process; tied ones are summed."""
+    """forward_backward gives every stage the gradients of one process;
+    tied gradients are summed."""
     for world_size, make in cases((3, gpt), (2, gpt), (4, mlp), (1, gpt)):
         check_gradients(run, impl, seed, world_size, make)
 
@@ -165,7 +166,7 @@ def test_training_equals_one_process(impl, run, seed, cases):
 
 # -- odd models, in groups ------------------------------------------------------------------------
 class Fold(nn.Module):
-    """(B, 6) to (B, 3, 2), not contiguous; its parameter is used by nobody."""
+    """(B, 6) to (B, 3, 2), not contiguous; its parameter is unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,8 +195,8 @@ class Plus(nn.Module):
 
 
 def odd(seed: int, narrow: bool) -> nn.Sequential:
-    """Eight layers: one is there twice; the last one holds parameters of the first and of that one,
-    which it does not use; activations are transposed, and change their dtype."""
+    """Eight layers. One layer is there twice. The last layer holds parameters of the first layer
+    and of that one, but does not use them. Activations are transposed, and change their dtype."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         linear = nn.Linear(2, 2).double()

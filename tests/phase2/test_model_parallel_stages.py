@@ -1,4 +1,4 @@
-"""Checks of exercise 2.8: what stages share, send, hold and refuse."""
+"""Checks of exercise 2.8: parameters that stages share, their messages, memory and refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_tied_copies_stay_equal(impl, run, seed):
             apart = float((a - b).abs().max())
             fail(
                 f"the copies of the tied weight on stages 0 and 2 differ by up to {apart:.3g} "
-                f"{when}: they must start equal and get the same (summed) gradient",
+                f"{when}. They must start equal and get the same (summed) gradient",
                 cause="copies-differ" if step else "copies-start-differently",
                 rank=2,
             )
@@ -104,7 +104,8 @@ def test_one_activation_and_one_gradient_per_boundary(impl, run, seed):
 
 @exercise("2.8", "virtual", asserts="own-layers not-kept resources")
 def test_only_the_own_stage_is_held(impl, run, seed):
-    """Weights, gradients, optimizer state and activations of the own layers; others are freed."""
+    """A rank holds weights, gradients, optimizer state and activations of its own
+    layers; others are freed."""
 
     def inputs():
         model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(16)])
@@ -238,7 +239,7 @@ def test_every_rank_makes_the_groups_of_tied_stages(impl, run, seed):
 
 @exercise("2.8", "virtual gloo cuda", asserts="tie-groups group")
 def test_ranks_outside_come_to_the_groups_of_a_pipeline(impl, run, seed):
-    """tie_groups of one pipeline, all stages of which share a parameter; rank 0 has no stage."""
+    """tie_groups of one pipeline whose stages all share a parameter; rank 0 has no stage."""
 
     def body(ctx):
         (group,) = impl.tie_groups(sharing(), [0, 3, 6], [[2, 1]]).values()
@@ -253,7 +254,8 @@ def test_ranks_outside_come_to_the_groups_of_a_pipeline(impl, run, seed):
 
 @exercise("2.8", "virtual", asserts="refused refusals")
 def test_stage_refuses_a_group_that_nobody_has_made(impl, run, seed):
-    """A tied parameter whose group is not given, in a part of the world: ValueError, unsent."""
+    """A tied parameter without its group, in a part of the world:
+    ValueError, and nothing is sent."""
 
     def body(ctx):
         layers = impl.layers_of(gpt(seed))

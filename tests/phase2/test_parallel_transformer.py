@@ -39,7 +39,7 @@ def results_of(block, x: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
 
 
 def share_of(name: str, full: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-    """What ``rank`` has of a tensor of the whole block."""
+    """The part of a tensor of the whole block that ``rank`` has."""
     name = name.removeprefix("gradient of ")
     if name.startswith("qkv."):  # this rank's heads of q, of k and of v
         parts = full.chunk(3, 0)
@@ -165,14 +165,16 @@ def of_partial_sums(block: Block, x: torch.Tensor, rank: int, world_size: int):
     def rule(case: Case) -> Diagnosis | None:
         if not case.fits(formula):
             return None
-        text = "the terms of attention are not summed before what follows: norms need the whole sum"
+        text = (
+            "the terms of attention are not summed before the next layers: norms need the whole sum"
+        )
         return Diagnosis("partial-sums", text)
 
     return (rule,)
 
 
 def inner_of(block: Block, x: torch.Tensor) -> torch.Tensor:
-    """What the block's GELU is given."""
+    """The inputs of the block's GELU."""
     given: list[torch.Tensor] = []
     handle = block.up.register_forward_hook(lambda *call: given.append(call[2].detach()))
     block(x.detach())

@@ -172,7 +172,7 @@ class Detached(nn.Linear):
 
 @exercise("2.10", "virtual", asserts="zero-gradient alone")
 def test_a_stage_that_stops_the_gradient(impl, run, seed):
-    """One stage alone does not use its input, or gives what needs no gradient: zeros go on."""
+    """One stage alone does not use its input, or its output needs no gradient: zeros go on."""
 
     def body(ctx):
         out = []
@@ -285,7 +285,8 @@ def test_messages_and_bytes_are_those_of_the_schedule(impl, run, seed):
 
 @exercise("2.10", "virtual", asserts="no-waiting cost")
 def test_messages_travel_while_ranks_compute(impl, run):
-    """Nobody waits for a send, and for a receive only who needs its data: the time of theory."""
+    """No rank waits for a send, and only a rank that needs the data waits for a
+    receive: the time of theory."""
     ranks, m, message = 4, 6, UNIT / 2
     schedule = early_receives(ranks, m)
     assert problem_of(schedule, ranks, m) == ("", "")
@@ -357,7 +358,8 @@ def check_sends_of_two_stages(run, impl, cluster) -> None:
 
 
 class Noted(nn.Module):
-    """A stage that counts, when it is called, what of earlier micro-batches is alive."""
+    """A stage that counts, when it is called, the tensors of earlier
+    micro-batches that are alive."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -379,7 +381,7 @@ class Noted(nn.Module):
 
 @exercise("2.10", "virtual", asserts="freed resources")
 def test_inputs_and_outputs_are_freed(impl, run, seed):
-    """One micro-batch after another: of those that are done no input and no output stays."""
+    """One micro-batch after another: no input and no output of a finished micro-batch stays."""
     m, width = 10, 3
     plans = {"1 rank with 3 stages": [0, 0, 0], "2 ranks with 2 stages each": [0, 1, 0, 1]}
 

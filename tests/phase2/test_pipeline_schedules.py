@@ -40,7 +40,7 @@ def weights_last(ranks: int, m: int) -> Schedule:
 
 
 def orders(seed: int) -> list[tuple[str, int, int, Schedule]]:
-    """(name, stages, micro-batches, order): regular ones, and some in which chance chose."""
+    """(name, stages, micro-batches, order): regular schedules, and some random ones."""
     found = [
         ("all forwards first, 4 ranks", 4, 3, all_forwards_first(4, 3)),
         ("one micro-batch after another, 3 ranks", 3, 4, one_after_another(3, 4)),
@@ -151,7 +151,7 @@ def test_replay_refuses_impossible_orders(impl, run):
 
 # -- the validator --------------------------------------------------------------------------------
 def verdicts(impl, run, schedules: Sequence[tuple[Schedule, int, int]]) -> list[str | None]:
-    """What validate says of each: None, or the text of its ValueError. It sees each twice."""
+    """The answer of validate to each: None, or the text of its ValueError. It sees each twice."""
 
     def body(ctx):
         said = []
@@ -169,7 +169,7 @@ def verdicts(impl, run, schedules: Sequence[tuple[Schedule, int, int]]) -> list[
 
 @exercise("2.9", "gloo", asserts="accepts untouched alone life")
 def test_valid_schedules_are_accepted(impl, run, seed):
-    """Whatever the order and the place of the messages: what can run is valid."""
+    """Whatever the order and the position of the messages: a schedule that can run is valid."""
     cases = [
         (completed(seed + k, order), stages, m)
         for _, stages, m, order in orders(seed)
@@ -182,7 +182,7 @@ def test_valid_schedules_are_accepted(impl, run, seed):
 
 
 def edited(seed: int) -> list[tuple[tuple[Schedule, int, int], str]]:
-    """Valid schedules with one step moved, left out or repeated by chance, and what is wrong."""
+    """Valid schedules with one random step moved, left out or repeated, and the fault."""
     draws = random.Random(seed)
     found = []
     for _, stages, m, order in orders(seed):

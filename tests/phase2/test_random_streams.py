@@ -17,7 +17,7 @@ KINDS = ("replicated", "sharded")
 
 
 def dropped(device: torch.device, n: int = 64) -> list[int]:
-    """Which of ``n`` elements dropout kills: what a layer would draw."""
+    """Which of ``n`` elements dropout kills: the draw of a layer."""
     return (F.dropout(torch.ones(n, device=device), 0.5) == 0).int().tolist()
 
 
@@ -163,7 +163,7 @@ def test_callers_numbers_are_left_alone(impl, run, seed):
         expect_draws(more, went, what=what, rank=rank, cause="after-exception")
         for place, when in ((1, "after a region"), (2, "after an exception in a region")):
             if got[place] != want[place]:
-                text = f"{when} the caller's random numbers are not what they would have been"
+                text = f"{when} the caller's random numbers differ from those without the call"
                 fail(f"{text} on rank {rank}", cause="caller-disturbed", rank=rank)
 
 
@@ -215,7 +215,7 @@ def test_regions_nest(impl, run, seed):
 
 
 def layer(streams, device: torch.device, seen: list):
-    """A function with dropout of all three kinds that notes what was dropped."""
+    """A function with dropout of all three kinds that notes the dropped elements."""
 
     def run_layer(x: torch.Tensor) -> torch.Tensor:
         masks = [dropped(device)]
@@ -232,7 +232,7 @@ def layer(streams, device: torch.device, seen: list):
 
 @exercise("2.19", "virtual gloo cuda", asserts="recomputed streams-stay callers-stay life")
 def test_recomputation_drops_the_same(impl, run, seed):
-    """With activation checkpointing the same elements are dropped, and nothing after it changes."""
+    """With activation checkpointing the same elements are dropped, and later draws don't change."""
 
     def body(ctx):
         x0 = torch.linspace(0.5, 2, 64, device=ctx.device)
@@ -275,7 +275,7 @@ def test_recomputation_drops_the_same(impl, run, seed):
                     fail(
                         f"recomputation {number // 2 + 1} drops other elements than forward did "
                         f"({kind} stream, layer {2 - number % 2}, rank {rank}), so the gradient "
-                        "is that of another function: contexts() has to rewind the streams",
+                        "is that of another function. contexts() has to rewind the streams",
                         cause="recomputed-differs",
                         rank=rank,
                     )

@@ -41,7 +41,7 @@ def results_of(block, x: torch.Tensor, weight: torch.Tensor) -> dict[str, torch.
 
 
 def share_of(name: str, full: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-    """What ``rank`` has of a tensor of the whole block."""
+    """The part of a tensor of the whole block that ``rank`` has."""
     name = name.removeprefix("gradient of ")
     if name in ("output", "x"):
         return full.chunk(world_size, 1)[rank]
@@ -89,7 +89,8 @@ def test_gather_and_scatter_are_conjugate(impl, run, seed, cases):
 
 @exercise("2.18", "virtual gloo cuda", asserts="block replicated column row")
 def test_sequence_block_equals_one_process(impl, run, seed, cases):
-    """Output and all twelve gradients, replicated ones after their reduction, both ways."""
+    """Output and all twelve gradients in both variants; replicated gradients
+    after their reduction."""
     sizes = cases((3, True), (2, False), (4, True), (3, False), (1, True))
     for w, regather in sizes:
         x, weight = values(seed, 1, BATCH, LENGTH, 24), values(seed, 2, BATCH, LENGTH, 24)
@@ -248,7 +249,8 @@ def test_activations_follow_the_formula(impl, run, seed):
 
 @exercise("2.18", "virtual", asserts="sum sum-bytes parameters alone layout")
 def test_replicated_gradients_are_summed_once(impl, run, seed):
-    """One message per dtype; missing gradients count as zero, tied ones once, frozen ones never."""
+    """One message per dtype. Missing gradients count as zero, tied gradients
+    once, frozen ones never."""
 
     def body(ctx):
         names = "own", "missing", "frozen", "stale"

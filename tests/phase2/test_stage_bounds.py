@@ -1,4 +1,4 @@
-"""Checks of exercise 2.20: what the layers cost, and where to divide them into stages."""
+"""Checks of exercise 2.20: the costs of the layers, and where to divide them into stages."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class Shift(nn.Module):
     "refusals no-trace",
 )
 def test_a_subgroup_measures_for_itself(impl, run):
-    """The first rank of the group measures, for all; where it can not, no rank waits for it."""
+    """The first rank of the group measures for all; if it can't, no rank waits for it."""
 
     def body(ctx):
         ours, theirs = dist.new_group([3, 1]), dist.new_group([0, 2])

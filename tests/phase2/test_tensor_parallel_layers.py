@@ -113,7 +113,7 @@ def mlp_of_one(seed: int, scale: float):
 
 
 def parts_of_one(seed: int, scale: float, rank: int, world_size: int) -> dict:
-    """What a rank has of the MLP's output and of the gradient of x before they are summed."""
+    """A rank's terms of the MLP's output and of the gradient of x, before they are summed."""
     up, down = layers(seed, scale=scale)
     x = values(seed, 3, 5, D)
     mine = slice(INNER * rank // world_size, INNER * (rank + 1) // world_size)
@@ -295,7 +295,8 @@ def other_block(other: torch.Tensor):
 
 @exercise("2.15", "virtual gloo", asserts="column-bytes row-bytes split-bytes cost")
 def test_layers_send_what_the_formula_says(impl, run, seed):
-    """Column: one all-reduce of x in backward. Row: one of the output in forward. No more."""
+    """Column: one all-reduce of x in backward. Row: one all-reduce of the
+    output in forward. No more."""
     n, dtypes = 60, (torch.float64, torch.bfloat16)
 
     def body(ctx):
@@ -373,7 +374,7 @@ def called_twice(layer: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list:
 
 
 def state(layer: nn.Module) -> list:
-    """What an observer sees of a layer's parameters."""
+    """A layer's parameters, as an observer sees them."""
     named = dict(layer.named_parameters())
     return [(n, p.dtype, p.requires_grad, p.is_contiguous()) for n, p in sorted(named.items())]
 
@@ -461,7 +462,7 @@ def test_odd_layers_in_groups(impl, run, seed):
 
 @exercise("2.15", "virtual", asserts="divides width refusals")
 def test_layers_refuse_what_does_not_divide(impl, run, seed):
-    """ValueError on every rank, also on one outside of the group, before anything is sent."""
+    """ValueError on every rank, also on a rank outside of the group, before anything is sent."""
 
     def body(ctx):
         def linear(width: int, features: int) -> nn.Linear:

@@ -359,7 +359,8 @@ def infinite_inputs(seed: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
 
 
 def check_infinite(got: tuple[torch.Tensor, ...], seed: int, vocabulary: int, rank: int) -> None:
-    """NaN in rows of other words and logits of ignored tokens shows nowhere, else where it must."""
+    """NaN in rows of other words and in logits of ignored tokens shows
+    nowhere; any other NaN shows."""
     rows, words, logits, targets = infinite_inputs(seed, vocabulary)
     ignored = targets == -100
     logits = logits.masked_fill(ignored.unsqueeze(-1), 0).requires_grad_()

@@ -34,7 +34,8 @@ SPLIT = {"F": 1.0, "B": 1.0, "W": 1.0}
 
 
 class Two(nn.Module):
-    """A layer of two inputs, one that takes a name, and between them what changes in place."""
+    """A layer of two inputs, one that takes a name, and between them a
+    layer that works in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class Named(nn.Module):
 
 
 class Stopped(nn.Module):
-    """A layer, and then somebody who presses Ctrl-C for a batch of one; has a hook of its own."""
+    """A layer that acts as if Ctrl-C were pressed for a batch of one; it has a hook of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ def named_gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     "2.13", "gloo", asserts="values halves empties as-it-was parameters dtype layout life resources"
 )
 def test_both_halves_make_the_whole_gradient(impl, run, seed):
-    """Output, input's gradient and weights' gradients are those of an ordinary backward."""
+    """Output, input's gradient and weights' gradients equal those of an ordinary backward."""
 
     def body(ctx):
         out = {}

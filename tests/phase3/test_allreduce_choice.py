@@ -72,7 +72,8 @@ def test_critical_path_and_prediction(impl, run):
 
 
 def timed(noise: float) -> list[tuple[str, int, int, float]]:
-    """What ``measure`` would find on LINKS, the largest tensors ``noise`` times slower."""
+    """The times that ``measure`` would find on LINKS, with the largest tensors
+    ``noise`` times slower."""
     sizes = (4, 400, 40_000, 4_000_000, 400_000_000)
     return [
         (p, w, n, seconds(p, w, n, *LINKS[p]) * (noise if n == sizes[-1] else 1))
@@ -110,7 +111,7 @@ def test_fit_finds_alpha_and_beta(impl, run):
         error = abs(noisy[p][0] / LINKS[p][0] - 1)
         if error > 0.2:
             fail(
-                f"{p}: a time of 400 MB that is 30 % longer moves α by {error:.0%}: weigh relative "
+                f"{p}: a time of 400 MB that is 30 % longer moves α by {error:.0%}. Weigh relative "
                 "errors, or large tensors decide what small ones cost",
                 cause="absolute-errors",
             )
@@ -137,7 +138,7 @@ def test_fit_finds_alpha_and_beta(impl, run):
 
 @exercise("3.29", asserts="chosen tie")
 def test_choice_is_the_smallest_prediction(impl, run):
-    """The pattern that is predicted to be fastest, among those of links."""
+    """The pattern with the fastest prediction, among those of links."""
     sizes = [4 * 10**k for k in range(9)]
     given = [(patterns, w) for patterns in (PATTERNS, PATTERNS[:0:-1]) for w in (3, 4)]
     equal = dict.fromkeys(reversed(PATTERNS), (0.0, 0.0))
@@ -164,7 +165,8 @@ def test_choice_is_the_smallest_prediction(impl, run):
 
 @exercise("3.29", "virtual gloo cuda", asserts="pattern links cost")
 def test_auto_sends_what_the_best_pattern_sends(impl, run):
-    """all_reduce runs the pattern that is named, or with "auto" the one that links make fastest."""
+    """all_reduce runs the named pattern, or with "auto" the pattern that is
+    fastest on these links."""
     fast, slow = (1e-9, 1e-12), (1.0, 1e-3)
 
     def body(ctx):
@@ -297,7 +299,7 @@ def test_measured_times_make_a_choice(impl, run):
 
 @trace("3.29")
 def trace_patterns(impl):
-    """Tree, halving and doubling, and ring on 8 MB, then what is chosen for 4 kB."""
+    """Tree, halving and doubling, and ring on 8 MB, then the choice for 4 kB."""
 
     def body(ctx):
         tensor = torch.ones(2_000_000)

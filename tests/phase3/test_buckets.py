@@ -160,7 +160,7 @@ def own_gradients(seed: int) -> list[torch.Tensor]:
 
 @exercise("3.9", "virtual", asserts="take no-gradient left-alone passes sparse life alone")
 def test_take_moves_and_scales_the_gradient(impl, run, seed):
-    """p.grad becomes the view and holds share times what it held; None counts as zeros."""
+    """p.grad becomes the view and holds share times its old values; None counts as zeros."""
 
     def body(ctx):
         parameters = [parameter(5, dtype=F64), parameter(2, 3, dtype=F64), parameter(4, dtype=F64)]
@@ -413,7 +413,7 @@ def test_broadcast_copies_two_lists_at_a_time(impl, run):
         if peak > 2 * limit + 1_000 or left:
             fail(
                 f"rank {rank} holds up to {peak:,} bytes beside the tensors, and {left:,} in the "
-                f"end, with a limit of {limit:,}: let copies go when they have been sent",
+                f"end, with a limit of {limit:,}. Let copies go when they have been sent",
                 cause="too-much-memory",
                 rank=rank,
             )

@@ -61,7 +61,7 @@ def reduced(ctx, impl, hook, seed: int, dtype: torch.dtype = torch.float64) -> l
 
 
 def own_gradients(seed: int, rank: int, step: int, dtype: torch.dtype) -> Tensor:
-    """What a rank has before any reduction."""
+    """A rank's gradients before any reduction."""
     alone = model_of(seed, dtype)
     loss_of(alone, seed, rank, step).backward()
     return flat_gradients(alone)
@@ -74,7 +74,7 @@ def check_means(
     dtype: torch.dtype = torch.float64,
     **tolerance: float,
 ) -> None:
-    """``results``: what ``reduced`` has returned on each rank."""
+    """``results``: the values returned by ``reduced`` on each rank."""
     ranks = range(len(results))
     own = [[own_gradients(seed, rank, step, dtype) for rank in ranks] for step in range(3)]
     for rank, got in enumerate(results):
@@ -83,7 +83,7 @@ def check_means(
             if not torch.equal(value, results[0][step]):
                 fail(
                     f"{what}: the gradients of step {step} on ranks 0 and {rank} are not the same "
-                    "to the last bit: the replicas drift apart",
+                    "to the last bit. The replicas drift apart",
                     cause="ranks-differ",
                     rank=rank,
                 )
@@ -99,7 +99,7 @@ def check_means(
 
 
 def complete(handle: object) -> None:
-    """Wait for what a hook has returned; None: it is complete already."""
+    """Wait for a hook's return value; None: it is complete already."""
     if handle is not None and not callable(getattr(handle, "wait", None)):
         raise TypeError(f"a hook returns a handle with wait(), or None; got {handle!r}")
     if handle is not None:
@@ -124,7 +124,7 @@ def ring(tensor: Tensor) -> None:
 
 
 def tree(tensor: Tensor) -> Tensor:
-    """Up a binary tree to rank 0 and down again. What it returns is no handle."""
+    """Up a binary tree to rank 0 and down again. Its return value is no handle."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     children = [c for c in (2 * rank + 1, 2 * rank + 2) if c < world_size]
     for child in children:
@@ -140,7 +140,7 @@ def tree(tensor: Tensor) -> Tensor:
 
 
 class Trap:
-    """What a reduction returns counts for nothing, and is not waited for."""
+    """The return value of a reduction counts for nothing, and nothing waits for it."""
 
     def wait(self) -> None:
         raise AssertionError("blocking() has waited for what reduce returned")
@@ -279,7 +279,7 @@ def test_bf16_loses_precision_and_not_more(impl, run, seed):
 
 @exercise("3.12", "virtual", asserts="refused refusals")
 def test_who_is_no_member_is_refused(impl, run):
-    """A hook whose group this rank is not in raises ValueError; torch would do nothing."""
+    """A hook whose group lacks this rank raises ValueError; torch would do nothing."""
 
     def with_hook(name):
         def call(group):

@@ -34,8 +34,8 @@ class Undefined(torch.autograd.Function):
 class Switch(nn.Module):
     """A stem, and two branches of which a call takes one, both or none.
 
-    Also what real models have: a norm with buffers, two dtypes, a transposed parameter, a layer
-    that is used twice, a parameter of nobody, one whose gradient is undefined, and a frozen one.
+    It also has a norm with buffers, two dtypes and a layer that is used twice. Of its parameters
+    one is transposed, one unused, one frozen, and one has an undefined gradient.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def loss_of(model: nn.Module, seed: int, rank: int, step: int, taken: str) -> to
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Of what is trained."""
+    """The sum over trained parameters."""
     return {
         n: None if p.grad is None else p.grad.clone()
         for n, p in model.named_parameters()
@@ -90,7 +90,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def with_zeros(found: dict[str, torch.Tensor | None], model: Switch) -> dict[str, torch.Tensor]:
-    """What ranks that don't agree have: zeros where one process has None."""
+    """The gradients of ranks that don't agree: zeros where one process has None."""
     return {
         n: torch.zeros_like(model.get_parameter(n)) if g is None else g for n, g in found.items()
     }
@@ -101,7 +101,8 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Momentum and weight decay move a parameter whose gradient is zero, not one without."""
+    """Momentum and weight decay move a parameter whose gradient is zero, but
+    not one without gradient."""
     return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.1)
 
 
@@ -120,7 +121,7 @@ def compare(
 ) -> None:
     """Gradients or weights by name, the largest first; None must be None.
 
-    ``parts``: what each rank has put in, for the diagnosis. ``loose``: float32 gradients have gone
+    ``parts``: the summands of each rank, for the diagnosis. ``loose``: float32 gradients have gone
     into weights of every dtype.
     """
     size_of = lambda name: 0 if want[name] is None else want[name].numel()
@@ -139,7 +140,7 @@ def compare(
         if got[name] is None:
             fail(
                 f"{what}: {name} has no gradient on rank {rank}, although some rank had one to "
-                "give: whether it stays None is not for one rank, or one micro-batch, to decide",
+                "give. Whether it stays None is not for one rank, or one micro-batch, to decide",
                 cause="none-alone",
                 rank=rank,
             )
@@ -332,7 +333,7 @@ def test_buckets_leave_during_backward(impl, run, cases):
                     fail(
                         f"backward {backward}, agree={agree}: when the gradient of the first of "
                         f"four layers came, {flying[backward : backward + 1]} of the other three "
-                        f"buckets were on their way on rank {rank}: let each leave when its last "
+                        f"buckets were on their way on rank {rank}. Let each leave when its last "
                         "gradient comes, and wait at the end of backward",
                         cause="no-overlap",
                         rank=rank,

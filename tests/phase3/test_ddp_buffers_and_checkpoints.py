@@ -51,7 +51,7 @@ class Counting(nn.Module):
 
 
 def counted(calls: int, members: Sequence[int]) -> list[list[float]]:
-    """What the first rank has counted."""
+    """The counts of the first rank."""
     more = calls * (members[0] + 1)
     return [[LARGE + more] * 3, [more] * 6] * 6 + [[more], [0j], [False]]
 
@@ -119,7 +119,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Checkpointed(nn.Module):
-    """Three layers in reentrant checkpoints; two of them may be the same one."""
+    """Three layers in reentrant checkpoints; two of them may be the same layer."""
 
     def __init__(self, shared: bool) -> None:
         super().__init__()

@@ -76,8 +76,8 @@ def trained_alone(seed: int, ranks: Sequence[int], left_out: set[int]) -> list[t
 def train(ctx, impl, seed: int, failing: dict[int, set[int]], *, agree: bool, breaks=1, group=None):
     """Train; ``failing``: ranks that fail by step. ``breaks``: behind which layer, None: abort().
 
-    Returns for each step what happened and the rank that StepAborted names, then the weights and
-    the number of operations in flight at the end.
+    Returns for each step its outcome and the rank that StepAborted names, then the weights and the
+    number of operations in flight at the end.
     """
     size = WIDTH * WIDTH * 8
     sizes = {"bucket_bytes": size, "first_bucket_bytes": size}
@@ -182,7 +182,8 @@ def check_steps(
 
 @exercise("3.11", "virtual gloo cuda", asserts="told gives-up life alone refusals")
 def test_a_failed_step_is_left_out_on_all_ranks(impl, run, seed, cases):
-    """Backward raises on one rank, on two, on all: the others are told; the next step is right."""
+    """Backward raises on one rank, on two, on all: the other ranks are told, and
+    the next step is right."""
     for breaks, failing in cases(
         (1, {0: {1}, 2: {0, 2}, 3: {0, 1, 2}}), (1, {1: {2}, 2: {2}}), (-1, {0: {2}, 3: {0}})
     ):
@@ -211,7 +212,7 @@ def test_a_step_fails_in_a_group(impl, run, seed):
 
 @exercise("3.11", "virtual", asserts="told gives-up")
 def test_a_rank_gives_up_without_backward(impl, run, seed):
-    """abort() instead of backward: the others are told, at the first step and later."""
+    """abort() instead of backward: the other ranks are told, at the first step and later."""
     failing = {0: {1}, 3: {0, 2}}
 
     def body(ctx):
@@ -222,7 +223,7 @@ def test_a_rank_gives_up_without_backward(impl, run, seed):
 
 @exercise("3.11", "virtual", asserts="nan-unagreed gives-up alone")
 def test_without_agreement_the_others_find_nan(impl, run, seed):
-    """With agree=False nobody hangs: what had not come is NaN, and the next step is right."""
+    """With agree=False no rank hangs: missing gradients are NaN, and the next step is right."""
     failing = {1: {1}, 3: {0, 1, 2}}
     for breaks, others, own in ((1, "NaN 2", "broke"), (None, "NaN 4", "gave up")):
 
@@ -234,7 +235,8 @@ def test_without_agreement_the_others_find_nan(impl, run, seed):
 
 @exercise("3.11", "virtual", asserts="nan-unagreed mean")
 def test_a_late_failure_leaves_the_others_the_mean(impl, run, seed):
-    """With agree=False, and all gradients there when backward raises: the others have the mean."""
+    """With agree=False, and all gradients there when backward raises, the
+    other ranks have the mean."""
 
     def body(ctx):
         wrapped = impl.DDP(fragile())
@@ -263,7 +265,8 @@ def test_a_late_failure_leaves_the_others_the_mean(impl, run, seed):
 
 @exercise("3.11", "virtual", asserts="gives-up nan-unagreed life")
 def test_abort_leaves_no_gradient(impl, run, seed, cases):
-    """What a rank has accumulated is gone after abort(); the others don't take it for a mean."""
+    """A rank's accumulated gradients are gone after abort(); the other ranks
+    don't take them for a mean."""
     size = WIDTH * WIDTH * 8
     for agree, breaks in cases((False, None), (True, None), (False, 1)):
 

@@ -228,7 +228,7 @@ def test_state_is_one_part_of_w(impl, run, seed):
                 if got > limit:
                     fail(
                         f"rank {rank} of {world_size} holds {got:,} B of {kind}, its part is "
-                        f"{limit:,.0f} B of {WHOLE:,} B of parameters: not sharded evenly, or "
+                        f"{limit:,.0f} B of {WHOLE:,} B of parameters. Not sharded evenly, or "
                         "a shard keeps a larger tensor alive",
                         cause="too-much-memory",
                         rank=rank,
@@ -288,7 +288,7 @@ def test_full_parameters_live_for_one_unit(impl, run, seed):
             if points.get(point, 0) > limit:
                 fail(
                     f"{point}: rank {rank} has {points[point]:,} B of tensors, expected at most "
-                    f"{limit:,.0f} B (all {DEPTH} units: {WHOLE:,} B): full parameters or "
+                    f"{limit:,.0f} B (all {DEPTH} units: {WHOLE:,} B). Full parameters or "
                     "gradients of other units were not freed",
                     cause="never-freed",
                     rank=rank,

@@ -24,7 +24,8 @@ from tests.phase3.fsdp_states import Odds, compare, expect_state, odds, steps, w
 # -- full -----------------------------------------------------------------------------------------
 @exercise("3.20", "virtual gloo", asserts="full elsewhere-empty tied-names")
 def test_full_state_is_the_plain_modules(impl, run, seed):
-    """After training, rank 0 has what a plain module loads strictly; the others have nothing."""
+    """After training, rank 0 has a state that a plain module loads strictly;
+    other ranks have nothing."""
 
     def body(ctx):
         model, inner, optimizer = wrapped(impl, seed, offset=2.0)
@@ -164,7 +165,7 @@ def rounding(impl):
 
 @exercise("3.20", "virtual", asserts="one-at-a-time cost resources")
 def test_full_state_costs_others_one_unit_at_most(impl, run, seed):
-    """Only rank 0 collects: others never hold more than their shards and one padded copy."""
+    """Only rank 0 collects: other ranks never hold more than their shards and one padded copy."""
 
     def body(ctx):
         with PeakMemory() as memory:
@@ -182,8 +183,8 @@ def test_full_state_costs_others_one_unit_at_most(impl, run, seed):
         limit = WHOLE + 3 * UNIT if rank == 0 else UNIT
         if more > limit:
             fail(
-                f"rank {rank} needs {more:,} B for the full state, expected at most {limit:,} B: "
-                "only rank 0 needs the others' parts, one unit after the other",
+                f"rank {rank} needs {more:,} B for the full state, expected at most {limit:,} B. "
+                "Only rank 0 needs the others' parts, one unit after the other",
                 cause="too-much-memory",
                 rank=rank,
             )
@@ -359,7 +360,10 @@ def test_deferred_draws_are_the_same_everywhere(impl, run, seed):
         if not isinstance(value, torch.Tensor) or value.dtype != like.dtype:
             fail(f"{name} on one rank: {value}, expected {like.dtype}", cause="dtype")
         if value.is_floating_point() and not ((value >= 0) & (value <= 1)).all():
-            fail(f"{name} on one rank is not what was drawn: {value}", cause="wrong")
+            fail(
+                f"{name} on one rank differs from the numbers that were drawn: {value}",
+                cause="wrong",
+            )
         if name.endswith(("numbers", "count")) and int(value.flatten()[0]) != 2**53 + 1:
             fail(f"{name} on one rank: {value}, expected 2^53 + 1 first", cause="wrong")
     expect_state(shared[0][0], state, "3 ranks against one")

@@ -1,4 +1,4 @@
-"""Checks of exercise 3.19: what stays in the node, what leaves it, and that replicas agree."""
+"""Checks of exercise 3.19: bytes inside the node, bytes between nodes, and equal replicas."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ SIZES = (3, 6, 0, -1)
 
 @exercise("3.19", "virtual", asserts="refused-sizes refused-replicas refusals")
 def test_wrong_groups_are_refused(impl, run, seed):
-    """A world that does not divide, replicas of others, and one group for both: ValueError."""
+    """A world that does not divide, other ranks' replicas, and one group for both: ValueError."""
 
     def divide(ctx):
         return [refusal(impl.node_groups, size) for size in SIZES]
@@ -188,7 +188,7 @@ NUMEL = {True: (2, 4), False: (3, 5)}  # by whether a rank has replicas: shapes
 
 
 def gradient_of(seed: int, rank: int, turn: int) -> torch.Tensor | None:
-    """Whole numbers, which any dtype adds exactly; rank 2 has none, and nobody in turn 2.
+    """Whole numbers, which any dtype adds exactly; rank 2 has none, and in turn 2 no rank has any.
 
     In turn 3 those of ranks 1 and 2, a node, are zeros, which their peers need all the same.
     """

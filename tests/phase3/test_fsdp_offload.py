@@ -74,7 +74,7 @@ def values_in(seed: int, which: int, dtype: str) -> tuple[Tensor, Tensor]:
     "device",
 )
 def test_vectors_in_a_group(impl, run, seed):
-    """Every dtype, strided, frozen: what is gathered, and the mean; one rank has no gradient."""
+    """Every dtype, strided, frozen: gathered values, and the mean; one rank has no gradient."""
 
     def one(ctx, group, which, dtype):
         module = nn.Module()
@@ -161,7 +161,7 @@ def judge_vector(got, seed: int, dtype: str, rank: int) -> None:
 
 
 def devices_after_a_step(impl, device, width: int = 64) -> dict[str, list[str]]:
-    """Where shards, gradients and moments are, and what a unit's forward sees."""
+    """The devices of shards, gradients and moments, and of the parameters in a unit's forward."""
     seen: list[str] = []
     inner = Stack(width).to(device)
     inner.layers[2].requires_grad_(False)
@@ -325,7 +325,7 @@ def test_device_keeps_nothing(impl, run, seed):
 @exercise("3.18", "virtual", asserts="grad-on-cpu complete parameters life")
 @use_of_freed_is_told()
 def test_accumulation_stays_on_the_cpu(impl, run, seed):
-    """A second backward adds to the gradient on the CPU; what is frozen has none."""
+    """A second backward adds to the gradient on the CPU; frozen parameters have none."""
 
     def body(ctx):
         inner = net(seed)

@@ -1,4 +1,4 @@
-"""Checks of exercise 3.17: which dtype everything has, what is rounded and what is not."""
+"""Checks of exercise 3.17: the dtypes of all tensors, and which values are rounded."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def values_in(seed: int, which: int, dtype: str) -> tuple[torch.Tensor, torch.Te
     "frozen-too message-dtype group dtype layout parameters alone life",
 )
 def test_vectors_of_every_dtype(impl, run, seed):
-    """Own, computing and reducing dtypes: what is gathered, what travels, and the mean; twice."""
+    """Own, computing and reducing dtypes: gathered values, messages, and the mean; twice."""
 
     def one(ctx, group, which, own, compute, reduce):
         module = nn.Module()
@@ -251,7 +251,7 @@ def test_integers_stay(impl, run):
 
 @exercise("3.17", "virtual gloo", asserts="compute-dtype rounded-before")
 def test_full_parameters_are_rounded_master_weights(impl, run, seed):
-    """What a forward sees is the float32 parameter, rounded once."""
+    """A forward sees the float32 parameter, rounded once."""
 
     def body(ctx):
         model, inner = wrapped(impl, seed, ctx.device)

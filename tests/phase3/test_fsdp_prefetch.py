@@ -142,7 +142,8 @@ def judge(pass_name: str, layer: int, count: int, want: int, rank: int, which: s
 @exercise("3.16", "virtual", asserts="beside-compute cost")
 @use_of_freed_is_told()
 def test_communication_hides_behind_compute(impl, run, seed):
-    """Units that compute longer than they travel: little of the virtual time is exposed."""
+    """Units whose compute takes longer than their messages: little of the
+    virtual time is exposed."""
     forward, back = 1e-3, 2e-3  # seconds of each unit
 
     def body(ctx):
@@ -247,7 +248,7 @@ def test_one_unit_ahead_and_no_more(impl, run, seed):
             if points.get(point, 0) > limit:
                 fail(
                     f"{point}: rank {rank} has {points[point]:,} B of tensors, expected at most "
-                    f"{limit:,.0f} B (all {DEPTH} units: {WHOLE:,} B): more than one unit ahead, "
+                    f"{limit:,.0f} B (all {DEPTH} units: {WHOLE:,} B). More than one unit ahead, "
                     "or something was not freed",
                     cause="never-freed",
                     rank=rank,
@@ -316,7 +317,7 @@ def test_next_forward_begins_anew(impl, run, seed):
 
 
 class Changing(Net):
-    """Runs the blocks in the order that it is told, some perhaps not at all."""
+    """Runs the blocks in the given order, some perhaps not at all."""
 
     plan = (0, 1, 2)
 
@@ -376,7 +377,7 @@ def test_wrong_guesses_cost_no_value(impl, run, seed):
         if max(held) > held[0]:
             fail(
                 f"rank {rank} holds {held[0]} B after evaluating units {PLANS[0]}, but {max(held)} "
-                "B after others: a unit that was gathered on a wrong guess was not freed",
+                "B after others. A unit that was gathered on a wrong guess was not freed",
                 cause="never-freed",
                 rank=rank,
             )

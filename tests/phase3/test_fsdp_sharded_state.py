@@ -89,7 +89,7 @@ class Keeping(torch.optim.Optimizer):
 
 
 def pieces_of(plain: dict, ranks: int, rank: int) -> dict[str, tuple]:
-    """What a rank must hold of ``odds``, by first name: first number and values."""
+    """A rank's part of ``odds``, by first name: first number and values."""
     found = {}
     for part in ("root", "one", "two"):
         for kind in (("turned", "scalar", "empty"), ("wide",), ("coarse",), ("numbers",)):
@@ -107,7 +107,7 @@ def pieces_of(plain: dict, ranks: int, rank: int) -> dict[str, tuple]:
 
 
 def judge_pieces(state: Any, plain: dict, ranks: int, rank: int, factor: float, what: str) -> None:
-    """A rank's state is what it must hold of ``plain`` times ``factor``, with the optimizer's."""
+    """Check that a rank's state is its part of ``plain`` times ``factor``, with the optimizer's."""
     where = f"{what}, {rank} of {ranks} ranks"
     got = {piece["names"][0]: piece for piece in state["pieces"] if len(piece["values"])}
     want = pieces_of(plain, ranks, rank)
@@ -136,7 +136,7 @@ def judge_pieces(state: Any, plain: dict, ranks: int, rank: int, factor: float, 
 
 
 def file_of(state: Any) -> bytes:
-    """What ``torch.save`` writes."""
+    """The bytes that ``torch.save`` writes."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()

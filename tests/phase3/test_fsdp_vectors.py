@@ -1,4 +1,4 @@
-"""Checks of exercise 3.15: one flat parameter step by step, clipping, and what raised."""
+"""Checks of exercise 3.15: one flat parameter step by step, clipping, and raised errors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_one_vector_step_by_step(impl, run, seed):
 
 
 def one_vector(impl, ctx, seed, dtype, group, which) -> dict[str, Any]:
-    """What comes out at each moment of the life of one vector."""
+    """The values at each moment of the life of one vector."""
     module, places = placed(seed, dtype, which)
     names = [name for attributes in places.values() for _, name, _ in attributes]
     last = 0
@@ -161,7 +161,7 @@ def one_vector(impl, ctx, seed, dtype, group, which) -> dict[str, Any]:
 
 
 def reduced(flat, seed: int, dtype: str, rank: int, sent) -> list[Any]:
-    """Several reductions: what was sent, what of it was under way, and the gradient afterwards."""
+    """Several reductions: the messages, those under way, and the gradient afterwards."""
     sent()
     found = []
     for turn in range(TURNS):

@@ -37,7 +37,8 @@ def test_halving_doubling_on_every_rank(impl, run, seed, cases):
 
 @exercise("3.6", "virtual gloo cuda", asserts="bytes messages partners cost")
 def test_halving_doubling_costs_what_the_formula_says(impl, run, cases):
-    """P ranks send 2(P-1)/P of the bytes in 2·log₂ P messages; who serves another N more."""
+    """P ranks send 2(P-1)/P of the bytes in 2·log₂ P messages; a rank that
+    serves another sends N more."""
     n = 960  # divides by 2, 4 and 8
     call = lambda ctx, tensor: impl.halving_doubling_all_reduce(tensor[:n])
     for w, size, log in on_the_wire(run, cases(3, 4, 2, 8), call):

@@ -56,7 +56,7 @@ def check_rounds(run, impl, seed, world_size, count, every, outer, mistakes) -> 
 
     @functools.cache
     def known(mistake: str) -> list[Values]:
-        """What it predicts; asked only where a value is wrong."""
+        """The model's prediction; asked only where a value is wrong."""
         return simulated(seed, world_size, count, every, outer, mistake=mistake)
 
     kind = "DiLoCo" if outer else "local SGD"
@@ -137,7 +137,7 @@ def test_one_step_per_round_is_data_parallelism(impl, run, seed):
 
 @exercise("3.25", "virtual gloo", asserts="round-cost cost")
 def test_bytes_of_a_round(impl, run, seed):
-    """One all-reduce per round of what is trained: a factor H less than in every step."""
+    """One all-reduce per round of the trained parameters: a factor H less than in every step."""
     steps, every = 6, 3
 
     def body(ctx):

@@ -264,7 +264,8 @@ def test_bad_settings_are_refused(impl, run, seed):
 
 @exercise("3.25", "virtual", asserts="refused refusals")
 def test_who_is_no_member_is_refused(impl, run, seed):
-    """A rank outside the group gets a ValueError, not a model of its own that nobody shares."""
+    """A rank outside the group gets a ValueError, not a model of its own
+    that no other rank shares."""
     calls = {
         "LocalSGD": lambda group: impl.LocalSGD(Net(seed), every=2, group=group),
         "DiLoCo": lambda group: impl.DiLoCo(Net(seed), every=2, group=group),
@@ -296,7 +297,7 @@ def uneven(seed: int, rank: int) -> list:
 
 
 def loss_sum(trained: dict[str, Tensor], own: list[tuple[Tensor, Tensor]]) -> float:
-    """What a rank's batches cost a model with these values."""
+    """The loss of a model with these values on a rank's batches."""
     model = Net(0)
     model.load_state_dict(trained, strict=False)  # a tied parameter has one name only
     with torch.no_grad():

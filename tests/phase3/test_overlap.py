@@ -277,7 +277,7 @@ def local_branches(
 
 @exercise("3.10", "virtual", asserts="zeros alone parameters")
 def test_missing_gradients_count_as_zero(impl, run, seed, cases):
-    """A branch that one rank does not take, another rank does, and one that nobody takes."""
+    """A branch that one rank takes and another does not, and one that no rank takes."""
     for uses in cases(("a", "b", "ab"), ("ab", "a", "a"), ("b", "b", "b")):
 
         def body(ctx):
@@ -322,7 +322,8 @@ def test_group_of_some_ranks(impl, run, seed):
 
 @exercise("3.10", "virtual", asserts="before alone")
 def test_gradients_from_before_take_part(impl, run, seed):
-    """What a rank alone has in p.grad is in the mean, where its own backward has none, too."""
+    """A gradient that only one rank has in p.grad is in the mean, also if its
+    own backward gives none."""
     uses = ("ab", "a", "ab")  # rank 1 does not use b
 
     def body(ctx):
@@ -402,7 +403,7 @@ def test_wrappers_live_and_die_one_by_one(impl, run, seed):
     parts = [local(seed, range(2), 1), branches, one] * 2 + [branches]
     names = [f"wrapper {k} of 3, {how}" for how in ("in turn", "in one backward") for k in range(3)]
     for rank, (found, refused, freed, alone) in enumerate(results):
-        what = "wrappers freed when nobody holds them"
+        what = "wrappers freed when no variable holds them"
         expect_equal(freed, [True] * 3, what=what, rank=rank, cause="kept-alive")
         for name, got, want in zip([*names, "wrapped anew"], found, parts, strict=True):
             compare(got, want, rank, name)
@@ -417,7 +418,7 @@ def test_wrappers_live_and_die_one_by_one(impl, run, seed):
 
 @exercise("3.10", "virtual", asserts="order-of-buckets first-ranks-order")
 def test_ranks_agree_on_the_order(impl, run, seed):
-    """Gradients that come in another order on each rank: the buckets leave in the same one."""
+    """Gradients come in another order on each rank: the buckets leave in the same order."""
 
     def body(ctx):
         model = Branches(("a", "b") if ctx.rank % 2 == 0 else ("b", "a"))
@@ -435,7 +436,7 @@ def test_ranks_agree_on_the_order(impl, run, seed):
 # -- bad input -------------------------------------------------------------------------------------
 @exercise("3.10", "virtual", asserts="refused refusals group")
 def test_bad_input_is_refused_before_any_message(impl, run):
-    """No trainable parameter, sizes of 0, sparse gradients, two devices, a group of others."""
+    """No trainable parameter, sizes of 0, sparse gradients, two devices, a group of other ranks."""
     frozen = lambda: nn.Linear(2, 2).requires_grad_(False)
     two = lambda: nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
     cases = [

@@ -140,7 +140,7 @@ def test_buckets_leave_before_the_last_gradient_exists(impl, run, cases):
                 cause = "late-buckets" if early else "no-overlap"
                 fail(
                     f"layers registered as {registered}: {early} of {LAYERS} buckets left before "
-                    f"the last gradient existed, {LAYERS - 1} were complete: let each leave when "
+                    f"the last gradient existed, {LAYERS - 1} were complete. Let each leave when "
                     "its last gradient comes, in the order that was observed",
                     cause=cause,
                     rank=rank,
@@ -278,7 +278,7 @@ def test_gradients_and_buckets_are_one_copy(impl, run):
         if max(alive) > 1.05 * need:
             fail(
                 f"after each step {[round(n / 1e6, 2) for n in alive]} MB are alive on rank "
-                f"{rank}, the gradients have {need / 1e6:.2f}: buckets and gradients are two "
+                f"{rank}, the gradients have {need / 1e6:.2f}. Buckets and gradients are two "
                 "copies, or old buckets are kept",
                 cause="copies",
                 rank=rank,

@@ -151,7 +151,7 @@ def test_workers_outside_the_group_are_refused(impl, run):
     "3.26", "virtual gloo", asserts="protocol pulled pushed versions left group dtype layout cost"
 )
 def test_requests_follow_the_protocol(impl, run, seed):
-    """Every server hears of every request, and of chosen keys what lives there; in a group."""
+    """Every server gets every request, and of chosen keys those that live there; in a group."""
     servers, pulled = 2, ["e", "c", "a"]  # not in the order of the parameters
     pushed = {"d": 4.0, "c": 1.0, "b": 3.0, "a": 2.0}
 
@@ -182,7 +182,7 @@ def test_requests_follow_the_protocol(impl, run, seed):
     starts = [e.start for e in events if e.op == "send"]
     if len(starts) < servers or max(starts) >= min(ends):
         fail(
-            "a pull has waited for one server's answer before it asked the other: all requests go "
+            "a pull has waited for one server's answer before it asked the other. All requests go "
             "out first, then the servers work at the same time",
             cause="one-by-one",
             rank=3,

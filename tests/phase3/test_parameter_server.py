@@ -140,7 +140,8 @@ def broken(*_, **__):
 
 @exercise("3.22", "virtual gloo", asserts="receive members group any")
 def test_requests_of_any_worker(impl, run, seed):
-    """receive(None) names the worker by its rank of the group, and brings what lives here."""
+    """receive(None) names the worker by its rank of the group, and brings
+    the keys that live here."""
 
     def body(ctx):
         group = dist.new_group([1, 3, 4])
@@ -193,7 +194,7 @@ def test_requests_of_any_worker(impl, run, seed):
 
 @exercise("3.22", "virtual gloo", asserts="rounds version alone")
 def test_leaving_after_a_pull(impl, run, seed, cases):
-    """Who pulls and leaves does not count, and nobody else's push is lost by it."""
+    """A worker that pulls and leaves does not count, and no other worker's push is lost by it."""
     for pushing in cases([1, 2], []):
 
         def body(ctx):
@@ -220,7 +221,8 @@ def test_leaving_after_a_pull(impl, run, seed, cases):
     "3.22", "virtual gloo", asserts="mean values receive cost parameters dtype layout resources"
 )
 def test_only_what_is_used_travels(impl, run, seed, cases):
-    """A pull and a push move the chosen keys only; a key's mean is over those who pushed it."""
+    """A pull and a push move the chosen keys only; a key's mean is over the
+    workers that pushed it."""
     for dtype in cases(torch.float32, torch.float64):
         check_only_used(run, impl, seed, dtype)
 
@@ -281,7 +283,7 @@ def check_only_used(run, impl, seed, dtype) -> None:
 
 @exercise("3.22", "virtual", asserts="answers version cost rounds")
 def test_no_byte_for_other_keys(impl, run, seed):
-    """All workers have pulled before one pushes; a large key that nobody asks for stays."""
+    """All workers have pulled before one pushes; a large key that no worker asks for stays."""
 
     def body(ctx):
         values = {"small": torch.ones(4), "large": torch.ones(20_000)}
@@ -367,8 +369,8 @@ def check_death(run, impl, seed, counts, sums, when) -> None:
             for s in sums
         ):
             fail(
-                f"{what}: server {rank} holds what no number of its pushes gives: the mean of a "
-                "round is over those who took part in it",
+                f"{what}: server {rank} holds what no number of its pushes gives. The mean of a "
+                "round is over the workers that took part in it",
                 cause="corrupted",
                 rank=rank,
             )
@@ -425,11 +427,11 @@ def trace_synchronous(impl):
 
 @trace("3.23", measures="waiting")
 def trace_asynchronous(impl):
-    """One slow worker: the others go on without it."""
+    """One slow worker: the other workers go on without it."""
     return training(impl, float("inf"))
 
 
 @trace("3.24", measures="waiting")
 def trace_bounded(impl):
-    """One slow worker: the others get at most one step ahead."""
+    """One slow worker: the other workers get at most one step ahead."""
     return training(impl, 1)

@@ -23,7 +23,7 @@ def ones() -> dict[str, torch.Tensor]:
 
 
 def token(send_to: int | None = None, receive_from: int | None = None) -> None:
-    """A message between workers, so that one can't go on before the other is so far."""
+    """A message between workers, so that one can't go on before the other has come as far."""
     if send_to is not None:
         dist.send(torch.zeros(3), send_to)
     if receive_from is not None:
@@ -83,7 +83,7 @@ def expect_total(results, servers, total, what) -> None:
 
 
 def expect_snapshots(results, servers, what) -> None:
-    """What a pull gives is one version, the one that it names."""
+    """A pull gives one version, the one that it names."""
     for rank in range(servers, len(results)):
         for clock, versions, spread, places in results[rank]:
             for (low, high), place in zip(spread, places, strict=True):
@@ -136,7 +136,8 @@ def test_nobody_waits_for_a_slow_worker(impl, run, seed):
 
 @exercise("3.23", "virtual", asserts="applied alone life")
 def test_a_dead_worker_corrupts_nothing(impl, run, seed):
-    """A worker dies between any two messages: the others' pushes count, its own whole or not."""
+    """A worker dies between any two messages: the others' pushes count, its own
+    push wholly or not at all."""
     for when in (1, 3, 8, 11):
         check_death(run, impl, INFINITY, when)
 
@@ -203,7 +204,7 @@ def test_the_bound_is_used_up(impl, run, seed, cases):
 
 @exercise("3.24", "virtual gloo", asserts="gone alone")
 def test_who_has_left_holds_nobody_back(impl, run, seed, cases):
-    """Workers with few steps leave; the others finish theirs."""
+    """Workers with few steps leave; the other workers finish their steps."""
     for servers, counts, staleness in cases((1, [1, 6, 5], 0), (2, [0, 4], 1), (1, [0], 0)):
         what = f"{servers} servers, workers push {counts} times, s={staleness}"
         results = count_up(run, impl, servers, counts, staleness)
@@ -212,7 +213,8 @@ def test_who_has_left_holds_nobody_back(impl, run, seed, cases):
 
 @exercise("3.24", "virtual gloo", asserts="gone life")
 def test_leaving_releases_who_waits(impl, run, seed):
-    """A worker's pull is held for a slow one; that one leaves without a push: it is answered."""
+    """A worker's pull is held for a slow worker. When that worker leaves without a
+    push, the pull is answered."""
 
     def body(ctx):
         def worker(client, number):

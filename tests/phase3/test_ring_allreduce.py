@@ -243,7 +243,7 @@ def test_exchange_starts_and_does_not_wait(impl, run):
 # -- 3.2 ------------------------------------------------------------------------------------------
 @exercise("3.2", "virtual gloo cuda", asserts="gathered any-tensor dtype alone")
 def test_all_gather_brings_every_chunk_everywhere(impl, run, seed, cases):
-    """Chunk r of every rank's tensor is what rank r had in it, for any length and W."""
+    """Chunk r of every rank's tensor equals rank r's own chunk r, for any length and W."""
     call = lambda tensor, op: impl.ring_all_gather(tensor)
     for w, inputs in reduced(run, seed, cases(3, 1, 2, 4, 5), call):
         for case, tensors in inputs:
@@ -312,7 +312,7 @@ def test_all_reduce_on_every_rank(impl, run, seed, cases):
 
 @exercise("3.3", "virtual gloo cuda", asserts="bytes neighbours cost")
 def test_all_reduce_sends_the_least_possible(impl, run, cases):
-    """2(W-1) messages, 2(W-1)/W of the bytes: each chunk twice but for two of them."""
+    """2(W-1) messages, 2(W-1)/W of the bytes: each chunk twice except for two of them."""
     call = lambda ctx, tensor: impl.ring_all_reduce(tensor)
     for w, size, log in on_the_wire(run, cases(4, 2, 3, 5), call):
         sizes = chunk_sizes(N, w)
@@ -344,7 +344,7 @@ def test_all_reduce_on_views(impl, run, seed):
 
 @exercise("3.3", "virtual", asserts="group refused refusals life")
 def test_all_reduce_in_groups(impl, run, seed):
-    """Ranks are the group's, also those that agree; bad arguments are refused."""
+    """Ranks are those of the group, also for the agreement; bad arguments are refused."""
     call = lambda tensor, op, group: impl.ring_all_reduce(tensor, op, group, check=op != "sum")
     check_subgroup(run, seed, call, whole)
     check_refusals(run, bad_arguments(lambda t, op: impl.ring_all_reduce(t, op)))
@@ -382,7 +382,7 @@ DIFFERENT = {
 
 @exercise("3.3", "virtual gloo cuda", nccl=True, asserts="agree check alone refusals life")
 def test_check_tells_every_rank(impl, run, cases):
-    """With check=True every rank raises ValueError at a difference; what agrees is reduced."""
+    """With check=True every rank raises ValueError at a difference; equal tensors are reduced."""
 
     def attempt(ctx, one: int, case: str) -> tuple[str, str]:
         behind = (ctx.rank - one) % ctx.world_size

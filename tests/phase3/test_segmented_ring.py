@@ -134,7 +134,8 @@ def test_segments_in_groups(impl, run, seed):
 
 @exercise("3.4", "virtual", asserts="hops")
 def test_hops_in_their_order(impl, run):
-    """2(W-1)·S hops; each sends what the hop S before it brought; what combines and completes."""
+    """2(W-1)·S hops; each sends the segment that the hop S before it brought; which
+    hops combine and complete."""
     cases = [(w, s) for w in (1, 2, 4) for s in (1, 3)]
 
     def body(ctx):

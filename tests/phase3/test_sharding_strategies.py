@@ -36,7 +36,7 @@ from tests.phase3.strategy_models import (
 
 
 def estimated(impl, seed: int, cases) -> list[dict[str, float]]:
-    """What the implementation says before anything runs."""
+    """The implementation's estimate before anything runs."""
     found = profiles(seed, cases)
     options = {"nodes": NODES, "ranks_per_node": LOCAL, "bucket_bytes": BUCKET}
     return [vars(impl.estimate(found[size], name, **options)).copy() for name, size in cases]
@@ -159,7 +159,7 @@ def priced(p, name: str, nodes: int, local: int, k: int, inside: float, between:
 
 @exercise("3.21", "virtual", asserts="cheapest simpler fits-exactly lists-all")
 def test_cheapest_that_fits_is_chosen(impl, run, seed):
-    """At every budget the least seconds of those that fit; of equal ones the simpler."""
+    """At every budget the fastest strategy that fits; of equally fast ones the simpler."""
 
     def body(ctx, names, nodes, local, backwards):
         profile = example()
@@ -256,7 +256,7 @@ def test_bad_arguments_are_refused(impl, run):
 
 @exercise("3.21", "virtual gloo cuda", nccl=True, asserts="least exact dtype group")
 def test_ranks_agree_on_the_budget(impl, run, seed, cases):
-    """Ranks with different memory free come to the least of it, in their group, in 8 bytes."""
+    """Ranks with different free memory agree on the least of it, in their group, in 8 bytes."""
 
     own = [2**53 + 3_000 * (7 + (rank + seed) % 4) + 2 * rank + 1 for rank in range(4)]
 
@@ -292,7 +292,8 @@ def test_who_is_no_member_is_refused(impl, run):
 
 @trace("3.21")
 def trace_choice(impl):
-    """Two steps of what is chosen for a small model on two nodes of two, with little memory."""
+    """Two steps of the chosen strategy for a small model on two nodes of
+    two, with little memory."""
 
     def body(ctx):
         torch.manual_seed(0)

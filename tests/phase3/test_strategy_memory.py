@@ -1,4 +1,4 @@
-"""Checks of exercise 3.27: what strategies are said to need, against what they then need."""
+"""Checks of exercise 3.27: the predicted memory of strategies, against the measured memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.phase3.strategy_models import (
 
 
 def needed(impl, seed: int) -> list[dict[str, float]]:
-    """What the implementation says before anything runs."""
+    """The implementation's estimate before anything runs."""
     found, options = profiles(seed, CASES), {"bucket_bytes": BUCKET}
     return [vars(impl.memory_of(found[n], name, NODES, LOCAL, **options)) for name, n in CASES]
 
@@ -110,7 +110,7 @@ def step_of(activations: dict[int, int], root: int = 9_000, frozen: bool = False
 
 
 def moments(p: Profile, strategy: str, shards: int, bucket_bytes: int) -> list[float]:
-    """By the docstrings: what each phase has, and the end of backward."""
+    """By the docstrings: the bytes of each phase, and of the end of backward."""
     last, whole = len(p.parameters) - 1, sum(p.gradients)
     if strategy in ("ddp", "zero1"):
         return [phase.activations + whole for phase in p.phases]
@@ -219,7 +219,7 @@ def test_peak_is_the_largest_moment(impl, run, seed):
             if not isinstance(got, int) or abs(got - want) > 12:  # divisions rounded down
                 fail(
                     f"{name} on {nodes} nodes of {local} ranks, buckets of {bucket:,} B, units of "
-                    f"{p.parameters} B with gradients of {p.gradients} B: the peak is at "
+                    f"{p.parameters} B with gradients of {p.gradients} B. The peak is at "
                     f"{moment}, {want:,.0f} B, got {got!r}",
                     cause="memory-peak",
                 )
@@ -227,7 +227,7 @@ def test_peak_is_the_largest_moment(impl, run, seed):
 
 @trace("3.27")
 def trace_memory(impl):
-    """Two steps of FSDP; rank 0 says what it should need before, what it needed after."""
+    """Two steps of FSDP; rank 0 tells the predicted bytes before, and the measured bytes after."""
 
     def body(ctx):
         torch.manual_seed(0)

@@ -33,7 +33,7 @@ def edge_of(seed: int, rank: int, number: int, dtype: torch.dtype = torch.float3
 
 
 def expect_edges(got, seed: int, ring: list[int], place: int, dtype, what: str) -> None:
-    """``got``: what the rank at ``place`` of ``ring`` got."""
+    """``got``: the edge that the rank at ``place`` of ``ring`` got."""
     rank = ring[place]
     neighbours = ((ring[place - 1], 1), (ring[(place + 1) % len(ring)], 0))
     for edge, (other, number), name in zip(got, neighbours, ("before", "after"), strict=True):
@@ -136,7 +136,7 @@ def test_one_rank_alone(impl, run, seed):
 
 @exercise("3.30", EVERYWHERE, nccl=True, asserts="ring group")
 def test_edges_in_a_group(impl, run, seed):
-    """Neighbours are those in the group; other ranks take no part."""
+    """Neighbours are ranks of the group; other ranks take no part."""
     rings = ([3, 0, 2], [1])
 
     def body(ctx):
@@ -163,14 +163,14 @@ def members(group) -> list[int]:
 
 
 def sum_in(group, device) -> float:
-    """What the members make together: the group works."""
+    """The sum that the members make together: it shows that the group works."""
     number = torch.full((1,), 2.0 ** dist.get_rank(), device=device)
     dist.all_reduce(number, group=group)
     return number.item()
 
 
 def from_before(group: dist.ProcessGroup, device: torch.device) -> float:
-    """The global rank of who is before this one in the ring of the group, by one message."""
+    """The global rank of the rank before this one in the ring of the group, by one message."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size > 1:
         number, got = (torch.full((1,), float(dist.get_rank()), device=device) for _ in "ab")

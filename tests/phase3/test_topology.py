@@ -1,4 +1,4 @@
-"""Checks of exercise 3.7: who shares a node, and the groups that follow from it."""
+"""Checks of exercise 3.7: which ranks share a node, and the groups that follow from it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def local_rank_of(placement: tuple[int, ...], rank: int) -> int:
 
 
 def places_of(impl, placement: tuple[int, ...], launcher: bool = True) -> list:
-    """What the ranks say; nodes are numbered from 5 by the launcher, their hosts have names."""
+    """The places that the ranks report. The launcher numbers nodes from 5, and
+    their hosts have names."""
     return [
         impl.Place(
             f"host-{'cab'[node % 3]}{node}",
@@ -70,7 +71,7 @@ def nodes_of(topology) -> list[list[int]]:
 
 @exercise("3.7", "virtual", asserts="place")
 def test_place_comes_from_the_launcher(impl, run):
-    """GROUP_RANK and LOCAL_RANK, not RANK; None for what the launcher does not say."""
+    """GROUP_RANK and LOCAL_RANK, not RANK; None for a variable that the launcher does not set."""
     given = [
         {"RANK": "6", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"},
         {"RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "3"},
@@ -96,7 +97,7 @@ def told(rank: int, node: int) -> list:
 
 @exercise("3.7", "virtual gloo", asserts="places store returns-when cost alone")
 def test_all_ranks_get_the_same_list(impl, run, seed, cases):
-    """Everybody's place in rank order on every rank, over the store alone, whoever is late."""
+    """All places in rank order on every rank, over the store alone, whichever rank is late."""
 
     def body(ctx):
         late = (ctx.rank * 7 + seed) % ctx.world_size
@@ -234,7 +235,8 @@ def test_groups_join_nodes_and_local_ranks(impl, run, cases):
 
 @exercise("3.7", "virtual", asserts="groups-refused refusals")
 def test_groups_of_other_ranks_are_refused(impl, run):
-    """A topology without some rank, with one too many, or with one twice: ValueError everywhere."""
+    """A topology without some rank, with a rank too many, or with a rank twice:
+    ValueError everywhere."""
     wrong = [((0, 1),), ((0, 1), (2, 3)), ((0, 1), (1, 2)), ((0, 1), (1,)), ((0, 3), (1,))]
 
     def body(ctx):

@@ -54,7 +54,7 @@ def root_for(tensor: torch.Tensor) -> int:
 
 
 def check_root_only(tensors, rows: torch.Tensor, case, root: int) -> None:
-    """The reduction on ``root``, the input on all others."""
+    """The reduction on ``root``, the input on all other ranks."""
     text = f"{named(case, len(rows))} to root {root}"
     sums = list(rows) if case[0] != "max" else []
     want = OPS[case[0]](rows)
@@ -189,7 +189,7 @@ def test_tree_takes_log_w_rounds(impl, run):
 
 
 def calls(impl):
-    """(call, what it leaves) of the three, with rank 1 as the root."""
+    """(call, its result) of the three, with rank 1 as the root."""
     at_root = lambda rows, rank, op: (slice(None), OPS[op](rows) if rank == 1 else rows[rank])
     of_root = lambda rows, rank, op: (slice(None), rows[1])
     return {

@@ -118,7 +118,7 @@ def judge(given, got, first, before, rank):
 
 @exercise("3.13", "virtual", asserts="groups")
 def test_users_groups_are_obeyed(impl, run, seed):
-    """What is written to ``param_groups``, any option, holds from the next step, in its group."""
+    """Any option written to ``param_groups`` holds from the next step, in its group."""
 
     def stepped(kind):
         model = awkward(seed)
@@ -169,7 +169,8 @@ class Counts(torch.optim.SGD):
 
 @exercise("3.13", "virtual", asserts="groups-back step-arguments life")
 def test_what_the_inner_optimizer_adds_is_kept(impl, run):
-    """Options that it adds and changes are in ``param_groups`` and saved; ``step`` takes more."""
+    """Options that the optimizer adds and changes are in ``param_groups`` and
+    saved; ``step`` takes more."""
 
     def body(ctx):
         def made():
@@ -207,7 +208,8 @@ SIZES = (5, 3, 2)  # elements: with shards of 4 on 3 ranks, 2 of padding
 
 @exercise("3.13", "virtual", asserts="vectors dtype layout")
 def test_vectors_and_pieces(impl, run):
-    """Parameters lie in the vector one after the other; a piece is a view of what the rank owns."""
+    """Parameters lie in the vector one after the other; a piece is a view
+    of the rank's own part."""
 
     def body(ctx):
         def offset(tensor):
@@ -297,7 +299,7 @@ def test_state_is_one_part_of_w(impl, run, seed):
             if state > limit:
                 fail(
                     f"rank {rank} of {world_size} holds {state:,} B of optimizer state, its part "
-                    f"is 8Ψ/W = {limit:,.0f} B: every element belongs to one rank, evenly",
+                    f"is 8Ψ/W = {limit:,.0f} B. Every element belongs to one rank, evenly",
                     cause="too-much-memory",
                     rank=rank,
                 )
@@ -309,7 +311,7 @@ def test_state_is_one_part_of_w(impl, run, seed):
 
 @exercise("3.13", "virtual gloo", asserts="bytes messages unmoved cost parameters")
 def test_bytes_of_a_step(impl, run, seed):
-    """A step sends (W-1)/W·P bytes per rank, P without what is frozen, all messages at once."""
+    """A step sends (W-1)/W·P bytes per rank, P without frozen parameters, all messages at once."""
 
     def body(ctx):
         model = Equal()
@@ -358,7 +360,7 @@ def test_each_dtype_stays(impl, run):
 
 @exercise("3.13", "virtual gloo cuda", asserts="state load groups life resources")
 def test_state_moves_to_another_world_size(impl, run, seed, cases):
-    """What 3 ranks save, 2 ranks and the plain optimizer load, and train on with it."""
+    """2 ranks and the plain optimizer load the state that 3 ranks save, and train on with it."""
     kind, options = OPTIMIZERS["AdamW"]
     options = options | {"amsgrad": True}  # a third moment, whatever its name
 
@@ -387,7 +389,7 @@ def test_state_moves_to_another_world_size(impl, run, seed, cases):
 
     saved = run(save, 3)
     weights, state, _, early = saved[0]
-    same_state(state, early, "what state_dict() gave, after a further step,", "state-alive")
+    same_state(state, early, "the result of state_dict(), after a further step,", "state-alive")
     for rank, (_, _, lengths, _) in enumerate(saved):
         expect_equal(
             lengths,
@@ -418,7 +420,7 @@ def test_state_moves_to_another_world_size(impl, run, seed, cases):
             if world_size > 1 and held > most:
                 fail(
                     f"rank {rank} of {world_size} holds {held:,} B of state after load_state_dict, "
-                    f"its part is less than {most:,.0f} B: copy, a view keeps the whole alive",
+                    f"its part is less than {most:,.0f} B. Copy, a view keeps the whole alive",
                     cause="too-much-memory",
                     rank=rank,
                 )
@@ -488,7 +490,7 @@ def test_works_in_a_group(impl, run, seed):
 
 
 def saved_adam(sizes, lr):
-    """What a plain Adam saves after a step, of groups with ``sizes`` parameters."""
+    """The state that a plain Adam saves after a step, for groups with ``sizes`` parameters."""
     shapes = [[nn.Parameter(torch.ones(32, 32)) for _ in range(size)] for size in sizes]
     plain = torch.optim.Adam([{"params": params} for params in shapes], lr=lr)
     for p in (p for params in shapes for p in params):

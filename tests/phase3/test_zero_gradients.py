@@ -99,13 +99,13 @@ def test_training_equals_one_process(impl, run, seed, cases):
 
 
 def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies, by name, of what is there and trained."""
+    """Copies, by name, of the trained parameters that are there."""
     named = model.named_parameters()
     return {n: p.grad.clone() for n, p in named if p.requires_grad and p.grad is not None}
 
 
 def wrong_norms(before: dict, after: dict, world_size: int) -> dict[str, tuple[str, float]]:
-    """What known mistakes make of the norm, in words, by cause."""
+    """The norms that known mistakes give, in words, by cause."""
 
     def norm(gradients: dict[str, torch.Tensor]) -> float:
         return float(torch.cat([g.flatten() for g in gradients.values()]).norm())
@@ -120,7 +120,7 @@ def wrong_norms(before: dict, after: dict, world_size: int) -> dict[str, tuple[s
 
 
 def judge_norm(norm: float, right: float, wrong: dict, what: str, rank: int) -> None:
-    """The norm is right, or the message says what it is instead."""
+    """The norm is right, or the message names the norm that it is instead."""
     if abs(norm - right) <= 1e-6 * right:
         return
     for cause, (words, value) in wrong.items():
@@ -157,7 +157,7 @@ def test_gradients_are_one_part_of_w(impl, run, seed):
                 if held > limit:
                     fail(
                         f"rank {rank} of {world_size} holds {held:,} B {when}, expected at most "
-                        f"{limit:,.0f} B of {WHOLE:,} B of gradients: reduce a bucket when it is "
+                        f"{limit:,.0f} B of {WHOLE:,} B of gradients. Reduce a bucket when it is "
                         "complete, let two travel at most, and keep the owner's part only",
                         cause=cause,
                         rank=rank,
@@ -229,7 +229,7 @@ def test_equals_torchs_data_parallelism(impl, run, seed):
 
 @exercise("3.14", "virtual gloo", asserts="like-whole clip group")
 def test_works_in_a_group(impl, run, seed):
-    """Ranks 1 and 3 of four have their mean and their norm, beside 0 and 2, who have theirs."""
+    """Ranks 1 and 3 of four have their own mean and norm, beside ranks 0 and 2 with theirs."""
     groups = [1, 3], [0, 2]
 
     def body(ctx):
@@ -349,13 +349,13 @@ def test_gradients_leave_during_backward(impl, run, seed):
         if gone < 10:
             fail(
                 f"when the first layer's gradient came, only {gone} of 12 parameters were without "
-                "one: send a bucket as soon as it is complete, and free it",
+                "one. Send a bucket as soon as it is complete, and free it",
                 cause="no-overlap",
                 rank=rank,
             )
         if not flying:
             fail(
-                "when the first layer's gradient came nothing was on its way: each bucket has been "
+                "when the first layer's gradient came nothing was on its way. Each bucket has been "
                 "waited for when it left, so backward stood still",
                 cause="waits-at-once",
                 rank=rank,
@@ -389,7 +389,8 @@ class Broken(torch.autograd.Function):
 
 @exercise("3.14", "virtual", asserts="given-up life alone")
 def test_a_backward_that_raises(impl, run, cases):
-    """On one rank or on all: zero_grad there ends the others' backward with NaN; then as ever."""
+    """On one rank or on all: zero_grad there ends the others' backward with NaN;
+    later steps are right."""
     for broken in cases([1], [0, 1, 2]):
 
         def body(ctx):
@@ -432,7 +433,7 @@ def test_a_backward_that_raises(impl, run, cases):
 
 @exercise("3.14", "virtual", asserts="given-up alone")
 def test_nan_tells_of_a_backward_that_raised(impl, run):
-    """After a step on what one rank gave up, all buckets that had not left hold NaN."""
+    """After a step on gradients that one rank gave up, all buckets that had not left hold NaN."""
 
     def body(ctx):
         model = Equal()
@@ -458,7 +459,7 @@ def test_nan_tells_of_a_backward_that_raised(impl, run):
 
 @exercise("3.14", "virtual", asserts="taken-over life bytes")
 def test_a_second_optimizer_takes_over(impl, run):
-    """What a second Zero2Optimizer is given is reduced once, for this one alone."""
+    """Parameters of a second Zero2Optimizer are reduced once, for this one alone."""
 
     def body(ctx):
         model = Equal()

@@ -26,7 +26,7 @@ PATIENCE = 2.0  # seconds (of the rank's own time): then a disk that nobody free
 
 
 class Gate:
-    """The disk: whoever flushes waits until it is open."""
+    """The disk: a thread that flushes waits until it is open."""
 
     def __init__(self) -> None:
         self.open, self.gave_up = threading.Event(), False
@@ -47,7 +47,8 @@ class Gate:
         threading.Thread(target=wait, daemon=True).start()
 
     def open_once_timed(self, seconds: float) -> None:
-        """Open so long after this thread first asks what time it is, as whoever times a wait does.
+        """Open so many seconds after this thread first asks for the time, as a thread does that
+        times a wait.
 
         So the wait lies between its two looks at the clock, however busy the machine is. A save
         that waits for nothing has returned by then: the rank's own time leaves out what it waits
@@ -106,7 +107,7 @@ def fill(tree, number: float) -> None:
 
 
 def deep_state(seed: int) -> dict:
-    """A state with tensors at several depths, and what is no tensor."""
+    """A state with tensors at several depths, and with values that are no tensors."""
     return {"a": tensors_of(seed), "b": [{0: (tensors_of(seed + 1), "text", None)}], "c": [1]}
 
 
@@ -261,7 +262,7 @@ def test_file_holds_the_moment_of_the_call(impl, run, seed, folder):
 
 
 def after_a_step(seed: int, world_size: int) -> dict:
-    """What the ranks of the check above share after their first step of training."""
+    """The state that the ranks of the check above share after their first step of training."""
     model, optimizer = model_of(seed)
     for p in model.parameters():
         p.grad = torch.full_like(p, 2.0 * world_size)  # of each rank's sum over two rows of ones
@@ -316,7 +317,7 @@ def test_one_save_at_a_time(impl, run, seed, folder):
     asserts="writers-error nothing-begun last-folder can-not-copy given-up alone refusals life",
 )
 def test_errors_of_the_writer_are_raised(impl, run, seed, folder):
-    """One rank fails: the next call raises it on every rank, once; then all is well."""
+    """One rank fails: the next call raises the error on every rank, once; later calls work."""
 
     def body(ctx):
         without_waiting()

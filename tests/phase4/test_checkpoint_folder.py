@@ -64,7 +64,7 @@ def add(files: Any, step: int, **more: Any) -> str:
 
 
 def outcome(call: Callable[..., Any], *args: Any) -> Any:
-    """What the call returns, or the kind of error that it raises."""
+    """The call's return value, or the kind of error that it raises."""
     try:
         return call(*args)
     except (OSError, ValueError) as error:
@@ -107,7 +107,7 @@ def test_which_are_kept(impl, run, seed, folder):
     "life output",
 )
 def test_from_begin_to_finish(impl, run, seed, folder):
-    """What lies there before, between and after begin and finish; what begin clears away."""
+    """The folder before, between and after begin and finish; the files that begin clears away."""
 
     def body(ctx):
         without_waiting()
@@ -226,7 +226,8 @@ def test_a_closed_folder_is_not_an_empty_one(impl, run, seed, folder):
 
 @exercise("4.1", "virtual", asserts="usable sizes-only share unfinished looks-anew steps manifest")
 def test_any_damage_is_found(impl, run, seed, folder):
-    """Any file torn, rotten or gone is a problem: to all who look, or to whom the file belongs."""
+    """Any file torn, rotten or gone is a problem: to every rank that looks,
+    or to the file's owner."""
     damages = DAMAGES | {"it is no text": lambda path: path.write_bytes(b"\xff\xfe" * 40)}
     shares = [(None, 1), (0, 2), (1, 2), (0, 1), (6, 7)]
 
@@ -290,7 +291,7 @@ def test_any_damage_is_found(impl, run, seed, folder):
 
 @exercise("4.1", "virtual", asserts="resources parents")
 def test_nothing_stays_open(impl, run, seed, folder):
-    """Twenty saves leave no file open and no thread behind, and only what is kept on the disk."""
+    """Twenty saves leave no file open and no thread behind, and only the kept ones on the disk."""
 
     def body(ctx):
         without_waiting()

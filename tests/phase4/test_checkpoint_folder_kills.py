@@ -31,7 +31,7 @@ def test_killed_at_every_operation(impl, run, seed, folder):
 
 @exercise("4.1", "gloo", asserts="whole on-disk parents")
 def test_power_fails_at_every_operation(impl, run, seed, folder):
-    """The same, and what was not flushed is lost, or there before what should come before it."""
+    """The same, and unflushed data are lost, or on the disk before data that should come first."""
 
     def body(ctx):
         return [killed_at_every_operation(impl, folder / how, how) for how in ("off", "torn")]
@@ -57,7 +57,7 @@ DELETIONS = 12  # operations of the disk after which a prune is killed, at most
 
 
 class MarkerLast:
-    """What ``os.scandir`` gives where a file system lists the marker after the other files."""
+    """The result of ``os.scandir`` where a file system lists the marker after the other files."""
 
     def __init__(self, real: Callable[..., Any], *args: Any) -> None:
         with real(*args) as entries:
@@ -81,7 +81,8 @@ class MarkerLast:
 
 @exercise("4.1", "gloo", asserts="half-deleted clears")
 def test_killed_while_old_ones_are_deleted(impl, run, seed, folder):
-    """SIGKILL at every operation of prune: what lost a file does not count, and begin clears it."""
+    """SIGKILL at every operation of prune: a checkpoint that lost a file does not
+    count, and begin clears it."""
 
     def body(ctx):
         without_waiting()

@@ -68,7 +68,7 @@ def train(ddp: DDP, rank: int, steps: Sequence[int]) -> list[Tensor]:
 
 
 def whole(ctx: RankContext, name: str) -> tuple[list[Tensor], list[dict[str, Any]]]:
-    """The weights after each step, and what a checkpoint after each would hold."""
+    """The weights after each step, and the contents of a checkpoint after each."""
     torch.manual_seed(0)
     ddp, hook = wrapped(name)
     weights, states = [], []
@@ -81,7 +81,7 @@ def whole(ctx: RankContext, name: str) -> tuple[list[Tensor], list[dict[str, Any
 
 
 def resumed(ctx: RankContext, name: str, own: list[dict[str, Any]], done: int) -> list[Tensor]:
-    """The weights after each later step of a run that goes on from what rank's ``own`` has."""
+    """The weights after each later step of a run that goes on from the rank's ``own``."""
     torch.manual_seed(1)
     ddp, hook = wrapped(name)
     state = own[ctx.rank]

@@ -20,7 +20,7 @@ from tests.phase4.memory_checkpoints import fake_saved
 
 
 def padded(vector: torch.Tensor, world_size: int, rank: int) -> torch.Tensor:
-    """What ``rank`` holds of a flat tensor: as many elements as every other rank."""
+    """The part of a flat tensor that ``rank`` holds: as many elements as on every other rank."""
     shard = -(-len(vector) // world_size)
     filled = torch.cat([vector, vector.new_full((shard * world_size - len(vector),), 9.0)])
     return filled[rank * shard : (rank + 1) * shard]
@@ -31,7 +31,7 @@ def cut_of(impl, vector: torch.Tensor, world_size: int, rank: int):
 
 
 def tree_of(impl, vectors, world_size: int, rank: int, step: int):
-    """An own tree with shards at several depths; what a rank holds is padded with 9s."""
+    """An own tree with shards at several depths; a rank's shards are padded with 9s."""
     parts = {name: cut_of(impl, vector, world_size, rank) for name, vector in vectors.items()}
     names = sorted(parts)
     return {
@@ -56,7 +56,8 @@ def vectors_of(seed: int) -> dict[str, torch.Tensor]:
 
 @exercise("4.4", "virtual", asserts="put-together taken-from-one dtype stays life")
 def test_shards_are_cut_anew(impl, run, seed):
-    """State of 4 ranks for 1, 2, 3, 5 and back: what each of them would have saved itself."""
+    """State of 4 ranks for 1, 2, 3, 5 and back: the state that each rank
+    would have saved itself."""
     vectors = vectors_of(seed)
     moves = [(4, v) for v in (1, 2, 3, 4, 5)] + [(1, 4), (3, 2), (2, 7)]
 

@@ -66,7 +66,8 @@ def data(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train(impl, ctx, seed: int, trees, steps: int):
-    """Train to ``steps`` from a checkpoint's trees: losses, weight, what this rank would save."""
+    """Train to ``steps`` from a checkpoint's trees: losses, weight, and the state
+    that this rank would save."""
     resume = impl.module("resume")
     x, y = data(seed)
     model = Line()
@@ -159,7 +160,7 @@ def next_numbers() -> list[float]:
 
 
 def first_numbers(seed: int) -> list[float]:
-    """What ``next_numbers`` gives after ``seed_all``, from generators of their own."""
+    """The result of ``next_numbers`` after ``seed_all``, from separate generators."""
     generator = torch.Generator().manual_seed(seed)
     numbers = np.random.RandomState(seed).rand(), random.Random(seed).random()
     return [torch.rand(3, generator=generator).tolist(), *map(float, numbers)]
@@ -206,7 +207,7 @@ KEYS += [(11, 1, 11), (10, 1, 12), (21, 0, 22), (0, 0, 32), (1009, 0, 2), (0, 1,
     "4.4", "virtual", asserts="own-streams new-streams itself stays randomness life resources as-if"
 )
 def test_random_streams(impl, run, seed):
-    """Ranks that existed go on with their numbers; new ones have some that nobody has had."""
+    """Ranks that existed go on with their numbers; new ranks have numbers that no rank has had."""
 
     def body(ctx):
         seeds = impl.module("sample_seeds")

@@ -33,13 +33,14 @@ def order_of(size: int, seed: int, epoch: int) -> list[int]:
 
 
 def plain(mine):
-    """The list, if it is one of ints; else what it is."""
+    """The list, if it is a list of ints; else a word for it."""
     kinds = {type(index).__name__ for index in mine} - {"int"}
     return mine if isinstance(mine, list) and not kinds else f"{type(mine).__name__} of {kinds}"
 
 
 def chain_of_runs(impl, worlds, size, batch, seed, steps):
-    """What the ranks of each run of a chain got: ``steps`` steps, then the next size goes on."""
+    """The samples of the ranks in each run of a chain: ``steps`` steps, then
+    the next size goes on."""
     state, runs, begun = None, [], 0
     for number, world_size in enumerate(worlds):
         got, states, lengths, kept = [], [], [], []
@@ -66,7 +67,8 @@ def chain_of_runs(impl, worlds, size, batch, seed, steps):
     "4.18", "virtual", asserts="parts order alike len size-of same-state resumed alone layout"
 )
 def test_every_sample_once_however_many_ranks(impl, run, seed, cases):
-    """Saved by W ranks, resumed by others, twice: together one epoch, the same global batches."""
+    """Saved by W ranks, resumed by another number, twice: together one epoch,
+    the same global batches."""
     shapes = cases((21, 6), (64, 16), (10, 4), (19, 8), (30, 7))
 
     def body(ctx):

@@ -1,4 +1,5 @@
-"""Checks of exercise 4.15: what all ranks save together, and which checkpoint they load."""
+"""Checks of exercise 4.15: the state that all ranks save together, and the
+checkpoint that they load."""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ def test_files_are_safe_and_written_once(impl, run, seed, folder):
     "4.15", "virtual", asserts="fails-together previous-stay gone-after-error alone again life"
 )
 def test_what_can_not_be_saved_is_refused_by_all(impl, run, seed, folder):
-    """An object in one rank's state: an error on every rank, nothing changed, nobody hangs."""
+    """An object in one rank's state: an error on every rank, nothing changed, and no rank hangs."""
     places = [0, 1, 2, "metadata"]
 
     def body(ctx):
@@ -269,7 +270,7 @@ def test_refusals(impl, run, seed, folder):
 # -- groups ---------------------------------------------------------------------------------------
 @exercise("4.15", "virtual", asserts="group rank-0s newest kept loaded same-folder not-looked-at")
 def test_groups_save_each_for_itself(impl, run, seed, folder):
-    """Ranks 1 and 2, then 3 and 1, save; the others do something else, or save elsewhere."""
+    """Ranks 1 and 2, then 3 and 1, save; the other ranks do something else, or save elsewhere."""
     saves = [(7, 0.0), (9, 0.9), (8, -0.5), (4, None)]  # keep=1, keep_best=2: 7, 9 and 4 stay
 
     def body(ctx):
@@ -324,7 +325,7 @@ def test_groups_save_each_for_itself(impl, run, seed, folder):
 # -- together -------------------------------------------------------------------------------------
 @exercise("4.15", "virtual gloo", asserts="readable-at-once saved kept")
 def test_nobody_goes_on_before_rank_0_has_finished(impl, run, seed, folder):
-    """Rank 0's disk is slower: what save has returned from can be read by every rank at once."""
+    """Rank 0's disk is slower: as soon as save has returned, every rank can read the checkpoint."""
 
     def body(ctx):
         slow(lambda: 0.02 if dist.get_rank() == 0 else 0.005)

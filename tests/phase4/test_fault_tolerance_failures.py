@@ -20,7 +20,8 @@ from tests.phase4.disk import full_for, without_waiting
 
 @exercise("4.15", "virtual", asserts="passed-over skipped same-on-all")
 def test_damaged_checkpoints_are_passed_over(impl, run, seed, folder):
-    """Any file torn, rotten or gone: all ranks take the one before, and hear which and why."""
+    """Any file torn, rotten or gone: all ranks take the checkpoint before, and hear which
+    one is skipped and why."""
 
     def body(ctx):
         without_waiting()
@@ -66,7 +67,7 @@ def test_nothing_and_nothing_intact_are_different(impl, run, seed, folder):
         good, out = root.with_name("good"), {}
 
         def after(what, call, *damages):
-            """What ``call`` gives when files of the checkpoints are gone or damaged."""
+            """The result of ``call`` when files of the checkpoints are gone or damaged."""
             dist.barrier()
             if ctx.rank == 0:
                 for damage, path in damages:
@@ -159,7 +160,8 @@ def test_a_single_process_looks_at_all_files(impl, run, seed, folder):
 
 @exercise("4.15", "virtual", asserts="same-on-all alone read-together")
 def test_one_rank_can_not_read(impl, run, seed, folder):
-    """One rank may not see the folder, or can't take the tensors: an error on all, nobody hangs."""
+    """One rank may not see the folder, or can't take the tensors: an error on
+    all, and no rank hangs."""
 
     def body(ctx):
         without_waiting()
@@ -207,7 +209,7 @@ FULL = [(0, 0), (2, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]  # rank, flushes
 
 
 def expect_failed_together(results, before: list, full: int) -> None:
-    """All ranks of a failed save raise, and have what was before."""
+    """All ranks of a failed save raise, and have the state before it."""
     for rank, (problem, found, names, again) in enumerate(results):
         what = f"the disk is full on rank {full}"
         if not problem:
@@ -224,7 +226,8 @@ def expect_failed_together(results, before: list, full: int) -> None:
 
 @exercise("4.15", "virtual", asserts="fails-together previous-stay gone-after-error again alone")
 def test_full_disk(impl, run, seed, folder):
-    """No space on one rank at any flush: one error on all ranks, and nothing that was is lost."""
+    """No space on one rank at any flush: one error on all ranks, and no
+    earlier checkpoint is lost."""
 
     def body(ctx):
         out = []

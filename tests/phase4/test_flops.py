@@ -68,7 +68,7 @@ def models() -> Iterator[tuple[nn.Module, torch.Tensor]]:
 class Several(nn.Module):
     """Takes a dict and a word, returns tensors in a list, in a dict, beside None and a number.
 
-    One parameter is used by nobody, a buffer by forward.
+    One parameter is unused; forward uses a buffer.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def test_tensors_lie_as_they_did(impl, run):
 
 
 def expect_flops(got: int, want: int, what: str, known: dict[str, tuple[str, int]]) -> None:
-    """Fail unless equal; ``known``: what mistakes give, by their causes."""
+    """Fail unless equal; ``known``: the values that known mistakes give, by their causes."""
     for cause, (said, wrong) in known.items():
         if got == wrong != want:
             fail(f"FLOPs of {what}: expected {want}, got {got}: {said}", cause=cause)

@@ -1,4 +1,4 @@
-"""One training per folder: who holds the lock, who is refused, and whose lock is taken over."""
+"""One training per folder: which holds the lock, which is refused, and whose lock is taken over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lines() -> list[str]:
 
 @pytest.fixture
 def lock(tmp_path: Path, lines: list[str]) -> Iterator[FolderLock]:
-    """A lock on a folder that isn't there yet; what it says goes to ``lines``."""
+    """A lock on a folder that isn't there yet; its messages go to ``lines``."""
     lock = FolderLock(tmp_path / "folder", say=lines.append, renewal=BRIEF, patience=FOREVER)
     try:
         yield lock
@@ -46,7 +46,7 @@ def dead_process() -> int:
 
 
 def leave(folder: Path, name: str = NAME, **fields: object) -> Holder:
-    """A lock that somebody has left."""
+    """A lock that another process has left."""
     folder.mkdir(exist_ok=True)
     holder = replace(me(), **fields)
     (folder / name).write_text(json.dumps(asdict(holder)), encoding="utf-8")
@@ -54,7 +54,7 @@ def leave(folder: Path, name: str = NAME, **fields: object) -> Holder:
 
 
 def holder_of(folder: Path) -> Holder:
-    """Who holds the lock, by the only file that is there."""
+    """The holder of the lock, by the only file that is there."""
     assert [path.name for path in folder.iterdir()] == [NAME]
     return Holder(**json.loads((folder / NAME).read_text(encoding="utf-8")))
 
@@ -181,7 +181,8 @@ def test_a_holder_that_was_taken_over_is_told_and_leaves_the_other_one_alone(
 
 
 def leave_state(folder: Path, state: str) -> None:
-    """What two starters find: nothing, a dead lock, or one whose successor died on the way."""
+    """The folder that two starters find: no lock, a dead lock, or one whose
+    successor died on the way."""
     folder.mkdir()
     if state != "nothing":
         dead = leave(folder, pid=dead_process())
@@ -190,7 +191,7 @@ def leave_state(folder: Path, state: str) -> None:
 
 
 def outcomes(locks: list[FolderLock], meanwhile=lambda: None) -> list[str]:
-    """What comes of locks that are acquired at once, each in a thread."""
+    """The outcome of locks that are acquired at once, each in a thread."""
     found = [""] * len(locks)
 
     def start(number: int) -> None:
@@ -241,7 +242,7 @@ def test_of_two_at_once_one_wins(
 def test_who_comes_too_late_does_not_take_over_the_winner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """It has found the holder dead, and acts when another one has taken over completely."""
+    """It has found the holder dead, and acts when another process has taken over completely."""
     folder = tmp_path / "folder"
     leave_state(folder, state)
     winner, late = FolderLock(folder), FolderLock(folder)
@@ -277,7 +278,8 @@ def test_without_hard_links(lock: FolderLock, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_are_refused_together(tmp_path: Path) -> None:
-    """The first one alone looks; an error that all ranks raise releases, another one does not."""
+    """The first rank alone looks; an error that all ranks raise releases the lock,
+    another error does not."""
 
     def body(ctx: RankContext) -> list[str]:
         def attempt(error: Exception | None) -> str:

@@ -31,8 +31,8 @@ from tests.phase4.compression import (
 STEPS = 4
 MOVED = Diagnosis(
     "not-moved",
-    "a part is lost, or was sent twice: what is remembered of a parameter must go with it into "
-    "each new bucket, and back when an earlier bucket comes again",
+    "a part is lost, or was sent twice: the state of a parameter (residual, velocity) must go "
+    "with it into each new bucket, and back when an earlier bucket comes again",
 )
 SHAPES = ((7, 5), (5,), (1,))  # 41 entries
 
@@ -77,10 +77,11 @@ def simulate(
 
 
 def variants(own: list[list[Tensor]], k: int, momentum: float = 0.0) -> Variants:
-    """What known mistakes give."""
+    """The sums that known mistakes give."""
     found = {
         "no-error-feedback": (
-            "it is what this step's gradients alone give: what earlier steps did not send is lost",
+            "this step's gradients alone give this sum: the part that earlier steps did not send "
+            "is lost",
             simulate(own, k, momentum, feedback=False),
         ),
         "residual-not-cleared": (
@@ -97,11 +98,11 @@ def variants(own: list[list[Tensor]], k: int, momentum: float = 0.0) -> Variants
         ),
         "no-momentum": ("it is what no momentum gives", simulate(own, k)),
         "momentum-after-the-choice": (
-            "momentum was taken of what has arrived, not of the gradients before the choice",
+            "momentum was taken of the arrived sum, not of the gradients before the choice",
             simulate(own, k, momentum, late=True),
         ),
         "momentum-twice": (
-            "momentum was taken twice: before the choice and of what has arrived",
+            "momentum was taken twice: before the choice and of the arrived sum",
             simulate(own, k, momentum, twice=True),
         ),
         **found,
@@ -162,7 +163,7 @@ def test_momentum_comes_before_the_choice(impl, run, seed):
 
 @exercise("4.6", "virtual", asserts="belongs-to-parameters zeros-at-first")
 def test_nothing_is_lost_when_buckets_are_made_anew(impl, run, seed):
-    """What is owed moves with its parameters: after some empty steps everything has arrived."""
+    """Residuals move with their parameters: after some empty steps everything has arrived."""
     sizes, full = {"p": 8, "q": 5}, 3  # entries of each parameter; steps that are not empty
     # of each step: which are in which bucket; the first one comes again
     layouts = ["pq"], ["q", "p"], ["pq"], *[["qp"]] * 5
@@ -256,7 +257,7 @@ def test_ratio_one_is_an_exact_sum(impl, run, seed):
 
 @exercise("4.6", "virtual", asserts="state copy numbered life")
 def test_state_goes_on_to_the_bit(impl, run, seed):
-    """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
+    """After a save and a load, in a new hook or an old one, the later steps are the same."""
     check_resumed(run, lambda ps: impl.TopK(ps, 0.2, 0.5), seed)
 
 

@@ -54,14 +54,14 @@ def test_sums_at_shared_positions_and_owes_the_rest(impl, run, seed, cases):
 
 
 def variants(totals, positions, scale: float) -> Variants:
-    """What known mistakes give; ``scale``: n/k."""
+    """The sums that known mistakes give; ``scale``: n/k."""
     return {
         "no-error-feedback": (
-            "it is what this step's gradients alone give: earlier ones are lost",
+            "this step's gradients alone give this sum: the residuals of earlier steps are lost",
             follow(totals, positions, feedback=False),
         ),
         "residual-not-cleared": (
-            "what was sent is still in the residual: it is sent again",
+            "sent entries are still in the residual: they are sent again",
             follow(totals, positions, clear=False),
         ),
         "scaled-up": (
@@ -111,7 +111,7 @@ def test_every_position_is_as_likely(impl, run, seed):
     if pairs[one, other] > mean + 8 * mean**0.5:
         fail(
             f"in {CALLS} calls positions {one} and {other} were drawn together "
-            f"{int(pairs[one, other])} times, expected {mean:.0f} ± {mean**0.5:.0f}: any k "
+            f"{int(pairs[one, other])} times, expected {mean:.0f} ± {mean**0.5:.0f}. Any k "
             "positions must be as likely as any others",
             cause="positions-together",
         )
@@ -120,7 +120,7 @@ def test_every_position_is_as_likely(impl, run, seed):
         if abs(again - k * k / numel) > 6 * (0.75 / CALLS) ** 0.5:
             fail(
                 f"{again:.2f} of {k} positions come again {lag} calls later in the mean, expected "
-                f"{k * k / numel:.2f}: a call's positions must not depend on those before",
+                f"{k * k / numel:.2f}. A call's positions must not depend on those before",
                 cause="calls-depend",
             )
 
@@ -174,7 +174,7 @@ def test_bytes_are_those_of_k_values(impl, run, seed, cases):
 
 @exercise("4.7", "virtual", asserts="state copy life")
 def test_random_state_goes_on_to_the_bit(impl, run, seed):
-    """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
+    """After a save and a load, in a new hook or an old one, the later steps are the same."""
     check_resumed(run, lambda ps: impl.RandomK(ps, 0.3, seed), seed)
 
 

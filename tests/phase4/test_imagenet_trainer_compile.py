@@ -24,8 +24,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     not shutil.which(COMPILER), reason=f"torch.compile needs a C++ compiler: no {COMPILER} here"
 )
 def test_compiled_trains_like_eager(data: Path, tmp_path: Path) -> None:
-    """Two steps of one rank. Its caches go with the test; it compiles without helpers, and for no
-    vector units: whether the compiler knows these takes six programs to find out."""
+    """Two steps of one rank. Its caches go with the test. It compiles without helpers, and for no
+    vector units: to find out whether the compiler knows these takes six programs."""
     arguments = ["--max-steps=2"]
     eager = config_of(data, tmp_path / "eager", *arguments)
     compiled = config_of(data, tmp_path / "compiled", *arguments, "--compile")

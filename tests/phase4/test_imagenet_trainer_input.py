@@ -1,4 +1,4 @@
-"""What is wrong with a run is said in one line, before or without harm; and what a plan says."""
+"""One line names the fault of a run, before or without harm; and the contents of a plan."""
 
 from __future__ import annotations
 

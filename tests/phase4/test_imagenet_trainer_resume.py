@@ -198,7 +198,7 @@ def test_a_preempted_run_saves_first(data: Path, tmp_path: Path, number: signal.
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which no process listens."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return trial.getsockname()[1]

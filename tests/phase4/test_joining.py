@@ -48,7 +48,7 @@ def test_a_store_full_of_old_keys(impl, run, seed):
 
 
 def joins(impl, run, patience: float) -> list:
-    """For each rank what it found in each of four attempts to join, and in calls at once."""
+    """For each rank the findings of four attempts to join, and of calls at once."""
 
     def body(ctx, folder):
         store = dist.FileStore(str(folder / "store"), 3)
@@ -157,7 +157,7 @@ def expect_joined(results: list) -> None:
         what = f"attempt {attempt} of {world_size} ranks"
         if absent is not None and "gave up" not in ranks:
             for rank in {0, 1, 2} - {absent}:
-                said = f"{what}, rank {absent} does not come: what comes of the others"
+                said = f"{what}, rank {absent} does not come: the outcome on the other ranks"
                 expect_equal(ranks[rank], "TimeoutError", what=said, rank=rank, cause="no-timeout")
             continue
         if "gave up" in ranks:
@@ -178,7 +178,7 @@ def expect_joined(results: list) -> None:
 
 @trace("4.13")
 def trace_joining(impl):
-    """Three attempts to join through one store; in each another rank is late."""
+    """Three attempts to join through one store; in each of them another rank is late."""
 
     def body(ctx):
         store = dist.PrefixStore("agent", dist.distributed_c10d._get_default_store())

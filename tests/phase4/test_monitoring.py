@@ -37,7 +37,7 @@ class SlowLoss:
 # -- time ------------------------------------------------------------------------------------------
 @exercise("4.10", "virtual", asserts="phase-time own-phase wall-clock steps-counted")
 def test_phases_add_up(impl, run):
-    """Two micro-batches: times of a phase add up; what lies in none of them is in the step."""
+    """Two micro-batches: times of a phase add up; time in no phase is in the step."""
 
     def body(ctx):
         monitor = impl.StepMonitor()
@@ -75,9 +75,9 @@ def test_phases_add_up(impl, run):
 
 @exercise("4.10", "virtual", asserts="nested after-exception life")
 def test_phases_in_each_other_and_exceptions(impl, run):
-    """Phases in each other count for each; one that ends in an exception counts, also in one that
-    is no Exception; so does communication. Of a phase inside of communication nothing is left. Two
-    monitors at once know nothing of each other."""
+    """Nested phases count for each of them. A phase that ends in an exception counts, also in one
+    that is no Exception; so does communication. A phase inside of communication has no time left.
+    Two monitors at once know nothing of each other."""
 
     def body(ctx):
         monitor, other = impl.StepMonitor(), impl.StepMonitor(first_step=5)
@@ -152,7 +152,7 @@ def test_phases_show_in_a_profile(impl, run):
 
 @exercise("4.10", "virtual", asserts="data any-batch lazy life")
 def test_data_wait_is_what_the_loader_takes(impl, run):
-    """Only the time in the loader counts, not what is done with its batches; they all arrive, also
+    """Only the time in the loader counts, not the work on its batches. All batches arrive, also
     None, and none is asked for before its time."""
     batches = [0, None, (), 3]
 
@@ -197,7 +197,7 @@ def test_data_wait_is_what_the_loader_takes(impl, run):
 
 
 def wire_seconds(run, numel: int) -> float:
-    """What an all-reduce of two ranks takes when nothing else goes on, in virtual time."""
+    """The virtual time of an all-reduce of two ranks beside no other work."""
 
     def reference(ctx):
         begun = time.perf_counter()
@@ -267,7 +267,7 @@ def test_communication_at_once_counts_once(impl, run):
 
 @exercise("4.10", "virtual", asserts="hook exposed hidden")
 def test_hooks_and_blocking_communication(impl, run):
-    """A watched hook does its work; one that blocks is exposed, like what runs in a block."""
+    """A watched hook does its work; a blocking hook is exposed, like communication in a block."""
     wire = wire_seconds(run, 500_000)
 
     def body(ctx):
@@ -298,7 +298,7 @@ def test_hooks_and_blocking_communication(impl, run):
         return found, m.phases["optimizer"], m.exposed, m.hidden
 
     for rank, ((quick, blocks), phase, *block) in enumerate(run.simulate(body, 2)):
-        what = "a phase in which blocking communication runs: what is left of it"
+        what = "a phase in which blocking communication runs: the time that is left of it"
         expect_seconds(phase, 0.25 * wire, what, "phase-time", rank)
         for sums, *_ in (quick, blocks):
             expect_close(sums, torch.full((3,), 3.0), what="the bucket", rank=rank)
@@ -415,7 +415,7 @@ def test_slow_kernels_show_where_they_run(impl, run):
         if before > last or after > last + 1:
             fail(
                 f"the host waited for the GPU {after - last} times in one step, {before - last} of "
-                "them before its end: once is enough, and more makes training slower",
+                "them before its end. Once is enough, and more makes training slower",
                 cause="synchronises-too-often",
             )
         last = after
@@ -487,7 +487,7 @@ LATE = 0.3  # seconds
 
 
 class Heard:
-    """A handle; the store tells, under ``key``, when it is waited for."""
+    """A handle; the store has, under ``key``, the time at which it is waited for."""
 
     def __init__(self, handle, key: str) -> None:
         self.handle, self.key = handle, key
@@ -505,7 +505,7 @@ def test_a_late_rank_is_exposed_on_the_others(impl, run):
     """Real ranks: rank 1 computes 0.3 s longer; rank 0 waits for it, in its communication.
 
     It begins to compute when rank 0 waits, so on a busy machine that wait is longer, never shorter.
-    What rank 1 waits is the least of three steps: one that was disturbed says nothing.
+    Rank 1's wait is the least of three steps: a disturbed step says nothing.
     """
 
     def body(ctx):

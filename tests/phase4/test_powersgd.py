@@ -46,7 +46,8 @@ def low_rank(m: int, n: int, rank: int, seed: int) -> Tensor:
 
 
 def shares(total: Tensor, rank: int, world_size: int, seed: int) -> Tensor:
-    """What ``rank`` has of ``total``: full of noise that cancels in the sum over the ranks."""
+    """The summand of ``rank`` in ``total``: full of noise that cancels in
+    the sum over the ranks."""
     noise = [
         torch.randn(total.shape, generator=torch.Generator().manual_seed(seed + r)).double()
         for r in range(world_size)
@@ -63,25 +64,27 @@ def sum_of_rank_2(bucket: Bucket, seed: int) -> Tensor:
 
 
 def two_steps(seed: int) -> tuple[Bucket, Tensor]:
-    """A bucket, and what its second step's sum shall be with what the first has left out."""
+    """A bucket, and the sum that its second step shall have with the part that
+    the first has left out."""
     return bucket_of((12, 9), (4,)), torch.cat([low_rank(12, 9, 2, seed).flatten(), torch.ones(4)])
 
 
 def left_out(bucket: Bucket, seed: int, world_size: int, out: Tensor) -> Tensor:
-    """What the first step's sum over the ranks has more than ``out``."""
+    """The part of the first step's sum over the ranks that ``out`` lacks."""
     return sum(gradient(bucket, seed, r, 0) for r in range(world_size)) - out
 
 
 def second_of(
     bucket: Bucket, whole: Tensor, seed: int, rank: int, world_size: int, out: Tensor
 ) -> Tensor:
-    """What ``rank`` puts in in step 2: with all that step 1 left out, its sum is ``whole``."""
+    """The gradients of ``rank`` in step 2: with all that step 1 left out,
+    their sum is ``whole``."""
     left = left_out(bucket, seed, world_size, out)  # of rank 7 and more
     return shares(whole - left, rank, world_size, seed)
 
 
 def own_qs(bucket: Bucket, whole: Tensor, seed: int, world_size: int, out: Tensor) -> Tensor:
-    """What step 2 gives for the matrix if each rank keeps its own Mᵀ·P of step 1."""
+    """The result of step 2 for the matrix if each rank keeps its own Mᵀ·P of step 1."""
     sent = out[:108].view(12, 9)
     basis, p = torch.linalg.svd(sent).U[:, :2], 0
     for rank in range(world_size):
@@ -145,7 +148,7 @@ def test_orthonormal_columns(impl, run, seed):
         if not torch.allclose(square, torch.eye(p.shape[1]).double(), **near):
             text = ", ".join(f"{x:.3g}" for x in square.flatten().tolist())
             fail(
-                f"the columns made of {what} are not orthonormal: PᵀP is {text}; columns that are "
+                f"the columns made of {what} are not orthonormal: PᵀP is {text}. Columns that are "
                 "dependent, or zeros, take orthonormal ones in their place, as QR does",
                 cause="not-orthonormal",
             )
@@ -154,7 +157,7 @@ def test_orthonormal_columns(impl, run, seed):
 
 @exercise("4.8", "virtual gloo cuda", asserts="projection same-bits others-exact")
 def test_a_sum_of_low_rank_is_exact(impl, run, seed, cases):
-    """If the sum over the ranks has rank 2, rank 2 gives it exactly, whatever each rank has."""
+    """If the sum over the ranks has rank 2, rank 2 gives it exactly, whatever the summands are."""
     for world_size in cases(3, 1, 2, 4):
 
         def body(ctx):
@@ -181,7 +184,8 @@ def test_a_sum_of_low_rank_is_exact(impl, run, seed, cases):
 
 @exercise("4.8", "virtual", asserts="residual")
 def test_what_is_left_out_comes_next(impl, run, seed):
-    """Error feedback: the next step approximates its gradient plus what the last one left out."""
+    """Error feedback: the next step approximates its gradient plus the part that
+    the last step left out."""
 
     def body(ctx):
         bucket, whole = two_steps(seed)
@@ -204,14 +208,14 @@ def test_what_is_left_out_comes_next(impl, run, seed):
                 if world_size > 1 and torch.allclose(got[:108], own, rtol=1e-5, atol=1e-6):
                     fail(
                         f"step 2 on rank {rank} of {world_size} begins with each rank's own Mᵀ·P "
-                        "of step 1: the Q that is kept must be the sum over the ranks",
+                        "of step 1. The Q that is kept must be the sum over the ranks",
                         cause="own-q",
                         rank=rank,
                     )
                 fail(
-                    f"on rank {rank} of {world_size}, step 1 left out a part of norm {left:.3g}; "
-                    f"with it, step 2's sum has rank 2, but comes out wrong by {off:.3g}: each "
-                    "rank owes what it had minus 1/W of what was sent",
+                    f"on rank {rank} of {world_size}, step 1 left out a part of norm {left:.3g}. "
+                    f"With it, step 2's sum has rank 2, but is wrong by {off:.3g}. A rank's "
+                    "residual is its own value minus 1/W of the sum that was sent",
                     cause="no-error-feedback",
                     rank=rank,
                 )
@@ -219,7 +223,7 @@ def test_what_is_left_out_comes_next(impl, run, seed):
 
 @exercise("4.8", "virtual", asserts="residual dtype")
 def test_what_16_bits_leave_out_comes_next(impl, run, seed):
-    """In bfloat16, too: steps of rank 1 give in the mean what has rank 3."""
+    """In bfloat16, too, steps of rank 1 give in the mean a matrix of rank 3."""
 
     def body(ctx):
         bucket = bucket_of((12, 9), dtype=torch.bfloat16)
@@ -235,8 +239,8 @@ def test_what_16_bits_leave_out_comes_next(impl, run, seed):
     off = float((mean - whole).norm() / whole.norm())
     if not off < 0.4:
         fail(
-            f"the same matrix of rank 3 in 12 steps of rank 1, in bfloat16: their mean is off by "
-            f"{off:.0%} of it: what a step leaves out must come in the next ones",
+            f"the same matrix of rank 3 in 12 steps of rank 1, in bfloat16. Their mean is off by "
+            f"{off:.0%} of it: the next steps must bring what a step leaves out",
             cause="no-error-feedback",
         )
 
@@ -262,7 +266,7 @@ def test_warm_start_finds_the_best_approximation(impl, run, seed):
     if last > 1.001 * least:
         fail(
             f"after 25 steps the approximation is off by {last:.4g}, the best of rank 2 is off by "
-            f"{least:.4g}: each step must begin with the Q of the step before",
+            f"{least:.4g}. Each step must begin with the Q of the step before",
             cause="no-warm-start",
         )
 
@@ -329,7 +333,7 @@ def test_vectors_and_small_matrices_are_exact(impl, run, seed):
             expect_close(
                 got[81:],
                 sum(parts),
-                what=f"what is sent as it is, step {step}",
+                what=f"the part that is sent uncompressed, step {step}",
                 rank=rank,
                 contributions=parts,
                 **TINY,
@@ -371,7 +375,7 @@ def test_layouts_and_zeros(impl, run, seed):
 
 @exercise("4.8", "virtual", asserts="state copy life")
 def test_power_state_goes_on_to_the_bit(impl, run, seed):
-    """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
+    """After a save and a load, in a new hook or an old one, the later steps are the same."""
     check_resumed(run, lambda ps: impl.PowerSGD(ps, 1), seed)
 
 
@@ -392,7 +396,7 @@ def projected(total: Tensor, start: Tensor | None, rank: int) -> tuple[Tensor, T
 
 
 def expect_projections(sums: Sums, rank: int = 2) -> None:
-    """Every step is what the Q of the step before gives; the first one is a projection."""
+    """The Q of the step before gives every step; the first step is a projection."""
     owed = torch.zeros(SIZES[sums.dtype][0]).double()
     of_five = owed  # what is owed if the share is that of all 5 ranks, not of the group's
     qs: dict[int, Tensor] = {}
@@ -401,11 +405,11 @@ def expect_projections(sums: Sums, rank: int = 2) -> None:
         want, got = total.clone(), got.double()
         known = {
             "share-of-all-ranks": (
-                "each rank owes 1/W of what was sent, and W counts the ranks of its group: here 5, "
-                "all ranks of the program, were counted",
+                "each rank subtracts 1/W of the sum that was sent, and W counts the ranks of its "
+                "group: here 5, all ranks of the program, were counted",
                 total - owed + of_five,
             ),
-            "no-error-feedback": ("what earlier steps left out is lost", total - owed),
+            "no-error-feedback": ("the part that earlier steps left out is lost", total - owed),
         }
         known = {cause: (said, wrong.clone()) for cause, (said, wrong) in known.items()}
         if sums.dtype != torch.float16:  # its matrices are too small

@@ -111,7 +111,7 @@ def test_int8_packs_with_the_right_mean(impl, run, seed):
     off = float((small - tiny).abs().max() / tiny.abs().max())
     if not off < 1.01 / 127:
         fail(
-            f"numbers of up to 1.27e-28 come back wrong by {off:.2g} of the largest: a step is "
+            f"numbers of up to 1.27e-28 come back wrong by {off:.2g} of the largest. A step is "
             "1/127 of it, however small it is",
             cause="small-scale",
         )
@@ -155,7 +155,7 @@ def _expect_independent(errors: Tensor) -> None:
     later = (single[1:] * single[:-1]).mean().abs() * single.shape[1] ** 0.5
     if max(together, later) > 7 / draws**0.5:
         fail(
-            "numbers of one call, or of two calls in a row, are rounded up together: each one "
+            "numbers of one call, or of two calls in a row, are rounded up together. Each one "
             f"draws for itself (correlations up to {float(max(together, later)):.2f})",
             cause="same-noise",
         )
@@ -182,15 +182,16 @@ def test_int8_rounding_is_right_in_the_mean(impl, run, seed):
                 if abs(got - want) > 0.15:
                     fail(
                         f"of {world_size} ranks: 749 numbers of {want}, with steps of about 1, "
-                        f"come out as {got:.3f} in the mean: rounding is not right in the mean",
+                        f"come out as {got:.3f} in the mean. Rounding is not right in the mean",
                         cause="biased",
                     )
 
 
 def _expect_sums_in_float32(impl, run, seed) -> None:
-    """In bfloat16, 3 ranks with steps of 1: sums are 381 at most, and 300, exactly 100 steps of 3.
+    """In bfloat16, 3 ranks with steps of 1: sums are 381 at most, and 300 is exactly 100 steps of
+    3.
 
-    381 is no number of 16 bits: where sums are rounded to them, the step is another.
+    381 is no number of bfloat16: if sums are rounded to 16 bits, the step is another.
     """
     numel = 1200
 
@@ -204,18 +205,18 @@ def _expect_sums_in_float32(impl, run, seed) -> None:
         if exact < 0.95:
             fail(
                 f"a bucket in bfloat16, 3 ranks, 100 and at most 127 steps of 1 on each: "
-                f"{1 - exact:.0%} of the sums are not 300, which is 100 steps of 3: the pieces "
-                "must be added up in float32, and be packed from there",
+                f"{1 - exact:.0%} of the sums are not 300, which is 100 steps of 3. Add the "
+                "pieces in float32, and pack that sum",
                 cause="sum-rounded",
                 rank=rank,
             )
 
 
 def _expect_new_numbers(impl, run, seed) -> None:
-    """Half a step on one rank is a quarter of a step of the sum: rounded twice, the mean is right.
+    """Half a step on one rank is a quarter of a step of the sum. It is rounded twice, and the mean
+    is right.
 
-    Where the second rounding reuses the numbers of the first, all that was rounded up goes up
-    again.
+    If the second rounding reuses the numbers of the first, all that was rounded up goes up again.
     """
     numel = 1200
 
@@ -233,7 +234,7 @@ def _expect_new_numbers(impl, run, seed) -> None:
             if abs(mean - 0.5) > 0.27:
                 fail(
                     f"599 sums of 0.5, rounded twice, come out as {mean:.3f} in the mean in piece "
-                    f"{piece}: the second rounding must draw new random numbers",
+                    f"{piece}. The second rounding must draw new random numbers",
                     cause="biased",
                     rank=rank,
                 )
@@ -256,7 +257,7 @@ def test_int8_ranks_round_independently(impl, run, seed):
         if not 0.4 < zeros < 0.6:
             fail(
                 f"x = 0.5 steps on one rank and -x on the other: {zeros:.0%} of the sums are 0, "
-                "expected about half: the ranks draw the same random numbers, or none",
+                "expected about half. The ranks draw the same random numbers, or none",
                 cause="same-noise",
                 rank=rank,
             )
@@ -302,7 +303,7 @@ def test_int8_shows_what_is_not_finite(impl, run, seed):
             if finite[4:8].any():
                 fail(
                     f"rank 1 has {bad} among entries 4 to 7; their sums are {got[4:8].tolist()}: "
-                    "what is not finite must be seen by all",
+                    "all ranks must see values that are not finite",
                     cause="nan-hidden",
                     rank=rank,
                 )
@@ -353,8 +354,9 @@ def simulate(
 ) -> list[Tensor]:
     """Each step's Σ s·sign(v); ``own``: for each rank the gradients of all steps.
 
-    ``feedback`` False: no residual; ``whose``: everybody's scale is this rank's; ``same``: the
-    residual takes back signs of size 1; ``zero``, ``owed``: sign(0) in what is sent and taken back.
+    ``feedback`` False: no residual; ``whose``: all scales are this rank's. ``same``: the residual
+    takes back signs of size 1. ``zero``, ``owed``: sign(0) in the signs that are sent and taken
+    back.
     """
     sums = [torch.zeros_like(g) for g in own[0]]
     rest = [torch.zeros_like(gradients[0]) for gradients in own]
@@ -369,7 +371,7 @@ def simulate(
 
 @exercise("4.9", "virtual gloo cuda", asserts="bit-sum residual same-bits")
 def test_one_bit_sends_signs_and_owes_the_rest(impl, run, seed, cases):
-    """Signs with each rank's own mean size are summed; what they lack goes into the next step."""
+    """Signs with each rank's own mean size are summed; the difference goes into the next step."""
     for world_size, numel in cases((3, 41), (2, 8), (1, 7), (4, 17)):
 
         def body(ctx):
@@ -381,7 +383,7 @@ def test_one_bit_sends_signs_and_owes_the_rest(impl, run, seed, cases):
         own = [scaled(like, seed, rank) for rank in range(world_size)]
         known = {
             "no-error-feedback": (
-                "it is what this step's gradients alone give: what signs lack is lost",
+                "this step's gradients alone give this sum: the error of the signs is lost",
                 simulate(own, feedback=False),
             ),
             **{
@@ -417,7 +419,8 @@ def scaled(bucket: Bucket, seed: int, rank: int) -> list[Tensor]:
 
 @exercise("4.9", "virtual", asserts="residual dtype")
 def test_one_bit_owes_the_last_digits(impl, run):
-    """1/3 in float64 is sent as a float32; what that lacks is owed, and comes in later steps."""
+    """1/3 in float64 is sent as a float32; the difference is a residual,
+    and comes in later steps."""
 
     def body(ctx):
         bucket = bucket_of((5,))
@@ -430,8 +433,8 @@ def test_one_bit_owes_the_last_digits(impl, run):
         if not off < 1e-12:
             fail(
                 f"1/3 and 2/3 on two ranks, then two steps of zeros, in float64: all that was sent "
-                f"is off by {off:.3g} on rank {rank}: the residual must be lessened by what is "
-                "sent, the scale as the float32 in the message",
+                f"is off by {off:.3g} on rank {rank}. Subtract from the residual the sent value, "
+                "with the scale as the float32 in the message",
                 cause="residual-of-another-scale",
                 rank=rank,
             )
@@ -492,7 +495,7 @@ def signed(numel: int, seed: int) -> Tensor:
 # -- both -----------------------------------------------------------------------------------------
 @exercise("4.9", "virtual", asserts="state copy life")
 def test_quantised_state_goes_on_to_the_bit(impl, run, seed):
-    """Saved and loaded, in a new hook or an old one, the steps after it are the same."""
+    """After a save and a load, in a new hook or an old one, the later steps are the same."""
     check_resumed(run, lambda ps: impl.OneBit(ps), seed)
     check_resumed(run, lambda _: impl.Int8(seed=seed), seed)
 
@@ -536,7 +539,7 @@ def test_one_bit_two_models_in_two_groups(impl, run, seed):
         want = simulate([own[:steps] for own in sums.own])
         known = {
             "no-error-feedback": (
-                "it is what this step's gradients alone give: what signs lack is lost",
+                "this step's gradients alone give this sum: the error of the signs is lost",
                 simulate([own[:steps] for own in sums.own], feedback=False),
             )
         }

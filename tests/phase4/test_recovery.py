@@ -42,7 +42,7 @@ def test_killed_ranks(impl, run, seed):
 
 @exercise("4.14", "gloo", asserts="leaving alone")
 def test_told_to_leave(impl, run, seed):
-    """SIGTERM on one rank: all save and leave at the same step, and nothing is done again."""
+    """SIGTERM on one rank: all ranks save and leave at the same step, and no step is done again."""
     scenario = {"faults": {(seed % 2, 6): "told"}, "timeout": PATIENCE}
     (result,) = run_jobs(impl, run, scenario)
     leaving = [entry for entry in result["ends"] if not entry["done"]]
@@ -85,7 +85,7 @@ def test_leaving_is_agreed_on(impl, run, seed, cases):
 
 @exercise("4.14", "virtual", asserts="agreed group alone")
 def test_a_group_agrees_for_itself(impl, run, seed):
-    """Ranks 1 and 2, then 3 and 1: what another rank was told is not their business."""
+    """Ranks 1 and 2, then 3 and 1: a signal to another rank does not concern them."""
 
     def body(ctx):
         answers = []
@@ -106,7 +106,7 @@ def test_a_group_agrees_for_itself(impl, run, seed):
 
 @exercise("4.14", "gloo", asserts="takes-over noted handlers life")
 def test_signals(impl, run, seed):
-    """SIGTERM and SIGUSR1 are noted, nothing else happens; afterwards they mean what they meant."""
+    """SIGTERM and SIGUSR1 are noted, nothing else happens; afterwards the old handlers are back."""
 
     numbers = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -200,7 +200,7 @@ SIZE, BATCH = 14, 4  # four steps per epoch, two epochs
     asserts="loop saves leaving done-again exception beats group newest adapted life",
 )
 def test_what_the_loop_does(impl, run, seed):
-    """Which steps are saved, what beats; resumed by another number of ranks; done once more."""
+    """The saved steps and the beats; resumed by another number of ranks; done once more."""
 
     def body(ctx):
         group = dist.new_group([2, 1])

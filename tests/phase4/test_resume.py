@@ -94,7 +94,8 @@ def test_interrupted_and_resumed_equals_uninterrupted(impl, run, seed, folder):
 
 @exercise("4.2", "gloo", asserts="goes-on handed-out epoch-told position draws-nothing randomness")
 def test_loader_workers_go_on_with_the_same_samples(impl, run, seed):
-    """Samples and their noise do not depend on who loads them: 0 or 2 workers, resumed or not."""
+    """Samples and their noise do not depend on the loading process: 0 or 2
+    workers, resumed or not."""
 
     def body(ctx):
         def samples(workers: int, position, sampler=None):
@@ -113,7 +114,8 @@ def test_loader_workers_go_on_with_the_same_samples(impl, run, seed):
             return found
 
         def draws(stop: int, generator: torch.Generator) -> list[list[float]]:
-            """What training draws after step ``stop``, after which it is interrupted, or isn't."""
+            """The random numbers of training after step ``stop``, after which it is
+            interrupted, or isn't."""
             sampler = impl.module("elastic_sampler").ElasticSampler(
                 9, global_batch_size=3, rank=0, world_size=1
             )
@@ -271,7 +273,7 @@ def strange(seed: int) -> nn.Module:
 
 
 class Compiled(nn.Module):
-    """What torch.compile does to names."""
+    """The change that torch.compile makes to names."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -312,7 +314,7 @@ class NamedEpochs(torch.utils.data.BatchSampler):
 
 
 def contents(model: nn.Module) -> list[torch.Tensor]:
-    """All that it has, with what its state dict leaves out; a copy."""
+    """A copy of all that it has, also of the tensors that its state dict leaves out."""
     return [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
 
 
@@ -545,7 +547,7 @@ def test_what_does_not_fit_is_refused(impl, run, seed, folder):
 
 @exercise("4.2", "gloo", asserts="as-captured")
 def test_a_single_process_needs_no_process_group(impl, run, seed, folder):
-    """Captured and restored where nobody has called init_process_group."""
+    """Captured and restored without a call of init_process_group."""
 
     def body(ctx):
         sampler = Training(impl, ctx, seed).loader.batch_sampler
@@ -566,7 +568,7 @@ def test_a_single_process_needs_no_process_group(impl, run, seed, folder):
 
 @exercise("4.2", "gloo", asserts="wrappers plain-names")
 def test_wrapped_and_plain_models_exchange_checkpoints(impl, run, seed, folder):
-    """Saved from a wrapped model, restored into a plain one, and the other way round."""
+    """Saved from a wrapped model, restored into a plain model, and the other way round."""
 
     def body(ctx):
         sampler, out = Training(impl, ctx, seed).loader.batch_sampler, []

@@ -51,7 +51,7 @@ def test_streams_go_on_where_they_were(impl, run, seed, folder):
 
 
 def draws_after(seed: int) -> dict[str, list[float]]:
-    """What the CPU's streams give after ``seed_streams`` and the first draws."""
+    """The numbers of the CPU's streams after ``seed_streams`` and the first draws."""
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
     seed_streams(seed)
     next_draws(torch.device("cpu"))
@@ -149,7 +149,7 @@ def test_each_sample_has_its_own_numbers(impl, run, seed):
 
 
 def expect_words(words: list[list[list[int]]], rank: int) -> None:
-    """No library draws another one's bits, and seeds that can be seen have 32 bits."""
+    """No library draws the bits of another library, and seeds that can be seen have 32 bits."""
     for position, library in enumerate(LIBRARIES):
         for other, name in enumerate(LIBRARIES[:position]):
             if any(sample[position] == sample[other] for sample in words):
@@ -226,7 +226,7 @@ class Broken(Draws):
 
 
 class Words(torch.utils.data.Dataset):
-    """What each library's generator gives, in bits, and the seeds of torch and numpy.
+    """The numbers of each library's generator, in bits, and the seeds of torch and numpy.
 
     numpy's generator has its seed as its first word, if it was given one of 32 bits.
     """

@@ -1,4 +1,5 @@
-"""Checks of exercise 4.12: where the numbers go, on one rank, through kills and busy ports."""
+"""Checks of exercise 4.12: the files and ports for the numbers, on one rank,
+through kills and busy ports."""
 
 from __future__ import annotations
 
@@ -125,8 +126,8 @@ def test_resumed_file_is_that_of_a_run_without_a_kill(impl, run):
 
 @exercise("4.12", "gloo", asserts="never-lost alone")
 def test_full_disk_while_mending(impl, run):
-    """What there was is still there if there is no room to write it anew, and under its name at
-    every moment: a kill may come between any two calls."""
+    """Old lines are still there if there is no room to write them anew. They are under their name
+    at every moment: a kill may come between any two calls."""
 
     def body(folder):
         path = folder / "metrics.jsonl"
@@ -161,7 +162,7 @@ def test_full_disk_while_mending(impl, run):
     missing, again, lines = alone(run, body)
     if missing:
         fail(
-            f"before {missing[0]!r} there is no file of that name: a kill now loses all records "
+            f"before {missing[0]!r} there is no file of that name. A kill now loses all records "
             "(os.replace puts a new one in its place at once)",
             cause="lost-records",
         )
@@ -169,8 +170,8 @@ def test_full_disk_while_mending(impl, run):
     expect_equal(again, 1993, what=f"{what} opened", cause="repeated-steps")
     if lines < 1990:
         fail(
-            f"of 2000 records {lines} are left, and no room for more: what is kept must be "
-            "complete elsewhere before it replaces them (a raw write may take less than it gets)",
+            f"of 2000 records {lines} are left, and no room for more. Kept records must be "
+            "complete elsewhere before they replace these (a raw write may take less than it gets)",
             cause="lost-records",
         )
 
@@ -229,7 +230,7 @@ def test_tensorboard_reads_the_curves(impl, run):
 
 
 def scraped(port: int) -> dict[str, str]:
-    """What an endpoint serves, by name."""
+    """The values that an endpoint serves, by name."""
     url = f"http://127.0.0.1:{port}/metrics"
     with urllib.request.urlopen(url, timeout=60) as answer:
         lines = answer.read().decode().splitlines()
@@ -269,10 +270,10 @@ def test_prometheus_scrapes_the_last_values(impl, run):
 
 @exercise("4.12", "gloo", asserts="host port-refused port-free no-thread resources refusals")
 def test_endpoint_is_on_loopback_and_its_port_is_given_back(impl, run):
-    """Nobody on the network reads it; a busy port is one sentence; a closed one is free.
+    """Nobody on the network can read it; a busy port gives one sentence; a closed port is free.
 
-    A thread that goes on has 4 s to end. It has served once: one that was about to begin only would
-    stumble over its closed socket, and end.
+    A thread that goes on has 4 s to end. It has served once, because a thread that is only about to
+    begin would stumble over its closed socket, and end.
     """
 
     def body(folder):
@@ -308,8 +309,8 @@ def test_endpoint_is_on_loopback_and_its_port_is_given_back(impl, run):
 # -- all of them -----------------------------------------------------------------------------------
 @exercise("4.12", "gloo", asserts="one-rank-writes passed-on group one-broadcast cost output")
 def test_one_rank_writes(impl, run):
-    """Ranks 3, 1 and ranks 2, 0 in folders of their own: each step once in the file, one event
-    file, one rank that prints; resumed, later steps go from all."""
+    """Ranks 3, 1 and ranks 2, 0 in folders of their own: each step is once in the file, one event
+    file, one rank that prints. After a resume, later steps are gone from all of them."""
     groups, ports = ([3, 1], [2, 0]), [free_port("127.0.0.2") for _ in range(2)]
     with tempfile.TemporaryDirectory() as folder:
         names, blocked = [Path(folder) / "odd", Path(folder) / "even"], Path(folder) / "file"
@@ -389,7 +390,7 @@ def test_one_rank_writes(impl, run):
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
+    """A port on which no process listens now."""
     with socket.socket() as taken:
         taken.bind((host, 0))
         return int(taken.getsockname()[1])
@@ -403,7 +404,8 @@ def purges(folder: Path) -> list[int]:
 
 @exercise("4.12", "gloo", asserts="refused-by-all what-was-open-is-closed alone refusals")
 def test_busy_port_is_refused_by_all_ranks(impl, run):
-    """Every rank raises the same, whatever went wrong, and what was open before is closed."""
+    """Every rank raises the same error, whatever went wrong, and sinks
+    that were open are closed."""
     with tempfile.TemporaryDirectory() as folder:
         free = free_port("127.0.0.1")
 

@@ -1,4 +1,4 @@
-"""When a job of the checks of 4.5 and 4.14 counts as hung: if it sleeps, not if it is only slow."""
+"""A job of the checks of 4.5 and 4.14 counts as hung if it sleeps, not if it is only slow."""
 
 from __future__ import annotations
 

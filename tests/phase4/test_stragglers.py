@@ -34,7 +34,7 @@ def pace(rank: int, world_size: int) -> float:
 
 
 def expect_near(got: float, want: float, what: str, cause: str, rank: int, **wrong: float) -> None:
-    """Fail unless equal to rounding; ``wrong``: what known mistakes give, by their causes."""
+    """Fail unless equal to rounding; ``wrong``: the values of known mistakes, by their causes."""
     if not isinstance(got, (int, float)):
         fail(f"{what} on rank {rank}: expected {want!r}, got {got!r}", cause="type", rank=rank)
     if abs(got - want) <= 1e-9 * abs(want):
@@ -119,8 +119,8 @@ def test_report_is_of_all_ranks(impl, run, cases):
 
 @exercise("4.11", "virtual", asserts="no-samples alone")
 def test_ranks_without_samples(impl, run):
-    """A rank that had no samples has no loss (NaN): it must not touch the others'. A loss of NaN of
-    samples that there were does: nobody may hide it."""
+    """A rank without samples has no loss (NaN), and this must not touch the mean. A loss of NaN
+    from real samples does: nothing may hide it."""
 
     def body(ctx):
         nothing = [1e30, float("inf"), float("nan")][ctx.rank]
@@ -194,7 +194,7 @@ def test_a_rank_sums_up_its_window(impl, run):
 
 
 def summed_up(window: list) -> dict:
-    """What a rank tells of its window, by name."""
+    """A rank's report on its window, by name."""
     mean = lambda values: sum(values) / len(window)
     owns = sorted(m.seconds - m.exposed for m in window)
     samples = sum(m.samples for m in window)
@@ -281,7 +281,7 @@ def test_detectors_and_monitors_know_nothing_of_each_other(impl, run):
 
 @exercise("4.11", "virtual gloo", asserts="one-all-gather window silent cost")
 def test_one_small_message_per_report(impl, run):
-    """One all-gather of some hundred bytes every k steps, nothing between."""
+    """One all-gather of some hundred bytes every k steps, and no message between."""
 
     def body(ctx):
         monitor = impl.ClusterMonitor(K, device=ctx.device)
@@ -368,7 +368,8 @@ EVEN = [1.0, 1.02, 0.99, 1.01]
 
 @exercise("4.11", "virtual", asserts="slow-rule patience since factor slowest-first never-alone")
 def test_which_rank_by_how_much_and_since_when(impl, run, cases):
-    """All steps take equally long on all ranks, because they wait: still the slow rank is found."""
+    """All steps take equally long on all ranks, because ranks wait: still
+    the slow rank is found."""
     late = [*EVEN[:2], 1.8, EVEN[3]]
     two = [1.0, 1.5]
     scenes = {

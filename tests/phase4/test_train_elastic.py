@@ -62,7 +62,7 @@ class Job:
         self.agents: list[Child | subprocess.Popen[bytes]] = []
 
     def output(self, agent: int) -> Path:
-        """What an agent and its workers print."""
+        """The output of an agent and its workers."""
         return self.folder / f"output{agent}"
 
     def start(self, *options: str, forks: int = 0) -> Child | subprocess.Popen[bytes]:
@@ -95,7 +95,7 @@ class Job:
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
     def wait(self, happened: Callable[[], bool]) -> None:
-        """Until something has happened; fails with what the agents said."""
+        """Wait until something has happened; fail with the agents' output."""
         end = time.monotonic() + LIMIT
         while not happened():
             if time.monotonic() > end:
@@ -113,7 +113,7 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
 
     def kill_node(self, agent: Child | subprocess.Popen[bytes]) -> None:
-        """What a power failure does to a node."""
+        """End a node as a power failure does."""
         workers = self.workers(agent)
         agent.kill()
         for pid in workers:

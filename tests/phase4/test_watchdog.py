@@ -47,7 +47,7 @@ def test_hung_ranks(impl, run, seed):
             expect_stack(told(scenario), result["reports"][0])
         if scenario is slow and (result["reports"] or len(result["attempts"]) > 1):
             fail(
-                f"rank {who} needs three eighths of the timeout for each of three steps: it is "
+                f"rank {who} needs three eighths of the timeout for each of three steps. It is "
                 "slow, but it gets on, and the watchdog ended the job",
                 cause="slow-blamed",
             )
@@ -79,7 +79,7 @@ def expect_report(what: str, result: dict, who: int) -> None:
 
 @exercise("4.5", "gloo", asserts="failed-blamed stacks all-end one-report alone output")
 def test_failed_ranks(impl, run, seed):
-    """An exception on one rank ends the others, also one that computes; the report has it."""
+    """An exception on one rank ends the other ranks, also one that computes; the report has it."""
     who = seed % 2
     scenario = {"faults": {(who, 6): "raises", (1 - who, 6): "sleeps"}}
 
@@ -95,7 +95,8 @@ def test_failed_ranks(impl, run, seed):
 # -- heartbeats -----------------------------------------------------------------------------------
 @exercise("4.5", "gloo", asserts="counts published-only attempt each-rank")
 def test_heartbeats(impl, run, seed):
-    """Beats count, are read by the others once published, and not from another attempt."""
+    """Beats count, other ranks read them once they are published, and none
+    comes from another attempt."""
 
     def plain(beat):
         names = ("step", "place", "status", "note", "count", "pid")
@@ -255,11 +256,12 @@ def test_how_the_block_is_left(impl, run, seed):
 
 
 def judged(impl, folder: Path, ranks, killed) -> tuple[int | None, str, list[int]]:
-    """One rank is watched while the others stand still: its status, the report, who of them lives.
+    """One rank is watched while the others stand still: its status, the report, and which of them
+    live.
 
-    ``ranks``: ME, who is watched; of each other its points, host, status ("gone": it has ended,
-    and nobody knows); None: it never begins. ``killed``: for whose end is waited a little, because
-    a process does not end at once when it is killed.
+    ``ranks``: ME is the watched rank. Every other rank has its points, host and status ("gone": it
+    has ended, and no rank knows); None: it never begins. ``killed``: processes whose end is waited
+    for a little, because a killed process does not end at once.
     """
     pids = {}
     for rank, other in enumerate(ranks):
@@ -336,7 +338,8 @@ JUDGED = {
     "each-rank all-end watches never-began done alone output resources",
 )
 def test_who_is_blamed_and_killed(impl, run, seed):
-    """Ranks that never began, stand still, are done, failed, or of another host: who is blamed."""
+    """Ranks that never began, stand still, are done, failed, or are on another host:
+    which of them are blamed."""
 
     def body(ctx, folder):  # each rank has a scenario of its own
         ranks, _, killed = [*JUDGED.values()][ctx.rank]
@@ -432,7 +435,8 @@ def status_of(pid: int, seconds: float) -> int | None:
 
 @exercise("4.5", "gloo", asserts="folder-away stopped-blames-nobody watches life alone")
 def test_what_passes_by(impl, run, seed):
-    """Stopped and continued: nobody hung. The folder was away for a moment: it still watches."""
+    """A rank was stopped and continued: none hung. The folder was away for a moment: the
+    watchdog still watches."""
 
     def body(ctx, folder):
         impl.Heartbeat(folder / "three", 0, 1).beat(0, "step")  # if it raises: here, not there
@@ -460,7 +464,7 @@ def test_what_passes_by(impl, run, seed):
         )
     if hung != want:
         fail(
-            "the folder of the beats was away for a moment, then the rank hung: expected status "
+            "the folder of the beats was away for a moment, then the rank hung. Expected status "
             f"{want}, got {hung} (None: it never ends, nobody watches any more)",
             cause="stopped-watching",
         )
