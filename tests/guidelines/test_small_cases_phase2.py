@@ -123,6 +123,13 @@ def peak(segments: int, layers: int, ratio: int) -> int:
     return segments - 1 + math.ceil(layers / segments) * ratio
 
 
+def true_peak(segments: int, layers: int, ratio: int) -> int:
+    """The same, segment by segment: longer ones first, and backward frees the inputs behind it."""
+    short, longer = divmod(layers, segments)
+    lengths = [short + (k < longer) for k in range(segments)]
+    return max(min(k + 1, segments - 1) + each * ratio for k, each in enumerate(lengths))
+
+
 def test_2_7() -> None:
     tried = (1, 2, 4, 8, 16)
     for ratio in (4, 9):
@@ -131,6 +138,14 @@ def test_2_7() -> None:
         says(2, "2.7", f"L = {ratio}A: {', '.join(map(str, peaks))}", f"least at s = {best}")
         says(2, "2.7", f"= {2 * 16 - 16 // best}")
     says(2, "2.7", f"root is {math.isqrt(16 * 9)}", f"11 + 2·9 = {peak(12, 16, 9)}")
+    true = {s: true_peak(s, 16, 9) for s in range(1, 17)}
+    least = min(true, key=true.__getitem__)
+    says(2, "2.7", f"the true peak of s = 12 is {true[12]}")
+    says(2, "2.7", f"The least true peak of all is {true[least]}, at s = {least}")
+    assert all(
+        true_peak(s, 16, 9) == max(s - 1 + 16 // s * 9, 16 % s + math.ceil(16 / s) * 9)
+        for s in range(1, 17)
+    )
     table = [peak(s, 16, 9) for s in (1, 2, 4, 8, 9, 12, 16)]
     assert " ".join(map(str, table)) in " ".join(sections(2)["2.7"].split())
 
