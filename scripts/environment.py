@@ -238,8 +238,7 @@ class Environment:
             torchrun.chmod(0o755)
 
     def torchvision_problem(self):
-        """Say what to do where torch has no torchvision, or one of another
-        build; phase 4 needs it."""
+        """Advice where torch has no torchvision, or one of another build; phase 4 needs it."""
         if ask(self.python, "import torch, torchvision; print(1)"):
             return ""
         torch, there = version_of(self.python, "torch"), version_of(self.python, "torchvision")
