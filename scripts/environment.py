@@ -69,7 +69,7 @@ def stop(message):
 
 
 def ask(python, code, *arguments):
-    """What ``python`` prints for ``code``; empty if it can't."""
+    """The output of ``python`` for ``code``; empty if it can't run."""
     try:
         command = [str(python), "-c", code, *arguments]
         found = subprocess.check_output(command, stderr=subprocess.DEVNULL)
@@ -239,7 +239,7 @@ class Environment:
             torchrun.chmod(0o755)
 
     def torchvision_problem(self):
-        """What to do where torch has no torchvision, or one of another build; phase 4 needs it."""
+        """Advice where torch has no torchvision, or one of another build; phase 4 needs it."""
         if ask(self.python, "import torch, torchvision; print(1)"):
             return ""
         torch, there = version_of(self.python, "torch"), version_of(self.python, "torchvision")

@@ -1,4 +1,4 @@
-"""The line "On your machine" of each section of the guidelines: what ``distlab measure`` tells.
+"""The line "On your machine" of each section of the guidelines: the number of ``distlab measure``.
 
     python -m scripts.measured --write
 

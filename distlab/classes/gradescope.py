@@ -24,7 +24,7 @@ BROKEN = "The autograder itself failed. This is not your mistake: tell your inst
 
 
 def no_result(text: str) -> dict[str, Any]:
-    """A result without any test: what the student reads instead."""
+    """A result without any test: the text that the student reads instead."""
     return {"score": 0, "output": text, "stdout_visibility": "hidden", **FORMATS, "tests": []}
 
 

@@ -1,4 +1,4 @@
-"""``distlab contract 1.4``: what an exercise promises, and which check asserts it."""
+"""``distlab contract 1.4``: the promises of an exercise, and the checks that assert them."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def _print_needs(report: Report, out: Console) -> None:
 
 
 def _print_next(report: Report, out: Console) -> None:
-    """What to do now."""
+    """The learner's next step."""
     todo = next((e for e in report.exercises if e.verdict != "pass"), None)
     if todo is None:
         if report.exercises:

@@ -145,7 +145,7 @@ class NcclRunner(VirtualRunner):
 
 
 class BriefNcclRunner(NcclRunner):
-    """The same for a run that nobody asked this tier of: one interleaving of each way.
+    """The same where nobody has asked for this tier: one interleaving of each way.
 
     A program that NCCL's order blocks is blocked in all interleavings.
     """

@@ -34,7 +34,7 @@ class Run:
 
     @property
     def result(self) -> Any:
-        """The last line of standard output that is JSON: what a program reports by printing it."""
+        """The last line of standard output that is JSON: a program reports by printing it."""
         for line in reversed(self.stdout.splitlines()):
             try:
                 return json.loads(line)

@@ -29,7 +29,7 @@ from .stacks import Stacks
 from .start import fork_problem, memory_file, spawn, store_file
 
 GRACE = 0.1  # seconds in which other ranks may still tell why they failed
-PATIENCE = 5.0  # the same, while nobody has told why a connection broke
+PATIENCE = 5.0  # the same, while no rank has told why a connection broke
 HOST_LINES = (
     "\nThe lines are where the host is. A GPU reaches a call later than its host: the call that it "
     "can't end may be an earlier one."

@@ -15,7 +15,7 @@ ENOUGH = 1 << 16  # user ids, of which some are nobody's
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What untrusted code may take of the machine.
+    """The limits of untrusted code on the machine.
 
     ``seconds``: of one run of ranks, on the clock of the ranks' own program; also the limit of a
     process's processor time. ``memory_bytes``: of each process, and of all together where a cgroup
