@@ -94,8 +94,9 @@ def predict(pattern: str, world_size: int, nbytes: int, links: Links) -> float:
 def least_squares(equations: Sequence[tuple[float, float, float]]) -> Link:
     """α, β >= 0 with the least Σ (messages·α + bytes·β - seconds)² over (messages, bytes, seconds).
 
-    At least two of the equations are no multiples of each other, and their numbers are positive. It
-    uses plain arithmetic, so it gives the same bits on all ranks, which a library need not do.
+    The left sides of at least two equations, (messages, bytes), are no multiples of each other. All
+    numbers are positive. It uses plain arithmetic, so it gives the same bits on all ranks, which a
+    library need not do.
     """
     # Step 3: solve the two normal equations. A negative solution has no meaning: use 0 for it, and
     #         solve for the other alone

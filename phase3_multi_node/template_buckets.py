@@ -18,9 +18,9 @@ for all, because every rank must send the same buckets.
 ``p.grad`` is a view into the bucket: a sum arrives where the optimizer reads it. So gradients and
 buckets together hold N bytes, not 2N.
 
-Per rank: the state at the start and the buffers take at least ⌈N / limit⌉ broadcasts. Tensors are
-not cut, so it may be twice as many, and each dtype has its own. The order takes one broadcast of 8
-bytes per parameter.
+Per rank: the state at the start and the buffers take at least ⌈N / limit⌉ broadcasts, if no tensor
+exceeds the limit. Tensors are not cut, so it may be twice as many, and each dtype has its own. The
+order takes one broadcast of 8 bytes per parameter.
 Source: Li et al. 2020 (arXiv 2006.15704), sections 3.2.2, 3.2.3 and 4.2.
 """
 

@@ -40,9 +40,9 @@ State = dict[str, Any]
 def parts_of(flat: FlatParameter) -> Iterator[tuple[list[str], torch.Size, int, slice]]:
     """(names, shape, first, where) of each parameter with elements here, in the vector's order.
 
-    ``first`` is the number of its first element here. ``where`` is the slice of the shard that
-    holds its elements.
-    A parameter without any element is on every rank, with an empty slice.
+    ``first`` is the number of its first element here, counted in the parameter. ``where`` is the
+    slice of the shard that holds its elements. A parameter without any element is on every rank,
+    with an empty slice.
     """
     # Step 1: the overlap of two ranges of the unit's vector: the parameter's and the shard's
     raise NotImplementedError("exercise 3.20")

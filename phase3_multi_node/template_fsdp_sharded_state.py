@@ -6,8 +6,9 @@
 # store.
 """Sharded checkpoints: every rank saves its own part, and any number of ranks loads the parts.
 
-A piece says which elements of which parameter it holds, in the parameter's own numbering. So any
-number of ranks can load the pieces of any other number, with the optimizer's state:
+A piece says which elements of which parameter it holds. They are numbered in the model's parameter,
+not in the unit's vector. So any number of ranks can load the pieces of any other number, with the
+optimizer's state:
 
     saved by 3 ranks     r0: w 0…3 | r1: w 4…7 | r2: b 0…2
     loaded by 2 ranks    r0: w 0…5         | r1: w 6…7, b 0…2
@@ -35,10 +36,10 @@ def sharded_state_dict(model: FSDP, optimizer: Optimizer = None) -> State:
     """This rank's part: ``{"pieces": [...], "shapes": {...}, "buffers": {...}}``, all copies.
 
     No communication. A piece has ``names`` and ``shape`` (a list) of the parameter. ``first`` is
-    the number of its first element here, ``values`` (n,) are its elements here, and ``state`` is
-    the optimizer's state for them, by key. State that has the shard's shape is cut like the shard.
-    Other state is in each piece as a whole. ``shapes``: of all parameters of the model, by name, as
-    lists.
+    the number of its first element here, counted in the parameter. ``values`` (n,) are its elements
+    here, and ``state`` is the optimizer's state for them, by key. State that has the shard's shape
+    is cut like the shard. Other state is in each piece as a whole. ``shapes``: of all parameters of
+    the model, by name, as lists.
     """
     # Step 1: cut the optimizer's state where the shard is cut. Make copies, because training may go
     #         on before they are written

@@ -122,8 +122,8 @@ def ring_reduce_scatter(tensor: Tensor, op: Op = "sum", group: Group = None) -> 
     ValueError as ``check_arguments`` does.
     """
     # Step 5: in each step exchange with the neighbours. When the receive is complete, combine what
-    #         came with your chunk. Then wait for the send, too, before you use the buffer again.
-    #         One buffer of the longest chunk's size is enough
+    #         came with your chunk. Then wait for the send, too. One buffer of the longest
+    #         chunk's size is enough
     # Step 6: for the mean divide your own chunk, once
     raise NotImplementedError("exercise 3.1")
 

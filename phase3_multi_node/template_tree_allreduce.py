@@ -40,8 +40,8 @@ def tree_links(rank: int, root: int, world_size: int) -> tuple[int | None, list[
     """(parent, children) of ``rank`` in the binomial tree of ``root``; the root has no parent.
 
     Ranks are numbered from the root on: number = (rank - root) mod W. A number's parent is the
-    number without its lowest bit. Its children are the number plus a lower bit. Children come in
-    the order in which a reduction receives from them, lowest bit first.
+    number without its lowest bit that is 1. Its children are the number plus one lower bit, if they
+    exist. Children come in the order in which a reduction receives from them, lowest bit first.
     """
     # Step 1: the lowest bit of a number is number & -number; the root, 0, has none: take all bits
     # Step 2: children that would be W or more don't exist; number + root mod W is the rank
