@@ -9,9 +9,9 @@
 # %% [markdown]
 # # The virtual cluster: a design on 256 GPUs, on this machine
 #
-# The ranks below are threads of one process that pass a baton. Your program runs unchanged; only
-# the transport and the clock are virtual: a message of n bytes arrives α + n·β after both ends are
-# ready, on links that are shared as the cluster's description says (`clusters/*.yaml`, every number
+# The ranks below are threads of one process that pass a baton. Your program runs unchanged;
+# only the transport and the clock are virtual. A message of n bytes arrives α + n·β after both ends
+# are ready. Messages share links as the cluster's description says (`clusters/*.yaml`, every number
 # with its source). So the values are real and the times are predictions.
 #
 # 1. Training for real on 4 emulated GPUs, with the time that a cluster would have needed

@@ -3,9 +3,9 @@
 ``python -m scripts.workload`` prints the tables, ``--write`` puts all of it where it belongs.
 
 Minutes = 10 to begin, the words of the exercise's section of the guidelines (without folded
-answers) at 130 a minute, 2 for each line to write, and 2 for each promise that a check asserts:
-each can take a try of its own. Lines are those of the solution's regions without comments and
-blank ones. Difficulty follows from the geometric mean of lines to write and ways to err: wrong
+answers) at 130 a minute, 2 for each line to write, and 2 for each promise that a check asserts.
+Each promise can take a try of its own. Lines are those of the solution's regions, without comments
+and blank ones. Difficulty follows from the geometric mean of lines to write and ways to err: wrong
 implementations that are known. Nobody has measured this with a class: it is a rule to plan with.
 """
 
