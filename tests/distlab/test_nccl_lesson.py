@@ -72,8 +72,8 @@ def test_the_guidelines_teach_it_and_show_the_picture() -> None:
         text = path.read_text(encoding="utf-8")
         _, _, section = text.partition(f"{heading}\n")
         section = section.partition("\n## ")[0]
-        (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", section)
-        assert (path.parent / picture).resolve() == queues.PICTURE
+        pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", section)
+        assert queues.PICTURE in [(path.parent / each).resolve() for each in pictures]
         assert "docs/nccl_rules.md" in section
 
 
