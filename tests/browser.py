@@ -19,9 +19,12 @@ HEIGHT = 900
 HANG_MS = 300_000  # ends what hangs; a busy machine takes a minute for a page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, started once in each process of tests; skipped where it can't be."""
+    """Chromium, started once for each file of tests; skipped where it can't be.
+
+    It ends with the file: it is a child of this process, and its driver keeps an event loop.
+    """
     reason = "no Playwright here: run python3 scripts/extras.py browser"
     playwright = pytest.importorskip("playwright.sync_api", reason=reason)
     program = next(filter(None, map(shutil.which, NAMES)), None)

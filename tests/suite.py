@@ -90,7 +90,8 @@ def group(path: Path) -> str:
     if place(path) == 0:
         return "waits"
     text = path.read_text(encoding="utf-8")
-    shares = re.search(r'scope="(module|session)"', text) and "WarmGrader" not in text
+    shared = r'scope="(module|session)"|^from tests\.browser import'
+    shares = re.search(shared, text, re.M) and "WarmGrader" not in text
     return path.stem if shares else ""
 
 

@@ -8,11 +8,13 @@ from types import ModuleType
 
 import pytest
 
+from tests.site.conftest import need_sphinx
+
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The command; the site is built already."""
-    pytest.importorskip("myst_nb", reason="no Sphinx here: run make site once")
+    need_sphinx()
     from scripts.website import __main__
 
     monkeypatch.setattr(__main__, "build", lambda out: 0)
