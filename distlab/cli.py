@@ -13,7 +13,6 @@ from types import ModuleType
 from rich.console import Console
 
 from .commands import (
-    certificate,
     classes,
     cluster,
     doctor,
@@ -35,7 +34,6 @@ from .host.terminal import console
 # commands with ``add_arguments`` and ``main`` of their own
 PLAIN: dict[str, tuple[str, ModuleType]] = {
     "track": ("choose a way through the course", tracks),
-    "certificate": ("a page that says that a phase is done", certificate),
     "cluster": ("several nodes on this machine (Linux)", cluster),
     "doctor": ("what this machine can run", doctor),
     "measure": ("one number of an exercise, on this machine", measure),
@@ -44,8 +42,9 @@ PLAIN: dict[str, tuple[str, ModuleType]] = {
     "handout": ("for instructors: a folder for learners", handout),
     "class": ("for instructors: grade a class", classes),
 }
-# the same, whose modules import torch: start-up time
+# the same, whose modules import torch or jinja2: start-up time
 LATE = {
+    "certificate": "a page that says that a phase is done",
     "simulate": "predict how training scales on a cluster",
     "bundle": "a verdict in one file, to be looked at elsewhere",
     "record": "record reference runs of this machine",
@@ -90,7 +89,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 def _late(command: str) -> ModuleType:
-    """The module of a command that imports torch: other commands need not wait for it."""
+    """The module of a command that takes long to import: other commands need not wait for it."""
     return importlib.import_module(f".commands.{command}", __package__)
 
 

@@ -9,19 +9,18 @@ numbers. The site shows them in the exercises' sections when it is built here.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ..course import progress
 from ..course.catalogue import Exercise, load_course, root
 from ..host.terminal import say, short
 from .scenario import RANKS, run_scenario, scenario_of
@@ -114,16 +113,7 @@ def keep(exercise_id: str, found: dict[str, Any]) -> Path:
     """Add a number to the file, or replace it there. After a crash the old file is still there."""
     path = kept_file()
     data = kept() | {exercise_id: found}
-    path.parent.mkdir(exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix="measured-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    progress.write(path, data)
     return path
 
 

@@ -45,16 +45,27 @@ def load() -> tuple[dict[str, dict[str, Any]], list[str]]:
     return data["exercises"], warnings
 
 
+def write(path: Path, data: dict[str, Any]) -> None:
+    """Write JSON into a folder that is made if it is missing. After a crash the old file is still
+    there, and nothing beside it."""
+    path.parent.mkdir(exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
 def save(entries: dict[str, dict[str, Any]], **others: Any) -> list[str]:
     """Write atomically, with ``others`` changed; warnings if it could not be written."""
     path = progress_file()
     data = _read()[0] | others | {"exercises": entries}
     try:
-        path.parent.mkdir(exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix="progress-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        os.replace(name, path)
+        write(path, data)
     except OSError as error:
         return [f"progress could not be saved in {path.parent}: {error.strerror}"]
     return []
