@@ -47,6 +47,7 @@ PLAIN: dict[str, tuple[str, ModuleType]] = {
 # the same, whose modules import torch: start-up time
 LATE = {
     "simulate": "predict how training scales on a cluster",
+    "lab": "labs: find the bug in a program, and mend it",
     "bundle": "a verdict in one file, to be looked at elsewhere",
     "record": "record reference runs of this machine",
 }
