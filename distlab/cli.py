@@ -46,6 +46,7 @@ PLAIN: dict[str, tuple[str, ModuleType]] = {
 LATE = {
     "certificate": "a page that says that a phase is done",
     "simulate": "predict how training scales on a cluster",
+    "lab": "labs: find the bug in a program, and mend it",
     "bundle": "a verdict in one file, to be looked at elsewhere",
     "record": "record reference runs of this machine",
 }
