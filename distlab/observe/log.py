@@ -53,6 +53,7 @@ class Event:
     group_name: str = ""  # two groups of the same ranks have sequences of their own
     patience: float | None = None  # seconds after which a wait for it gives up by itself
     clock: str = "host"  # whose clock ``start`` and ``end`` are of: host or GPU
+    value: object = None  # what this rank passed in, where values are recorded
 
     def __str__(self) -> str:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"

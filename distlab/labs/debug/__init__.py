@@ -1,0 +1,1 @@
+"""Find the bug: a program around a wrong implementation, a report, and what grades the answer."""

@@ -1,0 +1,95 @@
+"""The debugging labs that were chosen by hand, and the one that a seed deals."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...course.catalogue import Exercise, load_course, root
+from ...grading.wrong import Mutant, all_mutants
+from ..frame import Lab, data_files, read_toml
+
+KIND = "debug"
+Ranks = tuple[int, ...]  # none: all of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugLab(Lab):
+    """One lab: wrong implementations in one file, and the program that shows them.
+
+    ``causes``: one for each of ``wrong``, of those in ``offered``. ``ranks``: those whose part of
+    the report is not as expected (none named: all). ``fine_at``: world sizes at which nothing shows.
+    ``run``: further options of the virtual ranks.
+    """
+
+    wrong: tuple[Mutant, ...]
+    causes: tuple[str, ...]
+    offered: Mapping[str, str]
+    program: str
+    name: str
+    world: int
+    told: str
+    ranks: Ranks = ()
+    fine_at: tuple[int, ...] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def about(self) -> Exercise:
+        """The exercise of the first wrong implementation."""
+        return load_course().exercise(self.exercise)
+
+    @property
+    def exercises(self) -> list[Exercise]:
+        """All that the mended program is graded by."""
+        ids = dict.fromkeys(mutant.exercise for mutant in self.wrong)
+        return [load_course().exercise(each) for each in ids]
+
+    @property
+    def file(self) -> str:
+        """The name of the file with the bug, as it is handed out."""
+        return f"{self.name}.py"
+
+    @property
+    def program_path(self) -> Path:
+        """The program that shows the bug."""
+        return root() / "labs" / KIND / "programs" / f"{self.program}.py"
+
+
+@functools.cache
+def all_labs() -> tuple[DebugLab, ...]:
+    """The labs of all phases, in order."""
+    known = {mutant.id: mutant for mutant in all_mutants()}
+    found: list[DebugLab] = []
+    for path in data_files(KIND):
+        data = read_toml(path)
+        found += [_lab(entry, data["causes"], known, path.name) for entry in data["lab"]]
+    return tuple(found)
+
+
+def _lab(
+    entry: dict[str, Any], causes: Mapping[str, str], known: Mapping[str, Mutant], file: str
+) -> DebugLab:
+    try:
+        wrong = tuple(known[each] for each in entry.pop("wrong"))
+        own = tuple(entry.pop("causes"))
+        offered = {each: causes[each] for each in causes}
+        lists = {k: tuple(entry.pop(k, ())) for k in ("ranks", "fine_at")}
+        lab = DebugLab(
+            **entry, **lists, kind=KIND, exercise=wrong[0].exercise, wrong=wrong, causes=own,
+            offered=offered,
+        )  # fmt: skip
+        assert {*own} <= {*causes}, f"{lab.id} has a cause that is not offered"
+        return lab
+    except (KeyError, TypeError, AssertionError) as error:
+        raise ValueError(f"{file}: lab {entry.get('id')} can't be read: {error}") from None
+
+
+def lab_called(lab_id: str) -> DebugLab:
+    """The lab with this id; ValueError if there is none."""
+    for lab in all_labs():
+        if lab.id == lab_id:
+            return lab
+    raise ValueError(f"no lab {lab_id!r}: `distlab lab debug --list` shows all")
