@@ -48,6 +48,7 @@ LATE = {
     "simulate": "predict how training scales on a cluster",
     "lab": "labs: find the bug in a program, and mend it",
     "bundle": "a verdict in one file, to be looked at elsewhere",
+    "diff": "where two recorded runs first differ",
     "record": "record reference runs of this machine",
 }
 
@@ -71,6 +72,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     traced = commands.add_parser("trace", parents=[one], help="draw what your ranks do")
     traced.add_argument("--impl", default="templates", help="templates, solutions or a folder")
     traced.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the files")
+    traced.add_argument("--record", type=Path, metavar="FILE", help="a run for distlab diff")
     traced.add_argument("--open", action="store_true", help="play it step by step in the browser")
     for name, (about, module) in PLAIN.items():
         module.add_arguments(commands.add_parser(name, help=about))
@@ -121,7 +123,7 @@ def run(options: argparse.Namespace, out: Console) -> int:
         return reset(exercise, out, yes if asks else None)
     if options.command == "solution":
         return solution(exercise, options.give_up, out)
-    return trace(exercise, options.impl, options.out, out, options.open)
+    return trace(exercise, options.impl, options.out, out, options.open, options.record)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,10 +8,12 @@ from types import ModuleType
 from rich.console import Console
 
 from ..labs.debug import command as debug
+from ..labs.review import command as review
 
 # kinds of labs, with ``add_arguments`` and ``main`` of their own
 KINDS: dict[str, tuple[str, ModuleType]] = {
     "debug": ("find the bug in a program, and mend it", debug),
+    "review": ("approve a change, or find its defect", review),
 }
 
 

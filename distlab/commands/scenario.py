@@ -24,11 +24,11 @@ def scenario_of(exercise: Exercise) -> Any:
     raise ValueError(f"exercise {exercise.id} has no scenario to trace")
 
 
-def run_scenario(exercise: Exercise, impl: str, scenario: Any) -> Any:
+def run_scenario(exercise: Exercise, impl: str, scenario: Any, values: bool = False) -> Any:
     """The results of one run of the scenario on 4 ranks, by an implementation.
 
-    Exercises that it builds on and that don't pass yet are taken from the solutions. Raises
-    ValueError with the learner's line if the run fails.
+    ``values``: its events keep what was passed in. Exercises that it builds on and that don't pass
+    yet are taken from the solutions. Raises ValueError with the learner's line if the run fails.
     """
     # start-up time: they import torch, and other commands need not wait for that
     from ..grading import implementation as under_test
@@ -44,8 +44,9 @@ def run_scenario(exercise: Exercise, impl: str, scenario: Any) -> Any:
     others = [e for e in exercise.phase.exercises if e.id not in passes]
     replaced = others if impl == "templates" and has_solutions() else []
     body = scenario(under_test.Implementation(source, exercise.file, replaced))
+    files = source.files()
     try:
-        return run_ranks(body, RANKS, timeout=LIMIT, learner_files=source.files())
+        return run_ranks(body, RANKS, timeout=LIMIT, learner_files=files, values=values)
     except RankFailure as failure:
         where = f"\n  your line: {failure.line}" if failure.line else ""
         raise ValueError(f"the run of {exercise.id} failed: {failure.message}{where}") from None

@@ -17,17 +17,26 @@ from .scenario import run_scenario, scenario_of
 IN_TERMINALS = {"www-browser", "links", "elinks", "lynx", "w3m"}
 
 
-def trace(exercise: Exercise, impl: str, folder: Path, out: Console, show: bool = False) -> int:
+def trace(
+    exercise: Exercise,
+    impl: str,
+    folder: Path,
+    out: Console,
+    show: bool = False,
+    record: Path | None = None,
+) -> int:
     """Run the exercise's scenario on 4 ranks and write picture and Chrome trace.
 
-    ``show``: write a page that plays the run step by step, too, and open it.
+    ``show``: write a page that plays the run step by step, too, and open it. ``record``: write what
+    was communicated, with its values, for ``distlab diff``.
     """
     # start-up time: they import torch, which other commands need not wait for
+    from ..observe.runs import write_run
     from ..picture import chrome_trace, draw, draw_pipeline, shares, spans_of
     from ..player.own import own_document
 
     scenario = scenario_of(exercise)
-    results = run_scenario(exercise, impl, scenario)
+    results = run_scenario(exercise, impl, scenario, values=record is not None)
     folder.mkdir(parents=True, exist_ok=True)
     spans = spans_of(results.logs)
     name = f"trace-{exercise.id}"
@@ -41,6 +50,9 @@ def trace(exercise: Exercise, impl: str, folder: Path, out: Console, show: bool 
     out.print(_table(shares(spans)))
     out.print(f"{short(picture)}  (picture)", highlight=False, soft_wrap=True)
     out.print(f"{short(chrome)}  (for Perfetto and players)", highlight=False, soft_wrap=True)
+    if record is not None:
+        write_run(record, [(log.rank, log.events) for log in results.logs], title)
+        out.print(f"{short(record)}  (for distlab diff)", highlight=False, soft_wrap=True)
     if show:
         _show(steps, folder / f"{name}.html", out)
     return 0

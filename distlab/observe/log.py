@@ -54,6 +54,7 @@ class Event:
     group_name: str = ""  # each of two groups with the same ranks has a sequence of its own
     patience: float | None = None  # seconds after which a wait for it gives up by itself
     clock: str = "host"  # the clock of ``start`` and ``end``: host or GPU
+    value: object = None  # what this rank passed in, where values are recorded
 
     def __str__(self) -> str:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"

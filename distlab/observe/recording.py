@@ -18,6 +18,7 @@ from .gpu_clock import GpuClock
 from .lines import learner_line
 from .log import P2P, Event, sent_from_shared_gpu, traffic
 from .operators import Sending, patience_of
+from .values import passes_in, value_of
 
 
 def this_thread() -> int:
@@ -53,6 +54,7 @@ class Recording:
         self.in_flight: dict[int, Sending] = {}  # by index of the event
         self.futures: dict[int, torch.futures.Future[Any]] = {}  # the same, until they are done
         self.gpu: GpuClock | None = None  # of a rank that computes on a GPU
+        self.values = False  # whether events keep what was passed in
 
     def begin(
         self,
@@ -90,6 +92,7 @@ class Recording:
             tag=named.get("tag", 0) if op in ("send", "recv") else 0,
             group_name=process_group.group_name,
             patience=patience_of(process_group, named),
+            value=value_of(tensors) if self.values and passes_in(op, peer, me) else None,
         )
         self.events.append(event)
         self.local.last = event

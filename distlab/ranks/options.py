@@ -10,13 +10,14 @@ from dataclasses import dataclass
 class RunOptions:
     """``timeout``: seconds. ``learner_files``: frames in these files are the learner's lines.
 
-    ``ledger``: record communication, which also makes hang reports exact.
-    ``process_group=False``: no group is made.
+    ``ledger``: record communication, which also makes hang reports exact. ``values``: its events
+    keep the values that were passed in. ``process_group=False``: no group is made.
     """
 
     timeout: float = 20.0
     learner_files: tuple[str, ...] = ()
     ledger: bool = True
+    values: bool = False
     process_group: bool = True
 
 

@@ -230,6 +230,7 @@ def _run(
     pause = 0.01 if options.delays else 0.0
     own_seed = options.seed * 7919 + ctx.rank
     ctx.ledger = Ledger(options.learner_files, pipe.event, pause, own_seed)
+    ctx.ledger.values = options.values
     if ctx.device.type == "cuda":
         ctx.ledger.gpu = GpuClock(ctx.device)
     with ctx.ledger:

@@ -38,6 +38,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "float": (float, int),
     "int | None": (int, type(None)),
     "float | None": (float, int, type(None)),
+    "object": (type(None),),  # the value: no run in a sandbox records any
 }
 _KINDS_OF = {each.name: _KINDS.get(str(each.type), ()) for each in dataclasses.fields(Event)}
 del _KINDS_OF["group"]  # the one that is a list

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..observe.log import Event, traffic
 from ..observe.operators import Sending
+from ..observe.values import passes_in, value_of
 from .internals import Unseen
 from .scheduler import VirtualRank
 
@@ -47,8 +48,8 @@ class Part:
         """Bytes that this rank passes in."""
         return sum(t.nbytes for t in self.payload)
 
-    def describe(self, line: str = "") -> Event:
-        """This part as an event of the ledger."""
+    def describe(self, line: str = "", values: bool = False) -> Event:
+        """This part as an event of the ledger; with ``values`` it keeps what is passed in."""
         if self.event is not None:
             return self.event
         payload = 0 if self.op == "barrier" else self.nbytes
@@ -66,7 +67,12 @@ class Part:
             start=self.posted,
             line=line,
             tag=self.tag,
+            value=self._value() if values and passes_in(self.op, self.peer, me) else None,
         )
+
+    def _value(self) -> dict[str, Any] | None:
+        with Unseen():
+            return value_of(self.payload)
 
     def acknowledge(self) -> None:
         """The rank has waited for it: only now may it use received tensors and change sent ones."""

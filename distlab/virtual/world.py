@@ -69,10 +69,11 @@ class World:
     ) -> None:
         runs = tuple(sorted(options.only)) or tuple(range(world_size))
         self.network = Network(options.machine(), options.algorithm, options.slow_links)
-        self.record, self.measured = options.ledger, options.compute == "measured"
+        self.record, self.values = options.ledger, options.values
+        self.measured = options.compute == "measured"
         self.modelled = options.compute == "roofline"
         self.rules = rules
-        install, remove, ordered = self.install, self.remove, self.rules.nccl
+        install, remove, ordered = self.install, self.remove, rules.nccl
         self.scheduler = Scheduler(world_size, seed, install, remove, runs, ordered)
         self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs)
         self.channels: dict[Any, Channel] = {}
@@ -80,9 +81,8 @@ class World:
         self.store = VirtualStore(self.scheduler)
         self.learner_files = frozenset(options.learner_files)
         self.lose, self.note, self.patience = options.lose, note, options.patience
-        self.slow_ranks = options.slow_ranks
+        self.slow_ranks, self.overhead = options.slow_ranks, self.network.cluster.overhead
         self.crowding = self.network.cluster.crowding(world_size)
-        self.overhead = self.network.cluster.overhead
         self.mismatch: Mismatched | None = None
         self.states = [self._state(r, world_size, options.base_seed) for r in self.scheduler.ranks]
 
@@ -236,7 +236,8 @@ class World:
             self.compute(state, self.overhead, "other")
         part.posted = rank.clock
         if self.record:
-            part.event = part.describe(learner_line(sys._getframe(1), self.learner_files))
+            where = learner_line(sys._getframe(1), self.learner_files)
+            part.event = part.describe(where, self.values)
             part.event.region = state.ledger.region
             part.event.phase = self.phase(state)
             part.event.index = len(state.ledger.events)
