@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 import pytest
@@ -28,9 +30,17 @@ from .verdicts import Report, dumped, loaded
 
 
 class WarmGrader:
-    """``grade(phase, request)`` as ``distlab.grading.grade``, for many requests in a row."""
+    """``grade(phase, request)`` as ``distlab.grading.grade``, for many requests in a row.
 
-    def __init__(self) -> None:
+    ``files``: checks that stand for those of the course, with ``plugins`` of pytest; whoever wrote
+    them has ``limit`` seconds of its processor to be collected and for each grading, and then there
+    is no report.
+    """
+
+    def __init__(
+        self, files: Sequence[str] = (), plugins: Sequence[object] = (), limit: int = 0
+    ) -> None:
+        self._files, self._plugins, self._limit = tuple(files), tuple(plugins), limit
         self._collected: tuple[object, ...] = ()
         self._pid = 0
         self._requests: TextIO | None = None
@@ -70,7 +80,7 @@ class WarmGrader:
             die_with_parent(parent)
             os.close(asking)
             os.close(told)
-            _wait_for_requests(phase, request, asked, telling)
+            self._wait_for_requests(phase, request, asked, telling)
         os.close(asked)
         os.close(telling)
         self._requests, self._reports = os.fdopen(asking, "w"), os.fdopen(told)
@@ -85,26 +95,45 @@ class WarmGrader:
         self._requests = self._reports = None
         self._collected = ()
 
+    def _wait_for_requests(
+        self, phase: int, request: Request, asked: int, telling: int
+    ) -> NoReturn:
+        """The waiting process: collects all checks, and grades as long as it is asked."""
+        try:
+            everything = Request(device=request.device, tier=request.tier)
+            files = self._files or plan(load_course().phase(phase), everything).files
+            carrier = Carrier(Session(everything))
+            loop = _Loop(asked, telling, carrier, own=bool(self._files), limit=self._limit)
+            _limit_this_process(self._limit)
+            with contained():
+                call_pytest(files, [carrier, *self._plugins, loop])
+        finally:
+            os._exit(0)
 
-def _wait_for_requests(phase: int, request: Request, asked: int, telling: int) -> NoReturn:
-    """The waiting process: collects all checks of the phase, and grades as long as it is asked."""
-    try:
-        everything = Request(device=request.device, tier=request.tier)
-        files = plan(load_course().phase(phase), everything).files
-        with contained():
-            call_pytest(files, [Carrier(Session(everything)), _Loop(asked, telling)])
-    finally:
-        os._exit(0)
+
+def _limit_this_process(seconds: int) -> None:
+    """End it after so many seconds of its own processor time, or ten times as long asleep: other
+    programs that keep the machine busy take nothing of it. 0: no limit."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(10 * seconds)
 
 
 class _Loop:
-    """Takes the place of pytest's own loop over the collected checks."""
+    """Takes the place of pytest's own loop over the collected checks.
 
-    def __init__(self, asked: int, telling: int) -> None:
-        self.asked, self.telling = asked, telling
+
+    ``own``: all that was collected counts, wherever it is from.
+    """
+
+    def __init__(
+        self, asked: int, telling: int, carrier: Carrier, *, own: bool, limit: int
+    ) -> None:
+        self.asked, self.telling, self.carrier = asked, telling, carrier
+        self.own, self.limit = own, limit
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        _limit_this_process(0)
         own, parent = children(), os.getpid()
         with os.fdopen(self.asked) as requests:
             for line in requests:
@@ -120,6 +149,7 @@ class _Loop:
     def _grade(self, session: pytest.Session, line: str) -> NoReturn:
         """One grading, in a process of its own."""
         try:
+            _limit_this_process(self.limit)
             protect_this_process()
             phase, fields = json.loads(line)
             fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
@@ -127,12 +157,12 @@ class _Loop:
             request = Request(**fields | {"known": frozenset(fields["known"])})
             chosen = plan(load_course().phase(phase), request)
             state = session.config.stash[SESSION] = chosen.session()
-            items = [item for item in session.items if str(item.path) in chosen.files]
+            items = [i for i in session.items if self.own or str(i.path) in chosen.files]
             pytest_collection_modifyitems(session.config, items)
             with walled(state):
                 for item, following in zip(items, [*items[1:], None], strict=False):
                     session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            text = dumped(chosen.report(state)).encode()
+            text = dumped(chosen.report(state, self.carrier.problems)).encode()
             with os.fdopen(self.telling, "wb") as reports:
                 reports.write(text)
         except BaseException:

@@ -104,7 +104,7 @@ def need_release(exercise_id: str, lab_id: str, spoil: bool) -> None:
 
 def passed(lab_id: str, points: float, most: float) -> list[str]:
     """Remember the best result of a lab; warnings if it could not be saved."""
-    best = max(points, float(results().get(lab_id, {}).get("points", 0)))
+    best = max(points, float(results().get(lab_id, {}).get("points", points)))
     return progress.update_lab(lab_id, points=best, most=most)
 
 

@@ -1,0 +1,214 @@
+"""`distlab lab tests 3.3`: the learner writes the tests, and wrong implementations grade them.
+
+They must pass the solution and every right alternative, five times under other seeds and
+interleavings. Then each wrong implementation that they kill earns its weight: 1 / the number of
+the course's own checks that kill it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from ..course import progress
+from ..course.catalogue import Exercise, load_course, need_solutions
+from ..grading.contract import AXES
+from ..grading.wrong import Mutant, all_mutants, patched
+from ..host.terminal import say
+from . import frame
+from .written_jury import Jury, alternatives, jury, test_name
+from .written_look import begin, look
+
+KIND = "tests"
+LEVEL = 2
+RUNS = 5  # on the solution, each under another seed and other interleavings
+VALUES = "values"
+SHOWN_AXES = {VALUES: "what comes back"} | AXES
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong implementation: on which axis of the contract, and how many of the course's own
+    checks kill it. ``checks`` may be 0: then it is a find, and earns no points."""
+
+    mutant: Mutant
+    axis: str
+    checks: int
+
+    @property
+    def weight(self) -> float:
+        """What few checks see counts more."""
+        return 1 / self.checks if self.checks else 0.0
+
+
+@dataclass
+class Outcome:
+    """What came of a file of tests. ``refused``: why it earns nothing."""
+
+    refused: str = ""
+    killed: list[tuple[Wrong, str]] = field(default_factory=list)  # and by which test
+    missed: list[Wrong] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """The weight of what is killed, of all."""
+        killed = sum(wrong.weight for wrong, _ in self.killed)
+        total = killed + sum(wrong.weight for wrong in self.missed)
+        return killed / total if total and not self.refused else 0.0
+
+    @property
+    def finds(self) -> list[tuple[Wrong, str]]:
+        """What none of the course's own checks kills."""
+        return [(wrong, test) for wrong, test in self.killed if not wrong.checks]
+
+
+def chosen() -> dict[str, list[Wrong]]:
+    """The wrong implementations of each lab, by exercise; ValueError if the data are not whole."""
+    mutants = {mutant.id: mutant for mutant in all_mutants()}
+    found: dict[str, list[Wrong]] = {}
+    for path in frame.data_files(KIND):
+        for exercise_id, entries in frame.read_toml(path).items():
+            for name, entry in entries.items():
+                mutant = mutants.get(name)
+                axis, checks = entry.get("axis"), entry.get("checks")
+                if mutant is None or mutant.exercise != exercise_id or axis not in SHOWN_AXES:
+                    raise ValueError(f"{path.name}: {exercise_id}, {name} is not in order")
+                found.setdefault(exercise_id, []).append(Wrong(mutant, axis, int(checks)))
+    return found
+
+
+def lab_of(exercise: Exercise) -> frame.Lab:
+    """The lab about an exercise."""
+    title = f"Write the tests: {exercise.title}"
+    return frame.Lab(
+        id=f"T{exercise.id}", kind=KIND, exercise=exercise.id, level=LEVEL, title=title
+    )
+
+
+def grade(by: Jury, wrong: Iterable[Wrong], seed: int) -> Outcome:
+    """Grade the tests of a jury; NoVerdict if they can't be used."""
+    by.collect()
+    refused = _refused(by, seed)
+    if refused:
+        return Outcome(refused=refused)
+    outcome = Outcome()
+    for each in wrong:
+        failed = by.judge(patched(each.mutant), seed)
+        if failed is None or not failed.name:  # no name: the tests themselves were ended
+            outcome.missed.append(each)
+        else:
+            outcome.killed.append((each, test_name(failed)))
+    return outcome
+
+
+def _refused(by: Jury, seed: int) -> str:
+    """Why the tests are wrong or depend on timing; empty if all that is right passes."""
+    solution = by.exercise.solution_path.read_text(encoding="utf-8")
+    for number in range(RUNS):
+        failed = by.judge(solution, seed + number)
+        if failed is not None:
+            name = f"{test_name(failed)} " if failed.name else ""
+            if not number:
+                return f"{name}refuses the course's solution: {failed.message}"
+            return (
+                f"{name}depends on timing or on the seed: it passes the solution, and refuses it "
+                f"with --seed {seed + number}: {failed.message}"
+            )
+    for each in alternatives(by.exercise):
+        failed = by.judge(None, seed, each.folder)
+        if failed is not None:
+            name = f"{test_name(failed)} " if failed.name else ""
+            return (
+                f"{name}refuses a right implementation that is written differently "
+                f"({each.about}): {failed.message}"
+            )
+    return ""
+
+
+def parts_of(outcome: Outcome, most: float) -> list[frame.Part]:
+    """The points, and one line that says why."""
+    if outcome.refused:
+        return [frame.Part("right implementations", 0, most, outcome.refused)]
+    points = math.floor(10 * most * outcome.share + 1e-6) / 10
+    total = len(outcome.killed) + len(outcome.missed)
+    text = f"{len(outcome.killed)} of {total} killed, {outcome.share:.0%} by weight"
+    if not outcome.killed:
+        text += ": do the tests call impl, and judge what comes back?"
+    return [frame.Part("wrong implementations", points, most, text)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `distlab lab tests`."""
+    parser.add_argument("exercise", nargs="?", help="for example 3.3; without: all there are")
+    parser.add_argument("--file", type=Path, help="default: tests_for_3_3.py in this folder")
+    parser.add_argument("--seed", type=int, help="of inputs and interleavings")
+    parser.add_argument("--hint", action="store_true", help="tell missed ones by their cause")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as data")
+
+
+def main(options: argparse.Namespace, out: Console) -> int:
+    """Grade the learner's tests, or write a file to begin with: 0 full points, 1 not, 2 misuse."""
+    labs, course = chosen(), load_course()
+    if options.exercise is None:
+        return _show_all(labs, out)
+    exercise = course.exercise(options.exercise)
+    if exercise.id not in labs:
+        there = ", ".join(e.id for e in course.exercises if e.id in labs)
+        raise ValueError(f"there is no lab of tests for {exercise.id}: there are {there}")
+    need_solutions("a lab of tests")
+    default = Path(f"tests_for_{exercise.id.replace('.', '_')}.py")
+    file = (options.file or default).resolve()
+    lab = lab_of(exercise)
+    if not file.exists():
+        begin(exercise, file)
+        say(out, f"{file.name} is there to begin with: write tests, and call this again")
+        return 1
+    look(exercise, file)
+    seed = frame.seed_of_this_folder() if options.seed is None else options.seed
+    with jury(exercise, [file]) as by:
+        outcome = grade(by, labs[exercise.id], seed)
+    data = {"refused": outcome.refused, "killed": len(outcome.killed), "seed": seed}
+    missed = Counter(wrong.axis for wrong in outcome.missed)
+    parts = parts_of(outcome, lab.points)
+    status = frame.told(lab.id, parts, out, options.json, data | {"missed": dict(missed)})
+    _tell(lab.id, outcome, options.hint, out)
+    return status
+
+
+def _tell(lab_id: str, outcome: Outcome, hint: bool, out: Console) -> None:
+    """What was missed, by axis or by cause, and what the course's own checks miss."""
+    for wrong, test in outcome.finds:
+        text = "YOUR TEST KILLS A WRONG IMPLEMENTATION THAT THE COURSE'S OWN CHECKS MISS"
+        say(out, f"{text}: {test}, {wrong.mutant.mistake}", "bold green")
+    missed = Counter(wrong.axis for wrong in outcome.missed if wrong.checks)
+    if not missed:
+        return
+    out.print("missed, by axis of the contract:" if not hint else "missed:")
+    for axis, about in SHOWN_AXES.items():
+        if missed[axis]:
+            say(out, f"{missed[axis]} × {axis}: {about}", indent="  ")
+        if hint:
+            for wrong in outcome.missed:
+                if wrong.axis == axis and wrong.checks:
+                    say(out, f"- {wrong.mutant.mistake}", indent="    ")
+    if hint:
+        progress.update_lab(lab_id, hints=1)
+    else:
+        say(out, "--hint tells each one's cause", "dim")
+
+
+def _show_all(labs: dict[str, list[Wrong]], out: Console) -> int:
+    done = frame.results()
+    for exercise in load_course().exercises:
+        if exercise.id in labs:
+            lab = lab_of(exercise)
+            points = done.get(lab.id, {}).get("points", 0)
+            about = f"{len(labs[exercise.id])} wrong implementations, {points:g} of {lab.points}"
+            say(out, f"{lab.id:<6} {exercise.title}: {about} points")
+    return 0
