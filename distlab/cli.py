@@ -47,6 +47,7 @@ PLAIN: dict[str, tuple[str, ModuleType]] = {
 # the same, whose modules import torch: start-up time
 LATE = {
     "simulate": "predict how training scales on a cluster",
+    "predict": "predict numbers of a run, then run it",
     "bundle": "a verdict in one file, to be looked at elsewhere",
     "record": "record reference runs of this machine",
 }

@@ -78,6 +78,20 @@ def choose_track(name: str) -> list[str]:
     return warnings + save(entries, track=name)
 
 
+def labs() -> dict[str, dict[str, Any]]:
+    """What is remembered of labs, by their ids."""
+    found = _read()[0].get("labs", {})
+    return {str(k): dict(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def update_lab(lab_id: str, **fields: Any) -> list[str]:
+    """Set fields of one lab's entry; warnings if it could not be saved."""
+    entries, warnings = load()
+    known = labs()
+    known.setdefault(lab_id, {}).update(fields)
+    return warnings + save(entries, labs=known)
+
+
 def blanked(exercise_ids: Iterable[str]) -> list[str]:
     """The exercises' file is blank again: no verdict of theirs holds; hints asked for are kept."""
     entries, _ = load()

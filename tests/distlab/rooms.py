@@ -24,6 +24,7 @@ ROOMS = (
     "grading",
     "simulate",
     "classes",
+    "labs",
     "commands",
     "cli",
 )

@@ -1,0 +1,1 @@
+"""Labs: find the bug, write the test, predict the run, review a change."""
