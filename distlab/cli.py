@@ -47,6 +47,7 @@ LATE = {
     "certificate": "a page that says that a phase is done",
     "simulate": "predict how training scales on a cluster",
     "lab": "labs: find the bug in a program, and mend it",
+    "predict": "predict numbers of a run, then run it",
     "bundle": "a verdict in one file, to be looked at elsewhere",
     "diff": "where two recorded runs first differ",
     "record": "record reference runs of this machine",

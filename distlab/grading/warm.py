@@ -121,7 +121,6 @@ def _limit_this_process(seconds: int) -> None:
 class _Loop:
     """Takes the place of pytest's own loop over the collected checks.
 
-
     ``own``: all that was collected counts, wherever it is from.
     """
 

@@ -1,0 +1,279 @@
+"""Predictions for ZeRO, FSDP, and gradients that travel compressed."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import torch
+import torch._dynamo  # torch.optim imports it when an optimizer is made: here once, not per run
+from torch import nn
+
+from ...grading.implementation import Implementation
+from ...observe.memory import held_by, storage_bytes
+from ...ranks.context import RankContext
+from .case import Case
+from .models import bucket_of, drawn, gradients, layers, model_bytes
+from .scene import (
+    Found,
+    Prepare,
+    Quantity,
+    Scene,
+    Seen,
+    Work,
+    bytes_sent,
+    clocked,
+    collectives,
+    half_seconds,
+    ring_seconds,
+)
+
+MODEL = "{W} ranks train {K} layers of {D} x {D} float32 weights, without bias (P = {P:,} bytes)"
+ADAM = {"tolerance": 0.01, "why": "1 %: padding, and Adam's count of steps"}
+
+
+def _part(case: Case) -> float:
+    """(W-1)/W·P"""
+    return (case["W"] - 1) / case["W"] * model_bytes(case)
+
+
+def _zero1(ctx: RankContext, impl: Implementation, case: Case) -> Work:
+    model = layers(case)
+    gradients(model)
+    optimizer = impl.ZeroOptimizer(model.parameters(), torch.optim.Adam)
+
+    def work() -> Found:
+        optimizer.step()
+        return {"state": float(held_by(nn.Module(), optimizer).optimizer)}
+
+    return work
+
+
+def _zero2(ctx: RankContext, impl: Implementation, case: Case) -> Work:
+    model = layers(case)
+    optimizer = impl.Zero2Optimizer(model.parameters(), torch.optim.Adam)
+
+    def work() -> Found:
+        model(torch.ones(2, case["D"])).sum().backward()
+        kept = storage_bytes(vector.gradient for vector in optimizer.vectors)
+        optimizer.step()
+        held = held_by(model, optimizer)
+        return {"state": float(kept + held.parameters + held.gradients + held.optimizer)}
+
+    return work
+
+
+def _train_sharded(model: Any, case: Case) -> Work:
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def work() -> Found:
+        model(torch.ones(2, case["D"])).sum().backward()
+        optimizer.step()
+        return {"state": float(held_by(model, optimizer).total)}
+
+    return work
+
+
+def _fsdp(ctx: RankContext, impl: Implementation, case: Case) -> Work:
+    model = layers(case)
+    return _train_sharded(impl.FSDP(model, [*model]), case)
+
+
+def _hybrid(ctx: RankContext, impl: Implementation, case: Case) -> Work:
+    model = layers(case)
+    inside, across = impl.node_groups(case["L"])
+    flat = partial(impl.HybridFlat, replicas=across)
+    return _train_sharded(
+        impl.module("fsdp").FSDP(model, [*model], group=inside, flat_type=flat), case
+    )
+
+
+def _draw_hybrid(random_: random.Random) -> Case:
+    nodes, each = random_.choice([2, 3, 4]), random_.choice([2, 4])
+    sizes = drawn("3.19", random_).sizes | {"W": nodes * each, "M": nodes, "L": each}
+    return Case("3.19", random_.choice(["dgx-h100", "p4d-a100"]), sizes, nodes=nodes)
+
+
+def _state(value: Any, formula: str, ledger: Any, asks: str) -> Quantity:
+    return Quantity(
+        name="memory",
+        asks=asks,
+        unit="bytes",
+        formula=formula,
+        value=value,
+        answers={"memory": lambda seen: seen.found("state"), "ledger": ledger},
+        **ADAM,  # type: ignore[arg-type]
+    )
+
+
+def _shard(seen: Seen, op: str = "all_gather") -> float:
+    """The bytes of its own shards that a rank passed to ``op``."""
+    return max(sum(e.payload for e in log.events if e.op == op) for log in seen.logs)
+
+
+def _scene(
+    exercise: str, tells: str, prepare: Prepare, *quantities: Quantity, **more: Any
+) -> Scene:
+    return Scene(
+        exercise=exercise,
+        tells=f"{MODEL}. {tells}",
+        draw=more.pop("draw", lambda random_: drawn(exercise, random_, **more)),
+        prepare=prepare,
+        quantities=quantities,
+        doubled="What is sharded halves per rank; the bytes on the wire stay.",
+    )
+
+
+def _compressed(ctx: RankContext, impl: Implementation, case: Case, name: str) -> Work:
+    model = layers(case)
+    made = {
+        "TopK": lambda: impl.TopK(model.parameters(), 1 / case["share"]),
+        "RandomK": lambda: impl.RandomK(model.parameters(), 1 / case["share"]),
+        "PowerSGD": lambda: impl.PowerSGD(model.parameters(), case["r"]),
+        "Int8": lambda: impl.Int8(),
+    }
+    hook, bucket = made[name](), bucket_of(model)
+
+    def work() -> None:
+        handle = hook(bucket)
+        if handle is not None:
+            handle.wait()
+
+    return work
+
+
+def _chosen(case: Case) -> int:
+    return round(model_bytes(case) / 4 / case["share"])
+
+
+def _factors(case: Case) -> float:
+    """Bytes of the thin matrices of all layers."""
+    return case["K"] * 2 * case["r"] * case["D"] * 4
+
+
+def _int8(case: Case) -> float:
+    numbers = model_bytes(case) // 4
+    return 2 * (case["W"] - 1) * (-(-numbers // case["W"]) + 4)
+
+
+def _hooked(exercise: str, tells: str, name: str, *quantities: Quantity, **more: Any) -> Scene:
+    return _scene(
+        exercise,
+        f"All gradients are one bucket. {tells}",
+        partial(_compressed, name=name),
+        *quantities,
+        **more,
+    )
+
+
+SCENES = (
+    _scene(
+        "3.13",
+        "The gradients are averaged already. ZeRO-1 with Adam takes a step, one bucket.",
+        _zero1,
+        bytes_sent(_part, "(W-1)/W·P"),
+        _state(
+            lambda c: 2 * model_bytes(c) / c["W"],
+            "2P/W",
+            lambda seen: 2 * _shard(seen),
+            "bytes of optimizer state that a rank holds after the step",
+        ),
+        clocked(lambda c: half_seconds(c, model_bytes(c)), formula="launch + (W-1)·(α + P/W·β)"),
+    ),
+    _scene(
+        "3.14",
+        "ZeRO-2 with Adam runs forward, backward and a step, one bucket.",
+        _zero2,
+        bytes_sent(lambda c: 2 * _part(c), "2(W-1)/W·P"),
+        _state(
+            lambda c: model_bytes(c) * (1 + 3 / c["W"]),
+            "P + P/W + 2P/W",
+            lambda seen: (3 + seen.case["W"]) * _shard(seen),
+            "bytes of weights, kept gradients and optimizer state on a rank",
+        ),
+    ),
+    _scene(
+        "3.15",
+        "FSDP makes a unit of each layer, and Adam takes the first step.",
+        _fsdp,
+        bytes_sent(lambda c: 3 * _part(c), "3(W-1)/W·P: gathered twice, reduce-scattered once"),
+        collectives(lambda c: 3 * c["K"], "3K", name="messages"),
+        _state(
+            lambda c: 4 * model_bytes(c) / c["W"],
+            "4P/W",
+            lambda seen: 4 * _shard(seen, "reduce_scatter") / seen.case["W"],
+            "bytes of weights, gradients and optimizer state on a rank after the step",
+        ),
+    ),
+    _scene(
+        "3.19",
+        "They are on M = {M} nodes of L = {L}. FSDP shards inside a node, replicates across, and "
+        "makes a unit of each layer. Adam takes the first step.",
+        _hybrid,
+        Quantity(
+            name="across",
+            asks="bytes that a rank sends over the slowest link, the network",
+            unit="bytes",
+            formula="2(M-1)/M·P/L",
+            value=lambda c: 2 * (c["M"] - 1) / c["M"] * model_bytes(c) / c["L"],
+            answers={
+                "ledger": lambda s: max(log.select("all_reduce").sent for log in s.logs),
+                "clock": lambda s: s.across,
+            },
+            tolerance=0.01,
+            why="1 %: padding",
+        ),
+        _state(
+            lambda c: 4 * model_bytes(c) / c["L"],
+            "4P/L",
+            lambda seen: 4 * _shard(seen, "reduce_scatter") / seen.case["L"],
+            "bytes of weights, gradients and optimizer state on a rank after the step",
+        ),
+        draw=_draw_hybrid,
+    ),
+    _hooked(
+        "4.6",
+        "Top-K sends 1/{share} of the entries.",
+        "TopK",
+        collectives(lambda c: 2, "2: values and positions", name="messages"),
+        bytes_sent(lambda c: (c["W"] - 1) * _chosen(c) * 8, "(W-1)·k·(4 + 4)"),
+        clocked(
+            lambda c: (
+                2 * c.machine.launch
+                + 2 * (c["W"] - 1) * c.alpha
+                + (c["W"] - 1) * _chosen(c) * 8 * c.beta
+            ),
+            formula="2·launch + (W-1)·(2α + 8k·β)",
+        ),
+        share=[20, 50, 100],
+    ),
+    _hooked(
+        "4.7",
+        "Random-K sends 1/{share} of the entries.",
+        "RandomK",
+        collectives(lambda c: 1, "1: positions follow from the seed", name="messages"),
+        bytes_sent(lambda c: 2 * (c["W"] - 1) / c["W"] * _chosen(c) * 4, "2(W-1)/W·k·4"),
+        clocked(lambda c: ring_seconds(c, _chosen(c) * 4), formula="launch + 2(W-1)·(α + 4k/W·β)"),
+        share=[20, 50, 100],
+    ),
+    _hooked(
+        "4.8",
+        "PowerSGD of rank {r} sends two thin matrices per layer.",
+        "PowerSGD",
+        collectives(lambda c: 2, "2: P, then Q", name="messages"),
+        bytes_sent(lambda c: 2 * (c["W"] - 1) / c["W"] * _factors(c), "2(W-1)/W·K·4r(D + D)"),
+        clocked(
+            lambda c: 2 * ring_seconds(c, _factors(c) / 2),
+            formula="2·launch + 4(W-1)·α + 2(W-1)/W·8KrD·β",
+        ),
+        r=[1, 2, 4],
+    ),
+    _hooked(
+        "4.9",
+        "Every number is sent as int8.",
+        "Int8",
+        collectives(lambda c: 2, "2: all-to-all, all-gather", name="messages"),
+        bytes_sent(_int8, "2(W-1)·(⌈n/W⌉ + 4), n = P/4"),
+    ),
+)
