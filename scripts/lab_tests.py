@@ -17,8 +17,8 @@ from distlab.grading.session import Request
 from distlab.grading.warm import WarmGrader
 from distlab.grading.wrong import Mutant, all_mutants, patched
 from distlab.host.toml import tomllib
-from distlab.labs.written import KIND, VALUES
-from distlab.labs.written_jury import jury
+from distlab.labs.written.command import KIND, VALUES
+from distlab.labs.written.jury import jury
 
 SEED = 1
 BY_CAUSE = {

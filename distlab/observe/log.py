@@ -58,10 +58,8 @@ class Event:
 
     def __str__(self) -> str:
         what = f"{self.op} of {self.numel} {self.dtype} element{'s' if self.numel != 1 else ''}"
-        if self.op == "barrier":
-            return "barrier"
-        if self.op == CREATION:
-            return self.dtype
+        if self.op in ("barrier", CREATION):
+            return "barrier" if self.op == "barrier" else self.dtype
         if self.op == "store":
             return f"the store for {self.dtype}"
         if self.peer is None:

@@ -238,8 +238,7 @@ class World:
         if self.record:
             where = learner_line(sys._getframe(1), self.learner_files)
             part.event = part.describe(where, self.values)
-            part.event.region = state.ledger.region
-            part.event.phase = self.phase(state)
+            part.event.region, part.event.phase = state.ledger.region, self.phase(state)
             part.event.index = len(state.ledger.events)
             state.ledger.events.append(part.event)
         try:

@@ -16,7 +16,7 @@ from distlab.course.catalogue import check_files, load_course
 from distlab.grading.contract import AXES
 from distlab.grading.wrong import all_mutants
 from distlab.labs import frame, written
-from distlab.labs.written_jury import alternatives, jury
+from distlab.labs.written.jury import alternatives, jury
 
 NAIVE = Path(__file__).parent / "naive"
 TRIED = ("4.18", "2.9", "2.14")
@@ -225,7 +225,7 @@ def test_what_earns_nothing_and_why(call: Call, inside: str, outside: str, told:
 
 
 def test_what_hangs_is_ended(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distlab.labs.written_jury.LIMIT", 3)
+    monkeypatch.setattr("distlab.labs.written.jury.LIMIT", 3)
     status, shown = call(BODY.format(inside="", outside="while True: pass"))
     assert status == 1
     assert "it hangs or ends its own process" in shown

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..course import progress
-from ..course.catalogue import Exercise, load_course, need_solutions
-from ..grading.contract import AXES
-from ..grading.wrong import Mutant, all_mutants, patched
-from ..host.terminal import say
-from . import frame
-from .written_jury import Jury, alternatives, jury, test_name
-from .written_look import begin, look
+from ...course import progress
+from ...course.catalogue import Exercise, load_course, need_solutions
+from ...grading.contract import AXES
+from ...grading.wrong import Mutant, all_mutants, patched
+from ...host.terminal import say
+from .. import frame
+from .jury import Jury, alternatives, jury, test_name
+from .look import begin, look
 
 KIND = "tests"
 LEVEL = 2

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from ..course.catalogue import root
-from ..grading import checks, implementation
-from ..grading.shortcuts import LIBRARIES, OURS, PROGRAMS
-from ..observe.failure import CheckFailed
+from ...course.catalogue import root
+from ...grading import checks, implementation
+from ...grading.shortcuts import LIBRARIES, OURS, PROGRAMS
+from ...observe.failure import CheckFailed
 
 MOST = 1_000_000  # characters that one test may print
 READS = "reads-answers"

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..course.catalogue import Exercise, root
-from ..grading.session import Request
-from ..grading.verdicts import CheckResult, Report
-from ..grading.warm import WarmGrader
-from ..grading.wrong import fill
-from .written_place import Place
+from ...course.catalogue import Exercise, root
+from ...grading.session import Request
+from ...grading.verdicts import CheckResult, Report
+from ...grading.warm import WarmGrader
+from ...grading.wrong import fill
+from .place import Place
 
 LIMIT = 20  # seconds of processor time for the tests' own process: it only ends what hangs
 ENDED = "it hangs or ends its own process: no test has told a result"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from .. import grading
-from ..course.catalogue import Exercise, check_files, functions_of
+from ... import grading
+from ...course.catalogue import Exercise, check_files, functions_of
 
 BARRED = ("solutions", "tests", "labs", "scripts", "distlab.labs", "distlab.course")
 API = "distlab.grading"  # what it names is for tests; its modules read solutions
