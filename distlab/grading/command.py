@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,13 +18,9 @@ from ..course.catalogue import Phase, load_course
 from ..course.version import course_version
 from ..host.processes import TERMINATED, Terminated, terminable
 from ..host.terminal import console
-from ..sandbox import Limits
-from .choice import phase_of
-from .implementation import find_source
-from .live import View
 from .report import print_report
-from .run import run_session
-from .session import Request
+from .sources import find_source, phase_of
+from .untouched import blank_report
 from .verdicts import TIERS
 
 
@@ -91,30 +87,19 @@ def _run(phase: int, argv: Sequence[str] | None, out: Console, watched: bool) ->
 def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, watched: bool) -> int:
     begun = time.monotonic()
     mine = options.impl == "templates"
-    known: Iterable[str] = progress.known_passes(phase) if mine and options.exercises else ()
-    if options.impl == "solutions":  # the learner's own code is used, whether it passes or not
-        known = {e.id for e in load_course().exercises} - set(options.exercises)
-        known = known if options.exercises else ()
-    request = Request(
-        impl=options.impl,
-        device=options.device,
-        seed=options.seed,
-        exercises=tuple(options.exercises),
-        known=frozenset(known),
-        partial=options.partial,
-        tier=options.tier,
-        sandbox=Limits() if options.sandbox else None,
-    )
-    if not (out.is_terminal or watched):
-        report = run_session(phase, request, options.keyword, options.junitxml or "")
-    else:
-        asked = options.exercises or [e.id for e in phase.exercises]
-        if not watched:
-            many = f"{len(asked)} exercises of phase {phase.number}"
-            what = f"grading {asked[0] if len(asked) == 1 else many} …"
-            out.print(Text(f"{what}  (course version {course_version()})", "dim"))
-        with View(asked) as view:
-            report = run_session(phase, request, options.keyword, options.junitxml or "", view)
+    asked = options.exercises or [e.id for e in phase.exercises]
+    if out.is_terminal and not watched:
+        many = f"{len(asked)} exercises of phase {phase.number}"
+        what = f"grading {asked[0] if len(asked) == 1 else many} …"
+        out.print(Text(f"{what}  (course version {course_version()})", "dim"))
+    report = None
+    if not any((options.json, options.junitxml, options.keyword, options.tier, options.sandbox)):
+        report = blank_report(phase, options.impl, options.exercises, options.seed)
+    if report is None:
+        from .asked import graded  # start-up time: torch and pytest
+
+        report = graded(phase, options, out.is_terminal or watched)
+    if out.is_terminal or watched:
         out.print()
     if mine:
         for exercise in report.exercises:
@@ -127,8 +112,8 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
     print_report(report, phase, out)
     out.print(f"graded in {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
     if not report.exercises:
-        asked = f"-k {options.keyword!r}" if options.keyword else f"--tier {options.tier}"
-        raise ValueError(f"no check matches {asked}")
+        named = f"-k {options.keyword!r}" if options.keyword else f"--tier {options.tier}"
+        raise ValueError(f"no check matches {named}")
     return 0 if report.passed else 1
 
 

@@ -24,10 +24,11 @@ from ..host.processes import (
     terminable,
 )
 from . import implementation
-from .choice import phase_of, plan
+from .choice import plan
 from .lifetime import contained
 from .live import View
 from .session import SESSION, Request, Session
+from .sources import phase_of
 from .verdicts import Report, dumped, loaded
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from distlab.course.catalogue import load_course
-from distlab.grading.implementation import Implementation, find_source
+from distlab.grading.implementation import Implementation
+from distlab.grading.sources import find_source
 from distlab.labs.predict import answers, outcome
 from distlab.labs.predict.catalogue import SCENES
 from distlab.labs.predict.machines import questions

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...grading import implementation as under_test
+from ...grading import sources
 from ...grading.wrong import fill
 from ...observe.log import Log
 from ...ranks.results import RankFailure
@@ -83,7 +84,7 @@ def observe(lab: DebugLab, text: str, seed: int, world: int = 0) -> Seen:
         folder = Path(name)
         (folder / f"{lab.about.file}.py").write_text(text, encoding="utf-8")
         fill(folder, lab.about.solution_path.parent)
-        source = under_test.find_source(str(folder), lab.about.phase)
+        source = sources.find_source(str(folder), lab.about.phase)
         code = under_test.Implementation(source, lab.about.file)
 
         def body(ctx: Any) -> Any:

@@ -6,12 +6,8 @@ from collections.abc import Mapping
 
 from ...course import progress
 from ...course.catalogue import Exercise, has_solutions, load_course
-from ...grading.implementation import (
-    Implementation,
-    blank_lines,
-    find_source,
-    protect_this_process,
-)
+from ...grading.implementation import Implementation, protect_this_process
+from ...grading.sources import blank_lines, find_source
 from ...host.terminal import short
 from ...ranks.results import RankFailure
 from .machines import ANSWERS, Question
