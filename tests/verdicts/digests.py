@@ -1,16 +1,19 @@
 """What each recorded verdict rests on, as one hash: of files, of facts in the map, of settings.
 
-A verdict is that of one test file on one exercise: all its tests for the exercise pass.
+A verdict is that of one test file on one subject, an exercise or a notebook: all its tests on the
+subject pass.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
+from importlib import metadata
 from pathlib import Path
 
 from distlab.course.catalogue import Course, Exercise, check_files, features_for, load_course
@@ -22,22 +25,23 @@ MUTANTS = "tests/mutants/test_mutants.py"
 MESSAGES = "tests/mutants/test_messages.py"
 CHANGES = "tests/mutants/test_table.py"
 ALTERNATIVES = "tests/alternatives/test_alternatives.py"
+NOTEBOOKS = "tests/notebooks/test_notebooks.py"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a test file on an exercise. ``facts`` are those that stand in no file of their
+    """The verdict of a test file on a subject. ``facts`` are those that stand in no file of their
     own."""
 
     file: str
-    exercise: str
+    subject: str
     paths: frozenset[Path]
     facts: str
 
     @property
     def key(self) -> tuple[str, str]:
         """Its place in the record."""
-        return self.file, self.exercise
+        return self.file, self.subject
 
     def digest(self, sources: Sources) -> str:
         """The hash of all that it rests on."""
@@ -47,6 +51,11 @@ class Verdict:
 
 def verdicts(sources: Sources) -> Iterator[Verdict]:
     """All verdicts that the record stands for."""
+    yield from _of_exercises(sources)
+    yield from _of_notebooks(sources)
+
+
+def _of_exercises(sources: Sources) -> Iterator[Verdict]:
     root = sources.root
     course, settings = load_course(root), pytest_settings(root)
     mutants, others = defaultdict[str, list[Mutant]](list), alternatives(root)
@@ -70,6 +79,27 @@ def verdicts(sources: Sources) -> Iterator[Verdict]:
             begin = [root / file, *base, *(path for path in extra if path.is_file())]
             found = sources.rests_on(begin, words)
             yield Verdict(file, exercise.id, found, map_ + facts)
+
+
+def _of_notebooks(sources: Sources) -> Iterator[Verdict]:
+    """A notebook may load any exercise by its name. It runs on more packages than torch."""
+    root = sources.root
+    map_ = [_entry(exercise) for exercise in load_course(root).exercises]
+    loaded = [*root.glob("solutions/*/*.py"), *root.glob("phase*/template_*.py")]
+    for path in sorted((root / "notebooks").glob("*.ipynb")):
+        begin = [root / NOTEBOOKS, path.with_suffix(".py"), root / "tests" / "conftest.py"]
+        texts = "\n".join(each.read_text(encoding="utf-8") for each in begin)
+        names = {*re.findall(r"^(?:from|import) (\w+)", texts, re.M)}
+        facts = json.dumps([pytest_settings(root), map_, sorted(map(_version, names))])
+        found = sources.rests_on([*begin, path, *loaded])
+        yield Verdict(NOTEBOOKS, path.stem, found, facts)
+
+
+def _version(package: str) -> str:
+    """Of an installed package; empty for parts of Python and of the course."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return f"{package} {metadata.version(package)}"
+    return ""
 
 
 def alternatives(root: Path) -> dict[str, list[Path]]:

@@ -1,9 +1,9 @@
-"""pytest plugin: verdicts on wrong implementations and on alternatives that are known already.
+"""pytest plugin: verdicts on exercises and notebooks that are known already.
 
 A test marked ``verdict`` gives the same result as long as all that it rests on is the same
-(``digests.py``). ``--verdicts record`` leaves out tests whose exercise has a verdict in the
-committed record, except for a fixed sample. ``--verdicts write`` runs all others, and records an
-exercise as soon as all its tests have passed. Without the option all tests run.
+(``digests.py``). ``--verdicts record`` leaves out tests whose subject has a verdict in the
+committed record, except for a fixed sample. ``--verdicts write`` runs all others, and records a
+subject as soon as all its tests have passed. Without the option all tests run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.verdicts.digests import Verdict, verdicts
 from tests.verdicts.sources import Sources
 
 RECORD = root() / "tests" / "verdicts" / "record.json"
-EVERY = 12  # of the tests that are neither wrong implementations nor to be run, one in so many runs
+EVERY = 12  # of the tests that are left out one in so many runs; of wrong implementations, others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,31 +37,34 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(kind(config), "verdicts")
 
 
-def exercise_of(item: pytest.Item) -> str:
-    """The exercise that a marked test is about; empty for others."""
+def subject_of(item: pytest.Item) -> str:
+    """The exercise or the notebook that a marked test is about; empty for other tests."""
     if item.get_closest_marker("verdict") is None:
         return ""
     params = item.callspec.params
+    if "path" in params:
+        return params["path"].stem
     named = params["mutant"].exercise if "mutant" in params else params["exercise"]
     return named if isinstance(named, str) else named.id
 
 
 def key_of(item: pytest.Item) -> record.Key:
     """The place of a marked test's verdict in the record."""
-    return item.path.relative_to(root()).as_posix(), exercise_of(item)
+    return item.path.relative_to(root()).as_posix(), subject_of(item)
 
 
 def sample(items: list[pytest.Item]) -> list[pytest.Item]:
     """Of tests with a known verdict those that run nevertheless, the same ones every time."""
     mutants = [item for item in items if "mutant" in item.callspec.params]
-    others = [i for i in items if "mutant" not in i.callspec.params]
+    others = [item for item in items if "mutant" not in item.callspec.params]
     drawn = [i for i in others if zlib.crc32(i.nodeid.encode()) % EVERY == 0]
-    return [*suite.one_each(mutants), *drawn]
+    first = {item.path: item for item in reversed(others)}
+    return [*suite.one_each(mutants), *first.values(), *drawn]
 
 
 def chosen(items: list[pytest.Item], known: set[record.Key], *, writes: bool) -> list[pytest.Item]:
     """The tests that run, in their order."""
-    marked = [item for item in items if exercise_of(item)]
+    marked = [item for item in items if subject_of(item)]
     left_out = {item for item in marked if key_of(item) in known}
     if writes:
         left_out |= {*items} - {*marked}
@@ -77,21 +80,21 @@ class Worker:
         self.writes = config.getoption("verdicts") == "write"
         self.left_out = self.asked = 0  # tests, verdicts
         told = getattr(config, "workerinput", {}).get("verdicts", ())
-        self.known = {(file, exercise) for file, exercise in told}
+        self.known = {(file, subject) for file, subject in told}
 
     @pytest.hookimpl(tryfirst=True)  # before -k: a verdict is of all its tests
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         """Tests that are left out cost nothing; those of a verdict say how many there are."""
-        total = Counter(key_of(item) for item in items if exercise_of(item))
+        total = Counter(key_of(item) for item in items if subject_of(item))
         kept = chosen(items, self.known, writes=self.writes)
         gone = {*items} - {*kept}
-        self.left_out = sum(bool(exercise_of(item)) for item in gone)
-        self.asked = len({key_of(item) for item in kept if exercise_of(item)})
+        self.left_out = sum(bool(subject_of(item)) for item in gone)
+        self.asked = len({key_of(item) for item in kept if subject_of(item)})
         items[:] = kept
         for item in kept:
-            if exercise_of(item):
+            if subject_of(item):
                 item.user_properties.append(("verdict", [*key_of(item), total[key_of(item)]]))
         config.hook.pytest_deselected(items=[*gone])
         if hasattr(config, "workeroutput"):
@@ -150,7 +153,7 @@ class Controller(Worker):
         name = RECORD.relative_to(root())
         if self.writes:
             left = self.asked - self.written
-            names = ", ".join(f"{exercise} of {file}" for file, exercise in sorted(self.bad))
+            names = ", ".join(f"{subject} of {file}" for file, subject in sorted(self.bad))
             why = f". A test did not pass, or a file has changed: {names}" if names else ""
             line = f"{self.written:,} written into {name}, {left:,} left{why}"
         elif self.there:

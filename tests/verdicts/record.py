@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-Key = tuple[str, str]  # a test file and an exercise
+Key = tuple[str, str]  # a test file, and an exercise or a notebook
 
 
 def environment() -> dict[str, str]:
@@ -32,7 +33,7 @@ def read(path: Path) -> tuple[dict[str, str], dict[Key, str]]:
         return {}, {}
     data = json.loads(path.read_text(encoding="utf-8"))
     found = data["verdicts"].items()
-    return data["environment"], {(f, e): h for f, entries in found for e, h in entries.items()}
+    return data["environment"], {(f, s): h for f, entries in found for s, h in entries.items()}
 
 
 def valid(path: Path) -> dict[Key, str]:
@@ -43,21 +44,16 @@ def valid(path: Path) -> dict[Key, str]:
 
 def write(path: Path, hashes: Mapping[Key, str]) -> None:
     """Write the whole record; an interrupted write leaves the old one."""
-    files = sorted({file for file, _ in hashes})
-    data = {
-        "environment": environment(),
-        "verdicts": {
-            file: {
-                exercise: hashes[file, exercise]
-                for exercise in sorted((e for f, e in hashes if f == file), key=_number)
-            }
-            for file in files
-        },
-    }
+    files: dict[str, dict[str, str]] = {}
+    for file, subject in sorted(hashes, key=_place):
+        files.setdefault(file, {})[subject] = hashes[file, subject]
+    data = {"environment": environment(), "verdicts": files}
     beside = path.with_suffix(f".{os.getpid()}")
     beside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     beside.replace(path)
 
 
-def _number(exercise: str) -> list[int]:
-    return [int(part) for part in exercise.split(".")]
+def _place(key: Key) -> tuple[str, list[int], str]:
+    """Exercises in the order of their numbers."""
+    file, subject = key
+    return file, [int(number) for number in re.findall(r"\d+", subject)], subject

@@ -10,7 +10,7 @@ import pytest
 from distlab.course.catalogue import check_files, load_course, root
 from tests.distlab import rooms
 from tests.verdicts import digests
-from tests.verdicts.digests import ALTERNATIVES, CHANGES, MESSAGES, MUTANTS, Verdict, verdicts
+from tests.verdicts.digests import ALTERNATIVES, CHANGES, MESSAGES, MUTANTS, NOTEBOOKS, Verdict
 from tests.verdicts.sources import Sources
 
 EXERCISE = """
@@ -87,6 +87,10 @@ FILES = {
     "tests/alternatives/other/first.py": "# for: 1.1\n",
     "tests/alternatives/other/second.py": "# for: 1.2\nfrom .apart import a\n",
     "tests/alternatives/other/beside.py": "",
+    NOTEBOOKS: "",
+    "notebooks/one.py": "from distlab.host import clock\n",
+    "notebooks/one.ipynb": "{}",
+    "phase1_one/template_first.py": "",
     "scripts/website/page.py": "",
 }
 Edit = Callable[[str], str]
@@ -100,15 +104,17 @@ def course(home: Path, edits: dict[str, Edit]) -> Sources:
     return Sources(home)
 
 
-def stale(home: Path, edits: dict[str, Edit]) -> set[str]:
-    """The verdicts with another digest than before the edits, as "1.1 mutants"."""
-    found = []
-    for name, made in (("before", {}), ("after", edits)):
-        sources = course(home / name, made)
-        found.append({v.key: v.digest(sources) for v in verdicts(sources)})
-    assert found[0].keys() == found[1].keys()
+def hashes(sources: Sources) -> dict[str, str]:
+    """The digest of each verdict, by names as "1.1 mutants"."""
     short = {MUTANTS: "mutants", MESSAGES: "messages", CHANGES: "table", ALTERNATIVES: "others"}
-    return {f"{e} {short[file]}" for (file, e), was in found[0].items() if found[1][file, e] != was}
+    short[NOTEBOOKS] = "notebook"
+    every = digests.verdicts(sources)
+    return {f"{v.subject} {short[v.file]}": v.digest(sources) for v in every}
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return hashes(course(tmp_path_factory.mktemp("course"), {}))
 
 
 def all_of(*exercises: str) -> set[str]:
@@ -119,50 +125,60 @@ def longer(text: str) -> str:
     return text + " "
 
 
-EVERY = all_of("1.1", "1.2", "1.3")
+NOTEBOOK = {"one notebook"}
+EVERY = all_of("1.1", "1.2", "1.3") | NOTEBOOK
 MUTANTS_OF_ALL = {"1.1 mutants", "1.2 mutants", "1.3 mutants"}
 EDITS: list[tuple[str, Edit, set[str]]] = [
     ("tests/phase1/test_first.py", longer, all_of("1.1")),
     ("tests/phase1/rounds.py", longer, all_of("1.2")),
     ("tests/conftest.py", longer, EVERY),
-    ("solutions/phase1_one/first.py", longer, all_of("1.1", "1.2")),
-    ("solutions/phase1_one/helper.py", longer, all_of("1.2")),
-    ("solutions/phase1_one/apart.py", longer, {"1.1 others", "1.2 others", "1.2 mutants"}),
-    ("solutions/phase1_one/program.py", longer, all_of("1.3")),
-    ("given/group.py", longer, all_of("1.1", "1.2")),
+    ("solutions/phase1_one/first.py", longer, all_of("1.1", "1.2") | NOTEBOOK),
+    ("solutions/phase1_one/helper.py", longer, all_of("1.2") | NOTEBOOK),
+    (
+        "solutions/phase1_one/apart.py",
+        longer,
+        {"1.1 others", "1.2 others", "1.2 mutants"} | NOTEBOOK,
+    ),
+    ("solutions/phase1_one/program.py", longer, all_of("1.3") | NOTEBOOK),
+    ("given/group.py", longer, all_of("1.1", "1.2") | NOTEBOOK),
     ("tests/mutants/phase1_one.py", lambda t: t.replace('"y"', '"Y"'), {"1.1 mutants"}),
     ("tests/mutants/phase1_one.py", longer, set()),
     (MUTANTS, longer, MUTANTS_OF_ALL),
+    (NOTEBOOKS, longer, NOTEBOOK),
+    ("notebooks/one.ipynb", longer, NOTEBOOK),
+    ("phase1_one/template_first.py", longer, NOTEBOOK),
     ("tests/phase1/contract/first.toml", longer, {"1.1 messages"}),
     ("tests/mutants/table/phase1_second.toml", longer, {"1.2 table"}),
     ("tests/alternatives/other/second.py", longer, {"1.1 others", "1.2 others"}),
     ("tests/alternatives/other/beside.py", longer, {"1.1 others", "1.2 others"}),
     ("distlab/grading/run.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL),
     ("distlab/grading/run.py", lambda t: t.replace("Words", "W").replace("why", "w"), set()),
-    ("distlab/host/clock.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL),
-    ("distlab/host/agent.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL),
-    ("distlab/host/switch.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL),
-    ("clusters/one.yaml", longer, MUTANTS_OF_ALL),
+    ("distlab/host/clock.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | NOTEBOOK),
+    ("distlab/host/agent.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | NOTEBOOK),
+    ("distlab/host/switch.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | NOTEBOOK),
+    ("clusters/one.yaml", longer, MUTANTS_OF_ALL | NOTEBOOK),
     ("distlab/commands/learn.py", lambda t: t + "x = 1\n", set()),
     ("scripts/website/page.py", lambda t: t + "x = 1\n", set()),
     ("pyproject.toml", lambda t: t.replace('"-q"', '"-v"'), EVERY),
     ("pyproject.toml", lambda t: t.replace('"1"', '"2"'), set()),
-    ("course.toml", lambda t: t.replace("First", "The first"), all_of("1.1")),
+    ("course.toml", lambda t: t.replace("First", "The first"), all_of("1.1") | NOTEBOOK),
     ("course.toml", lambda t: t.replace("minutes = 10", "minutes = 20"), set()),
 ]
 
 
 @pytest.mark.parametrize(("file", "edit", "expected"), EDITS)
 def test_an_edit_makes_stale_what_rests_on_it(
-    tmp_path: Path, file: str, edit: Edit, expected: set[str]
+    tmp_path: Path, before: dict[str, str], file: str, edit: Edit, expected: set[str]
 ) -> None:
     assert edit(FILES[file]) != FILES[file]
-    assert stale(tmp_path, {file: edit}) == expected
+    after = hashes(course(tmp_path, {file: edit}))
+    assert after.keys() == before.keys()
+    assert {name for name in before if after[name] != before[name]} == expected
 
 
 def test_a_file_that_changes_after_it_was_read_is_noticed(tmp_path: Path) -> None:
     sources = course(tmp_path, {})
-    paths = next(iter(verdicts(sources))).paths
+    paths = next(iter(digests.verdicts(sources))).paths
     assert sources.unchanged(paths)
     (tmp_path / "solutions/phase1_one/first.py").write_text("longer than before" * 9)
     assert not sources.unchanged(paths)
@@ -171,7 +187,7 @@ def test_a_file_that_changes_after_it_was_read_is_noticed(tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def known() -> list[Verdict]:
     """The verdicts of this course."""
-    return list(verdicts(Sources(root())))
+    return list(digests.verdicts(Sources(root())))
 
 
 def relative(verdict: Verdict) -> set[str]:
@@ -182,14 +198,18 @@ def test_every_exercise_rests_on_its_own_files(known: list[Verdict]) -> None:
     course_ = load_course()
     ready = [e for e in course_.exercises if e.phase.ready]
     files = (MUTANTS, MESSAGES, CHANGES, ALTERNATIVES)
-    assert {v.key for v in known} == {(file, e.id) for file in files for e in ready}
+    keys = {(file, e.id) for file in files for e in ready}
+    assert {v.key for v in known if v.file != NOTEBOOKS} == keys
+    others = digests.alternatives(root())
     for verdict in known:
-        exercise = course_.exercise(verdict.exercise)
+        if verdict.file == NOTEBOOKS:
+            assert verdict.paths >= {*root().glob("solutions/*/*.py")}
+            continue
+        exercise = course_.exercise(verdict.subject)
         used = {course_.exercise(name).solution_path for name in exercise.uses}
         own = {exercise.solution_path, root() / verdict.file, root() / "tests" / "conftest.py"}
         assert verdict.paths >= own | used | {*check_files(exercise)}
-    others = digests.alternatives(root())
-    assert all(v.paths >= {*others[v.exercise]} for v in known if v.file == ALTERNATIVES)
+        assert verdict.file != ALTERNATIVES or verdict.paths >= {*others[verdict.subject]}
 
 
 def test_rooms_after_grading_and_texts_make_nothing_stale(known: list[Verdict]) -> None:
@@ -197,6 +217,8 @@ def test_rooms_after_grading_and_texts_make_nothing_stale(known: list[Verdict]) 
     assert later[-2:] == ("commands", "cli")
     outside = (*(f"distlab/{name}" for name in later), "scripts/website", "labs/", "docs/")
     for verdict in known:
+        if verdict.file == NOTEBOOKS:  # they use all rooms
+            continue
         assert not [name for name in relative(verdict) if name.startswith(outside)]
         assert not [name for name in relative(verdict) if name.endswith(".md")]
 

@@ -13,7 +13,13 @@ import pytest
 from distlab.course.catalogue import root
 from tests.verdicts import digests, plugin, record
 
-FILES = (digests.MUTANTS, digests.MESSAGES, digests.CHANGES, digests.ALTERNATIVES)
+FILES = (
+    digests.MUTANTS,
+    digests.MESSAGES,
+    digests.CHANGES,
+    digests.ALTERNATIVES,
+    digests.NOTEBOOKS,
+)
 
 
 class Item(SimpleNamespace):
@@ -54,12 +60,16 @@ def test_tests_with_a_known_verdict_are_left_out_but_one_of_each_exercise() -> N
 def test_a_fixed_sample_of_the_others_runs() -> None:
     items = [item(digests.ALTERNATIVES, f"a{n}", exercise="1.1") for n in range(200)]
     drawn = plugin.chosen(items, {(digests.ALTERNATIVES, "1.1")}, writes=False)
-    assert drawn == plugin.chosen(items[::-1], {(digests.ALTERNATIVES, "1.1")}, writes=False)[::-1]
+    assert drawn == plugin.chosen(items, {(digests.ALTERNATIVES, "1.1")}, writes=False)
     assert 5 <= len(drawn) <= 40
-    assert all(zlib.crc32(i.nodeid.encode()) % plugin.EVERY == 0 for i in drawn)
+    assert all(zlib.crc32(i.nodeid.encode()) % plugin.EVERY == 0 for i in drawn if i != items[0])
+    notebooks = [item(digests.NOTEBOOKS, n, path=Path(f"{n}.ipynb")) for n in ("one", "two")]
+    assert plugin.subject_of(notebooks[1]) == "two"
+    known = {(digests.NOTEBOOKS, name) for name in ("one", "two")}
+    assert notebooks[0] in plugin.chosen(notebooks, known, writes=False), "the first of a file"
 
 
-def test_every_marked_test_is_about_an_exercise() -> None:
+def test_every_file_with_a_mark_is_known() -> None:
     """A mark in another file would let a test out of which the record knows nothing."""
     marked = {
         path.relative_to(root()).as_posix()
