@@ -109,7 +109,7 @@ class Sources:
         for name in _MODULE.findall(text):
             if name == text or not toolkit:
                 yield from self._module(name)
-        if not _NAME.fullmatch(text):
+        if not _may_name(text):
             return
         if not toolkit:
             yield from self._solutions(text)
@@ -122,7 +122,7 @@ class Sources:
     def _data(self, text: str) -> Iterator[Path]:
         """A file or a folder of data, without programs and texts for readers."""
         below = self.root / text
-        if not _NAME.fullmatch(text) or ".." in text or text in IN_PARTS:
+        if not _may_name(text) or text in IN_PARTS:
             return
         if below.is_dir() and text.partition("/")[0] in PACKAGES:
             return
@@ -140,6 +140,11 @@ class Sources:
     def _solutions(self, text: str) -> Iterator[Path]:
         """The solutions' modules of this name, of any phase."""
         yield from self._solved.get(text.rpartition(".")[2], ())
+
+
+def _may_name(text: str) -> bool:
+    """Whether it can be a module or a file of the course."""
+    return len(text) < 100 and ".." not in text and _NAME.fullmatch(text) is not None
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -57,7 +57,7 @@ FILES = {
     "distlab/host/__init__.py": "",
     "distlab/host/clock.py": 'COMMAND = "-m", "distlab.host.agent"\nDATA = FOLDER / "clusters"\n',
     "distlab/host/agent.py": 'PROGRAM = HERE.with_name("switch.py")\n',
-    "distlab/host/switch.py": "",
+    "distlab/host/switch.py": f'NO_FILES = "/etc/passwd", "a/../../../x", "{"x/" * 200}"\n',
     "distlab/commands/__init__.py": "",
     "distlab/commands/learn.py": "from ..grading import run\n",
     "clusters/one.yaml": "bandwidth: 1\n",
