@@ -9,7 +9,7 @@ from typing import Any
 
 from ..course.catalogue import load_course
 from ..labs.frame import dealt
-from ..labs.index import SLOT, Listed, fitting, listed
+from ..labs.index import SLOT, SOLVED, Listed, fitting, listed
 from .reading import Table
 
 SHOWING = ("debug", "review")  # kinds that show nearly a whole solution
@@ -41,6 +41,8 @@ def read_labs(table: Table) -> dict[str, Any]:
             names = [lab.id for lab in listed()]
             text = f'there is no lab {name!r}: name one, or "D1 level 2" for one of several'
             worth.wrong(name, text, names, name)
+        if name in SOLVED:
+            worth.wrong(name, "labs.md of its phase solves it step by step: choose another one")
         if not choices(name, labs, released):
             lacking = sorted({each for lab in fitting(name) for each in shows(lab)} - {*released})
             worth.wrong(
@@ -65,7 +67,7 @@ def choices(name: str, labs: Collection[str], released: Collection[str]) -> list
     """The labs that a student may get for ``name``; of several those that no other name means."""
     allowed = [lab for lab in fitting(name) if shows(lab) <= {*released}]
     if SLOT.fullmatch(name):
-        return [lab for lab in allowed if lab.id not in labs]
+        return [lab for lab in allowed if lab.id not in (*labs, *SOLVED)]
     return allowed
 
 
