@@ -31,13 +31,14 @@ def page(course: Course) -> str:
     text = [
         "# Labs\n",
         "Labs are tasks beside the exercises: you read a run, prove that code is right, or predict "
-        f"what it costs. How to do that is told for {pages}. `distlab lab list` shows your points.",
+        f"what it costs. A page for each phase teaches how: {pages}. `distlab lab list` shows your "
+        "points.",
     ]
     for kind in LETTERS.values():
         command = KINDS[kind][1]
         text.append(f"\n## {KINDS[kind][0].capitalize()}\n\n{ABOUT[kind]} (`{command}`)\n")
         own = [lab for lab in listed() if lab.kind == kind]
-        if kind != "predict":
+        if len({lab.level for lab in own}) > 1:
             text += ["### By level\n", _levels(course, own)]
         text += ["### By exercise\n", _exercises(course, own)]
         whole = [lab for lab in own if not lab.phase]
