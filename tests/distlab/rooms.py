@@ -23,8 +23,8 @@ ROOMS = (
     "reference",
     "grading",
     "simulate",
-    "classes",
     "labs",
+    "classes",
     "commands",
     "cli",
 )

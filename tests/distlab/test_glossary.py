@@ -53,9 +53,10 @@ def test_each_word_is_explained_once() -> None:
 def test_guidelines_lead_to_the_glossary() -> None:
     for phase in load_course().phases:
         folder = root() / phase.folder
-        links = re.findall(r"\]\(([^)]*glossary\.md)\)", (folder / "guidelines.md").read_text())
-        assert links, phase.folder
-        assert all((folder / link).resolve() == PAGE for link in links)
+        for name in ("guidelines.md", "labs.md"):
+            links = re.findall(r"\]\(([^)]*glossary\.md)\)", (folder / name).read_text())
+            assert links, (phase.folder, name)
+            assert all((folder / link).resolve() == PAGE for link in links)
 
 
 # -- no word in two meanings -----------------------------------------------------------------------
