@@ -15,7 +15,8 @@ from distlab.course import progress
 from distlab.course.catalogue import check_files, load_course
 from distlab.grading.contract import AXES
 from distlab.grading.wrong import all_mutants
-from distlab.labs import frame, written
+from distlab.labs import frame
+from distlab.labs.written import command as written
 from distlab.labs.written.jury import alternatives, jury
 
 NAIVE = Path(__file__).parent / "naive"
