@@ -7,6 +7,7 @@ tells wrong implementations from right ones.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -41,22 +42,18 @@ class WalledGrader:
         self.seconds, self.limits = seconds, replace(limits, seconds=float(seconds))
 
     def __enter__(self) -> WalledGrader:
-        self._own = Path(tempfile.mkdtemp(prefix="distlab-")).resolve()
-        self._shared, nothing = self._own / "shared", self._own / "nothing"
-        try:
-            for folder in (self._shared, nothing):
-                folder.mkdir()
-            modules = [__name__, "pytest", OPTIMIZERS]
-            self._place = place_for(nothing, self.limits, modules, self._shared)
-            self._place.__enter__()
-        except BaseException:
-            shutil.rmtree(self._own, ignore_errors=True)
-            raise
+        with contextlib.ExitStack() as stack:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="distlab-"))
+            nothing, self._shared = (Path(name).resolve() / each for each in ("nothing", "shared"))
+            nothing.mkdir()
+            self._shared.mkdir()
+            place = place_for(nothing, self.limits, [__name__, "pytest", OPTIMIZERS], self._shared)
+            self._place = stack.enter_context(place)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._place.__exit__(*exc)
-        shutil.rmtree(self._own, ignore_errors=True)
+        self._stack.close()
 
     def grade(self, phase: int, request: Request) -> Report:
         """The report on this request; RuntimeError if the sandbox had to be ended."""
