@@ -20,6 +20,7 @@ from distlab.grading.wrong import Mutant, all_mutants, patched
 from distlab.labs import frame
 from distlab.labs.written import command as written
 from distlab.labs.written import finds, jury
+from distlab.labs.written.look import look
 from distlab.sandbox import Limits
 from scripts.lab_tests import entry
 from scripts.mutate.changes import changes, solution_text
@@ -212,6 +213,18 @@ def test_a_strangers_file_that_cannot_be_imported_is_one_line(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"can't be imported: .*no_such") as raised:
         written.outcome_of(EXERCISE, file, [], SEED, Limits())
     assert "\n" not in str(raised.value)
+
+
+def test_the_example_of_the_page_is_a_test(tmp_path: Path) -> None:
+    page = (root() / "docs" / "write_a_test.md").read_text(encoding="utf-8")
+    file = tmp_path / "tests_for_3_3.py"
+    file.write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    exercise = load_course().exercise("3.3")
+    look(exercise, file)
+    (mean,) = (m for m in all_mutants() if m.id == "all-reduce-half")
+    with jury.jury(exercise, [file]) as by:
+        assert by.judge(None, SEED) is None
+        assert by.judge(patched(mean), SEED) is not None
 
 
 def test_axes_are_told_in_words() -> None:
