@@ -22,7 +22,6 @@ from distlab.labs.written import command as written
 from distlab.labs.written import finds, jury
 from distlab.labs.written.look import look
 from distlab.sandbox import Limits
-from scripts.lab_tests import entry
 from scripts.mutate.changes import changes, solution_text
 from scripts.mutate.table import read
 
@@ -156,7 +155,7 @@ def test_the_changes_are_those_of_the_tables() -> None:
         exercise = load_course().exercise(exercise_id)
         known = read(exercise)[exercise_id].survivors
         every = changes(exercise, solution_text(exercise)) if exercise_id == "4.18" else []
-        now = [entry(exercise, c.function, known.get(c.name, ""), c.text) for c in every]
+        now = [finds.entry(exercise, c.function, known.get(c.name, ""), c.text) for c in every]
         for each in entries:
             assert each["reason"] in known.values(), exercise_id
             assert not every or each in now
@@ -221,10 +220,10 @@ def test_the_example_of_the_page_is_a_test(tmp_path: Path) -> None:
     file.write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
     exercise = load_course().exercise("3.3")
     look(exercise, file)
-    (mean,) = (m for m in all_mutants() if m.id == "all-reduce-half")
+    (wrong,) = (m for m in all_mutants() if m.id == "all-reduce-half")
     with jury.jury(exercise, [file]) as by:
-        assert by.judge(None, SEED) is None
-        assert by.judge(patched(mean), SEED) is not None
+        assert by.judge(solution_text(exercise), SEED) is None
+        assert by.judge(patched(wrong), SEED) is not None
 
 
 def test_axes_are_told_in_words() -> None:
