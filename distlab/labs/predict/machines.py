@@ -89,8 +89,9 @@ def _profile(model: str, length: int) -> Profile:
 
     In a rank of its own: a process that has run backward can't fork ranks any more.
     """
-    fields = run_virtual(_measure, 1, model, length, ledger=False, timeout=120.0)[0]
-    return Profile(*fields[:-1], phases=tuple(Phase(*phase) for phase in fields[-1]))
+    *fields, phases = run_virtual(_measure, 1, model, length, ledger=False, timeout=120.0)[0]
+    values: list[Any] = [*fields, tuple(Phase(*phase) for phase in phases)]
+    return Profile(*values)
 
 
 def _measure(_: RankContext, model: str, length: int) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...course.catalogue import root
 from ...host.terminal import short
+from .answers import CHOICES
 
 ROUND = 10  # predictions that one point of the curve looks back on
 LEAST = 1e-30
@@ -50,7 +51,7 @@ class Outcome:
     @property
     def factor(self) -> float:
         """How far off: 1 is right, 2 is twice or half of it."""
-        if self.unit == "yes or no":
+        if self.unit in CHOICES:
             return 1.0 if self.right else 2.0
         a, b = max(self.predicted, LEAST), max(self.value, LEAST)
         return max(a / b, b / a)

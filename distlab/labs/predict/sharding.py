@@ -14,7 +14,7 @@ from ...grading.implementation import Implementation
 from ...observe.memory import held_by, storage_bytes
 from ...ranks.context import RankContext
 from .case import Case
-from .models import bucket_of, drawn, gradients, layers, model_bytes
+from .models import MODEL, bucket_of, drawn, gradients, layers, model_bytes
 from .scene import (
     Found,
     Prepare,
@@ -29,7 +29,6 @@ from .scene import (
     ring_seconds,
 )
 
-MODEL = "{W} ranks train {K} layers of {D} x {D} float32 weights, without bias (P = {P:,} bytes)"
 ADAM = {"tolerance": 0.01, "why": "1 %: padding, and Adam's count of steps"}
 
 
