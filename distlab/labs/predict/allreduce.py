@@ -66,7 +66,7 @@ def _draw_wide(exercise: str) -> Any:
     return draw
 
 
-TENSOR = "{W} ranks, each with a tensor of {n:,} float32 numbers (N = {N:,} bytes)"
+TENSOR = "W = {W} ranks, each with a tensor of {n:,} float32 numbers (N = {N:,} bytes)"
 HALF = "(W-1)/W·N"
 ODD = (3, 5, 6, 7, 8, 12, 16)
 

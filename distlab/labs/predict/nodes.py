@@ -179,14 +179,14 @@ SCENES = (
                 formula="whichever of the two takes less",
                 value=lambda c: float(_tree(c) < _ring(c)),
                 answers={"clock": _tree_wins},
-                why="one of two",
+                why="none, it is one of two",
             ),
         ),
         doubled="The ring's latency doubles, the tree's grows by one round: trees gain.",
     ),
     Scene(
         exercise="3.7",
-        tells="{W} ranks on M = {M} nodes of L = {L} tell each other where they are, through a "
+        tells="W = {W} ranks on M = {M} nodes of L = {L} tell each other where they are, through a "
         "store, and make groups.",
         draw=_draw_places,
         prepare=_places,
@@ -212,7 +212,7 @@ SCENES = (
     ),
     Scene(
         exercise="3.30",
-        tells="{W} ranks in a ring send an edge of {n:,} float32 numbers (N = {N:,} bytes) to each "
+        tells="W = {W} ranks in a ring send an edge of {n:,} float32 numbers (N = {N:,} bytes) to each "
         "neighbour.",
         draw=draws("3.30", [3, 4, 6, 8], n=[1000, 50_000]),
         prepare=_edges,

@@ -24,7 +24,7 @@ LEAST = 1e-30
 class Outcome:
     """One predicted number. ``answers``: of ledger, memory, links and clock, as far as they know.
 
-    ``tolerance`` and ``why`` belong to the formula.
+    ``tolerance`` and ``why`` belong to the formula. ``timed``: it rests on the α-β model.
     """
 
     lab: str
@@ -37,6 +37,7 @@ class Outcome:
     tolerance: float
     why: str
     answers: dict[str, float] = field(default_factory=dict)
+    timed: bool = False
 
     @property
     def right(self) -> bool:

@@ -19,7 +19,7 @@ def total(of: Callable[[Case], float], formula: str) -> Quantity:
         value=of,
         answers={
             "ledger": lambda seen: seen.all_messages,
-            "clock": lambda seen: float(round(seen.shared / FLOAT * seen.case["n"])),
+            "clock": lambda seen: float(round(seen.shared / (FLOAT * seen.case["n"]))),
         },
     )
 

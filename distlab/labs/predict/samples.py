@@ -70,7 +70,7 @@ def _scene(
 SCENES = (
     _scene(
         "1.1",
-        "{W} ranks share {N:,} samples; the sampler pads.",
+        "W = {W} ranks share {N:,} samples; the sampler pads.",
         _sampler,
         "Each rank has half as many samples, and padding may double. The order stays N numbers.",
         held("entries", _share, "⌈N/W⌉", asks="entries of one rank in an epoch", unit="entries"),
@@ -85,7 +85,7 @@ SCENES = (
     ),
     _scene(
         "1.2",
-        "{W} ranks share {N:,} samples of {D} float32 numbers. A rank's batch has b = {b} samples. "
+        "W = {W} ranks share {N:,} samples of {D} float32 numbers. A rank's batch has b = {b} samples. "
         "Each rank has {w} worker processes, and each worker holds {p} batches.",
         _loader,
         "Half as many batches per epoch; the memory of a rank's workers stays.",
@@ -112,7 +112,7 @@ SCENES = (
     ),
     _scene(
         "4.18",
-        "A run goes on with {W} ranks. It has {N:,} samples and global batches of B = {B}.",
+        "A run goes on with W = {W} ranks. It has {N:,} samples and global batches of B = {B}.",
         _elastic,
         "The same steps; a rank has half as many samples in each.",
         held(

@@ -129,7 +129,7 @@ class Quantity:
     value: Callable[[Case], float]
     answers: dict[str, Callable[[Seen], float]]
     tolerance: float = 0.0
-    why: str = "counted"
+    why: str = "none, it is counted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ def bottleneck(seconds: Callable[[Case], float]) -> Quantity:
                 seen.other(seen.case.doubled(quick=True)).seconds,
             )
         },
-        why="one of two",
+        why="none, it is one of two",
     )
 
 

@@ -152,7 +152,7 @@ SCENES = (
     ),
     _scene(
         "1.6",
-        "{W} ranks evaluate {samples:,} samples each: sum of losses, right answers and samples "
+        "W = {W} ranks evaluate {samples:,} samples each: sum of losses, right answers and samples "
         "are float64.",
         _metrics,
         LATENCY,
@@ -161,7 +161,7 @@ SCENES = (
     ),
     _scene(
         "1.9",
-        "{W} ranks time an all-reduce of {n:,} float32 numbers: {u} runs to warm up, {r} timed "
+        "W = {W} ranks time an all-reduce of {n:,} float32 numbers: {u} runs to warm up, {r} timed "
         "ones.",
         _timed,
         "The same collectives; each takes longer, so the measurement does, too.",
@@ -201,7 +201,7 @@ SCENES = (
     ),
     _scene(
         "3.21",
-        "{W} ranks agree on the least memory that any of them has free.",
+        "W = {W} ranks agree on the least memory that any of them has free.",
         _budget,
         LATENCY,
         *_one(NUMBER),
@@ -209,7 +209,7 @@ SCENES = (
     ),
     _scene(
         "4.11",
-        "{W} ranks exchange their reports on a window of steps: 13 float64 numbers each.",
+        "W = {W} ranks exchange their reports on a window of steps: 13 float64 numbers each.",
         _reported,
         "A rank sends twice as many bytes, as all reports go to all.",
         bytes_sent(lambda c: (c["W"] - 1) * REPORT, f"(W-1)·{REPORT}"),
@@ -220,7 +220,7 @@ SCENES = (
     ),
     _scene(
         "4.14",
-        "{W} ranks train {steps} steps, and ask after each whether one of them must leave. A save "
+        "W = {W} ranks train {steps} steps, and ask after each whether one of them must leave. A save "
         "stops training for s = {s} s. The job fails every F = {F:,} s in the mean.",
         _asked,
         "F halves, as twice as many machines fail twice as often: save more often by √2.",

@@ -156,7 +156,7 @@ SCENES = (
     _tensor("2.17", "A transformer block with 8 heads is cut", _block, *_reduced(4)),
     Scene(
         exercise="2.14",
-        tells="{W} ranks pass a tensor of B·T·D float32 numbers (B = {B}, T = {T}, D = {D}) "
+        tells="W = {W} ranks pass a tensor of B·T·D float32 numbers (B = {B}, T = {T}, D = {D}) "
         "through copy_to_ranks, then sum_over_ranks; forward and backward run once.",
         draw=_draw_tensor("2.14"),
         prepare=_pair,
@@ -165,7 +165,7 @@ SCENES = (
     ),
     Scene(
         exercise="2.16",
-        tells="{W} ranks share a vocabulary of V = {V:,} words of width D = {D}. N = {N} tokens "
+        tells="W = {W} ranks share a vocabulary of V = {V:,} words of width D = {D}. N = {N} tokens "
         "run through embedding, head (the same weight) and loss, forward and backward, in float32.",
         draw=_draw_words,
         prepare=_words,
@@ -194,8 +194,8 @@ SCENES = (
     ),
     Scene(
         exercise="2.18",
-        tells="A transformer block with 8 heads is cut over {W} ranks with sequence parallelism. "
-        "The whole input has B = {B}, T = {T}, D = {D} float32 numbers. Forward and backward run "
+        tells="A transformer block with 8 heads is cut over W = {W} ranks, and so is the sequence. The "
+        "whole input has B = {B}, T = {T}, D = {D} float32 numbers. Forward and backward run "
         "once; {again} activations are gathered a second time in backward.",
         draw=_draw_sequence,
         prepare=_sequence,
