@@ -25,7 +25,16 @@ from ..labs.predict.catalogue import SCENES, scene_named
 from ..labs.predict.graded import answered, chosen_impl, graded, runnable
 from ..labs.predict.machines import question_named, questions
 from ..labs.predict.outcome import Outcome, kept
-from ..labs.predict.screen import Asked, asked_of, calibration, in_words, prompt, tell, title_of
+from ..labs.predict.screen import (
+    HOW,
+    Asked,
+    asked_of,
+    calibration,
+    in_words,
+    prompt,
+    tell,
+    title_of,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,6 +145,7 @@ def _numbers(options: argparse.Namespace, asked: Asked, out: Console) -> dict[st
             f"numbers are missing: give --set {asked[0][0]}=NUMBER …, or write a file with "
             "--sheet answers.toml, fill it in, and give --answers answers.toml"
         )
+    say(out, HOW, "dim")
     given = ((name, prompt(question, unit, out)) for name, question, unit in asked)
     return {name: number for name, number in given if number is not None}
 

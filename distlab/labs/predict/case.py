@@ -78,15 +78,15 @@ class Case:
         if self.nodes > 1:
             return (
                 f"{self.nodes} nodes of {self.cluster} ({named}), {w // self.nodes} GPUs each with "
-                f"a network card of its own: inside a node {_link(c.inside)}, "
-                f"between nodes {_link(c.between)}; {_launch(c)}"
+                f"a network card of its own: inside a node {link_in_words(c.inside)}, "
+                f"between nodes {link_in_words(c.between)}; {_launch(c)}"
             )
         where = (
             f"{w} nodes of {self.cluster}, one {named} each"
             if self.spread
             else (f"one node of {self.cluster} with {w} {named}")
         )
-        return f"{where}: {_link(self.link)}; {_launch(c)}"
+        return f"{where}: {link_in_words(self.link)}; {_launch(c)}"
 
     def counting(self) -> Cluster:
         """A machine on which each message takes one second and a byte nothing."""
@@ -125,7 +125,8 @@ def _without_bytes(link: Link) -> Link:
     return dataclasses.replace(link, bandwidth=QUICK)
 
 
-def _link(link: Link) -> str:
+def link_in_words(link: Link) -> str:
+    """Latency and bandwidth of a link."""
     return f"α = {link.alpha * 1e6:g} µs, 1/β = {link.bandwidth / 1e9:g} GB/s"
 
 

@@ -13,7 +13,7 @@ from ...host.terminal import say
 from .. import frame
 from .catalogue import SCENES
 from .graded import graded
-from .screen import asked_of, prompt, tell, title_of
+from .screen import HOW, asked_of, prompt, tell, title_of
 
 
 def ask_first(ids: Sequence[str], out: Console) -> Callable[[], None]:
@@ -34,7 +34,7 @@ def ask_first(ids: Sequence[str], out: Console) -> Callable[[], None]:
 def _ask(exercise: str, out: Console) -> dict[str, Any] | None:
     scene, seed = SCENES[exercise], frame.seed_of_this_folder()
     say(out, title_of(scene, scene.case(seed), seed))
-    say(out, "Predict before you run it. Enter alone leaves it out this time.", "dim")
+    say(out, f"Predict before it is graded. {HOW} Enter alone leaves it out this time.", "dim")
     numbers = {}
     for name, question, unit in asked_of(scene):
         number = prompt(question, unit, out, may_skip=True)

@@ -76,7 +76,7 @@ def answered(question: Question, given: float) -> Outcome:
         asks=question.text,
         unit=question.unit,
         predicted=given,
-        formula="",
+        formula=ANSWERS[question.by].formula,
         value=question.answer(),
         tolerance=question.tolerance,
         why=ANSWERS[question.by].why,

@@ -15,7 +15,10 @@ from .scene import Seen
 
 FLOAT = 4  # bytes
 MICRO = 1e-6
-MODEL = "W = {W} ranks train K = {K} layers of {D} x {D} float32 weights, without bias (P = {P:,} bytes)"
+MODEL = (
+    "W = {W} ranks train K = {K} layers of {D} x {D} float32 weights, without bias "
+    "(P = {P:,} bytes)"
+)
 
 
 def layers(case: Case) -> nn.Sequential:

@@ -212,8 +212,8 @@ SCENES = (
     ),
     Scene(
         exercise="3.30",
-        tells="W = {W} ranks in a ring send an edge of {n:,} float32 numbers (N = {N:,} bytes) to each "
-        "neighbour.",
+        tells="W = {W} ranks in a ring send an edge of {n:,} float32 numbers (N = {N:,} bytes) to "
+        "each neighbour.",
         draw=draws("3.30", [3, 4, 6, 8], n=[1000, 50_000]),
         prepare=_edges,
         quantities=(

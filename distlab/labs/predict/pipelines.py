@@ -151,9 +151,9 @@ BUBBLE = "With twice the ranks the bubble nearly doubles, unless m doubles, too.
 SCENES = (
     _scene(
         "2.8",
-        "A model is cut into one stage per rank, on W = {W} ranks. A stage's forward takes t = {t} ms, "
-        "its backward 2t. An activation has {B} x 64 float32 numbers. Forward and backward run "
-        "once.",
+        "A model is cut into one stage per rank, on W = {W} ranks. A stage's forward takes "
+        "t = {t} ms, its backward 2t. An activation has {B} x 64 float32 numbers. "
+        "Forward and backward run once.",
         draws("2.8", [3, 4, 6], B=[64, 128, 256], t=[5, 10, 20]),
         _split,
         "With stages of half the size the step takes as long: ranks are idle for longer.",

@@ -85,8 +85,8 @@ SCENES = (
     ),
     _scene(
         "1.2",
-        "W = {W} ranks share {N:,} samples of {D} float32 numbers. A rank's batch has b = {b} samples. "
-        "Each rank has {w} worker processes, and each worker holds {p} batches.",
+        "W = {W} ranks share {N:,} samples of {D} float32 numbers. A rank's batch has b = {b} "
+        "samples. Each rank has {w} worker processes, and each worker holds {p} batches.",
         _loader,
         "Half as many batches per epoch; the memory of a rank's workers stays.",
         held(

@@ -19,6 +19,7 @@ from .picture import draw
 from .scene import Scene
 
 Asked = list[tuple[str, str, str]]  # name, question, unit
+HOW = "Write for example 12, 1.5 MB, 20 µs, 12 % or yes."
 MODEL = (
     "Times are those of the α-β model: a message takes α + bytes·β. Real machines differ from it."
 )
@@ -77,7 +78,7 @@ def _show(outcomes: Sequence[Outcome], out: Console) -> None:
     """A table of numbers, then the formulas with their tolerances."""
     who = list(dict.fromkeys(name for each in outcomes for name in each.answers))
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for head in ("", "you", "formula" if outcomes[0].formula else "answer", *who, ""):
+    for head in ("", "you", "formula" if outcomes[0].answers else "answer", *who, ""):
         table.add_column(head, justify="left" if not head else "right", no_wrap=bool(head))
     for each in outcomes:
         cells = [shown(each.answers[n], each.unit) if n in each.answers else "" for n in who]

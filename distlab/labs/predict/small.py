@@ -220,8 +220,8 @@ SCENES = (
     ),
     _scene(
         "4.14",
-        "W = {W} ranks train {steps} steps, and ask after each whether one of them must leave. A save "
-        "stops training for s = {s} s. The job fails every F = {F:,} s in the mean.",
+        "W = {W} ranks train {steps} steps, and ask after each whether one of them must leave. A "
+        "save stops training for s = {s} s. The job fails every F = {F:,} s in the mean.",
         _asked,
         "F halves, as twice as many machines fail twice as often: save more often by √2.",
         held(

@@ -165,8 +165,9 @@ SCENES = (
     ),
     Scene(
         exercise="2.16",
-        tells="W = {W} ranks share a vocabulary of V = {V:,} words of width D = {D}. N = {N} tokens "
-        "run through embedding, head (the same weight) and loss, forward and backward, in float32.",
+        tells="W = {W} ranks share a vocabulary of V = {V:,} words of width D = {D}. N = {N} "
+        "tokens run through embedding, head (the same weight) and loss, forward and backward, in "
+        "float32.",
         draw=_draw_words,
         prepare=_words,
         quantities=(
@@ -194,8 +195,8 @@ SCENES = (
     ),
     Scene(
         exercise="2.18",
-        tells="A transformer block with 8 heads is cut over W = {W} ranks, and so is the sequence. The "
-        "whole input has B = {B}, T = {T}, D = {D} float32 numbers. Forward and backward run "
+        tells="A transformer block with 8 heads is cut over W = {W} ranks, and so is the sequence. "
+        "The whole input has B = {B}, T = {T}, D = {D} float32 numbers. Forward and backward run "
         "once; {again} activations are gathered a second time in backward.",
         draw=_draw_sequence,
         prepare=_sequence,
