@@ -11,6 +11,7 @@ from rich.console import Console
 
 from distlab.commands import grade, predict
 from distlab.course import progress
+from distlab.course.catalogue import root
 from distlab.grading import command
 from distlab.labs.predict import first, outcome, screen
 
@@ -155,3 +156,14 @@ def test_a_pass_brings_the_outcome(own_progress: None, monkeypatch: pytest.Monke
 def test_input_that_ends_is_one_line(own_progress: None) -> None:
     with pytest.raises(ValueError, match="input ended"):
         screen.prompt("messages", "messages", terminal())
+
+
+def test_test_phase_files_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners' commands ask; what else grades does not come this way."""
+    given = {}
+    monkeypatch.setattr(grade, "grade", lambda *args, **more: given.update(more) or 0)
+    assert grade.main(2, ["2.3"]) == 0
+    assert given == {"first": grade._predicted}
+    for phase in range(1, 5):
+        text = (root() / f"test_phase{phase}.py").read_text(encoding="utf-8")
+        assert "from distlab.commands.grade import main" in text

@@ -242,7 +242,7 @@ ANSWERS = {
     "top_k_loses_from": Answer(
         _top_k_loses_from, "ranks", 0.0, EXACT, "(W-1)·8k > 2(W-1)/W·4n, so W > n/k"
     ),
-    "efficiency": Answer(_efficiency, "share", 0.1, ROUGH, EXPOSED),
+    "efficiency": Answer(_efficiency, "share", 0.05, "5 %: an estimate is rounded", EXPOSED),
     "local_share": Answer(_local_share, "share", 0.01, "1 %: rounding", "⌈steps/H⌉/steps"),
 }
 TIMED_ANSWERS = ("tree_from", "all_reduce", "efficiency")  # they rest on the α-β model

@@ -12,10 +12,9 @@ from ...grading.implementation import Implementation
 from ...observe.memory import PeakMemory, held_by, storage_bytes
 from ...ranks.context import RankContext
 from .case import Case, draws
-from .models import MODEL, drawn, gradients, layer_bytes, layers, model_bytes
+from .models import ADAM, MODEL, drawn, gradients, layer_bytes, layers, model_bytes
 from .scene import Found, Scene, Work, bytes_sent, collectives, held
 
-ADAM = {"tolerance": 0.01, "why": "1 %: padding, and Adam's count of steps"}
 ROWS = 8  # of an activation that is computed again
 
 
@@ -187,8 +186,8 @@ SCENES = (
     Scene(
         exercise="2.7",
         tells="One rank runs n = {n} layers in s = {s} segments, all but the last one "
-        f"checkpointed. A layer's input has {ROWS} x {{D}} float32 numbers. Each layer keeps {{q}} "
-        "tensors of that size for backward.",
+        f"checkpointed. A layer's input has {ROWS} x {{D}} float32 numbers. Each layer keeps "
+        "q = {{q}} such tensors for backward.",
         draw=draws("2.7", [1], n=[12, 24], s=[2, 3, 4, 6], q=[1, 2, 4], D=[256, 512]),
         prepare=_recomputed,
         quantities=(
@@ -238,7 +237,7 @@ SCENES = (
                 "2·b·D²·(3K - 1): the first layer's input gets no gradient",
                 asks="FLOPs of forward and backward",
                 unit="FLOPs",
-                answers={"counter": lambda seen: seen.found("flops")},
+                by="counter",
                 tolerance=0.01,
                 why="1 %: rounding",
             ),

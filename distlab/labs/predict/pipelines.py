@@ -15,9 +15,7 @@ from ...ranks.context import RankContext
 from .case import Case, draws
 from .models import FLOAT, layers
 from .scene import Found, Prepare, Quantity, Scene, Work, bytes_sent, clocked, held
-from .schedules import MILLI, WIDE, Kept, PacedStage, idle, span_time
-
-LEFT_OUT = {"tolerance": 0.03, "why": "3 %: the formula leaves the messages' time out"}
+from .schedules import LEFT_OUT, MILLI, WIDE, Kept, PacedStage, idle, span_time
 
 
 def _split(ctx: RankContext, impl: Implementation, case: Case) -> Work:
@@ -117,7 +115,7 @@ def _draw_zero(random_: random.Random) -> Case:
 def _of_schedule(name: str, value: Any, formula: str, **more: Any) -> Quantity:
     """Answered by the schedule itself, or its replay under a clock of its own."""
     by = "replay" if name in ("bubble", "units") else "schedule"
-    return held(name, value, formula, answers={by: lambda seen: seen.found(name)}, **more)
+    return held(name, value, formula, by=by, **more)
 
 
 MESSAGES = _of_schedule(
@@ -171,7 +169,7 @@ SCENES = (
             formula="1 - 1/W",
             value=lambda c: 1 - 1 / c["W"],
             answers={"ledger": idle, "clock": lambda seen: seen.found("idle")},
-            **LEFT_OUT,  # type: ignore[arg-type]
+            **LEFT_OUT,
         ),
         clocked(
             lambda c: c["W"] * 3 * c["t"] * MILLI,
@@ -183,8 +181,8 @@ SCENES = (
     ),
     _scene(
         "2.20",
-        "{K} layers are divided over {W} stages. Layer k costs k ms: 1, 2, … {K}. At first one "
-        "rank measures all layers, and tells the others.",
+        "K = {K} layers are divided over W = {W} stages. Layer k costs k ms: 1, 2, … {K}. At first "
+        "one rank measures all layers, and tells the others.",
         draws("2.20", [2, 3, 4], K=[6, 8, 9, 12], D=[96]),
         _divided,
         "With twice the stages the largest one costs half as much at best, and never less than "
@@ -195,10 +193,14 @@ SCENES = (
             "the least of all divisions",
             asks="cost of the most expensive stage",
             unit="ms",
-            answers={"division": lambda seen: seen.found("largest")},
+            by="division",
         ),
         bytes_sent(
-            lambda c: 8 * c["K"], "8K", name="root_bytes", asks="bytes that rank 0 sends to a chain"
+            lambda c: 8 * c["K"],
+            "8K",
+            name="root_bytes",
+            asks="bytes that rank 0 sends to a chain",
+            why="1 %: rounding",
         ),
     ),
     _scene(

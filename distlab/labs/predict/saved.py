@@ -19,7 +19,10 @@ from .case import Case, draws
 from .models import MODEL, drawn, layers, model_bytes
 from .scene import Found, Quantity, Scene, Seen, Work, held
 
-HEADERS = {"tolerance": 0.02, "why": "2 %: names, shapes and hashes are written, too"}
+HEADERS: dict[str, Any] = {
+    "tolerance": 0.02,
+    "why": "2 %: names and hashes are written, too",
+}
 
 
 def _folder() -> Path:
@@ -136,7 +139,7 @@ def _overlapping(case: Case) -> int:
 
 
 def _on_disk(name: str, value: Any, formula: str, **more: Any) -> Quantity:
-    return held(name, value, formula, answers={"disk": lambda seen: seen.found(name)}, **more)
+    return held(name, value, formula, by="disk", **more)
 
 
 def _received_by_first(seen: Seen) -> float:
@@ -243,17 +246,18 @@ SCENES = (
     ),
     Scene(
         exercise="4.4",
-        tells="{old} ranks have saved a flat tensor of {n:,} elements in shards. A run of {W} "
-        "ranks goes on.",
-        draw=draws("4.4", [2, 3, 4, 6], old=[3, 4, 5, 8], n=[1000, 1001]),
+        tells="old = {old} ranks have saved a flat tensor of n = {n:,} elements in shards. A run "
+        "of W = {W} ranks goes on.",
+        draw=draws("4.4", [2, 3, 4, 6], old=[5, 7, 8], n=[1000, 1001]),
         prepare=_recut,
         quantities=(
-            _on_disk(
+            held(
                 "files",
                 _overlapping,
                 "the old shards of ⌈n/old⌉ elements that one of ⌈n/W⌉ overlaps, at most",
                 asks="files that the busiest of the new ranks reads",
                 unit="files",
+                by="reads",
             ),
         ),
         doubled="Shards halve, so each rank reads about half as many files.",

@@ -246,14 +246,16 @@ def collectives(of: Callable[[Case], float], formula: str, **more: Any) -> Quant
     return Quantity(**given | more)
 
 
-def held(name: str, of: Callable[[Case], float], formula: str, **more: Any) -> Quantity:
-    """What the ranks find themselves, as ``name``: bytes in memory unless told otherwise."""
+def held(
+    name: str, of: Callable[[Case], float], formula: str, by: str = "memory", **more: Any
+) -> Quantity:
+    """What the ranks find themselves, as ``name``, and ``by`` what; in bytes unless told."""
     given: dict[str, Any] = {
         "name": name,
         "unit": "bytes",
         "formula": formula,
         "value": of,
-        "answers": {"memory": lambda seen: seen.found(name)},
+        "answers": {by: lambda seen: seen.found(name)},
     }
     return Quantity(**given | more)
 

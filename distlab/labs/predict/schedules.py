@@ -27,6 +27,10 @@ from .scene import (
 )
 
 MILLI = 1e-3
+LEFT_OUT: dict[str, Any] = {
+    "tolerance": 0.03,
+    "why": "3 %: the formula leaves the messages' time out",
+}
 WIDE = 64  # numbers in an activation of a pipeline's micro-batch
 
 
@@ -154,9 +158,6 @@ def _kept(case: Case, schedule: str) -> int:
     return min(m, p) if schedule == "1f1b" else min(v * m, 2 * (p - 1) + (v - 1) * p + 1)
 
 
-LEFT_OUT = {"tolerance": 0.03, "why": "3 %: the formula leaves the messages' time out"}
-
-
 def _scheduled(exercise: str, schedule: str, chunks: list[int], kept: str) -> Scene:
     stage = " v = {v} stages each," if chunks != [1] else ""
     quantities: tuple[Quantity, ...] = (
@@ -184,7 +185,7 @@ def _scheduled(exercise: str, schedule: str, chunks: list[int], kept: str) -> Sc
             formula="(p-1)/(v·m + p-1)" if stage else "(p-1)/(m + p-1)",
             value=_bubble,
             answers={"ledger": idle, "clock": lambda s: s.found("bubble")},
-            **LEFT_OUT,  # type: ignore[arg-type]
+            **LEFT_OUT,
         ),
         clocked(
             _step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -15,7 +16,10 @@ from .case import Case
 from .models import MODEL, drawn, layers, model_bytes
 from .scene import Prepare, Quantity, Scene, Seen, Work
 
-HEADERS = {"tolerance": 0.03, "why": "3 %: headers, and what ranks compare before they begin"}
+HEADERS: dict[str, Any] = {
+    "tolerance": 0.03,
+    "why": "3 %: headers, and what ranks compare before they begin",
+}
 
 
 def _served(
@@ -59,7 +63,7 @@ def _of_server(**more: object) -> Quantity:
             "ledger": lambda s: max(log.sent + log.received for log in s.logs[: s.case["S"]]),
             **more,  # type: ignore[dict-item]
         },
-        **HEADERS,  # type: ignore[arg-type]
+        **HEADERS,
     )
 
 
@@ -74,7 +78,7 @@ WORKER = Quantity(
     formula="steps·2P, for any number of servers",
     value=lambda c: c["steps"] * 2 * model_bytes(c),
     answers={"ledger": lambda s: max(log.sent + log.received for log in s.logs[s.case["S"] :])},
-    **HEADERS,  # type: ignore[arg-type]
+    **HEADERS,
 )
 REQUESTS = Quantity(
     name="messages",
