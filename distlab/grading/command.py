@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +22,9 @@ from .report import print_report
 from .sources import find_source, phase_of
 from .untouched import blank_report
 from .verdicts import TIERS
+
+# asks for something before exercises are graded, and returns what to do afterwards
+First = Callable[[Sequence[str], Console], Callable[[], None] | None]
 
 
 def _parser(phase: Phase) -> argparse.ArgumentParser:
@@ -50,16 +53,22 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
     return parser
 
 
-def main(phase: int, argv: Sequence[str] | None = None, watched: bool = False) -> int:
+def main(
+    phase: int,
+    argv: Sequence[str] | None = None,
+    watched: bool = False,
+    first: First | None = None,
+) -> int:
     """The command behind ``python test_phaseN.py``; returns the exit status.
 
     ``watched``: by ``distlab watch``, which has named the exercise already and may end the grading
-    at any time.
+    at any time. ``first`` is called only where a learner sits at a terminal, and has named
+    exercises of their own work.
     """
     out = console()
     try:
         with terminable():
-            return _run(phase, argv, out, watched)
+            return _run(phase, argv, out, watched, first)
     except (ValueError, OSError) as error:
         print(f"test_phase{phase}.py: {error}", file=sys.stderr)
         return 2
@@ -72,7 +81,9 @@ def main(phase: int, argv: Sequence[str] | None = None, watched: bool = False) -
         return 130
 
 
-def _run(phase: int, argv: Sequence[str] | None, out: Console, watched: bool) -> int:
+def _run(
+    phase: int, argv: Sequence[str] | None, out: Console, watched: bool, first: First | None
+) -> int:
     chosen = phase_of(phase)
     options = _parser(chosen).parse_args(argv)
     for exercise_id in options.exercises:
@@ -80,8 +91,20 @@ def _run(phase: int, argv: Sequence[str] | None, out: Console, watched: bool) ->
             raise ValueError(f"exercise {exercise_id} is not in phase {phase}")
     find_source(options.impl, chosen)
     for name in filter(None, (options.json, options.junitxml)):
-        _check_writable(Path(name))
-    return _grade_and_print(chosen, options, out, watched)
+        check_writable(Path(name))
+    asks = first if _learner_is_there(options, out) else None
+    after = asks(options.exercises, out) if asks else None
+    status = _grade_and_print(chosen, options, out, watched)
+    if after:
+        after()
+    return status
+
+
+def _learner_is_there(options: argparse.Namespace, out: Console) -> bool:
+    """Whether a person grades their own work, and reads what is printed."""
+    machine = options.json or options.junitxml or os.environ.get("CI")
+    own = options.impl == "templates" and not options.keyword and not options.sandbox
+    return bool(own and not machine and out.is_terminal and sys.stdin.isatty())
 
 
 def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, watched: bool) -> int:
@@ -117,7 +140,7 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
     return 0 if report.passed else 1
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Fail before grading if a result file can't be written, and lose nothing."""
     folder = path.resolve().parent
     if not folder.is_dir():
