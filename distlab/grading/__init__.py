@@ -10,9 +10,9 @@ import importlib
 from typing import Any
 
 _MODULES = {
-    "..observe.failure": ("CheckFailed",),
-    "..observe.log": ("expect_same_sequence",),
-    ".checks": (
+    "distlab.observe.failure": ("CheckFailed",),
+    "distlab.observe.log": ("expect_same_sequence",),
+    "distlab.grading.checks": (
         "exercise",
         "expect_close",
         "expect_equal",
@@ -23,8 +23,8 @@ _MODULES = {
         "refusal",
         "trace",
     ),
-    ".command": ("main",),
-    ".run": ("grade",),
+    "distlab.grading.command": ("main",),
+    "distlab.grading.run": ("grade",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_MODULE_OF)
@@ -33,6 +33,6 @@ __all__ = sorted(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_MODULE_OF[name], __name__), name)
+    found = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = found
     return found
