@@ -23,7 +23,7 @@ from ...grading.wrong import Mutant, all_mutants, patched
 from ...host.terminal import say
 from ...sandbox import Limits
 from .. import frame
-from .finds import OWN, Find, brought, found, passes_ours, survivors
+from .finds import OWN, Find, brought, drawn, found, passes_ours, survivors
 from .jury import Jury, alternatives, jury, test_name
 from .look import begin, look
 
@@ -210,7 +210,7 @@ def outcome_of(
     learner brings.
     """
     look(exercise, file)
-    changes = survivors(exercise) + ([brought(exercise, own)] if own else [])
+    changes = drawn(survivors(exercise), seed) + ([brought(exercise, own)] if own else [])
     with jury(exercise, [file], limits=limits) as by:
         outcome = grade(by, wrong, seed)
         if not outcome.refused:
