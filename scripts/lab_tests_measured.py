@@ -12,7 +12,7 @@ from typing import Any
 from distlab.course.catalogue import Exercise, check_files, root
 from distlab.grading.wrong import patched
 from distlab.labs.written.command import Wrong, grade
-from distlab.labs.written.finds import found, survivors
+from distlab.labs.written.finds import drawn, found, survivors
 from distlab.labs.written.jury import alternatives, jury
 
 PATH = root() / "tests" / "labs" / "measured.toml"
@@ -64,7 +64,7 @@ def row(exercise: Exercise, wrong: Sequence[Wrong], seed: int) -> dict[str, Any]
     began = _spent()
     with jury(exercise, check_files(exercise), course_own=True) as by:
         outcome = grade(by, wrong, seed)
-        finds = [find.mutant.mistake for find in found(by, survivors(exercise), seed)]
+        finds = [find.mutant.mistake for find in found(by, drawn(survivors(exercise), seed), seed)]
     seconds = _spent() - began
     assert not outcome.refused, outcome.refused
     assert not finds, finds

@@ -20,10 +20,10 @@ from ...course import progress
 from ...course.catalogue import Exercise, load_course, need_solutions
 from ...grading.contract import AXES
 from ...grading.wrong import Mutant, all_mutants, patched
-from ...host.terminal import say
+from ...host.terminal import say, short
 from ...sandbox import Limits
 from .. import frame
-from .finds import OWN, Find, brought, found, passes_ours, survivors
+from .finds import OWN, Find, brought, drawn, found, passes_ours, survivors
 from .jury import Jury, alternatives, jury, test_name
 from .look import begin, look
 
@@ -166,6 +166,8 @@ def main(options: argparse.Namespace, out: Console) -> int:
         raise ValueError(f"--json: there is no folder {options.json.parent}; nothing is graded")
     file = file_of(exercise, options.file)
     lab = lab_of(exercise)
+    if not file.parent.is_dir():
+        raise ValueError(f"--file: there is no folder {short(file.parent)}")
     if not file.exists():
         begin(exercise, file)
         say(out, f"{file.name} is there to begin with: write tests, and call this again")
@@ -210,7 +212,7 @@ def outcome_of(
     learner brings.
     """
     look(exercise, file)
-    changes = survivors(exercise) + ([brought(exercise, own)] if own else [])
+    changes = drawn(survivors(exercise), seed) + ([brought(exercise, own)] if own else [])
     with jury(exercise, [file], limits=limits) as by:
         outcome = grade(by, wrong, seed)
         if not outcome.refused:
