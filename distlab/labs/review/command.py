@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="the same seed gives the same review")
     parser.add_argument("--spoil", action="store_true", help="also where the exercise is not done")
     parser.add_argument("--list", action="store_true", help="the reviews there are, your points")
-    parser.add_argument("--out", type=Path, help="folder to make (default: labs-own/ID)")
+    parser.add_argument("--out", type=Path, help="folder to make (default: my_labs/ID)")
     parser.add_argument("--verdict", choices=(APPROVE, REFUSE), help="your answer")
     parser.add_argument("--line", type=int, help="of the defect; minus: a line taken away")
     parser.add_argument("--axis", metavar="AXIS", help=f"one of {', '.join(AXES)}")
@@ -57,7 +57,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
         return _grade(review, answer_of(given, "the answer"), options, out)
     found = hunks(*review.texts())
     _show(review, found, out)
-    folder = options.out or Path("labs-own") / review.id
+    folder = options.out or Path("my_labs") / review.id
     _write(review, found, folder, options.spoil)
     command(out, "  file   ", short(folder / review.about.solution_path.name))
     if review.id not in results() and out.is_terminal and sys.stdin.isatty():
