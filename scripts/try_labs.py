@@ -47,15 +47,14 @@ def main(names: list[str]) -> int:
             found = doubts(lab, warm.grade)
             print(f"{lab.id}: {found or 'in order'}", flush=True)
             bad |= bool(found)
-            known.pop(lab.id, None)
-            known |= {} if found else {lab.id: digest(lab)}
-            _write(known)
+            _write(lab, "" if found else digest(lab))
     return 1 if bad else 0
 
 
-def _write(known: dict[str, str]) -> None:
+def _write(tried_now: DebugLab, result: str) -> None:
     """Write the table anew; what belongs to no lab any more goes."""
-    rows = [f'"{lab.id}" = "{known[lab.id]}"\n' for lab in all_labs() if lab.id in known]
+    known = tried() | {tried_now.id: result}
+    rows = [f'"{lab.id}" = "{known[lab.id]}"\n' for lab in all_labs() if known.get(lab.id)]
     head = "# Labs that were tried, and what they were made of: python -m scripts.try_labs\n"
     TRIED.write_text(head + "".join(rows), encoding="utf-8")
 
@@ -130,9 +129,9 @@ def told_too_much(lab: DebugLab, folder: Path) -> str:
         return f"the folder has other files: {sorted(others)}"
     secret = [f"{lab.about.file}.py", f"exercise {lab.exercise}"]
     for mutant in lab.wrong:
-        lines = {line.strip() for line in mutant.text.splitlines()}
-        lines -= {line.strip() for line in sources_of(lab).wrong.splitlines()}
-        secret += [mutant.id, mutant.mistake, mutant.caught_by, *lines]
+        secret += [mutant.id, mutant.mistake, mutant.caught_by]
+    sources = sources_of(lab)
+    secret += {*sources.right.splitlines()} - {*sources.wrong.splitlines()}
     for path in files:
         text = path.read_bytes().decode(errors="replace")
         causes = [] if path.name == ANSWER else [c for c in lab.causes if "-" in c]

@@ -76,6 +76,9 @@ def _lab(
         wrong = tuple(known[each] for each in entry.pop("wrong"))
         own = tuple(entry.pop("causes"))
         more: dict[str, Any] = {k: tuple(entry.pop(k, ())) for k in ("ranks", "fine_at")}
+        more["run"] = run = dict(entry.pop("run", {}))
+        if "slow_links" in run:  # TOML has no keys that are numbers
+            run["slow_links"] = {int(rank): slow for rank, slow in run["slow_links"].items()}
         lab = DebugLab(
             **entry, **more, kind=KIND, exercise=wrong[0].exercise, wrong=wrong, causes=own,
             offered=causes,

@@ -57,7 +57,7 @@ def sources_of(lab: DebugLab) -> Sources:
             tuple(
                 Place(j1 + 1, max(j2, j1 + 1))
                 for i1, i2, j1, j2 in both
-                if any(i1 <= b and a <= i2 for a, b in own)
+                if any(i1 - NEAR <= b and a <= i2 + NEAR for a, b in own)
             )
         )
     return Sources(right, wrong, tuple(places))
