@@ -103,7 +103,7 @@ def need_release(exercise_id: str, lab_id: str, spoil: bool) -> None:
     if not spoil and not may_see(exercise_id):
         raise ValueError(
             f"lab {lab_id} shows nearly all of a solution that you have not written yet: pass its "
-            "exercise or give it up first (instructors add --spoil)"
+            "exercises or give them up first (instructors add --spoil)"
         )
 
 

@@ -48,6 +48,11 @@ class DebugLab(Lab):
         return [load_course().exercise(each) for each in ids]
 
     @property
+    def spoils(self) -> list[str]:
+        """The exercises whose solutions are in the file that is handed out."""
+        return [e.id for e in self.about.phase.exercises if e.file == self.about.file]
+
+    @property
     def file(self) -> str:
         """The name of the file with the bug, as it is handed out."""
         return f"{self.name}.py"

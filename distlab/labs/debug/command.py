@@ -58,7 +58,8 @@ def main(options: argparse.Namespace, out: Console) -> int:
         return told(lab.id, parts, out, options.json, {"kind": lab.kind, "seed": seed})
     seed = seed_of_this_folder() if options.seed is None else options.seed
     lab = _chosen(options, seed)
-    need_release(lab.exercise, lab.id, options.spoil)
+    for exercise_id in lab.spoils:
+        need_release(exercise_id, lab.id, options.spoil)
     folder = options.out or Path("my_labs") / lab.id
     write_lab(lab, seed, folder)
     say(out, f"lab {lab.id}: {lab.title} (level {lab.level}, {lab.points} points)")
@@ -66,7 +67,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
     command(out, "  answer ", short(folder / ANSWER))
     command(out, "  mend   ", short(folder / lab.file))
     for verb in ("again", "hint", "grade"):
-        command(out, f"  {verb:7}", f"distlab lab debug --{verb} {short(folder)}")
+        command(out, f"  {verb:<7}", f"distlab lab debug --{verb} {short(folder)}")
     return 0
 
 
@@ -87,9 +88,12 @@ def _chosen(options: argparse.Namespace, seed: int) -> DebugLab:
         and (phase is None or lab.about.phase == phase)
         and options.level in (None, lab.level)
     ]
-    open_ = [lab for lab in fitting if options.spoil or may_see(lab.exercise)]
+    open_ = [lab for lab in fitting if options.spoil or all(map(may_see, lab.spoils))]
     if fitting and not open_:
-        need_release(fitting[0].exercise, fitting[0].id, False)
+        raise ValueError(
+            "each lab that fits shows solutions that you have not written yet: pass the exercises "
+            "or give them up first (instructors add --spoil)"
+        )
     if options.seed is None:
         done = results()
         left = [lab for lab in open_ if not done.get(lab.id, {}).get("points")]
