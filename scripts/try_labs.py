@@ -90,8 +90,8 @@ def shown(lab: DebugLab, sources: Sources) -> str:
     if seen != (lab.ranks or tuple(range(lab.world))):
         return f"it is seen on ranks {seen}"
     for world in lab.fine_at:
-        there = [observe(lab, text, SEED, world) for text in (sources.wrong, sources.right)]
-        if differing(there[0], there[1], world):
+        own, other = (observe(lab, text, SEED, world) for text in (sources.wrong, sources.right))
+        if any(own.result(rank) != other.result(rank) for rank in range(world)):
             return f"it is seen on {world} ranks, too"
     return ""
 

@@ -69,7 +69,7 @@ def answer_form(lab: DebugLab) -> str:
         f"# line: a line with the bug, in {lab.file} as it was handed out. If something is",
         "#   missing there, the line before or after the gap. Two lines off is near enough.",
         "# cause: one of these words:",
-        *(f"#   {name}: {about}" for name, about in sorted(lab.offered.items())),
+        *(f"#   {name}: {about}" for name, about in lab.offered.items()),
         "# why: one sentence for yourself. It is not graded.",
     ]
     form = f'[[bug]]\nranks = ""\nfile = "{lab.file}"\nline = 0\ncause = ""\nwhy = ""\n'

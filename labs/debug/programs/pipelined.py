@@ -1,4 +1,4 @@
-"""A model of as many stages as ranks is trained with the 1F1B schedule, 8 micro-batches a step."""
+"""A model of as many stages as ranks is trained with the 1F1B schedule, 16 micro-batches a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def program(ctx: Any, code: Any) -> dict[str, Any]:
     torch.manual_seed(ctx.seed)
     stages = [nn.Sequential(nn.Linear(192, 192), nn.Tanh()) for _ in range(ctx.world_size)]
     stages[-1] = nn.Sequential(nn.Linear(192, 6))
-    schedule = code.make_schedule("1f1b", ctx.world_size, 8)
+    schedule = code.make_schedule("1f1b", ctx.world_size, 16)
     boundary = torch.empty(32, 192, device="meta")
     stage = stages[ctx.rank]
     stages.clear()
@@ -23,7 +23,7 @@ def program(ctx: Any, code: Any) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(ctx.seed)
     losses, sums = [], []
     for step in range(5):
-        inputs = torch.randn(256, 192, generator=draw)
+        inputs = torch.randn(512, 192, generator=draw)
         optimizer.zero_grad()
         with ctx.region(f"step {step + 1}"):
             losses.append(pipeline.step(inputs, inputs[:, :6].argmax(1)))

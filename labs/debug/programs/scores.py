@@ -37,8 +37,8 @@ def program(ctx: Any, code: Any) -> dict[str, Any]:
     for epoch in range(3):
         with ctx.region(f"evaluation {epoch}"):
             loss, accuracy = code.evaluate(model, measured)
-        found[f"loss after {epoch} epochs"] = loss
-        found[f"accuracy after {epoch} epochs"] = accuracy
+        found[f"loss of evaluation {epoch}"] = loss
+        found[f"accuracy of evaluation {epoch}"] = accuracy
         found[f"training mode after evaluation {epoch}"] = model.training
         for batch in loader:
             trainer.train_step(model, optimizer, *batch)

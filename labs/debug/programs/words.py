@@ -11,13 +11,18 @@ WORDS = 20
 
 
 def program(ctx: Any, code: Any) -> dict[str, Any]:
-    """The loss of each step, and the loss of each word before the first step."""
+    """The loss of each step, and the loss of each word before the first and after the last one."""
     torch.manual_seed(ctx.seed)
     table = code.VocabParallelEmbedding(nn.Embedding(WORDS, 12).double())
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
     every = torch.arange(WORDS)
-    with torch.no_grad(), ctx.region("each word"):
-        before = code.vocab_parallel_cross_entropy(table.logits(table(every)), every, WORDS)
+
+    def of_each_word() -> list[float]:
+        with torch.no_grad(), ctx.region("each word"):
+            logits = table.logits(torch.tanh(table(every)) * 3)
+            return list(code.vocab_parallel_cross_entropy(logits, every, WORDS).tolist())
+
+    before = of_each_word()
     draw = torch.Generator().manual_seed(ctx.seed)
     losses = []
     for step in range(10):
@@ -29,4 +34,5 @@ def program(ctx: Any, code: Any) -> dict[str, Any]:
             loss.backward()
         losses.append(loss.item())
         optimizer.step()
-    return {"loss": losses, "loss of each word": before.tolist()}
+    words_now = {"loss of each word, before": before, "loss of each word, after": of_each_word()}
+    return {"loss": losses} | words_now
