@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...observe.log import readable
@@ -62,8 +62,10 @@ def seen(lab: DebugLab, wrong: Seen, right: Seen, pictures: Sequence[str]) -> st
             parts += ["## Ledger of a run as it should be", _ledger(right)]
     else:
         clock = "communication only" if lab.run.get("compute", "none") == "none" else "all work"
-        parts += [_values(wrong, right), "## Time and memory"]
-        parts += [f"The time is virtual: the clock counts {clock}.", _costs(wrong, right)]
+        parts.append(_values(wrong, right))
+        if any((*wrong.seconds, *right.seconds)):
+            parts += ["## Time and memory", f"The time is virtual: the clock counts {clock}."]
+            parts.append(_costs(wrong, right))
         parts += ["## Ledger: what each rank sent and received", _ledgers(wrong, right)]
     if pictures:
         parts += ["## Pictures", *(f"![{name}]({name})" for name in pictures)]
@@ -80,13 +82,39 @@ def _table(head: Sequence[str], rows: Table) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _together(rows: Table, ranks: int) -> Table:
+    """One row for ranks whose rows are equal; the first cell of each row is a rank."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for rank, *rest in rows:
+        found.setdefault(tuple(rest), []).append(rank)
+    return [
+        ["all" if len(which) == ranks else ", ".join(which), *rest] for rest, which in found.items()
+    ]
+
+
 def _values(wrong: Seen, right: Seen) -> str:
-    rows = []
-    for rank, (got, expected) in enumerate(zip(wrong.values, right.values, strict=True)):
-        for name in got:
-            shown, should = _short(got[name], expected.get(name))
-            rows.append([str(rank), name, shown, should])
-    return _table(["rank", "value", "seen", "expected"], rows)
+    """What differs on some rank, as a table, and the names of the rest."""
+    differing = {
+        name: any(rounded(a[name]) != rounded(b.get(name)) for a, b in _pairs(wrong, right))
+        for values in wrong.values
+        for name in values
+    }
+    fine = [name for name, differs in differing.items() if not differs]
+    rows = [
+        [str(rank), name, *_short(got[name], expected.get(name))]
+        for name in filter(differing.get, differing)
+        for rank, (got, expected) in enumerate(_pairs(wrong, right))
+        if name in got
+    ]
+    rows = _together(rows, len(wrong.values))
+    parts = [_table(["rank", "value", "seen", "expected"], rows)] if rows else []
+    if fine:
+        parts.append(f"As expected on all ranks: {'; '.join(fine)}.")
+    return "\n\n".join(parts)
+
+
+def _pairs(wrong: Seen, right: Seen) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    return list(zip(wrong.values, right.values, strict=True))
 
 
 def _short(got: Any, expected: Any) -> tuple[str, str]:
@@ -112,6 +140,7 @@ def _costs(wrong: Seen, right: Seen) -> str:
         if wrong.peaks and wrong.peaks[rank]:
             row += [readable(wrong.peaks[rank]), readable(right.peaks[rank])]
         rows.append(row)
+    rows = _together(rows, len(wrong.seconds))
     head = ["rank", "time", "expected time", "peak memory", "expected peak memory"]
     return _table(head[: len(rows[0])], rows)
 
@@ -133,7 +162,7 @@ def _ledgers(wrong: Seen, right: Seen) -> str:
     if not rows:
         return "No rank sent anything."
     head = ["rank", "operator", "times", "expected", "sent", "expected", "received", "expected"]
-    return _table(head, rows)
+    return _table(head, _together(rows, len(wrong.ledger)))
 
 
 def _ledger(one: Seen) -> str:
@@ -142,4 +171,5 @@ def _ledger(one: Seen) -> str:
         for rank, mine in enumerate(one.ledger)
         for op, count, sent, received in mine
     ]
-    return _table(["rank", "operator", "times", "sent", "received"], rows)
+    head = ["rank", "operator", "times", "sent", "received"]
+    return _table(head, _together(rows, len(one.ledger)))
