@@ -19,7 +19,7 @@ from pathlib import Path
 from distlab.course.catalogue import root
 from distlab.grading.warm import WarmGrader
 from distlab.labs.debug.chosen import KIND, DebugLab, all_labs
-from distlab.labs.debug.folder import AGAIN, ANSWER, write_lab
+from distlab.labs.debug.folder import ANSWER, write_lab
 from distlab.labs.debug.graded import Grader, failures, graded
 from distlab.labs.debug.observed import differing, observe
 from distlab.labs.debug.sources import Sources, sources_of
@@ -27,6 +27,7 @@ from distlab.labs.frame import read_toml
 
 SEED = 3
 TRIED = root() / "labs" / KIND / "tried.toml"
+TELLING = 20  # characters of a line that tells how the program is mended
 HANDED_OUT = {
     *("REPORT.md", "answer.toml", "lab.json", "program.py"),
     *("player.html", "trace.json", "trace.png"),
@@ -125,17 +126,19 @@ def told_too_much(lab: DebugLab, folder: Path) -> str:
     """What in the folder tells the cause; empty if nothing does."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     others = {path.name for path in files} - HANDED_OUT - {lab.file}
-    if any(AGAIN in path.parts or path.suffix != ".png" for path in map(Path, others)):
+    if not all(name.endswith(".png") for name in others):
         return f"the folder has other files: {sorted(others)}"
     secret = [f"{lab.about.file}.py", f"exercise {lab.exercise}"]
     for mutant in lab.wrong:
         secret += [mutant.id, mutant.mistake, mutant.caught_by]
     sources = sources_of(lab)
-    secret += {*sources.right.splitlines()} - {*sources.wrong.splitlines()}
+    mended = {*sources.right.splitlines()} - {*sources.wrong.splitlines()}
+    mended = {line.strip() for line in mended if len(line.strip()) >= TELLING}
     for path in files:
         text = path.read_bytes().decode(errors="replace")
         causes = [] if path.name == ANSWER else [c for c in lab.causes if "-" in c]
-        for word in (*secret, *causes):
+        lines = mended if path.name != lab.file else ()
+        for word in (*secret, *causes, *lines):
             if re.search(rf"(?<![\w.]){re.escape(word)}(?!\w)", text):
                 return f"{path.name} tells {word!r}"
     return ""
