@@ -132,8 +132,8 @@ def told_too_much(lab: DebugLab, folder: Path) -> str:
     for mutant in lab.wrong:
         secret += [mutant.id, mutant.mistake, mutant.caught_by]
     sources = sources_of(lab)
-    mended = {*sources.right.splitlines()} - {*sources.wrong.splitlines()}
-    mended = {line.strip() for line in mended if len(line.strip()) >= TELLING}
+    right, wrong = ({*map(str.strip, t.splitlines())} for t in (sources.right, sources.wrong))
+    mended = {line for line in right - wrong if len(line) >= TELLING}
     for path in files:
         text = path.read_bytes().decode(errors="replace")
         causes = [] if path.name == ANSWER else [c for c in lab.causes if "-" in c]
