@@ -95,7 +95,7 @@ def _together(rows: Table, ranks: int) -> Table:
 def _values(wrong: Seen, right: Seen) -> str:
     """What differs on some rank, as a table, and the names of the rest."""
     differing = {
-        name: any(rounded(a[name]) != rounded(b.get(name)) for a, b in _pairs(wrong, right))
+        name: any(rounded(a.get(name)) != rounded(b.get(name)) for a, b in _pairs(wrong, right))
         for values in wrong.values
         for name in values
     }
