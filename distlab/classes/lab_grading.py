@@ -1,7 +1,7 @@
 """Grade the labs that a student has handed in.
 
-Answers and predictions are data. A mended program runs in a sandbox as every submission does. Tests
-that a student wrote run in a box of their own, beside the wrong implementations (``lab_box``).
+Answers and predictions are data. Mended programs, and tests that a student wrote, run in a sandbox
+as every submission does.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from ..labs.predict.sheets import asked_of, question_of, scene_of
 from ..labs.review.answer import graded as reviewed
 from ..labs.review.answer import read_answer
 from ..labs.review.chosen import review_called
+from ..labs.written import command as written
+from ..labs.written.jury import jury
 from ..labs.written.look import look
 from ..sandbox import Limits
-from . import lab_box
 from .archives import LABS as FOLDER
 from .config import ClassConfig
 from .lab_rules import LabResult, labs_for, seed_of
@@ -59,8 +60,7 @@ def _graded(name: str, lab: Listed, home: Path, seed: int, limits: Limits | None
         elif lab.kind == "review":
             parts = reviewed(review_called(lab.id), read_answer(path))
         elif lab.kind == "tests":
-            look(load_course().exercise(lab.exercise), path)
-            parts = lab_box.graded(lab.exercise, path, seed, limits)
+            parts = _written(lab, path, seed, limits)
         else:
             parts = _predicted(lab, path, seed)
     except (ValueError, RuntimeError, OSError) as error:
@@ -96,6 +96,15 @@ def _debug(lab: Listed, folder: Path, limits: Limits | None) -> Sequence[Part]:
         return report
 
     return debug.graded(folder, grade if limits is None else walled)[2]
+
+
+def _written(lab: Listed, path: Path, seed: int, limits: Limits | None) -> Sequence[Part]:
+    """By the wrong implementations, which are here."""
+    exercise = load_course().exercise(lab.exercise)
+    look(exercise, path)
+    with jury(exercise, [path], limits=limits) as by:
+        outcome = written.grade(by, written.chosen()[exercise.id], seed)
+    return written.parts_of(outcome, written.lab_of(exercise).points)
 
 
 def _predicted(lab: Listed, path: Path, seed: int) -> Sequence[Part]:

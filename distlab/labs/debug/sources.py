@@ -49,15 +49,15 @@ def sources_of(lab: DebugLab) -> Sources:
             one, all_wrong = one.replace(find, becomes), all_wrong.replace(find, becomes)
         alone.append(cleaned(one, lab))
     wrong = cleaned(all_wrong, lab)
-    both = _changes(right, wrong)
+    both, end = _changes(right, wrong), wrong.count("\n")
     places = []
     for one in alone:
         own = [(i1, i2) for i1, i2, _, _ in _changes(right, one)]
         places.append(
             tuple(
-                Place(j1 + 1, max(j2, j1 + 1))
+                Place(min(j1 + 1, end), min(max(j2, j1 + 1), end))
                 for i1, i2, j1, j2 in both
-                if any(i1 <= b and a <= i2 for a, b in own)
+                if any(i1 - NEAR <= b and a <= i2 + NEAR for a, b in own)
             )
         )
     return Sources(right, wrong, tuple(places))
