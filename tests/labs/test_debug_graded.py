@@ -21,6 +21,7 @@ from tests.labs.debugging import made as made
 from tests.labs.debugging import once as once
 
 BUG = '[[bug]]\nranks = {}\nfile = "gradient_sync.py"\nline = {}\ncause = "{}"\n'
+OTHER = next(name for name in TRIED.offered if name not in TRIED.causes)
 FIRST_LINE = "    trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]\n"
 
 
@@ -62,7 +63,7 @@ def test_a_solved_lab_earns_all_and_half_of_it_less(
     assert points(without_checks) == [3, 3, 0]
     (made / TRIED.file).write_text(SOURCES.right + "\nA = 1\nB = 2\nC = 3\n", encoding="utf-8")
     assert points() == [3, 3, 2], "more lines than needed"
-    (made / folder.ANSWER).write_text(BUG.format('"all"', line + 40, "mode"))
+    (made / folder.ANSWER).write_text(BUG.format('"all"', line + 40, OTHER))
     assert points()[:2] == [0, 0]
 
 
@@ -85,11 +86,11 @@ def test_the_result_is_told_written_and_remembered(
 BAD = {
     "form": ("", "this lab has 1 [[bug]], and 0 are there"),
     "cause": (BUG.format('"all"', 3, "one-rank-has"), "did you mean 'one-rank-has-it'?"),
-    "line": (BUG.format('"all"', '"x"', "mode"), "line is a number from 1 to"),
-    "ranks": (BUG.format("[7]", 3, "mode"), "a list of 0 to 2"),
-    "field": (BUG.format('"all"', 3, "mode").replace("line", "lime"), "did you mean 'line'?"),
-    "file": (BUG.format('"all"', 3, "mode").replace("t_sync", "t"), "file is 'gradient_sync.py'"),
-    "extra": ("bugs = 1\n" + BUG.format('"all"', 3, "mode"), "unknown field 'bugs'"),
+    "line": (BUG.format('"all"', '"x"', OTHER), "line is a number from 1 to"),
+    "ranks": (BUG.format("[7]", 3, OTHER), "a list of 0 to 2"),
+    "field": (BUG.format('"all"', 3, OTHER).replace("line", "lime"), "did you mean 'line'?"),
+    "file": (BUG.format('"all"', 3, OTHER).replace("t_sync", "t"), "file is 'gradient_sync.py'"),
+    "extra": ("bugs = 1\n" + BUG.format('"all"', 3, OTHER), "unknown field 'bugs'"),
     "no table": ("bug = 3", "begins with [[bug]]"),
     "toml": ("[[bug]", "is no TOML"),
 }
@@ -107,7 +108,7 @@ def test_a_bad_answer_is_told(made: Path, text: str, told: str) -> None:
 
 def test_a_missing_answer_or_file_is_told(made: Path) -> None:
     (made / TRIED.file).unlink()
-    (made / folder.ANSWER).write_text(BUG.format('"all"', 3, "mode"))
+    (made / folder.ANSWER).write_text(BUG.format('"all"', 3, OTHER))
     for line in ("--grade lab", "--again lab"):
         with pytest.raises(ValueError, match=re.escape("gradient_sync.py can't be read")):
             ask(line)
