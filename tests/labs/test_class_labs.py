@@ -71,7 +71,7 @@ def test_a_seed_deals_labs_of_one_difficulty(tmp_path: Path) -> None:
     [
         ('"R1.02"', '"R1.99"', "there is no lab 'R1.99': name one, or \"D1 level 2\""),
         ('"R1.02"', '"R3.02"', "its labs show solutions of 3."),
-        ('"1.4", ', "", "D1 level 1: its labs show solutions of 1.4"),
+        ('"1.4", ', "", "D1 level 1: its labs show solutions of 1."),
         ('"1.4", ', '"1.44", ', "there is no exercise '1.44'"),
         ("[labs]", "[labs]\nseed = 3", "seed"),
         ("= 15", "= -1", "expected a number of at least 0"),

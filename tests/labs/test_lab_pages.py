@@ -14,12 +14,12 @@ from rich.console import Console
 
 from distlab.course import progress
 from distlab.course.catalogue import Phase, load_course, root
-from distlab.grading.verdicts import Report
+from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
 from distlab.labs import frame
 from distlab.labs.debug.chosen import lab_called
-from distlab.labs.debug.folder import _report
 from distlab.labs.debug.graded import graded
 from distlab.labs.debug.observed import Seen, observe
+from distlab.labs.debug.report import report
 from distlab.labs.debug.sources import sources_of
 from distlab.labs.index import SOLVED
 
@@ -65,10 +65,10 @@ def test_what_a_page_quotes_stands_in_the_report(
     phase: Phase, runs: dict[str, tuple[Seen, Seen]]
 ) -> None:
     name, text = solved(phase)
-    report = _report(lab_called(name), *runs[name], []).splitlines()
+    told = report(lab_called(name), *runs[name], []).splitlines()
     quoted = [b for b in blocks(text, "text") if not b[0].startswith("$")]
     assert quoted
-    assert [line for block in quoted for line in block if line not in report] == []
+    assert [line for block in quoted for line in block if line not in told] == []
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: f"phase {phase.number}")
@@ -96,7 +96,9 @@ def test_the_solved_hang_earns_all_points(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "answer.toml").write_text(bug)
     (folder / "lab.json").write_text(json.dumps({"lab": lab.id, "seed": SEED}))
     (folder / lab.file).write_text(sources_of(lab).right)
-    parts = graded(folder, lambda phase, request: Report(phase, "", 1, "cpu"))[2]
+    check = CheckResult("test_it[virtual]", "pass", title="It works", tier="virtual")
+    passes = [ExerciseResult(e.id, e.title, e.points, "", checks=[check]) for e in lab.exercises]
+    parts = graded(folder, lambda phase, request: Report(phase, "", 1, "cpu", passes))[2]
     file = io.StringIO()
     out = Console(file=file, width=100, color_system=None)
     assert frame.told(lab.id, parts, out, None, {}) == 0
