@@ -70,7 +70,8 @@ def digest(lab: DebugLab) -> str:
     sources = sources_of(lab)
     fields = (lab.world, lab.ranks, lab.fine_at, sorted(lab.run.items()), lab.causes, lab.name)
     program = lab.program_path.read_text(encoding="utf-8")
-    parts = (sources.right, sources.wrong, repr(sources.places), program, repr(fields))
+    lines = [[(spot.first, spot.last) for spot in own] for own in sources.spots]
+    parts = (sources.right, sources.wrong, repr(lines), program, repr(fields))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -116,9 +117,9 @@ def right_answer(lab: DebugLab, sources: Sources) -> str:
     """The answer that earns all points."""
     ranks = list(lab.ranks) or '"all"'
     return "\n".join(
-        f'[[bug]]\nranks = {ranks}\nfile = "{lab.file}"\nline = {places[0].first}\n'
+        f'[[bug]]\nranks = {ranks}\nfile = "{lab.file}"\nline = {spots[0].first}\n'
         f'cause = "{cause}"\n'
-        for places, cause in zip(sources.places, lab.causes, strict=True)
+        for spots, cause in zip(sources.spots, lab.causes, strict=True)
     )
 
 

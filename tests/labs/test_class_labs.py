@@ -146,7 +146,7 @@ def answers(packs: tuple[ClassConfig, Path]) -> tuple[Path, str, str]:
     ranks = list(lab.ranks) or "all"
     (home / lab.id / "answer.toml").write_text(
         f'[[bug]]\nranks = {ranks!r}\nfile = "{lab.file}"\n'
-        f'line = {sources.places[0][0].first}\ncause = "{lab.causes[0]}"\n'
+        f'line = {sources.spots[0][0].first}\ncause = "{lab.causes[0]}"\n'
     )
     (home / lab.id / lab.file).write_text(sources.right)
     (home / "R1.02" / "answer.toml").write_text('verdict = "approve"\n')

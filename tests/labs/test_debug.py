@@ -38,8 +38,8 @@ def test_enough_labs_of_each_phase_and_level() -> None:
 def test_each_lab_fits_its_solution(lab_id: str) -> None:
     lab = LABS[lab_id]
     found = sources.sources_of(lab)
-    assert len(found.places) == len(lab.causes) == len(lab.wrong) == (2 if lab.level == 4 else 1)
-    assert all(found.places)
+    assert len(found.spots) == len(lab.causes) == len(lab.wrong) == (2 if lab.level == 4 else 1)
+    assert all(found.spots)
     assert sources.changed_lines(found.wrong, found.right) > 0
     assert "# --- exercise" not in found.wrong
     assert lab.program_path.is_file()

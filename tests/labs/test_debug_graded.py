@@ -48,7 +48,7 @@ def test_a_solved_lab_earns_all_and_half_of_it_less(
 ) -> None:
     report = (made / folder.REPORT).read_text(encoding="utf-8")
     assert "second gradient" in report
-    line = SOURCES.places[0][0].first
+    line = SOURCES.spots[0][0].first
     (made / folder.ANSWER).write_text(BUG.format("[1, 2]", line, TRIED.causes[0]))
 
     def points(grade: graded.Grader = passing) -> list[float]:

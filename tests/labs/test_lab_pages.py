@@ -77,7 +77,7 @@ def test_the_answer_of_a_page_is_right(phase: Phase) -> None:
     lab, (answer,) = lab_called(name), re.findall(r"\*\*The answer\.\*\*.*?(?=\n\n|\Z)", text, re.S)
     line = int(re.search(r"line is (\d+)", answer)[1])  # type: ignore[index]
     sources = sources_of(lab)
-    assert any(place.near(line) for place in sources.places[0])
+    assert any(spot.near(line) for spot in sources.spots[0])
     assert f"`{lab.causes[0]}`" in answer.replace("\n", " ")
     assert lab.ranks == ()
     assert '`ranks = "all"`' in answer.replace("\n", " ")

@@ -113,7 +113,7 @@ def test_what_the_courses_checks_kill_is_no_find(
 
 
 def test_a_patch_shows_no_solution_that_is_not_done(mine: Path) -> None:
-    with pytest.raises(ValueError, match="pass its exercise or give it up first"):
+    with pytest.raises(ValueError, match="pass its exercises or give them up first"):
         called(contribute, "--file", str(mine))
 
 

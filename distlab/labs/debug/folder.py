@@ -47,14 +47,14 @@ def run_again(lab: DebugLab, seed: int, folder: Path, ranks: int) -> tuple[Path,
     that is expected."""
     own = observe(lab, (folder / lab.file).read_text(encoding="utf-8"), seed, ranks)
     right = observe(lab, sources_of(lab).right, seed, ranks)
-    place = folder / AGAIN
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    pictures = _pictures(lab, own, right, place)
+    made = folder / AGAIN
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    pictures = _pictures(lab, own, right, made)
     title = f"# Lab {lab.id} again, on {ranks} ranks"
     text = f"{title}\n\n{seen(lab, own, right, pictures)}\n"
-    (place / REPORT).write_text(text, encoding="utf-8")
-    return place / REPORT, own, right
+    (made / REPORT).write_text(text, encoding="utf-8")
+    return made / REPORT, own, right
 
 
 def answer_form(lab: DebugLab) -> str:

@@ -16,7 +16,7 @@ from ..frame import Part
 from .answer import Bug, read_answer
 from .chosen import DebugLab, lab_called
 from .folder import ANSWER, MARK
-from .sources import Place, Sources, changed_lines, sources_of
+from .sources import Sources, Spot, changed_lines, sources_of
 
 SHARES = {"place": 0.3, "cause": 0.3, "mended": 0.4}
 LONGEST = 3  # times the lines of the true change
@@ -51,34 +51,34 @@ def graded(folder: Path, grade: Grader = grade) -> tuple[DebugLab, int, list[Par
     sources = sources_of(lab)
     bugs = read_answer(folder / ANSWER, lab, sources.wrong.count("\n"))
     mended = read_own(folder, lab)
-    order = _in_order(bugs, lab, sources.places)
-    parts = [_place(order, lab, sources.places), _cause(order, lab)]
+    order = _in_order(bugs, lab, sources.spots)
+    parts = [_place(order, lab, sources.spots), _cause(order, lab)]
     return lab, seed, [*parts, _mended(lab, sources, mended, grade)]
 
 
 def _in_order(
-    bugs: Sequence[Bug], lab: DebugLab, places: Sequence[Sequence[Place]]
+    bugs: Sequence[Bug], lab: DebugLab, spots: Sequence[Sequence[Spot]]
 ) -> tuple[Bug, ...]:
     """The answers in the order of the lab's bugs in which most is right."""
 
     def right(order: Sequence[Bug]) -> int:
         causes = sum(bug.cause == cause for bug, cause in zip(order, lab.causes, strict=True))
-        return causes + sum(_found(bug, own) for bug, own in zip(order, places, strict=True))
+        return causes + sum(_found(bug, own) for bug, own in zip(order, spots, strict=True))
 
     return max(itertools.permutations(bugs), key=right)
 
 
-def _found(bug: Bug, places: Sequence[Place]) -> bool:
-    return any(place.near(bug.line) for place in places)
+def _found(bug: Bug, spots: Sequence[Spot]) -> bool:
+    return any(spot.near(bug.line) for spot in spots)
 
 
 def _most(name: str, lab: DebugLab) -> float:
     return round(SHARES[name] * lab.points, 1)
 
 
-def _place(bugs: Sequence[Bug], lab: DebugLab, places: Sequence[Sequence[Place]]) -> Part:
+def _place(bugs: Sequence[Bug], lab: DebugLab, spots: Sequence[Sequence[Spot]]) -> Part:
     """Two thirds for the lines, the rest for the ranks."""
-    lines = sum(_found(bug, own) for bug, own in zip(bugs, places, strict=True))
+    lines = sum(_found(bug, own) for bug, own in zip(bugs, spots, strict=True))
     ranks = sum(bug.ranks == lab.ranks for bug in bugs)
     most = _most("place", lab)
     points = round(most * (2 * lines + ranks) / (3 * len(bugs)), 1)

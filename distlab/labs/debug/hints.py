@@ -39,7 +39,7 @@ def _causes(lab: DebugLab, seed: int) -> str:
 
 def _places(lab: DebugLab) -> str:
     sources = sources_of(lab)
-    names = dict.fromkeys(_around(sources.wrong, own[0].first) for own in sources.places)
+    names = dict.fromkeys(_around(sources.wrong, own[0].first) for own in sources.spots)
     return f"Look at {' and at '.join(names)}."
 
 

@@ -69,7 +69,7 @@ class Case:
         return self.link.beta
 
     @property
-    def place(self) -> str:
+    def described(self) -> str:
         """The machine in words, with the numbers that a prediction needs."""
         c, w = self.machine, self["W"]
         named = load_cluster(self.cluster).gpu.name

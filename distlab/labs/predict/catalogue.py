@@ -73,5 +73,5 @@ def situation(scene: Scene, case: Case) -> str:
         sizes["P"] = 4 * sizes["K"] * sizes["D"] ** 2
     told = scene.tells.format(**sizes)
     if any(quantity.unit in TIMED for quantity in scene.quantities):
-        told += f"\nMachine: {case.place}."
+        told += f"\nMachine: {case.described}."
     return told

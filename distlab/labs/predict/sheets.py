@@ -38,5 +38,5 @@ def sheet_of(lab_id: str, seed: int) -> str:
         raise ValueError(f"there is no prediction {lab_id}")
     case = scene.case(seed)
     title = f"{lab_id} {load_course().exercise(scene.exercise).title}, seed {seed}"
-    where = f"{situation(scene, case)}\nMachine: {case.place}."
+    where = f"{situation(scene, case)}\nMachine: {case.described}."
     return sheet(f"{title}\n{where}", asked_of(lab_id))
