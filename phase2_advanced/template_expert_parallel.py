@@ -23,10 +23,10 @@ The host must know the sizes to issue the calls. So it waits for its device once
 never in backward. Invariant: output and gradients are those of one process that drops the same
 choices.
 
-What is averaged over which ranks: an expert sees the tokens of all W ranks, so its gradient is that
-of the sum of W ranks' losses, and is divided by W. Router and all other replicated parameters see
-their own rank's tokens, so their gradients are averaged over the ranks (1.4). Copies of an expert
-in other groups average their divided gradients over the copies alone.
+An expert sees the tokens of all W ranks. So its gradient is that of the sum of W losses, and is
+divided by W. Replicated parameters, such as the router, see the tokens of their own rank. Their
+gradients are averaged over the ranks (1.4). Copies of an expert in other groups average their
+divided gradients over the copies alone.
 
 Shapes: N tokens of this rank (any leading dimensions), D width, F inner width, E experts, e = E/W
 this rank's, K choices of a token, M rows that this rank sends, R rows that it computes.

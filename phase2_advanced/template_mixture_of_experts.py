@@ -6,9 +6,9 @@
 # store.
 """A router for a mixture of experts: which K of E experts compute a token, with which weights.
 
-A layer with E experts has E times the parameters of one, but each token uses K of them: the model
-grows, and the work per token does not. The router is one small product. It decides for each token,
-and all that is hard about it is balance:
+A layer with E experts has E times the parameters of one, but each token uses K of them. So the
+model grows, and the work per token does not. The router is one small product. Its difficulty is
+balance:
 
     capacity       an expert takes at most C = ⌈c·K·n/E⌉ of a rank's n·K choices
     balance loss   E·Σ_e f_e·P_e    f_e: share of choices, P_e: mean probability; 1 if balanced
@@ -22,10 +22,9 @@ forward, none in backward. Invariant: load and bias are equal on all ranks. Capa
 own, so no rank needs to know which tokens another rank has. The host never reads from the device.
 
 Shapes: N tokens of this rank (any leading dimensions), D width, E experts, K choices of a token.
-Sources: Lepikhin et al. 2020 (GShard, arXiv 2006.16668), section 2.2 and algorithm 1 (capacity, top
-two); Fedus et al. 2021 (Switch Transformer, arXiv 2101.03961), sections 2.2 (capacity, balance
-loss) and 2.4 (float32, jitter); DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437), section 2.1.2
-(bias).
+Sources: Lepikhin et al. 2020 (GShard, arXiv 2006.16668), section 2.2 and algorithm 1 (capacity);
+Fedus et al. 2021 (Switch Transformer, arXiv 2101.03961), sections 2.2 (balance loss) and 2.4
+(float32, jitter). DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437), section 2.1.2 (bias).
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_router_never_waits_for_the_gpu(impl, run, seed):
 
 @exercise("2.24", "virtual", asserts="no-tokens alone")
 def test_a_group_without_tokens(impl, run):
-    """Load and loss are zero, gradients are zeros, and the bias stays."""
+    """Load and loss are zero, gradients are zeros, and the bias stays; one token is enough."""
 
     def body(ctx):
         router = impl.Router(WIDTH, EXPERTS, top_k=2, capacity_factor=1.0, jitter=0.1)
@@ -158,9 +158,13 @@ def test_a_group_without_tokens(impl, run):
         (routing.weights_NK.sum() + routing.loss).backward()
         router.update_bias()
         shapes = [tuple(t.shape) for t in routing]
-        return shapes, routing.loss.item(), router.weight.grad, router.bias_E
+        p = torch.tensor([[0.75, 0.25]])[ctx.rank :]  # one token of two ranks
+        one = impl.balance_loss(p, torch.tensor([1, 0]), 1).item()
+        return shapes, routing.loss.item(), router.weight.grad, router.bias_E, one
 
-    for rank, (shapes, loss, grad, bias) in enumerate(run(body, 2)):
+    for rank, (shapes, loss, grad, bias, one) in enumerate(run(body, 2)):
+        want = (3.0, 0.0)[rank]  # their mean is 2 · 1 · 0.75
+        expect_equal(one, want, what="the loss of the group's only token", rank=rank)
         want = [(0, 2), (0, 2), (0, 2), (EXPERTS,), ()]
         expect_equal(shapes, want, what="the shapes without tokens", rank=rank)
         expect_equal(loss, 0.0, what="the loss without tokens", rank=rank)
