@@ -92,7 +92,7 @@ class _MoveRows(Function):
     def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.25: start
         # Step 4: each row's gradient goes the way back
-        return move_rows(grad_RD, *ctx.sizes, ctx.group), None, None, None
+        return move_rows(grad_RD, *ctx.sizes, group=ctx.group), None, None, None
         # --- exercise 2.25: end
 
 

@@ -52,7 +52,7 @@ MUTANTS = [
         id="experts-gradient-stays",
         exercise="2.25",
         mistake="the gradients of the rows are not sent back",
-        text="        return move_rows(grad_RD, *ctx.sizes, ctx.group), None, None, None\n",
+        text="        return move_rows(grad_RD, *ctx.sizes, group=ctx.group), None, None, None\n",
         becomes="        return grad_RD.new_zeros(sum(ctx.sizes[1]), *grad_RD.shape[1:]), None, None, None\n",
         caught_by="test_layer_equals_one_process",
         told_as="wrong",
