@@ -15,8 +15,9 @@ from distlab.course.catalogue import load_course, root
 from distlab.grading.implementation import Implementation
 from distlab.grading.sources import find_source
 from distlab.labs.predict import answers, graded, machines, outcome, picture
-from distlab.labs.predict.catalogue import SCENES, WITHOUT, scene_named
-from distlab.labs.predict.machines import questions
+from distlab.labs.predict.catalogue import SCENES, WITHOUT, scene_named, situation
+from distlab.labs.predict.machines import questions, step_of
+from distlab.labs.predict.sheets import sheet_of
 
 
 @pytest.fixture
@@ -79,6 +80,21 @@ def test_a_seed_gives_the_same_case_again() -> None:
     assert len({str(scene.case(seed)) for seed in range(8)}) > 4
 
 
+@pytest.mark.parametrize("name", SCENES)
+def test_a_sheet_tells_each_number_and_the_machine_once(name: str) -> None:
+    assert "{" not in situation(SCENES[name], SCENES[name].case(0))
+    timed = any(q.unit in ("seconds", "latency or bytes") for q in SCENES[name].quantities)
+    assert sheet_of(f"P{name}", 0).count("Machine:") == timed
+
+
+@pytest.mark.parametrize("name", ["M18", "M19"])
+def test_a_question_tells_the_step_that_one_gpu_needs(name: str) -> None:
+    numbers = dict(questions()[name].numbers)
+    told = numbers.pop("alone")
+    assert f"{told} ms" in questions()[name].text
+    assert step_of(**numbers | {"gpus": 1}) * 1e3 == pytest.approx(told, abs=0.06)
+
+
 def test_twenty_questions_with_numbers() -> None:
     found = questions()
     assert len(found) == 20
@@ -90,7 +106,12 @@ def test_twenty_questions_with_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("text", "unit", "value"),
-    [("1.5 MB", "bytes", 1.5e6), ("20 µs", "seconds", 2e-5), ("12 %", "share", 0.12)],
+    [
+        ("1.5 MB", "bytes", 1.5e6),
+        ("1,500,000.5", "bytes", 1_500_000.5),
+        ("20 µs", "seconds", 2e-5),
+        ("12 %", "share", 0.12),
+    ],
 )
 def test_units_are_read(text: str, unit: str, value: float) -> None:
     assert answers.read_number(text, unit, "x") == pytest.approx(value)
@@ -103,6 +124,12 @@ def test_a_wrong_number_is_one_line(text: str, unit: str) -> None:
     with pytest.raises(ValueError, match=r"^x: ") as refused:
         answers.read_number(text, unit, "x")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["1,5 MB", "1,5e6", "0,125", ",500", "1,2345", "12,345,67"])
+def test_a_decimal_comma_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"x: .*write a decimal point, not a comma"):
+        answers.read_number(text, "bytes", "x")
 
 
 def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:

@@ -164,13 +164,13 @@ HALVING = (
 )
 
 
-def _simple(exercise: str, strategy: str, quantities: tuple[Quantity, ...]) -> Scene:
+def _simple(exercise: str, strategy: str, quantities: tuple[Quantity, ...], doubled: str) -> Scene:
     return _whole(
         exercise,
         f"all-reduced by the strategy “{strategy}”",
         f"all_reduce_{strategy}",
         quantities,
-        "root: twice the bytes through the root's link, which is the bottleneck.",
+        doubled,
     )
 
 
@@ -201,26 +201,36 @@ def _draw_segments(random_: random.Random) -> Case:
 
 
 SCENES = (
-    _simple("1.7", "root", ROOT),
-    _simple("1.8", "chain", CHAIN),
+    _simple(
+        "1.7",
+        "root",
+        ROOT,
+        "More than twice the bytes go through the root's link, which is the bottleneck.",
+    ),
+    _simple(
+        "1.8",
+        "chain",
+        CHAIN,
+        "The busiest rank still sends 2N; messages and time more than double.",
+    ),
     _half(
         "3.1",
         "reduce-scattered around a ring",
         "ring_reduce_scatter",
-        "Bytes stay; messages and their latency double.",
+        "Bytes stay below N; messages and their latency more than double.",
     ),
     _half(
         "3.2",
         "all-gathered around a ring (a rank's own chunk is 1/W of the tensor)",
         "ring_all_gather",
-        "Bytes stay; messages and their latency double.",
+        "Bytes stay below N; messages and their latency more than double.",
     ),
     _whole(
         "3.3",
         "all-reduced around a ring",
         "ring_all_reduce",
         RING,
-        "Bytes stay near 2N; the latency 2(W-1)·α doubles, and small tensors feel it.",
+        "Bytes stay below 2N; the latency 2(W-1)·α more than doubles.",
         wide=True,
     ),
     Scene(
@@ -241,7 +251,7 @@ SCENES = (
                 },
             ),
         ),
-        doubled="Bytes stay near 2N; chunks are half as long, so half as many segments would do.",
+        doubled="Bytes stay below 2N; chunks are half as long, so half as many segments would do.",
     ),
     _whole(
         "3.5",
@@ -255,6 +265,6 @@ SCENES = (
         "all-reduced by halving and doubling (P: the largest power of two in W)",
         "halving_doubling_all_reduce",
         HALVING,
-        "Two more messages in a row; bytes stay near 2N.",
+        "Two more messages in a row; the busiest rank's bytes stay below 2N (3N if W ≠ P).",
     ),
 )

@@ -15,6 +15,7 @@ BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 UNITS = {"bytes": BYTES, "seconds": SECONDS, "share": {"%": 0.01}, "GB": {"gb": 1.0, "mb": 1e-3}}
 NUMBER = re.compile(r"([-+]?[\d_,]*\.?\d+(?:e[-+]?\d+)?)\s*([^\s\d]*)", re.IGNORECASE)
+GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(?![\d,_])")  # 1,500,000
 CHOICES = {
     "yes or no": {"yes": 1.0, "no": 0.0},
     "latency or bytes": {"latency": 1.0, "bytes": 0.0},
@@ -22,7 +23,7 @@ CHOICES = {
 
 
 def read_number(text: object, unit: str, what: str) -> float:
-    """The number in ``text``, in ``unit``: "1,5e6", "1.5 MB", "20 µs", "12 %" or "yes".
+    """The number in ``text``, in ``unit``: "1.5e6", "1.5 MB", "20 µs", "12 %" or "yes".
 
     ValueError with one line that names ``what`` for anything else.
     """
@@ -37,6 +38,8 @@ def read_number(text: object, unit: str, what: str) -> float:
     match = NUMBER.fullmatch(written)
     if match is None:
         raise ValueError(f"{what}: {written!r} is no number; write for example {_example(unit)}")
+    if "," in match[1] and not GROUPED.match(match[1]):
+        raise ValueError(f"{what}: {written!r}: write a decimal point, not a comma")
     number, given = float(match[1].replace(",", "").replace("_", "")), match[2].lower()
     if given and given != unit.lower() and given not in known:
         there = ", ".join([*known, unit])

@@ -106,7 +106,8 @@ def _machine(cluster: str) -> str:
     c = load_cluster(cluster)
     return (
         f"A node of {cluster} has {c.gpus_per_node} GPUs. Inside a node {link_in_words(c.inside)}; "
-        f"between nodes {link_in_words(c.between)} for each of {c.nics_per_node} network cards."
+        f"between nodes {link_in_words(c.between)} per network card; "
+        f"network cards in a node: {c.nics_per_node}."
     )
 
 
@@ -206,9 +207,14 @@ def _top_k_loses_from(ratio: float) -> int:
     return next(w for w in range(2, MOST) if (w - 1) * k * 8 > 2 * (w - 1) / w * 4 * n)
 
 
-def _efficiency(model: str, strategy: str, gpus: int, cluster: str) -> float:
-    plan = Plan(cluster=cluster, gpus=(1, gpus), model=model, strategy=strategy, two_ranks=True)
-    return list(simulate(plan))[-1].efficiency
+def step_of(gpus: int, **numbers: Any) -> float:
+    """Seconds of a simulated step."""
+    return next(simulate(Plan(gpus=(gpus,), two_ranks=True, **numbers))).step
+
+
+def _efficiency(alone: float, **numbers: Any) -> float:
+    """``alone``: milliseconds of a step on one GPU, as the question tells them."""
+    return alone / 1e3 / step_of(**numbers)
 
 
 def _local_share(every: int, steps: int) -> float:
@@ -220,7 +226,9 @@ ROUGH = "10 %: an estimate is rounded"
 WORDS_COUNT = "5 %: the words' embedding is part of the model"
 MEMORY = "what is kept, the activations, and what a step gathers (exercise 3.27)"
 LONGEST = "2⌈log₂ W⌉·(α + N·β) < 2(W-1)·(α + N/W·β), for this W and all above"
-SLOWEST = "launch + 2(W-1)·(α + N/W·β), β of the link inside a node or of a node's cards together"
+SLOWEST = (
+    "launch + 2(W-1)·(α + N/W·β), β of the link inside a node or of a node's network cards together"
+)
 EXPOSED = "the time of a step on one GPU, divided by that on many (`distlab simulate`)"
 ANSWERS = {
     "fits": Answer(_fits, "yes or no", 0.0, EXACT, MEMORY),
@@ -233,7 +241,11 @@ ANSWERS = {
         _bubble, "share", 0.03, "3 %: three digits are enough", "(p-1)/(v·m + p-1), GPipe: v = 1"
     ),
     "micro_batches": Answer(
-        _micro_batches, "micro-batches", 0.0, EXACT, "the least m with (p-1)/(m + p-1) in the limit"
+        _micro_batches,
+        "micro-batches",
+        0.0,
+        EXACT,
+        "the least m for which (p-1)/(m + p-1) is at most the limit",
     ),
     "kept_micro_batches": Answer(_kept_micro_batches, "micro-batches", 0.0, EXACT, "min(m, p)"),
     "all_reduce": Answer(_all_reduce, "seconds", 0.1, ROUGH, SLOWEST),

@@ -14,6 +14,7 @@ from ...ranks.context import RankContext
 from .case import Case, draws
 from .models import ADAM, MODEL, drawn, gradients, layer_bytes, layers, model_bytes
 from .scene import Found, Scene, Work, bytes_sent, collectives, held
+from .sharding import HALVES
 
 ROWS = 8  # of an activation that is computed again
 
@@ -125,7 +126,6 @@ STATE = held(
     **ADAM,
 )
 STEP = "FSDP makes a unit of each layer, and Adam takes the first step."
-HALVES = "What is sharded halves per rank; the bytes on the wire stay."
 ON_ONE = "Each rank does the same, whatever W is."
 
 
@@ -187,7 +187,7 @@ SCENES = (
         exercise="2.7",
         tells="One rank runs n = {n} layers in s = {s} segments, all but the last one "
         f"checkpointed. A layer's input has {ROWS} x {{D}} float32 numbers. Each layer keeps "
-        "q = {{q}} such tensors for backward.",
+        "q = {q} such tensors for backward.",
         draw=draws("2.7", [1], n=[12, 24], s=[2, 3, 4, 6], q=[1, 2, 4], D=[256, 512]),
         prepare=_recomputed,
         quantities=(

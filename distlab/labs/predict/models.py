@@ -19,6 +19,10 @@ ADAM: dict[str, Any] = {
     "tolerance": 0.01,
     "why": "1 %: padding, and Adam's count of steps",
 }
+FROM_ROOT: dict[str, Any] = {
+    "name": "root_bytes",
+    "asks": "bytes that rank 0 sends (a broadcast passes from rank to rank, in a chain)",
+}
 MODEL = (
     "W = {W} ranks train K = {K} layers of {D} x {D} float32 weights, without bias "
     "(P = {P:,} bytes)"

@@ -182,7 +182,8 @@ SCENES = (
                 why="none, it is one of two",
             ),
         ),
-        doubled="The ring's latency doubles, the tree's grows by one round: trees gain.",
+        doubled="The ring's latency more than doubles. The tree's grows by one round each way: "
+        "trees gain.",
     ),
     Scene(
         exercise="3.7",
@@ -229,6 +230,6 @@ SCENES = (
         draw=_draw_nodes,
         prepare=_hierarchical,
         quantities=NODES,
-        doubled="With twice as many nodes the bytes between them stay near 2N/L per rank.",
+        doubled="With twice as many nodes the bytes between them stay below 2N/L per rank.",
     ),
 )

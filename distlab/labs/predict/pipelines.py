@@ -13,9 +13,9 @@ from torch import nn
 from ...grading.implementation import Implementation
 from ...ranks.context import RankContext
 from .case import Case, draws
-from .models import FLOAT, layers
+from .models import FLOAT, FROM_ROOT, layers
 from .scene import Found, Prepare, Quantity, Scene, Work, bytes_sent, clocked, held
-from .schedules import LEFT_OUT, MILLI, WIDE, Kept, PacedStage, idle, span_time
+from .schedules import BUBBLE, LEFT_OUT, MILLI, WIDE, Kept, PacedStage, idle, span_time
 
 
 def _split(ctx: RankContext, impl: Implementation, case: Case) -> Work:
@@ -144,12 +144,11 @@ PLANNED = (
     "p = {W} ranks have a stage each. All m = {m} forwards of a rank come before its backwards"
 )
 M = [2, 4, 6, 8, 16]
-BUBBLE = "With twice the ranks the bubble nearly doubles, unless m doubles, too."
 
 SCENES = (
     _scene(
         "2.8",
-        "A model is cut into one stage per rank, on W = {W} ranks. A stage's forward takes "
+        "A model is divided into one stage per rank, on W = {W} ranks. A stage's forward takes "
         "t = {t} ms, its backward 2t. An activation has {B} x 64 float32 numbers. "
         "Forward and backward run once.",
         draws("2.8", [3, 4, 6], B=[64, 128, 256], t=[5, 10, 20]),
@@ -198,8 +197,7 @@ SCENES = (
         bytes_sent(
             lambda c: 8 * c["K"],
             "8K",
-            name="root_bytes",
-            asks="bytes that rank 0 sends to a chain",
+            **FROM_ROOT,
             why="1 %: rounding",
         ),
     ),
@@ -208,7 +206,7 @@ SCENES = (
         f"{PLANNED}.",
         draws("2.9", [2, 3, 4, 6], m=M),
         _planned,
-        "Nearly twice the messages: one more boundary per rank.",
+        "More than twice the messages: there are p more boundaries.",
         MESSAGES,
         _of_schedule(
             "steps",

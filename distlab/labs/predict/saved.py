@@ -164,7 +164,7 @@ SCENES = (
                 why="1 %: padding",
             ),
         ),
-        doubled="Rank 0 receives hardly more: it is the bottleneck, whatever W is.",
+        doubled="Rank 0 receives more, but never P: it is the bottleneck, whatever W is.",
     ),
     Scene(
         exercise="3.28",

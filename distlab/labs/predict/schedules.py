@@ -31,6 +31,7 @@ LEFT_OUT: dict[str, Any] = {
     "tolerance": 0.03,
     "why": "3 %: the formula leaves the messages' time out",
 }
+BUBBLE = "With twice the ranks p-1 becomes 2p-1: the bubble grows, unless m grows as much."
 WIDE = 64  # numbers in an activation of a pipeline's micro-batch
 
 
@@ -202,7 +203,7 @@ def _scheduled(exercise: str, schedule: str, chunks: list[int], kept: str) -> Sc
         draw=_draw_pipeline(exercise, chunks),
         prepare=partial(_pipeline, schedule=schedule),
         quantities=quantities,
-        doubled="With twice the ranks the bubble nearly doubles, unless m doubles, too.",
+        doubled=BUBBLE,
     )
 
 

@@ -93,12 +93,12 @@ REQUESTS = Quantity(
 def _scene(exercise: str, how: str, prepare: Prepare, *quantities: Quantity) -> Scene:
     return Scene(
         exercise=exercise,
-        tells=f"{MODEL}. S = {{S}} of the ranks are servers with P/S bytes each, the others train "
-        f"{{steps}} steps, {how}.",
+        tells=f"{MODEL}. S = {{S}} of the ranks are servers, which keep P/S bytes each. Each other "
+        f"rank trains {{steps}} steps: {how}.",
         draw=partial(_drawn, exercise),
         prepare=prepare,
         quantities=quantities,
-        doubled="The server's link carries twice as much: it is the bottleneck.",
+        doubled="The server's link carries more than twice as much: it is the bottleneck.",
     )
 
 

@@ -29,6 +29,11 @@ from .scene import (
     ring_seconds,
 )
 
+HALVES = "What is sharded halves per rank; the bytes that it sends grow by half at most."
+REDUCED = (
+    "The bytes per rank stay below twice what a rank passes in; the latency more than doubles."
+)
+
 
 def _part(case: Case) -> float:
     """(W-1)/W·P"""
@@ -110,7 +115,12 @@ def _shard(seen: Seen, op: str = "all_gather") -> float:
 
 
 def _scene(
-    exercise: str, tells: str, prepare: Prepare, *quantities: Quantity, **more: Any
+    exercise: str,
+    tells: str,
+    prepare: Prepare,
+    *quantities: Quantity,
+    doubled: str = HALVES,
+    **more: Any,
 ) -> Scene:
     return Scene(
         exercise=exercise,
@@ -118,7 +128,7 @@ def _scene(
         draw=more.pop("draw", lambda random_: drawn(exercise, random_, **more)),
         prepare=prepare,
         quantities=quantities,
-        doubled="What is sharded halves per rank; the bytes on the wire stay.",
+        doubled=doubled,
     )
 
 
@@ -167,7 +177,8 @@ def _hooked(exercise: str, tells: str, name: str, *quantities: Quantity, **more:
 SCENES = (
     _scene(
         "3.13",
-        "The gradients are averaged already. ZeRO-1 with Adam takes a step, one bucket.",
+        "The gradients are averaged already. ZeRO-1 with Adam takes a step. All parameters "
+        "are in one bucket.",
         _zero1,
         bytes_sent(_part, "(W-1)/W·P"),
         _state(
@@ -180,7 +191,7 @@ SCENES = (
     ),
     _scene(
         "3.14",
-        "ZeRO-2 with Adam runs forward, backward and a step, one bucket.",
+        "ZeRO-2 with Adam runs forward, backward and a step. All parameters are in one bucket.",
         _zero2,
         bytes_sent(lambda c: 2 * _part(c), "2(W-1)/W·P"),
         _state(
@@ -228,6 +239,7 @@ SCENES = (
             "bytes of weights, gradients and optimizer state on a rank after the step",
         ),
         draw=_draw_hybrid,
+        doubled="With twice as many nodes the memory stays; the bytes across stay below 2P/L.",
     ),
     _hooked(
         "4.6",
@@ -244,6 +256,7 @@ SCENES = (
             formula="2·launch + (W-1)·(2α + 8k·β)",
         ),
         share=[20, 50, 100],
+        doubled="The bytes more than double: each rank's choice goes to all.",
     ),
     _hooked(
         "4.7",
@@ -253,18 +266,20 @@ SCENES = (
         bytes_sent(lambda c: 2 * (c["W"] - 1) / c["W"] * _chosen(c) * 4, "2(W-1)/W·k·4"),
         clocked(lambda c: ring_seconds(c, _chosen(c) * 4), formula="launch + 2(W-1)·(α + 4k/W·β)"),
         share=[20, 50, 100],
+        doubled=REDUCED,
     ),
     _hooked(
         "4.8",
-        "PowerSGD of rank {r} sends two thin matrices per layer.",
+        "PowerSGD sends two thin matrices of r = {r} columns per layer.",
         "PowerSGD",
-        collectives(lambda c: 2, "2: P, then Q", name="messages"),
+        collectives(lambda c: 2, "2: one per thin matrix, for all layers at once", name="messages"),
         bytes_sent(lambda c: 2 * (c["W"] - 1) / c["W"] * _factors(c), "2(W-1)/W·K·4r(D + D)"),
         clocked(
             lambda c: 2 * ring_seconds(c, _factors(c) / 2),
             formula="2·launch + 4(W-1)·α + 2(W-1)/W·8KrD·β",
         ),
         r=[1, 2, 4],
+        doubled=REDUCED,
     ),
     _hooked(
         "4.9",
@@ -272,5 +287,6 @@ SCENES = (
         "Int8",
         collectives(lambda c: 2, "2: all-to-all, all-gather", name="messages"),
         bytes_sent(_int8, "2(W-1)·(⌈n/W⌉ + 4), n = P/4"),
+        doubled="The bytes per rank stay near 2n.",
     ),
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...course.catalogue import load_course
 from .answers import sheet
-from .catalogue import SCENES, situation
+from .catalogue import SCENES
 from .machines import Question, questions
 from .scene import Scene
+from .screen import title_of
 
 Asked = list[tuple[str, str, str]]  # name, question, unit
 
@@ -36,7 +36,4 @@ def sheet_of(lab_id: str, seed: int) -> str:
         return sheet(f"{lab_id}: {question.text}", asked_of(lab_id))
     if scene is None:
         raise ValueError(f"there is no prediction {lab_id}")
-    case = scene.case(seed)
-    title = f"{lab_id} {load_course().exercise(scene.exercise).title}, seed {seed}"
-    where = f"{situation(scene, case)}\nMachine: {case.described}."
-    return sheet(f"{title}\n{where}", asked_of(lab_id))
+    return sheet(title_of(scene, scene.case(seed), seed), asked_of(lab_id))

@@ -134,14 +134,17 @@ def _scene(
     )
 
 
-LATENCY = "The bytes stay below twice the numbers; the latency doubles, and it is nearly all."
+LATENCY = (
+    "The bytes stay below twice the message; the latency more than doubles, and it is nearly all "
+    "of the time."
+)
 
 SCENES = (
     _scene(
         "1.5",
         f"{MODEL}. They train {{steps}} steps. A step averages the gradients, and the loss.",
         _trained,
-        "The bytes per rank stay below 2P per step; the latency of a ring doubles.",
+        "The bytes per rank stay below 2P per step; the latency of a ring more than doubles.",
         bytes_sent(
             lambda c: c["steps"] * _ring_bytes(c, model_bytes(c) + LOSS),
             f"steps·2(W-1)/W·(P + {LOSS})",
@@ -211,7 +214,7 @@ SCENES = (
         "4.11",
         "W = {W} ranks exchange their reports on a window of steps: 13 float64 numbers each.",
         _reported,
-        "A rank sends twice as many bytes, as all reports go to all.",
+        "A rank sends more than twice as many bytes: all reports go to all.",
         bytes_sent(lambda c: (c["W"] - 1) * REPORT, f"(W-1)·{REPORT}"),
         clocked(
             lambda c: half_seconds(c, c["W"] * REPORT),
@@ -221,9 +224,9 @@ SCENES = (
     _scene(
         "4.14",
         "W = {W} ranks train {steps} steps, and ask after each whether one of them must leave. A "
-        "save stops training for s = {s} s. The job fails every F = {F:,} s in the mean.",
+        "save stops training for s = {s} s. On average the job fails every F = {F:,} s.",
         _asked,
-        "F halves, as twice as many machines fail twice as often: save more often by √2.",
+        "F halves, as twice as many machines fail twice as often: save √2 times as often.",
         held(
             "interval",
             lambda c: (2 * c["s"] * c["F"]) ** 0.5,

@@ -95,7 +95,7 @@ def _tensor(exercise: str, tells: str, prepare: Prepare, *quantities: Quantity) 
         draw=_draw_tensor(exercise),
         prepare=prepare,
         quantities=quantities,
-        doubled="The bytes per rank stay near 2N each time; compute halves, so links decide.",
+        doubled="The bytes per rank stay below 2N each time; compute halves, so links decide.",
     )
 
 
@@ -148,7 +148,8 @@ def _halves(case: Case) -> int:
 SCENES = (
     _tensor(
         "2.15",
-        "A column-parallel layer (D to 4D) is followed by a row-parallel one (4D to D)",
+        "A column-parallel layer (D to 4D) is followed by a row-parallel one (4D to D), "
+        "both without bias,",
         _mlp,
         *_reduced(2),
         WEIGHTS,
@@ -161,7 +162,7 @@ SCENES = (
         draw=_draw_tensor("2.14"),
         prepare=_pair,
         quantities=_reduced(2),
-        doubled="The bytes per rank stay below 2N each time; the latency doubles.",
+        doubled="The bytes per rank stay below 2N each time; the latency more than doubles.",
     ),
     Scene(
         exercise="2.16",
@@ -191,7 +192,7 @@ SCENES = (
                 "the loss, of N and 2N",
             ),
         ),
-        doubled="Logits halve; the bytes on the wire stay.",
+        doubled="Logits halve; the bytes that a rank sends grow by half at most.",
     ),
     Scene(
         exercise="2.18",
@@ -207,6 +208,6 @@ SCENES = (
                 "(8 + again)·(W-1)/W·N, N = 4·B·T·D bytes",
             ),
         ),
-        doubled="The bytes per rank stay near N each time; activations halve.",
+        doubled="The bytes per rank stay below N each time; activations halve.",
     ),
 )

@@ -11,6 +11,7 @@ from ...grading.implementation import Implementation
 from ...ranks.context import RankContext
 from .case import Case
 from .models import (
+    FROM_ROOT,
     MICRO,
     MODEL,
     Slowly,
@@ -36,6 +37,7 @@ from .scene import (
 )
 
 SMALL = {"tolerance": 0.02, "why": "2 %: numbers for losses and counts travel, too"}
+MORE_HOPS = "Rank 0 still sends P; the chain has more than twice as many hops."
 
 
 def _share(case: Case) -> float:
@@ -162,7 +164,12 @@ def _rounds(case: Case) -> int:
 
 
 def _plain(
-    exercise: str, tells: str, prepare: Prepare, *quantities: Quantity, **more: list[int]
+    exercise: str,
+    tells: str,
+    prepare: Prepare,
+    *quantities: Quantity,
+    doubled: str = "The bytes per rank stay below 2P; the latency of a ring more than doubles.",
+    **more: list[int],
 ) -> Scene:
     return Scene(
         exercise=exercise,
@@ -170,7 +177,7 @@ def _plain(
         draw=lambda random_: drawn(exercise, random_, **more),
         prepare=prepare,
         quantities=quantities,
-        doubled="The bytes per rank stay below 2P; the latency of a ring doubles.",
+        doubled=doubled,
     )
 
 
@@ -209,7 +216,8 @@ SCENES = (
         "1.3",
         "Rank 0 gives all others its weights.",
         _broadcast,
-        bytes_sent(model_bytes, "P", name="root_bytes", asks="bytes that rank 0 sends to a chain"),
+        bytes_sent(model_bytes, "P", **FROM_ROOT),
+        doubled=MORE_HOPS,
     ),
     _plain(
         "1.4",
@@ -229,13 +237,14 @@ SCENES = (
         "Rank 0 broadcasts all weights in messages of at most {k} layers.",
         _state,
         collectives(_buckets, "⌈K/k⌉", asks="broadcasts"),
-        bytes_sent(model_bytes, "P", name="root_bytes", asks="bytes that rank 0 sends to a chain"),
+        bytes_sent(model_bytes, "P", **FROM_ROOT),
         clocked(_broadcast_seconds, formula="⌈K/k⌉·(launch + (W-1)·α) + P·β"),
         k=[1, 2, 3, 5],
+        doubled=MORE_HOPS,
     ),
     _plain(
         "3.10",
-        "Each bucket has room for k = {k} of the layers, the first one, too. In backward a layer "
+        "Each bucket, also the first one, has room for k = {k} layers. In backward a layer "
         "takes t = {t} µs, the last layer first. Forward is over.",
         _overlap,
         *OVERLAP,
@@ -244,7 +253,7 @@ SCENES = (
     ),
     _plain(
         "3.11",
-        "Each bucket has room for k = {k} of the layers. A step has {m} micro-batches, all but the "
+        "Each bucket has room for k = {k} layers. A step has {m} micro-batches, all but the "
         "last one inside no_sync. The ranks agree on missing gradients.",
         _windowed,
         collectives(lambda c: _buckets(c) + 1, "⌈K/k⌉ + 1: the buckets, and who has what"),
@@ -263,7 +272,7 @@ SCENES = (
     ),
     _plain(
         "3.25",
-        "They train {steps} steps of local SGD, and average the weights after each {H}.",
+        "They train {steps} steps of local SGD, and average the weights after every H = {H} steps.",
         _local,
         collectives(_rounds, "⌊steps/H⌋"),
         bytes_sent(lambda c: _rounds(c) * _share(c), "⌊steps/H⌋·2(W-1)/W·P"),
@@ -271,6 +280,8 @@ SCENES = (
             lambda c: _rounds(c) * ring_seconds(c, model_bytes(c)),
             formula="⌊steps/H⌋·(launch + 2(W-1)·(α + P/W·β))",
         ),
+        doubled="The bytes per rank stay below 2P per round; the latency of a ring more than "
+        "doubles.",
         H=[2, 4, 8],
         steps=[8, 16, 20],
     ),

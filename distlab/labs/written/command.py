@@ -151,7 +151,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as data")
     parser.add_argument("--sandbox", action="store_true", help="tests that somebody else wrote")
     parser.add_argument(
-        "--wrong", type=Path, metavar="FILE", help="an implementation that you hold for wrong"
+        "--wrong",
+        type=Path,
+        metavar="FILE",
+        help="an implementation of your own that you think is wrong",
     )
 
 
