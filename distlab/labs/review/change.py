@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...grading.wrong import patched
@@ -25,21 +25,31 @@ class Line:
 
 def hunks(before: str, after: str) -> list[list[Line]]:
     """The changed lines, each with its whole function and the contracts that it rests on."""
-    kept = _context(before)
-    found: list[list[Line]] = [[]]
     lines = list(_lines(before.splitlines(), after.splitlines()))
-    wanted: set[int] = set()
-    last = 0
+    old = _wanted(before, [(line.old, line.sign != " ") for line in lines])
+    new = _wanted(after, [(line.new, line.sign != " ") for line in lines])
+    found: list[list[Line]] = [[]]
     for line in lines:
-        last = line.old or last
-        if line.sign != " ":
-            wanted |= kept.get(last, {*range(last - AROUND, last + AROUND + 1)})
-    for line in lines:
-        if line.sign != " " or line.old in wanted:
+        if line.sign != " " or line.old in old or line.new in new:
             found[-1].append(line)
         elif found[-1]:
             found.append([])
     return [hunk for hunk in found if hunk]
+
+
+def _wanted(text: str, lines: Iterable[tuple[int | None, bool]]) -> set[int]:
+    """What is shown of a file whose lines have these numbers (None: in the other file alone).
+
+    The flag says that a line is changed.
+    """
+    kept = _context(text)
+    wanted: set[int] = set()
+    last = 0
+    for number, changed in lines:
+        last = number or last
+        if changed:
+            wanted |= kept.get(last, {*range(last - AROUND, last + AROUND + 1)})
+    return wanted
 
 
 def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[Line]:
