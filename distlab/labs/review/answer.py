@@ -21,7 +21,7 @@ RULES = (
     "To approve a harmless change earns all points.",
     f"To refuse a defect earns {VERDICT:.0%} of them, its line {LINE:.0%}, its axis {AXIS:.0%}.",
     f"To refuse a harmless change costs {-FALSE_ALARM:.0%}, to approve a defect {-MISSED:.0%}.",
-    "The first answer counts, also if it is below zero.",
+    "The first answer counts, even if its points are below zero.",
 )
 
 
