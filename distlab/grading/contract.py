@@ -27,7 +27,8 @@ AXES = {
     "parameters": "frozen, unused, tied, in several dtypes; non-persistent buffers",
     "life": "called twice, after an exception, left early, resumed, nested, used for two models",
     "alone": "one rank only: no samples, a zero or missing gradient, an exception, a missing file",
-    "resources": "what is alive afterwards: memory, handles, threads, files; global random state",
+    "resources": "what is alive during the call and afterwards: memory, handles, threads, files; "
+    "global random state",
     "refusals": "every documented error, on every rank, before anything is sent",
     "cost": "bytes, messages, partners, order, what is in flight, real overlap",
     "randomness": "independence and unbiasedness over many draws; equal on ranks where it must be",

@@ -1,35 +1,25 @@
-"""Review labs: changes are what they claim to be, shown whole, and graded without a free lunch."""
+"""Review labs: what is shown, asked and told, and graded without a free lunch."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
 from argparse import ArgumentParser, Namespace
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from distlab.course import progress
-from distlab.grading.contract import AXES, contract
-from distlab.grading.warm import WarmGrader
+from distlab.grading.contract import AXES
 from distlab.host.terminal import console
 from distlab.labs import frame
 from distlab.labs.review import command
-from distlab.labs.review.answer import Answer, answer_of, asked, graded
-from distlab.labs.review.change import faults, hunks, numbered, unified
+from distlab.labs.review.answer import RULES, Answer, answer_of, asked, graded, number_in
+from distlab.labs.review.change import faults
 from distlab.labs.review.chosen import Review, all_reviews, review_called
-from scripts.reviews import problem
 
 REVIEWS = all_reviews()
-DEFECTS = [review for review in REVIEWS if review.mutant is not None]
-HARMLESS = [review for review in REVIEWS if review.mutant is None]
-
-
-def named(review: Review) -> str:
-    return review.id
 
 
 @pytest.fixture
@@ -46,97 +36,6 @@ def asked_for(line: str) -> Namespace:
     return parser.parse_args(line.split())
 
 
-def test_enough_of_them_and_half_are_harmless() -> None:
-    assert len(REVIEWS) >= 30
-    assert abs(len(DEFECTS) - len(HARMLESS)) <= 2
-    for phase in range(1, 5):
-        mine = [review for review in REVIEWS if review.about.phase.number == phase]
-        kinds = Counter(review.mutant is None for review in mine)
-        assert min(kinds[True], kinds[False]) >= 4, f"phase {phase}"
-    assert len({*map(named, REVIEWS)}) == len(REVIEWS)
-    for level in (1, 2, 3):
-        kinds = Counter(review.mutant is None for review in REVIEWS if review.level == level)
-        assert min(kinds[True], kinds[False]) >= 3, f"level {level} tells the verdict"
-
-
-@pytest.fixture(scope="module")
-def grader() -> Iterator[WarmGrader]:
-    with WarmGrader() as warm:
-        yield warm
-
-
-@pytest.mark.parametrize("lab_id", ["R1.03", "R1.04", "R1.07"])
-def test_a_change_is_what_it_claims_to_be(lab_id: str, grader: WarmGrader) -> None:
-    """Some of phase 1; ``python -m scripts.reviews`` grades all."""
-    assert problem(review_called(lab_id), grader.grade, once=True) == ""
-
-
-@pytest.mark.parametrize("review", DEFECTS, ids=named)
-def test_a_defect_is_shown_and_lies_on_its_axis(review: Review) -> None:
-    changed = [line for hunk in hunks(*review.texts()) for line in hunk if line.sign != " "]
-    numbers = {line.new or -(line.old or 0) for line in changed}
-    assert faults(review) & numbers, "the line of the defect is in the diff"
-    assert review.mutant is not None
-    assert review.mutant.exercise == review.exercise
-    told = {
-        key
-        for key, checks in contract(review.about).asserted.items()
-        if review.mutant.caught_by in checks
-    }
-    assert review.axes, "it has an axis"
-    assert review.axes[0] in told, "the check that fails asserts the first axis"
-    assert {*review.axes} <= {*AXES}
-
-
-@pytest.mark.parametrize("review", HARMLESS, ids=named)
-def test_a_harmless_change_has_no_axis(review: Review) -> None:
-    assert review.axes == ()
-    assert faults(review) == set()
-    assert review.parts
-
-
-@pytest.mark.parametrize("review", REVIEWS, ids=named)
-def test_descriptions_do_not_name_the_cause(review: Review) -> None:
-    text = f"{review.title} {review.description}".lower()
-    words = {*re.findall(r"[a-z]+", re.sub(r"`.*?`", "", text))}
-    assert not words & {"bug", "defect", "mutant", "wrong", "harmless", *review.axes}
-    assert review.why not in text
-    if review.mutant is not None:
-        assert review.mutant.mistake.lower() not in text
-        for cause in review.mutant.causes:
-            assert not {*cause.split("-")} <= words
-
-
-@pytest.mark.parametrize("review", REVIEWS, ids=named)
-def test_the_patch_makes_the_file_and_names_no_exercise(review: Review, tmp_path: Path) -> None:
-    before, after = review.texts()
-    found = hunks(before, after)
-    assert not re.search(r"# Step|# --- exercise", numbered(found))
-    name = review.about.solution_path.name
-    (tmp_path / name).write_text(before, encoding="utf-8")
-    patch = tmp_path / "change.diff"
-    patch.write_text(unified(found, name), encoding="utf-8")
-    done = subprocess.run(
-        ["git", "apply", "--unsafe-paths", patch.name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / name).read_text(encoding="utf-8") == after
-
-
-def test_a_function_is_shown_with_its_contract() -> None:
-    shown = numbered(hunks(*review_called("R2.06").texts()))
-    assert "class LossScaler" in shown
-    assert "growth_interval`` steps in" in shown, "the docstring of the class"
-    assert "End the step: adapt the scale" in shown, "the docstring of the method"
-    assert "this scaler's interval, the scale grows" in shown, "what other methods promise"
-    assert "aminmax" not in shown, "but not how"
-    assert "binomial tree of" in numbered(hunks(*review_called("R3.01").texts())), "what it calls"
-
-
 def test_the_file_hides_what_is_not_done(learner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3.3 is in the file of 3.1, and its lines keep their numbers."""
     monkeypatch.setattr(command, "may_see", lambda exercise: exercise != "3.3")
@@ -147,13 +46,6 @@ def test_the_file_hides_what_is_not_done(learner: Path, monkeypatch: pytest.Monk
     assert "def agree" in text
     assert "distance" not in text.partition("def agree")[2].partition('"""\n')[2]
     assert len(text.splitlines()) == len(review_called("R3.04").texts()[1].splitlines())
-
-
-def test_lines_that_may_be_named() -> None:
-    assert faults(review_called("R1.03")) == {-37, 37}, "changed"
-    assert faults(review_called("R3.05")) == {213}, "added"
-    assert faults(review_called("R3.09")) == {-153, 149}, "moved"
-    assert faults(review_called("R1.02")) == {-97, 97}, "not the harmless part"
 
 
 def points(review: Review, answer: Answer) -> float:
@@ -173,6 +65,39 @@ def test_what_an_answer_earns() -> None:
     assert points(defect, Answer(False, line + 9, "dtype")) == pytest.approx(0.7)
 
 
+@pytest.mark.parametrize("lab_id", ["R1.03", "R1.04"])
+@pytest.mark.parametrize("line", [9999, -9999])
+def test_a_line_that_is_not_there_grades_nothing(lab_id: str, line: int, learner: Path) -> None:
+    """Whether the change is harmless or not: the refusal does not tell."""
+    call = asked_for(f"{lab_id} --spoil --verdict refuse --line {line} --axis cost")
+    with pytest.raises(ValueError, match=rf"^there is no line {line}: .*; nothing is graded$"):
+        command.main(call, console())
+    assert lab_id not in frame.results(), "the answer is still free"
+
+
+def test_every_axis_that_is_right_is_explained() -> None:
+    review = review_called("R4.03")
+    line = max(faults(review))
+    told = graded(review, Answer(False, line, "dtype"))[-1].text
+    assert all(f"{axis} ({AXES[axis]})" in told for axis in (*review.axes, "dtype"))
+    assert "You said" not in graded(review, Answer(False, line, "resources"))[-1].text
+    for axis in review_called("R2.05").axes:
+        assert points(review_called("R2.05"), Answer(False, 72, axis)) == pytest.approx(1)
+
+
+def test_the_rules_are_told_before_the_answer(learner: Path) -> None:
+    command.main(asked_for("R1.03 --spoil"), console())
+    folder = learner / "my_labs" / "R1.03"
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    helped = " ".join(parser.format_help().split())
+    for rule in RULES:
+        assert rule in helped
+        assert rule in (folder / "review.md").read_text()
+        assert f"# {rule}" in (folder / "answer.toml").read_text()
+    assert re.findall(r"\d+%", " ".join(RULES)) == ["50%", "30%", "20%", "50%", "100%"]
+
+
 @pytest.mark.parametrize("always", [Answer(True), Answer(False, 1, "alone")])
 def test_one_answer_to_all_earns_nothing(always: Answer) -> None:
     assert sum(points(review, always) * review.points for review in REVIEWS) < 80
@@ -190,6 +115,14 @@ def test_a_seed_deals_the_same_and_others_other_ones(learner: Path) -> None:
     assert {review_called(each).level for each in several} == {1}
     assert dealt("3.25 --level 2 --seed 1").exercise == "3.25"
     assert dealt("--phase 4 --seed 1").about.phase.number == 4
+
+
+def test_all_that_fit_are_answered(learner: Path) -> None:
+    for review in REVIEWS:
+        if review.exercise == "1.4":
+            progress.update_lab(review.id, points=0, most=review.points)
+    with pytest.raises(ValueError, match=r"answered all reviews of exercise 1\.4 that"):
+        command.main(asked_for("1.4 --spoil"), console())
 
 
 def test_show_answer_and_first_answer_counts(
@@ -217,15 +150,20 @@ def test_show_answer_and_first_answer_counts(
     assert re.search(r"R1\.04 +1 +1 +-5/10", capsys.readouterr().out)
 
 
-def test_an_answer_in_a_file(learner: Path) -> None:
+def test_an_answer_in_a_file(learner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The printed commands work as they are; who has the folder has seen the change."""
     command.main(asked_for("R1.04 --spoil"), console())
+    said = capsys.readouterr().out
+    assert "distlab lab review R1.04 --spoil --verdict approve\n" in said
+    assert "distlab lab review R1.04 --spoil --verdict refuse --line … --axis …\n" in said
+    assert "distlab lab review --grade my_labs/R1.04\n" in said
     folder = learner / "my_labs" / "R1.04"
     with pytest.raises(ValueError, match="verdict must be"):
-        command.main(asked_for(f"--grade {folder} --spoil"), console())
+        command.main(asked_for(f"--grade {folder}"), console())
     (folder / "answer.toml").write_text('verdict = "approve"\n')
     command.main(asked_for("R1.04 --spoil"), console())
     assert "approve" in (folder / "answer.toml").read_text(), "an answer is never overwritten"
-    assert command.main(asked_for(f"--grade {folder} --spoil"), console()) == 0
+    assert command.main(asked_for(f"--grade {folder}"), console()) == 0
 
 
 BAD: list[tuple[Callable[[], object], str]] = [
@@ -234,6 +172,18 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: answer_of({"verdict": "refuse", "line": "9"}, "x"), "line must be a number"),
     (lambda: answer_of({"verdict": "refuse", "line": 9, "axis": "dtypes"}, "x"), "axis must be"),
     (lambda: answer_of({"verdict": "approve", "axes": 1}, "x"), "no field 'axes'"),
+    (lambda: answer_of({"verdict": "approve", "line": 9}, "x"), "takes no line and no axis"),
+    (lambda: answer_of({"verdict": "approve", "axis": "cost"}, "x"), "takes no line and no axis"),
+    (
+        lambda: command.main(
+            asked_for("R1.04 --spoil --verdict refuse --line foo --axis cost"), console()
+        ),
+        "line must be a number of the right column",
+    ),
+    (
+        lambda: command.main(asked_for("1.3 --level 2"), console()),
+        "no reviews of exercise 1.3, lev",
+    ),
     (lambda: review_called("R9.99"), "no review R9.99"),
     (lambda: command.main(asked_for("R1.04"), console()), "not written yet"),
     (lambda: command.main(asked_for("--spoil --axis cost"), console()), "needs its review"),
@@ -262,6 +212,10 @@ def test_questions_in_a_terminal() -> None:
     told = iter(["refuse", "--38", "cost"])
     with pytest.raises(ValueError, match="line must be"):
         asked(lambda question: next(told))
+
+
+def test_numbers_that_are_typed() -> None:
+    assert [number_in(text) for text in ("9", "-38", "+9", "1e3", "")] == [9, -38, "+9", "1e3", ""]
 
 
 def test_input_that_ends_grades_nothing() -> None:

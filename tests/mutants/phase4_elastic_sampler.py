@@ -102,8 +102,17 @@ MUTANTS = [
         mistake=(
             "a position counted in other batches is accepted, and the learning rate fits no more"
         ),
-        text='        for name in ("dataset_size", "batch_size"):\n',
-        becomes='        for name in ("dataset_size",):\n',
+        text="""        for name in ("dataset_size", "batch_size"):
+            if state[name] != getattr(self, name):
+                raise ValueError(
+                    f"saved with a {name} of {state[name]}, resumed with {getattr(self, name)}"
+                )
+""",
+        becomes="""        if state["dataset_size"] != self.dataset_size:
+            raise ValueError(
+                f"saved with {state['dataset_size']} samples, resumed with {self.dataset_size}"
+            )
+""",
         caught_by="test_positions_that_mean_something_else_are_refused",
         told_as="accepted",
     ),

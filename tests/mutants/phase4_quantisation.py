@@ -128,8 +128,11 @@ MUTANTS = [
         id="quantised-same-noise",
         exercise="4.9",
         mistake="all ranks draw the same random numbers: their errors add up",
-        text="            seed * dist.get_world_size(group) + dist.get_rank(group)\n",
-        becomes="            seed\n",
+        text="""manual_seed(
+            seed * dist.get_world_size(group) + dist.get_rank(group)
+        )
+""",
+        becomes="manual_seed(seed)\n",
         caught_by="test_int8_ranks_round_independently",
         told_as="same-noise",
     ),

@@ -17,6 +17,12 @@ APPROVE, REFUSE = "approve", "refuse"
 FIELDS = {"verdict", "line", "axis"}
 VERDICT, LINE, AXIS = 0.5, 0.3, 0.2  # shares of the points for a defect that was found
 FALSE_ALARM, MISSED = -0.5, -1.0  # what is merged costs more than what is asked for twice
+RULES = (
+    "To approve a harmless change earns all points.",
+    f"To refuse a defect earns {VERDICT:.0%} of them, its line {LINE:.0%}, its axis {AXIS:.0%}.",
+    f"To refuse a harmless change costs {-FALSE_ALARM:.0%}, to approve a defect {-MISSED:.0%}.",
+    "The first answer counts, even if its points are below zero.",
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,10 @@ def answer_of(fields: Mapping[str, Any], source: str) -> Answer:
         raise ValueError(f"{source}: there is no field {unknown[0]!r}, only verdict, line and axis")
     verdict = fields.get("verdict")
     if verdict == APPROVE:
+        if fields.get("line") is not None or fields.get("axis") is not None:
+            raise ValueError(
+                f"{source}: {APPROVE!r} takes no line and no axis: leave them out, or {REFUSE!r}"
+            )
         return Answer(True)
     if verdict != REFUSE:
         raise ValueError(f"{source}: verdict must be {APPROVE!r} or {REFUSE!r}, got {verdict!r}")
@@ -49,6 +59,11 @@ def answer_of(fields: Mapping[str, Any], source: str) -> Answer:
     return Answer(False, line, axis)
 
 
+def number_in(text: str) -> int | str:
+    """The number that was typed; the text itself, which ``answer_of`` refuses, if it is none."""
+    return int(text) if re.fullmatch(r"-?\d{1,6}", text) else text
+
+
 def read_answer(path: Path) -> Answer:
     """The answer in a file."""
     return answer_of(read_toml(path), path.name)
@@ -59,8 +74,7 @@ def asked(ask: Callable[[str], str]) -> Answer:
     try:
         fields: dict[str, Any] = {"verdict": ask(f"{APPROVE} or {REFUSE}? ").strip()}
         if fields["verdict"] == REFUSE:
-            line = ask("line (minus for one that is taken away)? ").strip()
-            fields["line"] = int(line) if re.fullmatch(r"-?\d{1,6}", line) else line
+            fields["line"] = number_in(ask("line (minus for one that is taken away)? ").strip())
             fields["axis"] = ask("axis? ").strip()
     except EOFError:
         raise ValueError("the answer ended before all was said: nothing is graded") from None
@@ -68,7 +82,11 @@ def asked(ask: Callable[[str], str]) -> Answer:
 
 
 def graded(review: Review, answer: Answer) -> list[Part]:
-    """What the answer earns; the parts add up to the review's points, whatever kind it is of."""
+    """What the answer earns; the parts add up to the review's points, whatever kind it is of.
+
+    ValueError with one line, whatever kind it is of, if the file has no such line.
+    """
+    _look_for(answer.line, review)
     most = review.points
     if review.mutant is None:
         if answer.approve:
@@ -83,5 +101,22 @@ def graded(review: Review, answer: Answer) -> list[Part]:
     return [
         Part("verdict", VERDICT * most, VERDICT * most, f"There is a defect. {review.why}"),
         Part("line", LINE * most * line_right, LINE * most, f"It is at line {numbers}."),
-        Part("axis", AXIS * most * axis_right, AXIS * most, f"{axes}: {AXES[review.axes[0]]}."),
+        Part("axis", AXIS * most * axis_right, AXIS * most, _axes_told(review, answer.axis)),
     ]
+
+
+def _look_for(line: int, review: Review) -> None:
+    """ValueError unless ``line`` is in the file after the change, or minus it in that before."""
+    before, after = (len(text.splitlines()) for text in review.texts())
+    if not -before <= line <= after:
+        raise ValueError(
+            f"there is no line {line}: the file has {after} lines after the change (right column), "
+            f"and {before} before it (left column, with a minus); nothing is graded"
+        )
+
+
+def _axes_told(review: Review, said: str) -> str:
+    """Each axis that is right, with what it means, and the reviewer's if it is another."""
+    right = "; or ".join(f"{axis} ({AXES[axis]})" for axis in review.axes)
+    mine = "" if said in review.axes else f" You said {said} ({AXES[said]})."
+    return f"It is {right}.{mine}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...grading.wrong import patched
@@ -24,22 +24,32 @@ class Line:
 
 
 def hunks(before: str, after: str) -> list[list[Line]]:
-    """The changed lines, each with its whole function, and with its class's docstring."""
-    kept = _context(before)
-    found: list[list[Line]] = [[]]
+    """The changed lines, each with its whole function and the contracts that it rests on."""
     lines = list(_lines(before.splitlines(), after.splitlines()))
-    wanted: set[int] = set()
-    last = 0
+    old = _wanted(before, [(line.old, line.sign != " ") for line in lines])
+    new = _wanted(after, [(line.new, line.sign != " ") for line in lines])
+    found: list[list[Line]] = [[]]
     for line in lines:
-        last = line.old or last
-        if line.sign != " ":
-            wanted |= kept.get(last, {*range(last - AROUND, last + AROUND + 1)})
-    for line in lines:
-        if line.sign != " " or line.old in wanted:
+        if line.sign != " " or line.old in old or line.new in new:
             found[-1].append(line)
         elif found[-1]:
             found.append([])
     return [hunk for hunk in found if hunk]
+
+
+def _wanted(text: str, lines: Iterable[tuple[int | None, bool]]) -> set[int]:
+    """What is shown of a file whose lines have these numbers (None: in the other file alone).
+
+    The flag says that a line is changed.
+    """
+    kept = _context(text)
+    wanted: set[int] = set()
+    last = 0
+    for number, changed in lines:
+        last = number or last
+        if changed:
+            wanted |= kept.get(last, {*range(last - AROUND, last + AROUND + 1)})
+    return wanted
 
 
 def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[Line]:
@@ -58,25 +68,70 @@ def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[Line]:
 def _context(text: str) -> dict[int, set[int]]:
     """For each line of a function: the lines that a reader needs, contracts among them.
 
-    These are the function, the docstrings of its class and of that class's methods, and those of
-    the file's functions that it calls.
+    These are the function, the head of its class, and the heads of what it calls in this file and
+    of the methods that share its state.
     """
     found: dict[int, set[int]] = {}
     tree = ast.parse(text)
-    functions = {node.name: _head(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
-    for node in tree.body:
-        methods = [node] if isinstance(node, ast.FunctionDef) else []
-        heads: set[int] = set()
-        if isinstance(node, ast.ClassDef):
-            methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
-            heads = _head(node).union(*map(_head, methods))
-        for each in methods:
-            called = {name.id for name in ast.walk(each) if isinstance(name, ast.Name)}
-            begin = min([each.lineno, *(d.lineno for d in each.decorator_list)])
-            own = {*range(begin, (each.end_lineno or begin) + 2)}  # one more: git asks for it
-            known = (functions[name] for name in sorted(called & {*functions}))
-            found |= dict.fromkeys(own, (own | heads).union(*known))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for each in functions.values():
+        own = _whole(each)
+        found |= dict.fromkeys(own, own | _heads(each, functions))
+    for node in classes.values():
+        bases = [classes[n.id] for n in node.bases if isinstance(n, ast.Name) and n.id in classes]
+        mine = _methods(node)
+        inherited = {name: m for base in bases for name, m in _methods(base).items()}
+        for each in mine.values():
+            own = _whole(each)
+            known = own | _head(node) | _heads(each, functions) | _mates(each, mine, inherited)
+            found |= dict.fromkeys(own, known)
     return found
+
+
+def _heads(node: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> set[int]:
+    """The heads of the file's functions that it calls."""
+    called = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    return set().union(*(_head(functions[name]) for name in called & {*functions}))
+
+
+def _mates(
+    node: ast.FunctionDef,
+    mine: Mapping[str, ast.FunctionDef],
+    inherited: Mapping[str, ast.FunctionDef],
+) -> set[int]:
+    """What a reader needs of other methods: those that it calls, and those that set what it sets.
+
+    A constructor sets everything, so it has only what it calls. A method without a docstring is
+    shown whole if it is called.
+    """
+    called: set[int] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute):
+            above = isinstance(each.value, ast.Call) and ast.unparse(each.value) == "super()"
+            method = (inherited if above else {**inherited, **mine}).get(each.attr)
+            if method is not None and (above or ast.unparse(each.value) == "self"):
+                called |= _head(method) or _whole(method)
+        elif isinstance(each, ast.Name) and f"__{each.id}__" in mine:  # len(self)
+            called |= _head(mine[f"__{each.id}__"])
+    others = [m for m in mine.values() if "__init__" not in (m.name, node.name)]
+    return called.union(*(_head(m) for m in others if _set_by(m) & _set_by(node)))
+
+
+def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+
+
+def _set_by(node: ast.FunctionDef) -> set[str]:
+    """The attributes that it sets."""
+    attributes = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
+    return {each.attr for each in attributes if isinstance(each.ctx, ast.Store)}
+
+
+def _whole(node: ast.FunctionDef) -> set[int]:
+    """All its lines, and one more: git asks for it."""
+    begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return {*range(begin, (node.end_lineno or begin) + 2)}
 
 
 def _head(node: ast.FunctionDef | ast.ClassDef) -> set[int]:

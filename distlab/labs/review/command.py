@@ -14,8 +14,16 @@ from rich.text import Text
 from ...course.catalogue import load_course
 from ...grading.contract import AXES
 from ...host.terminal import command, say, short
-from ..frame import dealt, may_see, need_release, results, seed_of_this_folder, told
-from .answer import APPROVE, REFUSE, Answer, answer_of, asked, graded, read_answer
+from ..frame import (
+    dealt,
+    may_see,
+    need_release,
+    need_solutions,
+    results,
+    seed_of_this_folder,
+    told,
+)
+from .answer import APPROVE, REFUSE, RULES, Answer, answer_of, asked, graded, number_in, read_answer
 from .change import Line, hunks, numbered, unified
 from .chosen import Review, all_reviews, review_called
 
@@ -25,7 +33,12 @@ STYLES = {"+": "green", "-": "red", " ": ""}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("what", nargs="?", help="an exercise (3.10) or a review (R3.02)")
+    parser.epilog = " ".join(RULES)
+    parser.add_argument(
+        "what",
+        nargs="?",
+        help="an exercise (3.9 deals one of its reviews) or a review (R3.09, about any exercise)",
+    )
     parser.add_argument("--phase", type=int, help="a review of this phase")
     parser.add_argument("--level", type=int, choices=(1, 2, 3), help="a review of this level")
     parser.add_argument("--seed", type=int, help="the same seed gives the same review")
@@ -33,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="the reviews there are, your points")
     parser.add_argument("--out", type=Path, help="folder to make (default: my_labs/ID)")
     parser.add_argument("--verdict", choices=(APPROVE, REFUSE), help="your answer")
-    parser.add_argument("--line", type=int, help="of the defect; minus: a line taken away")
+    parser.add_argument("--line", type=number_in, help="of the defect; minus: a line taken away")
     parser.add_argument("--axis", metavar="AXIS", help=f"one of {', '.join(AXES)}")
     parser.add_argument("--grade", type=Path, metavar="FOLDER", help=f"grade its {ANSWER}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result, for programs")
@@ -66,9 +79,12 @@ def main(options: argparse.Namespace, out: Console) -> int:
     if review.id not in results() and out.is_terminal and sys.stdin.isatty():
         for axis, about in AXES.items():
             say(out, about, label=f"{axis}: ", indent="  ")
+        say(out, " ".join(RULES))
         return _grade(review, asked(input), options, out)
-    answer = f"distlab lab review {review.id} --verdict {REFUSE} --line … --axis …"
-    command(out, "  answer ", answer)
+    spoil = " --spoil" if options.spoil else ""
+    answer = f"distlab lab review {review.id}{spoil} --verdict"
+    command(out, "  answer ", f"{answer} {APPROVE}")
+    command(out, "  or     ", f"{answer} {REFUSE} --line … --axis …")
     command(out, "  or     ", f"write {short(folder / ANSWER)}, then")
     command(out, "         ", f"distlab lab review --grade {short(folder)}")
     return 0
@@ -90,14 +106,19 @@ def _chosen(options: argparse.Namespace, seed: int) -> Review:
         and (phase is None or review.about.phase == phase)
         and options.level in (None, review.level)
     ]
+    names = {"exercise": options.what, "phase": options.phase, "level": options.level}
+    given = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
+    which = f"reviews of {given}" if given else "reviews"
+    if not fitting:
+        raise ValueError(f"there are no {which}: distlab lab review --list shows all")
     known = results()
     seen = [each for each in fitting if options.spoil or may_see(each.exercise)]
-    if fitting and not seen:
+    if not seen:
         need_release(fitting[0].exercise, fitting[0].id, False)
     open_ = [each for each in seen if each.id not in known]
-    if seen and not open_:
-        raise ValueError("you have answered all reviews that fit: --list shows your points")
-    lowest = min((each.level for each in open_), default=0)
+    if not open_:
+        raise ValueError(f"you have answered all {which} that you may see: --list shows points")
+    lowest = min(each.level for each in open_)
     return dealt(seed, "review that fits", [each for each in open_ if each.level == lowest])
 
 
@@ -139,15 +160,18 @@ def write_review(
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = review.about.solution_path.name
-    diff = f"```\n{numbered(found)}\n```\n"
+    diff = f"```\n{numbered(found)}\n```\n\n"
     page = f"# {review.id}: {review.title}\n\n{review.description}\n\n## {name}\n\n{diff}"
+    page += "\n".join(["## Points", "", *RULES, ""])
     (folder / PAGE).write_text(page, encoding="utf-8")
     (folder / PATCH).write_text(unified(found, name), encoding="utf-8")
     (folder / name).write_text(review.file(secret), encoding="utf-8")
     if not (folder / ANSWER).exists():
         axes = "\n".join(f"#   {axis}: {about}" for axis, about in AXES.items())
+        rules = "\n".join(f"# {rule}" for rule in RULES)
         form = (
             f"# The review {review.id}. Write {APPROVE!r}, or {REFUSE!r} with a line and an axis.\n"
+            f"{rules}\n"
             'verdict = ""\n\n'
             "# The number after the change (right column), or minus the number before it\n"
             "# (left column) for a line that is taken away.\n# line = 1\n\n"
@@ -167,8 +191,11 @@ def _review_in(folder: Path) -> Review:
 
 
 def _grade(review: Review, answer: Answer, options: argparse.Namespace, out: Console) -> int:
-    """Grade the first answer; a second one would know the verdict."""
-    need_release(review.exercise, review.id, options.spoil)
+    """Grade the first answer; a second one would know the verdict.
+
+    Who answers has seen the change, so nothing is spoiled here.
+    """
+    need_solutions("labs")
     if review.id in results():
         raise ValueError(f"you have answered {review.id} before: the first answer counts")
     if options.json and not options.json.parent.is_dir():
