@@ -6,6 +6,7 @@ import difflib
 
 from . import (
     allreduce,
+    experts,
     memory,
     nodes,
     pipelines,
@@ -29,6 +30,7 @@ MODULES = (
     schedules,
     pipelines,
     tensors,
+    experts,
     allreduce,
     nodes,
     sharding,
