@@ -28,6 +28,7 @@ BENCHMARKS = (
     "tensor_parallel",
     "allreduce",
     "ddp",
+    "uneven",
     "fsdp",
     "zero",
     "hierarchical",

@@ -103,7 +103,7 @@ class UnevenDDP(DDP):
         #         them, unless they know
         if not self.over:
             raise RuntimeError("a join of this wrapper is running: end it first")
-        self.over, self.source = False, 0
+        self.over = False
         try:
             yield self._steps(batches, weight, throw)
         finally:

@@ -188,7 +188,9 @@ def test_buffers_come_from_a_rank_with_a_batch(impl, run, seed):
                 rtol=1e-5,
             )
         ops = {m: results.logs[rank].select(region=f"train={m}").ops() for m in (True, False)}
-        what = "broadcasts of two dtypes, for three steps and the end, while training and in eval"
+        what = (
+            "broadcasts, training (two dtypes, 3 steps, the end; 1 for the order) and in evaluation"
+        )
         told = ops[True]["broadcast"], ops[False]["broadcast"]
         expect_equal(told, (9, 0), what=what, rank=rank, cause="too-many-messages")
 

@@ -9,7 +9,18 @@ from distlab.grading import exercise, expect_close, expect_equal, fail
 from tests.phase3.uneven_models import batches, compare, loss_of, net, one_process, optimizer_of
 
 COUNTS = (3, 1, 4)
-WAYS = ("loader", "early", "forward", "backward", "late", "break", "weight", "shadow")
+WAYS = [  # in which a rank fails, and whether the ranks agree
+    ("backward", True),
+    ("loader", False),
+    ("early", True),
+    ("early", False),
+    ("forward", True),
+    ("backward", False),
+    ("late", True),
+    ("break", False),
+    ("weight", True),
+    ("shadow", True),
+]
 
 
 class Breaks(torch.autograd.Function):
@@ -89,32 +100,24 @@ def inputs(seed: int, rank: int, count: int) -> list[torch.Tensor]:
 @exercise("3.31", "virtual gloo", asserts="left told own-exception life alone refusals")
 def test_a_rank_that_fails_ends_the_join_of_all(impl, run, seed, cases):
     """In its loader, before and in forward, in backward, after it, by break: no rank waits."""
-    chosen = cases(*((way, agree) for way in WAYS for agree in (False, True)))
-
-    def body(ctx):
-        wrapped = impl.UnevenDDP(fragile(), bucket_bytes=150, first_bucket_bytes=100)
-        ended = []
-        for way, agree in chosen:
-            wrapped.agree = agree
-            failing = 1 if way == "shadow" else 2
-            own = inputs(seed, ctx.rank, COUNTS[ctx.rank])
-            how = train(ctx, impl, wrapped, own, way if ctx.rank == failing else "")
-            again = train(ctx, impl, wrapped, own[: 1 + ctx.rank])
-            ended.append((how, again, [p.grad.clone() for p in wrapped.parameters()]))
-        return ended
-
     alone = fragile()
     alone(inputs(seed, 2, 4)[2]).square().sum().backward()  # rank 2's third batch, alone
     want = [p.grad for p in alone.parameters()]
     own_end = {"weight": "ValueError", "break": "end"}
-    for rank, ended in enumerate(run(body, 3)):
-        for (way, agree), (how, again, gradients) in zip(chosen, ended, strict=True):
-            failing = 1 if way == "shadow" else 2
-            expected = (
-                (own_end.get(way, "KeyError"), None)
-                if rank == failing
-                else ("StepAborted", failing)
-            )
+    for way, agree in cases(*WAYS):
+
+        def body(ctx):
+            sizes = {"bucket_bytes": 150, "first_bucket_bytes": 100}
+            wrapped = impl.UnevenDDP(fragile(), agree=agree, **sizes)
+            own = inputs(seed, ctx.rank, COUNTS[ctx.rank])
+            how = train(ctx, impl, wrapped, own, way if ctx.rank == failing else "")
+            again = train(ctx, impl, wrapped, own[: 1 + ctx.rank])
+            return how, again, [p.grad.clone() for p in wrapped.parameters()]
+
+        failing = 1 if way == "shadow" else 2
+        for rank, (how, again, gradients) in enumerate(run(body, 3)):
+            mine = own_end.get(way, "KeyError"), None
+            expected = mine if rank == failing else ("StepAborted", failing)
             what = f"rank {failing} fails ({way}, agree={agree}): how the join ends"
             cause = "own-exception" if rank == failing else "failure-not-told"
             expect_equal(how, expected, what=what, rank=rank, cause=cause)
