@@ -67,6 +67,15 @@ MUTANTS = [
         told_as=("mismatch", "hang"),
     ),
     Mutant(
+        id="uneven-plain-forward-silent",
+        exercise="3.31",
+        mistake="outside of a join forward sends no buffers either",
+        text="        if self.over:\n            return super().forward(*args, **kwargs)\n",
+        becomes="",
+        caught_by="test_buffers_come_from_a_rank_with_a_batch",
+        told_as="buffers-not-sent",
+    ),
+    Mutant(
         id="uneven-leaves-silently",
         exercise="3.31",
         mistake="a rank whose loader raises goes away, and the others wait for its weight",

@@ -138,7 +138,7 @@ def test_join_again_and_train_without(impl, run, seed):
         compare(got, {name: want[name] for name in got}, rank, "two joins, a plain step after each")
 
 
-@exercise("3.31", "virtual", asserts="buffers buffers-end training cost")
+@exercise("3.31", "virtual", asserts="buffers buffers-end training cost ddp")
 def test_buffers_come_from_a_rank_with_a_batch(impl, run, seed):
     """A forward finds the buffers of the first rank that has a batch; the mode counts."""
     counts = (1, 3, 2)
@@ -161,6 +161,9 @@ def test_buffers_come_from_a_rank_with_a_batch(impl, run, seed):
                         x = torch.tensor([[0.0, 1.0], [2.0, 5.0]]) + 10 * ctx.rank + step
                         wrapped(x).sum().backward()
             found.append(model.running_mean.tolist())
+        wrapped.module.train()
+        with ctx.region("plain"):
+            wrapped(torch.zeros(2, 2))
         return found
 
     results = run(body, 3)
@@ -193,6 +196,9 @@ def test_buffers_come_from_a_rank_with_a_batch(impl, run, seed):
         )
         told = ops[True]["broadcast"], ops[False]["broadcast"]
         expect_equal(told, (9, 0), what=what, rank=rank, cause="too-many-messages")
+        plain = results.logs[rank].select(region="plain").ops()["broadcast"]
+        what = "broadcasts of a forward outside of a join: one for each of 2 dtypes, as in DDP"
+        expect_equal(plain, 2, what=what, rank=rank, cause="buffers-not-sent")
 
 
 @exercise("3.31", "virtual gloo cuda", asserts="cost ends ddp")
