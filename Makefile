@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: env cpu demo gpt nodes train test test-oldest check lint bench soak lock wheels notebooks \
+.PHONY: env cpu demo gpt nodes train test test-all verdicts test-oldest check lint bench soak lock wheels notebooks \
 	site site-serve
 
 # LOCKED=1: exactly the versions of requirements.lock. torch's own index has not all of the others
@@ -47,12 +47,23 @@ train: env
 LINT := $(RUN) -m ruff check . --extend-exclude 'phase*/template_*.py'
 # plugins that other packages bring cost time, and could change what tests do
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
-PYTEST := -m pytest -q -p xdist.plugin -p tests.suite -n auto --maxprocesses 5 --dist loadscope \
-	--no-loadscope-reorder
+PYTEST := -m pytest -q -p xdist.plugin -p tests.suite -p tests.verdicts.plugin -n auto \
+	--maxprocesses 5 --dist loadscope --no-loadscope-reorder
 
+# a wrong implementation whose verdict is in tests/verdicts/record.json, and of which nothing has
+# changed since, is not graded again
 test: env
 	@$(LINT)
+	@$(RUN) $(PYTEST) --verdicts record --durations 30
+
+# every test: tests/verdicts/record.json is not looked at
+test-all: env
+	@$(LINT)
 	@$(RUN) $(PYTEST) --durations 30
+
+# the verdicts that tests/verdicts/record.json lacks; what it has is kept if this is interrupted
+verdicts: env
+	@$(RUN) $(PYTEST) --verdicts write $$(grep -rl '^@pytest.mark.verdict' tests --include='test_*.py')
 
 # with the oldest torch that is supported, in an environment of its own; TESTS chooses, as in
 # make test-oldest TESTS=tests/phase1

@@ -6,7 +6,7 @@ import sys
 if __name__ == "__main__":
     gc.disable()  # of what is imported nothing is garbage: looking takes a tenth of the time
     try:
-        from distlab.grading import main
+        from distlab.commands.grade import main
     except ImportError as error:
         sys.exit(
             f"{sys.executable} lacks {error.name}: run `make env`, then "

@@ -26,6 +26,7 @@ BENCHMARKS = (
     "recompute",
     "pipeline",
     "tensor_parallel",
+    "experts",
     "allreduce",
     "ddp",
     "uneven",

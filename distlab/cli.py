@@ -48,6 +48,7 @@ LATE = {
     "simulate": "predict how training scales on a cluster",
     "lab": "labs: find the bug in a program, and mend it",
     "predict": "predict numbers of a run, then run it",
+    "contribute": "what your tests have found, as a patch",
     "bundle": "a verdict in one file, to be looked at elsewhere",
     "diff": "where two recorded runs first differ",
     "record": "record reference runs of this machine",

@@ -32,12 +32,12 @@ def problem(review: Review, grade: Grader, once: bool = False) -> str:
                 return f"it passes {review.mutant.caught_by}"
             told = f"{result.cause!r} is told, not one of {review.mutant.causes}"
             return "" if result.cause in review.mutant.causes else told
-        own, place = folder / "own", folder / "place"
-        for each in (own, place):
+        own, here = folder / "own", folder / "here"
+        for each in (own, here):
             each.mkdir()
         path = own / review.about.solution_path.name
         path.write_text(patched(review.program), encoding="utf-8")
-        request = beside_solutions(own, review.about, place, guarded=False, once=once)
+        request = beside_solutions(own, review.about, here, guarded=False, once=once)
         (graded,) = grade(review.about.phase.number, request).exercises
         failed = [
             f"{check.name}: {check.message}"

@@ -15,6 +15,11 @@ from tests.browser import browser as browser
 os.environ["LAUNCH_PYTHON"] = sys.executable
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of which the record of verdicts may speak (tests/verdicts)."""
+    config.addinivalue_line("markers", "verdict: the result follows from files alone")
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Ctrl-C ends what a test starts, also where a shell has started pytest with ``&``."""

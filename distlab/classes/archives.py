@@ -13,6 +13,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import stat
 import tarfile
 import zipfile
@@ -26,6 +27,11 @@ from .config import Caps
 from .repository import Refused, is_repository, repository_files
 
 LARGEST_FILE = 4 << 20  # bytes of one Python file
+LABS = "my_labs"  # a learner's folder of labs
+LAB_FILE = re.compile(  # the answer to a lab; a file of tests may lie anywhere
+    rf"(?:.*/)?(?:{LABS}/(?P<own>[DR]\d\.\d+/(?:answer\.toml|lab\.json|\w+\.py)|P[\dM.]+\.toml)"
+    r"|(?P<tests>tests_for_\d_\d+\.py))"
+)
 SKIPPED = {
     *(".git", ".venv", "venv", ".distlab", "__MACOSX", "__pycache__", ".ipynb_checkpoints"),
     *("node_modules", "site-packages"),
@@ -76,10 +82,11 @@ def files_in(path: Path, caps: Caps, zone: datetime.tzinfo) -> list[File]:
 
 
 def wanted(name: str) -> bool:
-    """Whether it is a Python file that may be a learner's own, or a hand-out's manifest."""
+    """Whether it is a Python file that may be a learner's own, a hand-out's manifest, or the answer
+    to a lab."""
     *folders, last = name.split("/")
     kind = last == MANIFEST or (last.endswith(".py") and not last.startswith("._"))
-    return kind and not SKIPPED.intersection(folders)
+    return (kind or bool(LAB_FILE.fullmatch(name))) and not SKIPPED.intersection(folders)
 
 
 def _plain(name: str) -> str:

@@ -40,6 +40,10 @@ COURSE = (
 def pack(to: Path, rules: Path | None) -> ClassConfig:
     """Write the autograder's zip, with the rules of a class; ValueError if they can't be read."""
     config = load_class(rules)
+    if config.labs:
+        raise ValueError(
+            "[labs] points: Gradescope grades exercises alone; `distlab class grade` grades labs"
+        )
     programs = root() / "classroom" / "gradescope"
     files = {name: (programs / name).read_bytes() for name in PROGRAMS}
     files |= {f"course/{name}": content for name, content in _course()}

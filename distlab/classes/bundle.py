@@ -23,9 +23,9 @@ import torch
 
 from ..course.catalogue import Exercise, check_files, load_course, root
 from ..course.version import course_version
-from ..grading.implementation import find_source
 from ..grading.report import print_report
 from ..grading.session import Request
+from ..grading.sources import find_source
 from ..grading.verdicts import Report
 from ..host import zips
 from ..host.terminal import console

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..course.catalogue import Exercise, load_course
+from .lab_rules import read_labs
 from .reading import Table, read_toml
 
 COUNTS = ("last", "best")
@@ -61,8 +62,9 @@ class Gradescope:
 @dataclass(frozen=True, kw_only=True)
 class ClassConfig:
     """The rules. Empty ``phases`` mean all phases for which anybody handed something
-    in. ``points``: only for exercises that count otherwise than in the course. If
-    ``due`` is None, nobody is late."""
+    in. ``points``: only for exercises that count otherwise than in the course. ``labs``: the points
+    of those that count; ``released``: exercises whose solutions they may show. If ``due`` is None,
+    nobody is late."""
 
     name: str = "class"
     time_zone: str = "UTC"
@@ -73,6 +75,8 @@ class ClassConfig:
     phases: tuple[int, ...] = ()
     only: tuple[str, ...] = ()
     points: Mapping[str, float] = field(default_factory=dict)
+    labs: Mapping[str, float] = field(default_factory=dict)
+    released: tuple[str, ...] = ()
     partial: bool = False
     seed: int = 1
     counts: str = "last"
@@ -140,8 +144,8 @@ def load_class(path: Path | None = None) -> ClassConfig:
     if path is None:
         return ClassConfig()
     top = read_toml(path)
-    top.known("class", "dates", "late", "extensions", "exercises", "grading", "students", "teams",
-              "limits", "gradescope")  # fmt: skip
+    top.known("class", "dates", "late", "extensions", "exercises", "labs", "grading", "students",
+              "teams", "limits", "gradescope")  # fmt: skip
     about = top.table("class")
     about.known("name", "time_zone")
     zone = _zone(about)
@@ -160,6 +164,7 @@ def load_class(path: Path | None = None) -> ClassConfig:
         late=_late(top.table("late")),
         extensions={who: _needed(extensions.date(who, zone)) for who in extensions.values},
         **_exercises(top.table("exercises")),
+        **read_labs(top.table("labs")),
         partial=grading.flag("partial"),
         seed=int(grading.number("seed", 1, least=0, whole=True)),
         counts=grading.choice("counts", COUNTS),

@@ -14,8 +14,9 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..course.catalogue import load_course
 from ..host.processes import not_for_children
@@ -28,7 +29,7 @@ from .workers import work_off
 
 Grader = Callable[[Submission, ClassConfig], StudentReports]
 PRINTED = 20_000  # characters of it in a log
-RULES = ("phases", "only", "partial", "seed")  # the rules that a verdict depends on
+RULES = ("phases", "only", "partial", "seed", "released")  # the rules that a verdict depends on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +169,8 @@ def _begin(config: ClassConfig, folder: Folder, way: str) -> str:
     if path.is_file() and any(folder.path.glob("students/*/gradings/*.json")):
         before, after = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
         changed = [n for n in ("fingerprint", "way") if before[n] != after[n]]
-        changed += [n for n in RULES if before["config"][n] != after["config"][n]]
+        was, now = (_rules(found["config"]) for found in (before, after))
+        changed += [name for name in now if was[name] != now[name]]
         if changed:
             what = ["the course's files" if n == "fingerprint" else n for n in changed]
             raise ValueError(
@@ -177,8 +179,13 @@ def _begin(config: ClassConfig, folder: Folder, way: str) -> str:
             )
         text = results.class_json(config, course, way, before["started"])
     results.write(path, text)
-    rules = {name: config.as_json()[name] for name in RULES}
+    rules = _rules(json.loads(text)["config"])
     return hashlib.sha256(json.dumps([course, way, rules]).encode()).hexdigest()[:16]
+
+
+def _rules(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules that a verdict depends on; of labs which of them count, and not their points."""
+    return {name: config.get(name, []) for name in RULES} | {"labs": sorted(config.get("labs", {}))}
 
 
 def _counting(config: ClassConfig, attempts: Sequence[Submission]) -> list[Submission]:
@@ -240,7 +247,7 @@ def _grade(
 def _line(config: ClassConfig, submission: Submission, found: StudentReports) -> str:
     if found.problem:
         return found.problem
-    earned = sum(scoring.points(config, found.reports).values())
+    earned = sum(scoring.points(config, found.reports, found.labs).values())
     return f"{earned:g} of {scoring.highest(config):g} points"
 
 
@@ -253,7 +260,7 @@ def _written(
         kept = None if each.problem else _found(folder, each, key)
         found = kept or StudentReports(graded=results.now())
         late = scoring.lateness(config, each.student, each.submitted)
-        earned = scoring.points(config, found.reports)
+        earned = scoring.points(config, found.reports, found.labs)
         attempts.append(Attempt(number, each, found, late, earned))
     possible = {id(s) for s in _counting(config, submissions)}
     final = max((a for a in attempts if id(a.submission) in possible), key=lambda a: a.score)

@@ -16,6 +16,7 @@ from ..grading.warm import WarmGrader
 from ..host.terminal import short
 from ..sandbox import Limits
 from .config import ClassConfig
+from .lab_grading import grade_labs
 from .results import StudentReports
 from .submissions import Submission
 
@@ -43,7 +44,13 @@ class ClassGrader:
                 reports.append(self._graded(phase, submission, config))
             except RuntimeError as error:
                 return StudentReports(problem=f"phase {number}: {error}")
-        return StudentReports(tuple(reports))
+        labs = grade_labs(submission, config, self._limits(config)) if config.labs else ()
+        return StudentReports(tuple(reports), labs)
+
+    def _limits(self, config: ClassConfig) -> Limits | None:
+        """Those of a sandbox; None without one."""
+        most = int(config.caps.memory_gb * 2**30)
+        return Limits(memory_bytes=most, container=self.container) if self.walls else None
 
     def _graded(self, phase: Phase, submission: Submission, config: ClassConfig) -> Report:
         chosen = tuple(e.id for e in config.exercises() if e.phase.number == phase.number)
@@ -52,8 +59,6 @@ class ClassGrader:
         elsewhere = [
             e.id for e in load_course().exercises if e.phase.number not in submission.phases
         ]
-        most = int(config.caps.memory_gb * 2**30)
-        limits = Limits(memory_bytes=most, container=self.container)
         request = Request(
             impl=str(submission.folder),
             device="cpu",
@@ -61,7 +66,7 @@ class ClassGrader:
             exercises=chosen,
             known=frozenset(elsewhere),  # code of another phase is taken from the solution
             partial=config.partial,
-            sandbox=limits if self.walls else None,
+            sandbox=self._limits(config),
         )
         warm = self.warm.setdefault(phase.number, WarmGrader())
         return as_learners_see(warm.grade(phase.number, request), submission.folder)

@@ -43,7 +43,8 @@ class Graded:
 
 @dataclass(frozen=True)
 class Student:
-    """One student's result. ``digest``: the hash of the submission that counts."""
+    """One student's result. ``digest``: the hash of the submission that counts. ``labs``: the share
+    of the points of each lab that was handed in."""
 
     id: str
     score: float
@@ -53,6 +54,7 @@ class Student:
     days_late: float
     submitted: datetime.datetime | None
     exercises: tuple[Graded, ...]
+    labs: dict[str, float] = field(default_factory=dict)
     tiers: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -131,6 +133,11 @@ def _student(data: dict[str, Any], worth: dict[str, float]) -> Student:
         days_late=float((data.get("late") or {}).get("days", 0)),
         submitted=moment(data.get("submitted")),
         exercises=tuple(exercises),
+        labs={
+            str(lab["name"]): float(lab["share"])
+            for lab in data.get("labs", ())
+            if not lab["problem"]
+        },
         tiers={str(tier): dict(counts) for tier, counts in (data.get("tiers") or {}).items()},
     )
 

@@ -49,6 +49,9 @@ def _reasons(one: dict[str, Any], two: dict[str, Any]) -> Iterator[str]:
     """A line for each exercise whose verdict or points differ, with the checks behind it."""
     if one.get("problem", "") != two.get("problem", ""):
         yield f"{one.get('problem') or 'graded'} → {two.get('problem') or 'graded'}"
+    for name, points in _labs(two).items():
+        if _labs(one).get(name, points) != points:
+            yield f"lab {name}: {_labs(one)[name]:g} → {points:g}"
     old, new = _exercises(one), _exercises(two)
     for number in {**old, **new}:
         was, now = old.get(number), new.get(number)
@@ -61,6 +64,11 @@ def _reasons(one: dict[str, Any], two: dict[str, Any]) -> Iterator[str]:
 
 def _exercises(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {e["id"]: e for phase in result.get("phases", ()) for e in phase["exercises"]}
+
+
+def _labs(result: dict[str, Any]) -> dict[str, float]:
+    """Points by the names of labs; results of an older version have none."""
+    return {lab["name"]: lab["points"] for lab in result.get("labs", ())}
 
 
 def _checks(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

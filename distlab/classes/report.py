@@ -123,6 +123,7 @@ def page(
         others=[c for c in cards if not c.full],
         recurring=[(what_they_do(c), n, ids) for c, n, ids in recurring(found)],
         tiers=_tiers(graded),
+        labs=_labs(graded),
         time=time_line(
             [histories.get(s.id, Commits()).times for s in results.students],
             [s.submitted for s in results.students if s.submitted],
@@ -250,6 +251,15 @@ def _usual(found: Misconception) -> str:
     """The message that most students were told; of several such messages, the shortest."""
     told = Counter(w.failed.message for w in found.witnesses)
     return min(told, key=lambda m: (-told[m], len(m), m))
+
+
+def _labs(graded: Sequence[Student]) -> list[tuple[str, int, float]]:
+    """Of each lab how many students handed it in, and the mean share of the points."""
+    found: dict[str, list[float]] = {}
+    for student in graded:
+        for name, share in student.labs.items():
+            found.setdefault(name, []).append(share)
+    return [(name, len(shares), statistics.fmean(shares)) for name, shares in found.items()]
 
 
 def _tiers(graded: Sequence[Student]) -> list[tuple[str, dict[str, int]]]:

@@ -20,9 +20,13 @@ from ..course.version import course_version
 from ..grading.verdicts import Report, dumped, loaded, tier_totals
 from . import feedback, scoring
 from .config import ClassConfig
+from .lab_rules import LabResult
 from .submissions import Submission
 
-COURSE = ("course.toml", "distlab/*", "given", "solutions", "tests/phase*")
+COURSE = (
+    *("course.toml", "distlab/*", "given", "solutions", "tests/phase*"),
+    *("tests/mutants", "labs/*/*.toml", "labs/*/programs"),
+)
 NO_PART = ("classes", "commands", "simulate", "cli.py")  # of a verdict
 
 
@@ -31,18 +35,21 @@ class StudentReports:
     """The outcome of one submission. ``problem``: one line if the grading could not end."""
 
     reports: tuple[Report, ...] = ()
+    labs: tuple[LabResult, ...] = ()
     problem: str = ""
     graded: str = ""
 
     def as_text(self) -> str:
         """One line of JSON."""
-        return json.dumps(vars(self) | {"reports": [dumped(r) for r in self.reports]})
+        own = {"reports": [dumped(r) for r in self.reports], "labs": list(map(asdict, self.labs))}
+        return json.dumps(vars(self) | own)
 
 
 def reports_of(text: str) -> StudentReports:
     """Read the text that ``as_text`` has written."""
     data = json.loads(text)
-    return StudentReports(**data | {"reports": tuple(map(loaded, data["reports"]))})
+    labs = tuple(LabResult(**lab | {"parts": tuple(lab["parts"])}) for lab in data["labs"])
+    return StudentReports(**data | {"reports": tuple(map(loaded, data["reports"])), "labs": labs})
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,14 @@ def told(config: ClassConfig, attempt: Attempt) -> list[str]:
     if weighed:
         parts = ", ".join(f"{i} {attempt.points[i]:g} of {config.points[i]:g}" for i in weighed)
         lines.append(f"points in this class: {parts}")
-    return lines
+    return lines + [_lab_line(config, attempt, lab) for lab in attempt.found.labs]
+
+
+def _lab_line(config: ClassConfig, attempt: Attempt, lab: LabResult) -> str:
+    """A lab with its points, and what they are for."""
+    name = lab.name if lab.name == lab.lab else f"{lab.name} ({lab.lab})"
+    told = lab.problem or "; ".join(lab.parts)
+    return f"lab {name}: {attempt.points[lab.name]:g} of {config.labs[lab.name]:g} points: {told}"
 
 
 def _result(config: ClassConfig, attempt: Attempt) -> dict[str, Any]:
@@ -165,13 +179,17 @@ def _result(config: ClassConfig, attempt: Attempt) -> dict[str, Any]:
         "problem": attempt.problem,
         "tiers": tier_totals(e for r in reports for e in r.exercises),
         "phases": [r.as_json() for r in reports],
+        "labs": [
+            asdict(lab) | {"points": attempt.points[lab.name], "max_points": config.labs[lab.name]}
+            for lab in attempt.found.labs
+        ],
         "attempt": attempt.number,
     }
 
 
 def grades_csv(config: ClassConfig, rows: Iterable[tuple[str, Attempt]]) -> str:
     """The table for a grade book: one row for each student."""
-    ids = [e.id for e in config.exercises()]
+    ids = [*(e.id for e in config.exercises()), *config.labs]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["id", *ids, "total", "late", "version"])

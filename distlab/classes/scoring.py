@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..course.catalogue import Exercise
 from ..grading.verdicts import Report
 from .config import ClassConfig
+from .lab_rules import LabResult
 
 DAY = datetime.timedelta(days=1)
 
@@ -38,10 +39,16 @@ def lateness(config: ClassConfig, student: str, submitted: datetime.datetime | N
     return Lateness(days, min(100, days * config.late.percent_per_day))
 
 
-def points(config: ClassConfig, reports: Sequence[Report]) -> dict[str, float]:
-    """The points of each exercise that counts, before the cost of being late."""
+def points(
+    config: ClassConfig, reports: Sequence[Report], labs: Sequence[LabResult] = ()
+) -> dict[str, float]:
+    """The points of each exercise and lab that counts, before the cost of being late."""
     earned = {e.id: e.points / e.max_points for r in reports for e in r.exercises}
-    return {e.id: _share(config, e, earned.get(e.id, 0)) for e in config.exercises()}
+    found = {e.id: _share(config, e, earned.get(e.id, 0)) for e in config.exercises()}
+    shares = {lab.name: lab.share for lab in labs}
+    return found | {
+        name: round(most * shares.get(name, 0), 2) for name, most in config.labs.items()
+    }
 
 
 def _share(config: ClassConfig, exercise: Exercise, share: float) -> float:
@@ -49,10 +56,10 @@ def _share(config: ClassConfig, exercise: Exercise, share: float) -> float:
 
 
 def total(earned: dict[str, float], late: Lateness) -> float:
-    """The score: two decimals."""
-    return round(sum(earned.values()) * (1 - late.penalty_percent / 100), 2)
+    """The score: two decimals. False alarms in labs take points, but never below none."""
+    return round(max(0, sum(earned.values())) * (1 - late.penalty_percent / 100), 2)
 
 
 def highest(config: ClassConfig) -> float:
     """The points that can be had."""
-    return round(sum(map(config.worth, config.exercises())), 2)
+    return round(sum(map(config.worth, config.exercises())) + sum(config.labs.values()), 2)

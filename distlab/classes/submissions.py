@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..course.catalogue import load_course
 from ..course.handout import MANIFEST
-from .archives import File, files_in, kind_of, shown
+from .archives import LAB_FILE, LABS, File, files_in, kind_of, shown
 from .config import Caps, ClassConfig, clean_id
 from .repository import Refused
 
@@ -151,7 +151,7 @@ def unpack(entry: Entry, to: Path, config: ClassConfig) -> Submission:
         chosen, notes = _chosen(files)
         for name, file in chosen.items():
             path = to / name
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(file.data)
     except Refused as refused:
         return _nothing(entry, to, str(refused))
@@ -223,8 +223,11 @@ def _chosen(files: list[File]) -> tuple[dict[str, File], list[str]]:
     folders = {p.folder.lower(): p.folder for p in load_course().phases}
     homes: dict[str, dict[str, list[File]]] = {}
     loose: list[File] = []
+    labs = _labs(files)
     for file in files:
         parts = file.path.split("/")
+        if LABS in parts or LAB_FILE.fullmatch(file.path):
+            continue
         if not MODULE.fullmatch(parts[-1]):
             continue  # nothing can import it
         if len(parts) > 1 and parts[-2].lower() in folders:
@@ -245,10 +248,25 @@ def _chosen(files: list[File]) -> tuple[dict[str, File], list[str]]:
     for name, file in _by_name(loose, {*homes}).items():
         chosen[name] = file
         notes.append(f"{shown(file.path)} lies in no phase's folder: taken as {name}")
-    if not chosen:
+    if not chosen and not labs:
         names = ", ".join(folders.values())
         raise Refused(f"there is no Python file of the course in it (expected folders: {names})")
-    return chosen, notes
+    return chosen | labs, notes
+
+
+def _labs(files: list[File]) -> dict[str, File]:
+    """Answers to labs, by their path in the course; Refused if there are two to one lab."""
+    found: dict[str, File] = {}
+    for file in files:
+        match = LAB_FILE.fullmatch(file.path)
+        if match is None:
+            continue
+        name = f"{LABS}/{match['own'] or match['tests']}"
+        if name in found:
+            both = f"{shown(found[name].path)} and {shown(file.path)}"
+            raise Refused(f"it is not clear which answer counts: {both}")
+        found[name] = file
+    return found
 
 
 def _by_name(loose: list[File], there: set[str]) -> dict[str, File]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..classes.config import ClassConfig, load_class
-from ..course.catalogue import load_course, root
+from ..course.catalogue import load_course, need_solutions, root
 from ..host.terminal import say
 from . import class_report
 
@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     class_report.add_arguments(parts)
     shown = parts.add_parser("check", help="say what a file of rules means")
     shown.add_argument("config", type=Path, nargs="?", default=Path(RULES))
+    given = parts.add_parser("labs", help="a folder and a zip with labs for each student")
+    given.add_argument("out", type=Path, help="folder that does not exist yet")
+    given.add_argument("--config", type=Path, default=Path(RULES), help="the rules")
     zipped = parts.add_parser("gradescope", help="write the zip of Gradescope's autograder")
     zipped.add_argument("out", type=Path, help="the zip to write")
     zipped.add_argument("--config", type=Path, help="the rules, for example class.toml")
@@ -63,6 +66,8 @@ def main(options: argparse.Namespace, out: Console) -> int:
         if options.part == "gradescope":
             return class_places.gradescope(options.out, options.config, out)
         return class_places.workflow(options.out, options.phases, out)
+    if options.part == "labs":
+        return hand_out_labs(load_class(options.config), options.out, out)
     if options.part == "report":
         return class_report.report(options, out)
     if options.part == "similar":
@@ -156,6 +161,17 @@ def regrade(config: ClassConfig, options: argparse.Namespace, out: Console) -> i
     return status
 
 
+def hand_out_labs(config: ClassConfig, to: Path, out: Console) -> int:
+    """Write the labs of each student."""
+    need_solutions("distlab class labs")
+    # start-up time: it imports torch, which other commands need not wait for
+    from ..classes.lab_packs import write_packs
+
+    packed = write_packs(config, to)
+    say(out, f"{len(config.labs)} labs for each of {len(packed)}, as a folder and as a zip: {to}")
+    return 0
+
+
 def _count(folder: Path) -> int:
     return len(list(folder.glob("students/*/result.json")))
 
@@ -171,6 +187,12 @@ def meaning(config: ClassConfig) -> Iterator[str]:
     """One sentence for each rule."""
     yield f"class: {config.name}; times are in {config.time_zone}"
     yield from _what_counts(config)
+    if config.labs:
+        total = sum(config.labs.values())
+        yield f"labs: {len(config.labs)} with {total:g} points beside those of exercises"
+        yield from (f"  {name}: {worth:g} points" for name, worth in config.labs.items())
+    if config.released:
+        yield f"solutions that labs may show: {', '.join(config.released)}"
     yield from _when(config)
     first = "the best submission" if config.counts == "best" else "the last submission in time"
     last = "" if config.counts == "best" else " (the last of all, if none is)"

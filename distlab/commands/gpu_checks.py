@@ -11,9 +11,9 @@ import sys
 from collections import Counter
 from typing import Any
 
-from ..grading.choice import phase_of
 from ..grading.run import run_session
 from ..grading.session import Request
+from ..grading.sources import phase_of
 from ..grading.verdicts import Report
 
 TROUBLE = ("fail", "error", "hang", "crash", "blank")

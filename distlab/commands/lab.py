@@ -10,12 +10,14 @@ from rich.console import Console
 from ..labs.debug import command as debug
 from ..labs.review import command as review
 from ..labs.written import command as written
+from . import lab_map
 
 # kinds of labs, with ``add_arguments`` and ``main`` of their own
 KINDS: dict[str, tuple[str, ModuleType]] = {
     "debug": ("find the bug in a program, and mend it", debug),
     "tests": ("write checks that wrong implementations fail", written),
     "review": ("approve a change, or find its defect", review),
+    "list": ("all labs, with your points", lab_map),
 }
 
 

@@ -18,6 +18,7 @@ from ..course.excerpts import excerpts
 from ..course.tracks import Track
 from ..course.version import course_version
 from ..host.terminal import command, say, short
+from . import lab_map
 
 ESTIMATES = (("minutes", 80), ("difficulty", 100))  # columns from which the map shows them
 
@@ -42,6 +43,7 @@ def show_map(course: Course, out: Console, whole: bool = False) -> int:
             out.print(Text("  to come", "dim"))
         elif whole or following in own or any(e.id in entries for e in own):
             _show_exercises(own, entries, out)
+            lab_map.show_sum(lab_map.labs_of(own), out)
         else:
             _show_sum(own, out)
     for warning in warnings:
@@ -54,6 +56,7 @@ def show_map(course: Course, out: Console, whole: bool = False) -> int:
             command(out, f"phase {phase.number} is done: ", name)
     if following:
         _show_next(following, exercises, out)
+    lab_map.show_next(lab_map.next_lab(exercises, entries), out)
     say(out, ahead.where_to_ask(course), label="questions: ")
     return 0
 
@@ -127,6 +130,7 @@ def map_as_json(course: Course) -> dict[str, Any]:
     exercises = ahead.exercises_of(course.exercises, track)
     todo = ahead.left(exercises, entries)
     shown = ("verdict", "points", "hints", "seconds", "passed_on")
+    following = lab_map.next_lab(exercises, entries)
     return {
         "course_version": course_version(),
         "track": track.name,
@@ -141,6 +145,8 @@ def map_as_json(course: Course) -> dict[str, Any]:
             | {key: value for key, value in entries.get(e.id, {}).items() if key in shown}
             for e in exercises
         ],
+        "labs": lab_map.as_data(lab_map.labs_of(exercises)),
+        "next_lab": following.id if following else None,
         "warnings": warnings,
     }
 

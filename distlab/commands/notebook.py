@@ -16,7 +16,8 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from ..course.catalogue import load_course, root
-from ..grading.implementation import Implementation, find_source, protect_this_process
+from ..grading.implementation import Implementation, protect_this_process
+from ..grading.sources import find_source
 from ..ranks import RankFailure, run_ranks
 
 T = TypeVar("T")

@@ -14,17 +14,27 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..course.catalogue import load_course
-from ..host.terminal import command, say, short
+from ..course import progress
+from ..course.catalogue import load_course, need_solutions
+from ..course.version import course_version
+from ..grading.command import check_writable
+from ..host.terminal import command, say
 from ..labs import frame
-from ..labs.predict.answers import from_file, from_options, read_number, sheet
-from ..labs.predict.catalogue import SCENES, scene_named, situation
-from ..labs.predict.graded import answered, chosen_impl, graded
-from ..labs.predict.machines import questions
-from ..labs.predict.outcome import ROUND, Outcome, curve, keep, kept
-from ..labs.predict.picture import draw
-
-Asked = list[tuple[str, str, str]]  # name, question, unit
+from ..labs.predict.answers import from_file, from_options, sheet
+from ..labs.predict.catalogue import SCENES, scene_named
+from ..labs.predict.graded import answered, chosen_impl, graded, runnable
+from ..labs.predict.machines import question_named, questions
+from ..labs.predict.outcome import Outcome, kept
+from ..labs.predict.screen import (
+    HOW,
+    Asked,
+    asked_of,
+    calibration,
+    in_words,
+    prompt,
+    tell,
+    title_of,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,49 +48,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result for machines")
     parser.add_argument("--curve", action="store_true", help="how good your predictions are")
     parser.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the picture")
+    parser.add_argument(
+        "--always", choices=["on", "off"], help="ask for it before test_phaseN.py grades"
+    )
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
     """Ask, run, and show: 0 if every prediction is right."""
+    if options.json is not None:
+        check_writable(options.json)
+    if options.always is not None:
+        return _always(options.always == "on", out)
     if options.curve:
-        return _curve(options.out, out)
+        rows = calibration(options.out, out)
+        return _write_json(options.json, {"predictions": rows}) if options.json else 0
     if options.what is None:
-        return _list(out)
+        return _list(options.json, out)
     kept()  # a damaged file is told before anybody fills in numbers
-    question = questions().get(options.what) if options.what.startswith("M") else None
-    scene = None if question else scene_named(options.what)
+    if options.what.startswith("M"):
+        return _question(options, out)
+    return _exercise(options, out)
+
+
+def _exercise(options: argparse.Namespace, out: Console) -> int:
+    """Predict numbers of an exercise's run."""
+    scene = scene_named(options.what)
     seed = frame.seed_of_this_folder() if options.seed is None else options.seed
-    asked: Asked = []
-    if question:
-        title, asked = f"{question.id}: {question.text}", [("answer", "answer", question.unit)]
-    if scene:
-        case = scene.case(seed)
-        exercise = load_course().exercise(scene.exercise)
-        title = f"P{scene.exercise} {exercise.title}, seed {seed}\n{situation(scene, case)}\n"
-        title += f"Machine: {case.place}."
-        asked = [(q.name, q.asks, q.unit) for q in scene.quantities]
+    title, asked = title_of(scene, scene.case(seed), seed), asked_of(scene)
     if options.sheet is not None:
-        return _write_sheet(options, sheet(title, asked), out)
+        return _write_sheet(options, seed, sheet(title, asked), out)
+    exercise = load_course().exercise(scene.exercise)
+    impl = options.impl or chosen_impl(exercise)
+    runnable(exercise, impl)
     say(out, title)
     given = _numbers(options, asked, out)
     with out.status("the program runs on virtual ranks"):
-        if scene:
-            outcomes = graded(scene, seed, given, options.impl or chosen_impl(exercise))
-        else:
-            assert question is not None
-            outcomes = [answered(question, given["answer"])]
-    keep(outcomes)
-    _show(outcomes, out)
-    if scene and scene.doubled:
-        say(out, f"When W doubles: {scene.doubled}")
-    right = sum(each.right for each in outcomes)
-    for warning in frame.passed(outcomes[0].lab, right, len(outcomes)):
-        say(out, warning, "yellow")
+        outcomes = graded(scene, seed, given, impl)
+    return _finish(options, outcomes, tell(outcomes, out, scene), seed)
+
+
+def _question(options: argparse.Namespace, out: Console) -> int:
+    """Answer a question about a whole run."""
+    question = question_named(options.what)
+    if options.seed is not None or options.impl is not None:
+        raise ValueError(f"{question.id} has no --seed and no --impl: its numbers are fixed")
+    title, asked = f"{question.id}: {question.text}", [("answer", "answer", question.unit)]
+    if options.sheet is not None:
+        return _write_sheet(options, None, sheet(title, asked), out)
+    need_solutions(f"question {question.id}")
+    say(out, title)
+    given = _numbers(options, asked, out)
+    with out.status("computing the answer"):
+        outcomes = [answered(question, given["answer"])]
+    return _finish(options, outcomes, tell(outcomes, out), None)
+
+
+def _finish(
+    options: argparse.Namespace, outcomes: Sequence[Outcome], right: int, seed: int | None
+) -> int:
     if options.json is not None:
-        data = {"lab": outcomes[0].lab, "seed": seed, "points": right, "most": len(outcomes)}
-        data["predictions"] = [each.row() for each in outcomes]
-        options.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        data: dict[str, object] = {"course_version": course_version(), "lab": outcomes[0].lab}
+        data |= {"seed": seed, "points": right, "most": len(outcomes)}
+        _write_json(options.json, data | {"predictions": [each.row() for each in outcomes]})
     return 0 if right == len(outcomes) else 1
+
+
+def _write_json(path: Path, data: object) -> int:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _always(on: bool, out: Console) -> int:
+    for warning in progress.choose_predicts_first(on):
+        say(out, warning, "yellow")
+    if on:
+        say(out, "From now on `python test_phase3.py 3.3` asks for your prediction of 3.3 first.")
+        say(out, "It asks once, at a terminal, for exercises that you name. Enter leaves it out.")
+    else:
+        say(out, "Gradings ask for no predictions.")
+    return 0
 
 
 def _numbers(options: argparse.Namespace, asked: Asked, out: Console) -> dict[str, float]:
@@ -94,105 +140,41 @@ def _numbers(options: argparse.Namespace, asked: Asked, out: Console) -> dict[st
         return from_options(options.set, units)
     if not (out.is_terminal and sys.stdin.isatty()):
         for name, question, unit in asked:
-            say(out, f"{name}: {question} ({unit})", indent="  ")
+            say(out, f"{name}: {in_words(question, unit)}", indent="  ")
         raise ValueError(
             f"numbers are missing: give --set {asked[0][0]}=NUMBER …, or write a file with "
             "--sheet answers.toml, fill it in, and give --answers answers.toml"
         )
-    return {name: _prompt(question, unit, out) for name, question, unit in asked}
+    say(out, HOW, "dim")
+    given = ((name, prompt(question, unit, out)) for name, question, unit in asked)
+    return {name: number for name, number in given if number is not None}
 
 
-def _prompt(question: str, unit: str, out: Console) -> float:
-    """Ask until there is a number."""
-    while True:
-        try:
-            return read_number(out.input(f"{question} ({unit}): "), unit, "your number")
-        except EOFError:
-            raise ValueError("the input ended before all numbers were there") from None
-        except ValueError as error:
-            say(out, str(error), "red")
-
-
-def _write_sheet(options: argparse.Namespace, text: str, out: Console) -> int:
+def _write_sheet(options: argparse.Namespace, seed: int | None, text: str, out: Console) -> int:
     if options.sheet.exists():
         raise ValueError(f"{options.sheet} exists already: choose another name")
     options.sheet.write_text(text, encoding="utf-8")
-    seed = f" --seed {options.seed}" if options.seed is not None else ""
-    line = f"distlab predict {options.what}{seed} --answers {options.sheet}"
+    also = "" if seed is None or options.seed is None else f" --seed {seed}"
+    line = f"distlab predict {options.what}{also} --answers {options.sheet}"
     command(out, "fill it in, then: ", line)
     return 0
 
 
-def _show(outcomes: Sequence[Outcome], out: Console) -> None:
-    """A table of numbers, then the formulas with their tolerances."""
-    who = list(dict.fromkeys(name for each in outcomes for name in each.answers))
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for head in ("", "you", "formula" if outcomes[0].formula else "answer", *who, ""):
-        table.add_column(head, justify="left" if not head else "right", no_wrap=bool(head))
-    for each in outcomes:
-        cells = [shown(each.answers[n], each.unit) if n in each.answers else "" for n in who]
-        verdict = "right" if each.right else f"off by {each.factor:.3g} x"
-        numbers = [shown(each.predicted, each.unit), shown(each.value, each.unit)]
-        style = "green" if each.right else "red"
-        table.add_row(each.name, *numbers, *cells, f"[{style}]{verdict}[/]")
-    out.print(table)
-    for each in outcomes:
-        formula = f" = {each.formula}" if each.formula else ""
-        say(out, f"{each.name}{formula}  (tolerance: {each.why})", indent="  ")
-        if not each.confirmed:
-            text = f"{each.name}: the program did not do what the formula says. See the table"
-            say(out, text, "yellow", indent="  ")
-
-
-def shown(value: float, unit: str) -> str:
-    """A number as a learner reads it."""
-    if unit == "yes or no":
-        return "yes" if value else "no"
-    if unit == "seconds":
-        for factor, name in ((1.0, "s"), (1e3, "ms")):
-            if value * factor >= 1:
-                return f"{value * factor:.4g} {name}"
-        return f"{value * 1e6:.4g} µs"
-    if unit == "bytes":
-        return f"{value:,.0f} B" if value < 1e5 else f"{value / 1e6:,.4g} MB"
-    return f"{value:,.4g}" + (" GB" if unit == "GB" else "")
-
-
-def _list(out: Console) -> int:
+def _list(file: Path | None, out: Console) -> int:
     """All that can be predicted, with what was reached."""
     done, course = frame.results(), load_course()
+    titles = {e.id: e.title for e in course.exercises if e.id in SCENES}
+    titles |= {question.id: question.text for question in questions().values()}
     table = Table("", "points", "what to predict", box=None, header_style="dim", pad_edge=False)
-    for exercise in course.exercises:
-        if exercise.id in SCENES:
-            table.add_row(exercise.id, _reached(done.get(f"P{exercise.id}")), exercise.title)
-    for question in questions().values():
-        table.add_row(question.id, _reached(done.get(f"P{question.id}")), question.text)
+    for name, title in titles.items():
+        table.add_row(name, _reached(done.get(f"P{name}")), title)
     out.print(table)
+    command(out, "for example: ", "distlab predict 3.3")
+    if file is not None:
+        reached = {f"P{name}": done.get(f"P{name}") for name in titles}
+        return _write_json(file, {"course_version": course_version(), "predictions": reached})
     return 0
 
 
 def _reached(entry: dict[str, float] | None) -> str:
     return f"{entry['points']:g}/{entry['most']:g}" if entry else "-"
-
-
-def _curve(folder: Path, out: Console) -> int:
-    """How far off predictions were, in words and as a picture."""
-    past = kept()
-    if not past:
-        print("distlab: nothing was predicted yet: distlab predict 3.3", file=sys.stderr)
-        return 1
-    points = curve(past)
-    table = Table(
-        "predictions", "right", "", "off by", box=None, header_style="dim", pad_edge=False
-    )
-    for end in [*range(ROUND, len(past), ROUND), len(past)]:
-        first, point = (end - 1) // ROUND * ROUND + 1, points[end - 1]
-        part = past[first - 1 : end]
-        right = sum(bool(each["right"]) for each in part) / len(part)
-        bar = "█" * round(20 * right)
-        table.add_row(f"{first} to {end}", f"{right:.0%}", bar, f"{point.factor:.3g} x")
-    out.print(table)
-    path = folder / "predictions.png"
-    draw(past, path)
-    say(out, f"{short(path)}  (picture)")
-    return 0

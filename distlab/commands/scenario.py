@@ -32,13 +32,14 @@ def run_scenario(exercise: Exercise, impl: str, scenario: Any, values: bool = Fa
     """
     # start-up time: they import torch, and other commands need not wait for that
     from ..grading import implementation as under_test
+    from ..grading import sources
     from ..ranks.results import RankFailure
     from ..ranks.run import run_ranks
 
     under_test.protect_this_process()
-    source = under_test.find_source(impl, exercise.phase)
+    source = sources.find_source(impl, exercise.phase)
     path = source.path(exercise.file)
-    if under_test.blank_lines(path, exercise.id):
+    if sources.blank_lines(path, exercise.id):
         raise ValueError(f"exercise {exercise.id} is blank in {short(path)}: write it first")
     passes = set(progress.known_passes(exercise.phase)) | {exercise.id}
     others = [e for e in exercise.phase.exercises if e.id not in passes]

@@ -11,6 +11,7 @@ from ..course import ahead, progress
 from ..course.catalogue import Course, load_course
 from ..course.tracks import Track
 from ..host.terminal import say
+from .lab_map import labs_of, show_sum
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,3 +44,4 @@ def _show(course: Course, track: Track, current: bool, out: Console) -> None:
     hours = ahead.duration(sum(e.minutes for e in exercises))
     state = f"{len(exercises) - len(todo)} of {len(exercises)} exercises pass"
     say(out, f"{state}; all of them take about {hours}", indent="  ")
+    show_sum(labs_of(exercises), out)

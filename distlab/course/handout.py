@@ -96,6 +96,10 @@ def _fill(course: Course, part: Course, source: Path, folder: Path) -> None:
         name = f"{phase.folder}/guidelines.md"
         text = (source / name).read_text(encoding="utf-8")
         texts[name] = shares.guidelines_of(part, text)
+    last = max(phase.number for phase in part.phases)
+    for phase in (p for p in course.phases if p.number <= last):  # each builds on those before
+        page = f"{phase.folder}/labs.md"
+        texts[page] = shares.labs_page_of((source / page).read_text(encoding="utf-8"))
     texts |= shares.checks_of(course, part, source) | shares.notebooks_of(course, part, source)
     texts |= shares.pages_of(texts, source)
     for name, text in texts.items():

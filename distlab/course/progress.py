@@ -103,6 +103,29 @@ def update_lab(lab_id: str, **fields: Any) -> list[str]:
     return warnings + save(entries, labs=known)
 
 
+def predicts_first() -> bool:
+    """Whether the learner wants to predict before a grading."""
+    return _read()[0].get("predicts_first") is True
+
+
+def choose_predicts_first(on: bool) -> list[str]:
+    """Remember it; warnings if it could not be saved."""
+    entries, warnings = load()
+    return warnings + save(entries, predicts_first=on)
+
+
+def waiting_predictions() -> dict[str, dict[str, Any]]:
+    """Numbers that were predicted for exercises that don't pass yet, by exercise."""
+    found = _read()[0].get("waiting_predictions", {})
+    return {str(k): dict(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def save_waiting_predictions(waiting: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Remember them; warnings if they could not be saved."""
+    entries, warnings = load()
+    return warnings + save(entries, waiting_predictions=waiting)
+
+
 def blanked(exercise_ids: Iterable[str]) -> list[str]:
     """The exercises' file is blank again: their verdicts no longer hold. The
     number of hints is kept."""

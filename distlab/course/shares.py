@@ -61,6 +61,11 @@ def guidelines_of(part: Course, text: str) -> str:
     return "".join(filter(kept, re.split(r"^(?=## )", text, flags=re.M)))
 
 
+def labs_page_of(text: str) -> str:
+    """A page about labs without the lab that it solves: that shows a part of a solution."""
+    return "".join(p for p in re.split(r"^(?=## )", text, flags=re.M) if p[:10] != "## Solved:")
+
+
 def makefile_of(text: str) -> str:
     """The Makefile with the targets that need no solutions."""
     paragraphs = text.split("\n\n")

@@ -75,11 +75,3 @@ def _unchecked(exercise: Exercise) -> ExerciseResult:
     check = CheckResult("", "error", "no check of this exercise could be loaded", "error")
     where = exercise.checks_glob
     return ExerciseResult(exercise.id, exercise.title, exercise.points, where, checks=[check])
-
-
-def phase_of(number: int) -> Phase:
-    """The phase; ValueError if there is nothing in it to grade."""
-    phase = load_course().phase(number)
-    if not phase.exercises:
-        raise ValueError(f"phase {number} has no exercises yet: there is nothing to grade")
-    return phase

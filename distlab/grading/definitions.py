@@ -15,7 +15,10 @@ def definition(path: Path, exercise: Exercise, check: str, file: str) -> str:
     check. ``file``: the source of its whole file, which counts where a helper makes the call for
     the check.
     """
-    names = functions_of(exercise)
+    try:
+        names = functions_of(exercise)
+    except ValueError:  # strangers' tests run where nothing tells what the exercise asks for
+        return ""
     about = _named(names, check) or ([] if _builds(names, file) else _named(names, file))
     if len(names) > 1 and len(about) != 1:
         return ""

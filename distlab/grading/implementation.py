@@ -10,17 +10,17 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..course.catalogue import Exercise, Phase, load_course, need_solutions, root
+from ..course.catalogue import Exercise, Phase, load_course
 from ..host import gpus
 from ..observe.failure import CheckFailed
 from .answers import Stand, absent, carried, carry, code_of, compiled, path_of, program, stands
 from .shortcuts import Guard, guard_of, hide_answers
+from .sources import Source
 
 PACKAGE = "implementation"
 _grader = 0
@@ -34,67 +34,6 @@ def protect_this_process() -> None:
     global _grader
     _grader = os.getpid()
     gpus.hide()
-
-
-@dataclass(frozen=True)
-class Source:
-    """The place of the files of one implementation of a phase."""
-
-    name: str
-    folder: Path
-    prefix: str = ""
-
-    def path(self, module: str) -> Path:
-        """The file of ``module``, whether it exists or not."""
-        named = [self.folder / f"{prefix}{module}.py" for prefix in (self.prefix, "", "template_")]
-        return next((p for p in named if p.is_file()), named[0])
-
-    def files(self) -> tuple[str, ...]:
-        """All Python files of the implementation: frames in them are the learner's."""
-        return tuple(str(p) for p in sorted(self.folder.glob("*.py")))
-
-
-def find_source(impl: str, phase: Phase) -> Source:
-    """The implementation called ``solutions`` or ``templates``, or the one in a folder.
-
-    Raises ValueError with what to do if the folder holds none.
-    """
-    if impl == "solutions":
-        need_solutions("--impl solutions")
-        return Source(impl, root() / "solutions" / phase.folder)
-    if impl == "templates":
-        return Source(impl, root() / phase.folder, "template_")
-    folder = Path(impl).resolve()
-    if folder.is_dir() and (folder / phase.folder).is_dir():
-        folder = folder / phase.folder
-    if not folder.is_dir() or not any(folder.glob("*.py")):
-        raise ValueError(
-            f"--impl {impl}: expected 'solutions', 'templates' or a folder with "
-            f"{phase.folder}'s files"
-        )
-    return Source(impl, folder)
-
-
-def blank_lines(path: Path, exercise_id: str) -> list[int]:
-    """Lines on which the exercise's ``raise NotImplementedError`` still stands.
-
-    Raises SyntaxError if the file is not Python, OSError if it can't be read.
-    """
-    text = path.read_bytes()
-    tree = ast.parse(text, str(path))  # not compiled: some text makes gigabytes
-    if b"NotImplementedError" not in text:  # a walk over all nodes takes ten times as long
-        return []
-    return [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Raise)
-        and isinstance(node.exc, ast.Call)
-        and getattr(node.exc.func, "id", "") == "NotImplementedError"
-        and any(
-            isinstance(a, ast.Constant) and a.value == f"exercise {exercise_id}"
-            for a in node.exc.args
-        )
-    ]
 
 
 class Implementation:

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,11 @@ from ..host.processes import (
     terminable,
 )
 from . import implementation
-from .choice import phase_of, plan
+from .choice import plan
 from .lifetime import contained
 from .live import View
 from .session import SESSION, Request, Session
+from .sources import phase_of
 from .verdicts import Report, dumped, loaded
 
 
@@ -81,21 +82,28 @@ def walled(session: Session) -> Iterator[None]:
     if limits is None:
         yield
         return
-    why = sandbox.container.obstacle(root()) if limits.container else sandbox.obstacle()
-    if why:
-        raise ValueError(f"no sandbox can be made here: {why}")
     impl = session.request.impl
     named = {"solutions": root() / "solutions", "templates": root()}.get(impl, Path(impl))
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="distlab-") as folder:
-        kind = sandbox.Container if limits.container else sandbox.Sandbox
-        place = kind(root(), named, limits, [implementation.__name__], Path(folder))
+        place = place_for(named, limits, [implementation.__name__], Path(folder))
         try:
             with place as session.place:
                 tempfile.tempdir = folder
                 yield
         finally:
             tempfile.tempdir = before
+
+
+def place_for(
+    submission: Path, limits: sandbox.Limits, modules: Sequence[str], shared: Path
+) -> sandbox.Sandbox:
+    """A sandbox within these limits; ValueError if none can be made here."""
+    why = sandbox.container.obstacle(root()) if limits.container else sandbox.obstacle()
+    if why:
+        raise ValueError(f"no sandbox can be made here: {why}")
+    kind = sandbox.Container if limits.container else sandbox.Sandbox
+    return kind(root(), submission, limits, modules, shared)
 
 
 def run_session(

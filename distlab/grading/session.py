@@ -13,10 +13,11 @@ from ..host import gpus
 from ..host.system import fork_obstacle
 from ..host.terminal import short
 from ..sandbox import Limits
-from .implementation import Implementation, Source, find_source
+from .implementation import Implementation
 from .live import View
-from .obstacles import at_import, comes_back, in_the_file
+from .obstacles import at_import, comes_back
 from .runners import HERE, BriefNcclRunner, NcclRunner, Place, Runner, VirtualRunner
+from .sources import Source, find_source, in_the_file
 from .verdicts import TIERS, CheckResult, ExerciseResult, NotRun
 
 

@@ -91,14 +91,19 @@ def may_see(exercise_id: str) -> bool:
     return bool(mine.get("passed_once") or mine.get("gave_up"))
 
 
+def need_solutions(what: str) -> None:
+    """ValueError with one line where there are no solutions."""
+    if not has_solutions():
+        raise ValueError(f"{what} need the solutions, which are not here: ask your instructor")
+
+
 def need_release(exercise_id: str, lab_id: str, spoil: bool) -> None:
     """ValueError with one line unless the lab can be made here, and spoils nothing."""
-    if not has_solutions():
-        raise ValueError(f"lab {lab_id} is made where the solutions are: ask your instructor")
+    need_solutions("labs")
     if not spoil and not may_see(exercise_id):
         raise ValueError(
             f"lab {lab_id} shows nearly all of a solution that you have not written yet: pass its "
-            "exercise or give it up first (instructors add --spoil)"
+            "exercises or give them up first (instructors add --spoil)"
         )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import os
 from collections.abc import Collection, Sequence
 from types import FrameType
 
-import torch
-
 TOOLKIT = os.path.dirname(os.path.dirname(__file__))
-TORCH = os.path.dirname(torch.__file__)
+TORCH = str(getattr(importlib.util.find_spec("torch"), "origin", "")).removesuffix("/__init__.py")
 
 
 def learner_line(frame: FrameType | None, learner_files: Collection[str]) -> str:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..course.catalogue import load_course
-from ..grading.implementation import Implementation, Source, find_source, solution
+from ..grading.implementation import Implementation, solution
+from ..grading.sources import Source, find_source
 from ..hardware.clusters import load_cluster
 from ..virtual.shadows import HostOnMeta
 from .models import blocks_of

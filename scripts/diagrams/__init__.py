@@ -3,6 +3,7 @@
 from . import (
     phase1,
     phase2_batches,
+    phase2_experts,
     phase2_pipelines,
     phase2_precision,
     phase2_tensors,
@@ -28,6 +29,7 @@ __all__ = [
     "draw",
     "phase1",
     "phase2_batches",
+    "phase2_experts",
     "phase2_pipelines",
     "phase2_precision",
     "phase2_tensors",

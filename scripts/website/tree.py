@@ -9,7 +9,7 @@ from pathlib import Path
 from distlab.course.catalogue import load_course
 from distlab.player import page as player
 
-from . import exercises, gallery, reference
+from . import exercises, gallery, labs, reference
 from .links import Places
 
 NOTEBOOKS = "notebooks"
@@ -18,6 +18,7 @@ LEFT_OUT = {"docs/handout_readme.md"}  # has places to be filled in
 PARTS = {
     "Begin": ["docs/start.md", "exercises", "docs/glossary.md"],
     "Course": [],  # the phases
+    "Labs": ["labs"],  # and a page for each phase
     "Pictures and notebooks": ["pictures"],  # and the notebooks
     "Reference": [
         "reference/given",
@@ -53,6 +54,7 @@ def navigation(root: Path) -> dict[str, list[str]]:
     """What stands in which part, in order; a file is there if it is in the course."""
     parts = {title: list(entries) for title, entries in PARTS.items()}
     parts["Course"] = [f"{phase.folder}/guidelines.md" for phase in load_course(root).phases]
+    parts["Labs"] += [f"{phase.folder}/labs.md" for phase in load_course(root).phases]
     notebooks = sorted((root / NOTEBOOKS).glob("*.ipynb"))
     parts["Pictures and notebooks"] += [f"{NOTEBOOKS}/{path.name}" for path in notebooks]
     named = {name for entries in parts.values() for name in entries} | LEFT_OUT
@@ -75,6 +77,9 @@ def pages(root: Path) -> tuple[dict[str, str], list[str]]:
         if page_of(name) not in found and name.endswith(".md"):
             text = (root / name).read_text(encoding="utf-8")
             found[page_of(name)] = targets.rewritten(text, name, page_of(name))
+    for phase in course.phases:
+        found[f"{phase.folder}/labs"] += labs.table(phase)
+    found["labs"] = labs.page(course)
     shown = list(targets.pictures)
     moving = [player.fragment(name) for name in player.names()]
     found["pictures"] = gallery.page(moving, shown, found)

@@ -33,6 +33,7 @@ def grader() -> Iterator[WarmGrader]:
         yield warm
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize(("folder", "exercise"), CASES, ids=lambda v: getattr(v, "name", v))
 def test_alternative_passes(
     folder: Path, exercise: str, tmp_path: Path, grader: WarmGrader

@@ -23,8 +23,8 @@ ROOMS = (
     "reference",
     "grading",
     "simulate",
-    "classes",
     "labs",
+    "classes",
     "commands",
     "cli",
 )
@@ -75,7 +75,7 @@ def _imports_of(name: str, home: Path, known: dict[str, Path]) -> Iterator[Impor
     lines = text.splitlines()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node, around in _nodes(ast.parse(text), ()):
-        for target in _targets(node, package, known):
+        for target in targets(node, package, known):
             yield Import(
                 path=path.relative_to(home.parent),
                 source=name,
@@ -103,8 +103,8 @@ def _is_typing(node: ast.If) -> bool:
     return "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def _targets(node: ast.Import | ast.ImportFrom, package: str, known: dict[str, Path]) -> list[str]:
-    """The modules of the package that a statement imports."""
+def targets(node: ast.Import | ast.ImportFrom, package: str, known: dict[str, Path]) -> list[str]:
+    """The modules in ``known`` that a statement in a module of ``package`` imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names if alias.name in known]
     base = package.split(".")

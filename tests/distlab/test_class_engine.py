@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import datetime
 import html
 import json
@@ -21,6 +22,8 @@ import referencing
 from distlab.classes import graders, results
 from distlab.classes.config import Caps, ClassConfig, Late
 from distlab.classes.engine import grade_class
+from distlab.classes.lab_rules import LabResult
+from distlab.classes.outcomes import load_results
 from distlab.classes.results import Attempt, StudentReports
 from distlab.classes.submissions import Submission, find_entries
 from distlab.cli import main
@@ -60,7 +63,8 @@ class Fake:
                 check.verdict, check.message, check.cause = "fail", EVIL, "wrong"
                 check.printed = {0: EVIL}
             made.exercises.append(ExerciseResult(e.id, e.title, e.points, FILE, checks=[check]))
-        return StudentReports((made,))
+        labs = [LabResult(n, "D1.01", 0.5, ("place 1 of 2: x",)) for n in config.labs if n in words]
+        return StudentReports((made,), tuple(labs))
 
 
 def graded(tally: Path) -> list[str]:
@@ -112,11 +116,34 @@ def test_the_table_and_what_lies_beside_it(tmp_path: Path, hand_in: Callable[...
     assert facts["fingerprint"] == results.fingerprint()
 
 
+def test_labs_stand_in_the_table_beside_exercises(
+    tmp_path: Path, hand_in: Callable[..., Path]
+) -> None:
+    hand_in("ada", "1.3 D1.01")
+    hand_in("grace", "1.3")
+    rules = dataclasses.replace(RULES, labs={"D1.01": 8}, released=("1.4",))
+    grade(tmp_path, rules)
+    rows = table(tmp_path)
+    assert rows["id"] == ["1.3", "1.4", "D1.01", "total", "late", "version"]
+    assert rows["ada"][:4] == ["10", "0", "4", "14"]
+    assert rows["grace"][:4] == ["10", "0", "0", "10"]
+    home = tmp_path / "out" / "students" / "ada"
+    assert "lab D1.01: 4 of 8 points: place 1 of 2" in (home / "feedback.html").read_text()
+    (lab,) = json.loads((home / "result.json").read_text())["labs"]
+    assert (lab["points"], lab["max_points"], lab["share"]) == (4, 8, 0.5)
+    assert load_results(tmp_path / "out").students[0].labs == {"D1.01": 0.5}
+    grade(tmp_path, dataclasses.replace(rules, labs={"D1.01": 10}))
+    assert table(tmp_path)["ada"][2] == "5", "other points need no new grading"
+    assert len(graded(tmp_path / "tally")) == 2
+    with pytest.raises(ValueError, match=r"\(labs changed since\)"):
+        grade(tmp_path, dataclasses.replace(rules, labs={"D1.02": 8}))
+
+
 def test_results_fit_the_published_schema(tmp_path: Path, hand_in: Callable[..., Path]) -> None:
-    hand_in("ada", "1.3")
+    hand_in("ada", "1.3 D1.01")
     hand_in("late", "1.3", hours=30)
     (tmp_path / "in" / "broken.zip").write_text("no zip")
-    grade(tmp_path, ClassConfig(**vars(RULES) | {"students": ("absent",)}))
+    grade(tmp_path, ClassConfig(**vars(RULES) | {"students": ("absent",), "labs": {"D1.01": 3}}))
     schemas = root() / "docs" / "schema"
     run, student = (
         json.loads((schemas / f"{name}.schema.json").read_text()) for name in ("run", "student")

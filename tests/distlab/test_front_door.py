@@ -15,6 +15,7 @@ from distlab.course.catalogue import root
 from distlab.course.version import course_version
 
 WORKFLOWS = root() / ".github" / "workflows"
+NAMES = sorted(path.name for path in WORKFLOWS.glob("*.yml"))
 README = (root() / "README.md").read_text(encoding="utf-8")
 
 
@@ -36,7 +37,7 @@ def check_schema(file: Path, kind: str = "github-workflows") -> Any:
     return CliRunner().invoke(check_jsonschema, [*options, str(file)])
 
 
-@pytest.mark.parametrize("name", ["test.yml", "site.yml"])
+@pytest.mark.parametrize("name", NAMES)
 def test_workflow_fits_the_schema(name: str, tmp_path: Path) -> None:
     done = check_schema(WORKFLOWS / name)
     assert done.exit_code == 0, done.output
@@ -45,7 +46,7 @@ def test_workflow_fits_the_schema(name: str, tmp_path: Path) -> None:
     assert check_schema(wrong).exit_code == 1
 
 
-JOBS = [*jobs("test.yml").values(), *jobs("site.yml").values()]
+JOBS = [job for name in NAMES for job in jobs(name).values()]
 
 
 @pytest.mark.parametrize("text", [README, *map(commands, JOBS)])
@@ -82,6 +83,7 @@ def test_workflow_runs_the_oldest_and_the_newest() -> None:
     assert f'requires-python = ">={python["oldest"]}"' in project
     assert "make test-oldest" in commands(chosen["oldest"])
     assert "make test\n" in commands(chosen["newest"]) + "\n"
+    assert "make test-all" in commands(jobs("nightly.yml")["all"])
     assert python["newest"] != python["oldest"]
     assert chosen["macos"]["runs-on"].startswith("macos")
     for name in ("newest", "oldest", "slurm", "macos"):

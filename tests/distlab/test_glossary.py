@@ -19,6 +19,9 @@ PLACES = {
     "distlab/grading/run.py",
     "distlab/grading/runners.py",
     "distlab/grading/session.py",
+    "distlab/labs/predict/nodes.py",
+    "distlab/labs/written/jury.py",
+    "distlab/labs/written/walled.py",
     "given/devices.py",
     "given/launched.py",
     "solutions/phase3_multi_node/topology.py",
@@ -53,9 +56,10 @@ def test_each_word_is_explained_once() -> None:
 def test_guidelines_lead_to_the_glossary() -> None:
     for phase in load_course().phases:
         folder = root() / phase.folder
-        links = re.findall(r"\]\(([^)]*glossary\.md)\)", (folder / "guidelines.md").read_text())
-        assert links, phase.folder
-        assert all((folder / link).resolve() == PAGE for link in links)
+        for name in ("guidelines.md", "labs.md"):
+            links = re.findall(r"\]\(([^)]*glossary\.md)\)", (folder / name).read_text())
+            assert links, (phase.folder, name)
+            assert all((folder / link).resolve() == PAGE for link in links)
 
 
 # -- no word in two meanings -----------------------------------------------------------------------

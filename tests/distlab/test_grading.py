@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from distlab.grading.definitions import definition
 from distlab.grading.report import print_report
 from distlab.grading.runners import VirtualRunner
 from distlab.grading.session import Request
+from distlab.grading.untouched import blank_report
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
 from distlab.host.terminal import console
 from distlab.observe.log import Event, Log
@@ -65,6 +67,37 @@ def test_untouched_templates_are_blank(folder: Path, capsys: pytest.CaptureFixtu
     text = printed(report, capsys)
     assert f"score: 0 of {sum(e.points for e in exercises)} points" in text
     assert "next: write exercise 1.1" in text
+
+
+def test_a_blank_exercise_gets_its_verdict_without_torch(folder: Path) -> None:
+    program = (
+        "import sys\n"
+        "from distlab.grading import main\n"
+        f"status = main(1, ['1.4', '--impl', {str(folder)!r}])\n"
+        "print('loaded:', *({'torch', 'pytest', 'numpy'} & set(sys.modules)))\n"
+        "sys.exit(status)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 1, ran.stderr
+    assert re.search(r"1\.4 .* blank +0/15", ran.stdout), ran.stdout
+    assert "next: write exercise 1.4" in ran.stdout
+    assert ran.stdout.endswith("loaded:\n"), ran.stdout
+
+
+def test_the_quick_verdict_is_the_graders(folder: Path) -> None:
+    slow = {e.id: e for e in graded(folder).exercises}
+    quick = blank_report(COURSE.phase(1), str(folder), [], 7)
+    assert quick is not None
+    for result in quick.exercises:
+        other = slow[result.id]
+        assert (result.verdict, result.points, result.file) == ("blank", 0, other.file)
+        assert result.decisive
+        assert other.decisive
+        assert result.decisive.message == other.decisive.message
+    write_average(folder, "pass")
+    assert blank_report(COURSE.phase(1), str(folder), ["1.4"], 7) is None
+    assert blank_report(COURSE.phase(1), str(folder), [], 7) is None
+    assert blank_report(COURSE.phase(1), str(folder), ["1.1"], 7) is not None
 
 
 @pytest.mark.parametrize(

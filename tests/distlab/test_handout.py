@@ -18,6 +18,7 @@ from distlab.course.catalogue import load_course, root
 from distlab.course.regions import regions_of
 from distlab.course.version import course_version
 from distlab.grading import answers, implementation, judge
+from distlab.labs.index import SOLVED
 from distlab.ranks.results import RankFailure
 from distlab.simulate.plan import Plan
 
@@ -153,6 +154,17 @@ def test_the_same_course_gives_the_same_zip(few: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == few.with_name("mine.zip").read_bytes()
 
 
+def test_pages_about_labs_come_without_solved_ones(everything: Path) -> None:
+    """What makes labs, and their answers, stay behind."""
+    for phase in COURSE.phases:
+        text = (everything / phase.folder / "labs.md").read_text(encoding="utf-8")
+        assert "## How to" in text
+        assert "## Solved" not in text
+        assert not [lab for lab in SOLVED if lab in text]
+    assert not (everything / "labs").exists()
+    assert not (everything / "tests" / "mutants").exists()
+
+
 # -- the loop -------------------------------------------------------------------------------------
 class Learner:
     """Somebody who has nothing but the hand-out."""
@@ -234,6 +246,9 @@ def test_commands_without_solutions(learner: Learner) -> None:
     path.write_text("mine")
     status, said = learner.call("-m", "distlab", "reset", "1.4", "--yes")
     assert path.read_text() == before
+    status, said = learner.call("-m", "distlab", "lab", "debug")
+    told = "this hand-out has no labs of the kind 'debug': ask your instructor"
+    assert (status, said) == (2, f"distlab: {told}\n")
     status, said = learner.call("-m", "distlab")
     assert "next: 1.1 Sharded sampler" in said
     assert "Phase 2" not in said

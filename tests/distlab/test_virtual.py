@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distlab.grading.implementation import Implementation, Source
+from distlab.grading.implementation import Implementation
+from distlab.grading.sources import Source
 from distlab.host.processes import children
 from distlab.host.system import tells_of_processes
 from distlab.observe.memory import PeakMemory

@@ -26,7 +26,7 @@ DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 def texts(phase: int) -> list[Path]:
     """The guidelines, all solutions, and what else the phase's list names."""
     folder = load_course().phase(phase).folder
-    found = [root() / folder / "guidelines.md"]
+    found = [root() / folder / "guidelines.md", root() / folder / "labs.md"]
     found += sorted((root() / "solutions" / folder).rglob("*.py"))
     found += sorted((root() / "solutions" / folder).rglob("*.md"))
     found += [root() / name for name in rows(f"phase{phase}") if name.startswith("given/")]

@@ -142,7 +142,7 @@ def test_the_file_hides_what_is_not_done(learner: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "may_see", lambda exercise: exercise != "3.3")
     monkeypatch.setattr(command, "need_release", lambda *_: None)
     command.main(asked_for("R3.04"), console())
-    text = (learner / "labs-own" / "R3.04" / "ring_allreduce.py").read_text()
+    text = (learner / "my_labs" / "R3.04" / "ring_allreduce.py").read_text()
     assert "new_empty(len(chunks[0]))" in text
     assert "def agree" in text
     assert "distance" not in text.partition("def agree")[2].partition('"""\n')[2]
@@ -200,7 +200,7 @@ def test_show_answer_and_first_answer_counts(
     said = capsys.readouterr().out
     assert "global_metrics: half the bytes" in said
     assert "dtype=torch.float32, device=device)" in said
-    folder = learner / "labs-own" / "R1.03"
+    folder = learner / "my_labs" / "R1.03"
     assert {path.name for path in folder.iterdir()} >= {"review.md", "change.diff", "answer.toml"}
     line = max(faults(review_called("R1.03")))
     right = f"R1.03 --spoil --verdict refuse --line {line} --axis dtype --json {learner / 'x.json'}"
@@ -219,7 +219,7 @@ def test_show_answer_and_first_answer_counts(
 
 def test_an_answer_in_a_file(learner: Path) -> None:
     command.main(asked_for("R1.04 --spoil"), console())
-    folder = learner / "labs-own" / "R1.04"
+    folder = learner / "my_labs" / "R1.04"
     with pytest.raises(ValueError, match="verdict must be"):
         command.main(asked_for(f"--grade {folder} --spoil"), console())
     (folder / "answer.toml").write_text('verdict = "approve"\n')

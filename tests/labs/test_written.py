@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,22 +16,16 @@ from distlab.course import progress
 from distlab.course.catalogue import check_files, load_course
 from distlab.grading.contract import AXES
 from distlab.grading.wrong import all_mutants
-from distlab.labs import frame, written
+from distlab.host.toml import tomllib
+from distlab.labs import frame
+from distlab.labs.written import command as written
 from distlab.labs.written.jury import alternatives, jury
+from scripts import lab_tests_measured as measured
 
-NAIVE = Path(__file__).parent / "naive"
-TRIED = ("4.18", "2.9", "2.14")
+SAMPLE = "4.18"  # the quickest of the labs
 SEED = 3
+MEASURED = tomllib.loads(measured.PATH.read_text(encoding="utf-8"))
 LABS = written.chosen()
-
-
-def naive(exercise_id: str) -> Path:
-    return NAIVE / f"tests_for_{exercise_id.replace('.', '_')}.py"
-
-
-def outcome_of(exercise_id: str, file: Path, some: int | None = None) -> written.Outcome:
-    with jury(load_course().exercise(exercise_id), [file]) as by:
-        return written.grade(by, LABS[exercise_id][:some], SEED)
 
 
 # -- the data --------------------------------------------------------------------------------------
@@ -43,8 +38,6 @@ def test_labs_of_all_phases() -> None:
 def test_every_wrong_implementation_is_in(exercise_id: str) -> None:
     there = [m.id for m in all_mutants() if m.exercise == exercise_id and not m.tier]
     assert [wrong.mutant.id for wrong in LABS[exercise_id]] == there
-    assert all(wrong.checks for wrong in LABS[exercise_id]), "each is killed by a check"
-    assert naive(exercise_id).is_file()
 
 
 def test_data_that_are_not_in_order_are_told(
@@ -52,7 +45,11 @@ def test_data_that_are_not_in_order_are_told(
 ) -> None:
     path = tmp_path / "phase1.toml"
     monkeypatch.setattr(frame, "data_files", lambda kind: [path])
-    for entry in ('no-such = { axis = "cost", checks = 1 }', 'ring-mean = { axis = "x" }'):
+    for entry in (
+        'no-such = { axis = "cost", checks = 1 }',
+        'all-reduce-half = { axis = "x", checks = 1 }',
+        'all-reduce-half = { axis = "cost", checks = 0 }',
+    ):
         path.write_text(f'["3.3"]\n{entry}\n')
         with pytest.raises(ValueError, match=r"phase1.toml: 3.3, .* is not in order"):
             written.chosen()
@@ -60,27 +57,40 @@ def test_data_that_are_not_in_order_are_told(
 
 def test_few_checks_weigh_more() -> None:
     one, many = (written.Wrong(all_mutants()[0], "cost", checks) for checks in (1, 4))
-    find = written.Wrong(all_mutants()[1], "cost", 0)
-    outcome = written.Outcome(killed=[(one, "test_a"), (find, "test_a")], missed=[many])
+    outcome = written.Outcome(killed=[(one, "test_a")], missed=[many])
     assert outcome.share == pytest.approx(0.8)
-    assert outcome.finds == [(find, "test_a")]
     assert written.Outcome(refused="why", killed=[(one, "test_a")]).share == 0
 
 
 # -- what tests earn -------------------------------------------------------------------------------
-@pytest.mark.parametrize("exercise_id", TRIED)
-def test_naive_tests_earn_little(exercise_id: str) -> None:
-    outcome = outcome_of(exercise_id, naive(exercise_id))
-    assert not outcome.refused
-    assert 0 < outcome.share < 0.4
-
-
-@pytest.mark.parametrize("exercise_id", TRIED)
-def test_the_courses_own_checks_earn_all(exercise_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written, "RUNS", 1)
+@pytest.mark.parametrize("exercise_id", LABS)
+def test_the_measured_shares_are_up_to_date(exercise_id: str) -> None:
     exercise = load_course().exercise(exercise_id)
+    again = f"run: python -m scripts.lab_tests {exercise_id}"
+    assert exercise_id in MEASURED, again
+    assert MEASURED[exercise_id]["digest"] == measured.digest(exercise, LABS[exercise_id]), again
+
+
+def test_naive_tests_earn_little_and_the_courses_own_all() -> None:
+    assert {*MEASURED} == {*LABS}
+    assert statistics.median(row["naive"] for row in MEASURED.values()) < 0.4
+    assert {(row["own"], row["empty"]) for row in MEASURED.values()} == {(1.0, 0.0)}
+    assert max(row["seconds"] for row in MEASURED.values()) <= 60
+
+
+def test_a_naive_test_earns_what_was_measured() -> None:
+    exercise = load_course().exercise(SAMPLE)
+    assert (
+        measured.share(exercise, measured.naive(exercise), LABS[SAMPLE], SEED)
+        == (MEASURED[SAMPLE]["naive"])
+    )
+
+
+def test_the_courses_own_checks_earn_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written, "RUNS", 1)
+    exercise = load_course().exercise(SAMPLE)
     with jury(exercise, check_files(exercise), course_own=True) as by:
-        outcome = written.grade(by, LABS[exercise_id], SEED)
+        outcome = written.grade(by, LABS[SAMPLE], SEED)
     assert not outcome.refused
     assert [wrong.mutant.id for wrong in outcome.missed] == []
     assert written.parts_of(outcome, 15)[0].points == 15
@@ -98,13 +108,15 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     few = {"4.18": LABS["4.18"][:2]}
     monkeypatch.setattr(written, "chosen", lambda: few)
     monkeypatch.setattr(written, "alternatives", lambda exercise: [])
+    monkeypatch.setattr(written, "survivors", lambda exercise: [])
     file = tmp_path / "tests_for_4_18.py"
 
-    def once(text: str | None, *, hint: bool = False) -> tuple[int, str]:
+    def once(text: str | None, *more: str) -> tuple[int, str]:
         if text is not None:
             file.write_text(text, encoding="utf-8")
-        shown = io.StringIO()
-        options = argparse.Namespace(exercise="4.18", file=file, seed=SEED, hint=hint, json=None)
+        parser, shown = argparse.ArgumentParser(), io.StringIO()
+        written.add_arguments(parser)
+        options = parser.parse_args(["4.18", "--file", str(file), "--seed", str(SEED), *more])
         status = written.main(options, Console(file=shown, width=1000))
         return status, shown.getvalue()
 
@@ -138,21 +150,9 @@ def test_missed_ones_are_told_by_axis_and_after_a_hint_by_cause(call: Call) -> N
     _, shown = call(text)
     assert all(axis in shown for axis in {wrong.axis for wrong in missed})
     assert not any(wrong.mutant.mistake in shown for wrong in missed)
-    _, shown = call(text, hint=True)
+    _, shown = call(text, "--hint")
     assert all(wrong.mutant.mistake in shown for wrong in missed)
     assert not any(wrong.mutant.becomes in shown for wrong in missed)
-
-
-def test_a_find_is_told_in_capitals(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    (mutant,) = (w.mutant for w in LABS["4.18"] if w.mutant.id == "elastic-unweighted")
-    find = {"4.18": [written.Wrong(mutant, "values", 0)]}
-    monkeypatch.setattr(written, "chosen", lambda: find)
-    _, shown = call(
-        "def test_weight(impl, run):\n"
-        "    assert [*run(lambda ctx: impl.loss_weight(1, 8, 2), 1)] == [0.25]\n"
-    )
-    assert "YOUR TEST KILLS A WRONG IMPLEMENTATION THAT THE COURSE'S OWN CHECKS MISS" in shown
-    assert "test_weight" in shown
 
 
 REFUSED = {
@@ -206,6 +206,17 @@ EARN_NOTHING = {
         "",
         "where the answers are",
     ),
+    "looks at the source": (
+        "import inspect; inspect.getsource(sampler.__class__)",
+        "",
+        "where the answers are",
+    ),
+    "imports the solution by its name": (
+        "",
+        "__import__('importlib').import_module('solutions.phase4_production.elastic_sampler')",
+        "where the answers are",
+    ),
+    "asks git": ("", "__import__('os').system('git show HEAD')", "starts another program"),
     "asks for the solution": (
         "impl.solution(4, 'elastic_sampler')",
         "",

@@ -49,4 +49,22 @@ MUTANTS = [
         caught_by="test_a_pipelined_step_waits_once_for_the_gpu",
         told_as="host",
     ),
+    Mutant(
+        id="router-reads-the-drops",
+        exercise="2.24",
+        mistake="the host looks whether a choice was dropped",
+        text="        if self.training:\n",
+        becomes="        if self.training and kept_NK.any():\n",
+        caught_by="test_router_never_waits_for_the_gpu",
+        told_as="host",
+    ),
+    Mutant(
+        id="experts-read-twice",
+        exercise="2.25",
+        mistake="both lists of sizes are read by themselves",
+        text="    gives, gets = torch.stack([mine_E, theirs_E]).view(2, world_size, each).tolist()\n",
+        becomes="    gives, gets = (sizes_E.view(world_size, each).tolist() for sizes_E in (mine_E, theirs_E))\n",
+        caught_by="test_layer_waits_once_for_the_gpu",
+        told_as="host",
+    ),
 ]

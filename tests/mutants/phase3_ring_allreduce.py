@@ -479,6 +479,15 @@ MUTANTS = [
         told_as=("hang", "mismatch"),
     ),
     Mutant(
+        id="agree-unknown-counts-as-the-mean",
+        exercise="3.3",
+        mistake="an unknown operator has the number of the mean: it is refused on its own rank alone",
+        text="ops.index(op) if op in ops else -1]\n",
+        becomes="ops.index(op) if op in ops else 1]\n",
+        caught_by="test_check_tells_every_rank",
+        told_as=("hang", "mismatch"),
+    ),
+    Mutant(
         id="agree-sums",
         exercise="3.3",
         mistake="sums count some ranks twice if W is no power of two",

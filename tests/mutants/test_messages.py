@@ -64,6 +64,7 @@ def grader() -> Iterator[WarmGrader]:
         yield warm
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize("exercise", REFUSING, ids=lambda e: e.id)
 def test_words_earn_nothing(exercise: Exercise, tmp_path: Path, grader: WarmGrader) -> None:
     text = without_words(exercise)

@@ -77,6 +77,7 @@ class ForkedKernel(forked_commands.Popen):
         super().__init__([sys.executable, "-c", KERNEL, *args[launcher + 1 :]], **options)
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one kernel, from clean with the templates, then all of it again with the solutions.

@@ -377,6 +377,7 @@ DIFFERENT = {
     "the mean instead of the sum": [(ONES, "mean"), (ONES, "sum"), (ONES, "sum")],
     "an unknown operator": [(ONES, "median"), (ONES, "max"), (ONES, "max")],
     "an unknown operator instead of the sum": [(ONES, "plus"), (ONES, "sum"), (ONES, "sum")],
+    "an unknown operator instead of the mean": [(ONES, "plus"), (ONES, "mean"), (ONES, "mean")],
 }
 
 

@@ -19,10 +19,9 @@ from distlab.classes.scoring import Lateness
 from distlab.classes.submissions import Submission, clean_id
 from distlab.course.catalogue import load_course, root
 from distlab.grading import implementation
-from distlab.grading.implementation import Source
-from distlab.grading.obstacles import in_the_file
 from distlab.grading.report import print_report
 from distlab.grading.session import Request
+from distlab.grading.sources import Source, in_the_file
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
 from distlab.grading.warm import WarmGrader
 from distlab.sandbox import Limits, Sandbox, obstacle

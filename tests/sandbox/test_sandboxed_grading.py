@@ -11,9 +11,10 @@ import pytest
 
 from distlab.course.catalogue import load_course, root
 from distlab.grading import answers, command, run
-from distlab.grading.implementation import Implementation, Source
+from distlab.grading.implementation import Implementation
 from distlab.grading.judge import verdict_of
 from distlab.grading.session import Request
+from distlab.grading.sources import Source
 from distlab.grading.verdicts import Report
 from distlab.grading.warm import WarmGrader
 from distlab.grading.wrong import Mutant, all_mutants, patched

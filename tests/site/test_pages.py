@@ -28,6 +28,8 @@ KINDS = (
     "docs/pytorch_scenarios",
     "search",
     "docs/start",
+    "labs",
+    "phase3_multi_node/labs",
 )
 AUDITED = (
     "docs/start",

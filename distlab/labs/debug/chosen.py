@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from ...grading.wrong import Mutant, all_mutants
 from ..frame import Lab, data_files, read_toml
 
 KIND = "debug"
+OFFERED = 12  # causes to choose from
 Ranks = tuple[int, ...]  # none: all of them
 
 
@@ -48,6 +50,11 @@ class DebugLab(Lab):
         return [load_course().exercise(each) for each in ids]
 
     @property
+    def spoils(self) -> list[str]:
+        """The exercises whose solutions are in the file that is handed out."""
+        return [e.id for e in self.about.phase.exercises if e.file == self.about.file]
+
+    @property
     def file(self) -> str:
         """The name of the file with the bug, as it is handed out."""
         return f"{self.name}.py"
@@ -76,14 +83,22 @@ def _lab(
         wrong = tuple(known[each] for each in entry.pop("wrong"))
         own = tuple(entry.pop("causes"))
         more: dict[str, Any] = {k: tuple(entry.pop(k, ())) for k in ("ranks", "fine_at")}
-        lab = DebugLab(
+        more["run"] = run = dict(entry.pop("run", {}))
+        if "slow_links" in run:  # TOML has no keys that are numbers
+            run["slow_links"] = {int(rank): slow for rank, slow in run["slow_links"].items()}
+        return DebugLab(
             **entry, **more, kind=KIND, exercise=wrong[0].exercise, wrong=wrong, causes=own,
-            offered=causes,
+            offered=_offered(entry["id"], own, causes),
         )  # fmt: skip
-        assert {*own} <= {*causes}, f"{lab.id} has a cause that is not offered"
-        return lab
-    except (KeyError, TypeError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{file}: lab {entry.get('id')} can't be read: {error}") from None
+
+
+def _offered(lab_id: str, own: tuple[str, ...], causes: Mapping[str, str]) -> dict[str, str]:
+    """The lab's own causes among others of its phase; KeyError if there is no such cause."""
+    others = sorted({*causes} - {*own})
+    more = random.Random(lab_id).sample(others, OFFERED - len(own))
+    return {name: causes[name] for name in sorted((*own, *more))}
 
 
 def lab_called(lab_id: str) -> DebugLab:

@@ -10,11 +10,20 @@ from rich.table import Table
 
 from ...course.catalogue import load_course
 from ...host.terminal import command, say, short
-from ..frame import dealt, may_see, need_release, results, seed_of_this_folder, told
+from ..frame import (
+    dealt,
+    may_see,
+    need_release,
+    need_solutions,
+    results,
+    seed_of_this_folder,
+    told,
+)
 from .chosen import DebugLab, all_labs, lab_called
-from .folder import REPORT, write_lab
-from .graded import graded, read_mark
-from .observed import observe, rounded
+from .folder import ANSWER, REPORT, run_again, write_lab
+from .graded import graded, read_mark, read_own
+from .hints import next_hint
+from .observed import differing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,34 +36,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spoil", action="store_true", help="also where the exercise is not done")
     parser.add_argument("--list", action="store_true", help="the labs there are, with your points")
     parser.add_argument("--again", type=Path, metavar="FOLDER", help="run its program again")
+    parser.add_argument("--ranks", type=int, help="with --again: on fewer ranks")
+    parser.add_argument("--hint", type=Path, metavar="FOLDER", help="the next of three hints")
     parser.add_argument("--grade", type=Path, metavar="FOLDER", help="grade answer and program")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result, for programs")
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
     """Do what the options ask for; the exit status."""
+    need_solutions("debugging labs")
     if options.list:
-        return _list(out)
+        return _list(options.phase, out)
+    if options.hint:
+        return _hint(options.hint, out)
     if options.again:
-        return _again(options.again, out)
+        return _again(options.again, options.ranks, out)
     if options.grade:
+        if options.json and not options.json.parent.is_dir():
+            raise ValueError(f"--json: there is no folder {options.json.parent}; nothing is graded")
         lab, seed, parts = graded(options.grade)
         return told(lab.id, parts, out, options.json, {"kind": lab.kind, "seed": seed})
     seed = seed_of_this_folder() if options.seed is None else options.seed
     lab = _chosen(options, seed)
-    need_release(lab.exercise, lab.id, options.spoil)
+    for exercise_id in lab.spoils:
+        need_release(exercise_id, lab.id, options.spoil)
     folder = options.out or Path("my_labs") / lab.id
     write_lab(lab, seed, folder)
     say(out, f"lab {lab.id}: {lab.title} (level {lab.level}, {lab.points} points)")
     command(out, "  read   ", short(folder / REPORT))
-    command(out, "  answer ", short(folder / "answer.toml"))
+    command(out, "  answer ", short(folder / ANSWER))
     command(out, "  mend   ", short(folder / lab.file))
-    command(out, "  grade  ", f"distlab lab debug --grade {short(folder)}")
+    for verb in ("again", "hint", "grade"):
+        command(out, f"  {verb:<7}", f"distlab lab debug --{verb} {short(folder)}")
     return 0
 
 
 def _chosen(options: argparse.Namespace, seed: int) -> DebugLab:
-    """The lab that is asked for, or dealt by the seed among those that fit."""
+    """The lab that is asked for, or dealt by the seed among those that fit and are open.
+
+    Without a level it is of the lowest one that has any: seeds deal labs of equal difficulty.
+    Without a seed, labs that have points already are left out.
+    """
     if options.what and options.what[:1] in "Dd":
         return lab_called(options.what.upper())
     exercise = load_course().exercise(options.what) if options.what else None
@@ -62,38 +84,64 @@ def _chosen(options: argparse.Namespace, seed: int) -> DebugLab:
     fitting = [
         lab
         for lab in all_labs()
-        if (exercise is None or lab.exercise == exercise.id)
+        if (exercise is None or exercise in lab.exercises)
         and (phase is None or lab.about.phase == phase)
         and options.level in (None, lab.level)
     ]
-    open_ = [lab for lab in fitting if options.spoil or may_see(lab.exercise)]
+    open_ = [lab for lab in fitting if options.spoil or all(map(may_see, lab.spoils))]
     if fitting and not open_:
-        need_release(fitting[0].exercise, fitting[0].id, False)
-    return dealt(seed, "debugging lab that fits", open_)
+        raise ValueError(
+            "each lab that fits shows solutions that you have not written yet: pass the exercises "
+            "or give them up first (instructors add --spoil)"
+        )
+    if options.seed is None:
+        done = results()
+        left = [lab for lab in open_ if not done.get(lab.id, {}).get("points")]
+        if open_ and not left:
+            raise ValueError("you have points for all labs that fit: --list shows them")
+        open_ = left
+    lowest = min((lab.level for lab in open_), default=0)
+    return dealt(seed, "debugging lab that fits", [lab for lab in open_ if lab.level == lowest])
 
 
-def _list(out: Console) -> int:
+def _list(phase: int | None, out: Console) -> int:
     known = results()
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("lab", "phase", "level", "points", "title"):
+    for name in ("lab", "phase", "level", "points", "hints", "title"):
         table.add_column(name)
     for lab in all_labs():
-        mine = known.get(lab.id, {}).get("points", 0)
-        cells = (lab.id, str(lab.about.phase.number), str(lab.level), f"{mine:g}/{lab.points}")
-        table.add_row(*cells, lab.title)
+        number, mine = lab.about.phase.number, known.get(lab.id, {})
+        if phase in (None, number):
+            points = f"{format(mine['points'], 'g') if 'points' in mine else '–'}/{lab.points}"
+            hints = str(mine.get("hints", ""))
+            table.add_row(lab.id, str(number), str(lab.level), points, hints, lab.title)
     out.print(table)
     return 0
 
 
-def _again(folder: Path, out: Console) -> int:
-    """Show what the program gives with the file as it is now."""
+def _hint(folder: Path, out: Console) -> int:
     lab, seed = read_mark(folder)
-    seen = observe(lab, (folder / lab.file).read_text(encoding="utf-8"), seed)
-    if seen.failure:
-        for line in (seen.failure, *seen.at_the_end):
+    number, texts, warnings = next_hint(lab, seed)
+    for k, text in enumerate(texts, 1):
+        say(out, text, label=f"hint {k} of 3: ")
+    for warning in warnings:
+        say(out, warning, "yellow")
+    return 0
+
+
+def _again(folder: Path, ranks: int | None, out: Console) -> int:
+    """Run the program with the file as it is now; 0 if nothing differs from what is expected."""
+    lab, seed = read_mark(folder)
+    if ranks is not None and not 1 <= ranks <= lab.world:
+        raise ValueError(f"--ranks is a number from 1 to {lab.world}, not {ranks}")
+    read_own(folder, lab)
+    path, own, right = run_again(lab, seed, folder, ranks or lab.world)
+    command(out, "report ", short(path))
+    if own.failure:
+        for line in (own.failure, *own.at_the_end):
             say(out, line)
         return 1
-    for rank, values in enumerate(seen.values):
-        for name, value in values.items():
-            out.print(f"rank {rank}  {name}: {rounded(value)}", highlight=False, markup=False)
-    return 0
+    wrong = differing(own, right, ranks or lab.world)
+    numbers = ", ".join(map(str, wrong))
+    say(out, f"not as expected on ranks {numbers}" if wrong else "all is as expected")
+    return 1 if wrong else 0

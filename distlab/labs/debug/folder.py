@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from ...course.version import course_version
-from ...observe.log import readable
 from ...picture import chrome_trace, draw, spans_of
 from ...player.own import own_document
 from ...player.page import page
 from .chosen import DebugLab
-from .observed import Seen, differing, observe, rounded
+from .observed import Seen, observe
+from .report import report, seen
 from .sources import sources_of
 
-MARK, ANSWER, REPORT = "lab.json", "answer.toml", "REPORT.md"
-ROWS = 8  # of a series in the report's table
+MARK, ANSWER, REPORT, AGAIN = "lab.json", "answer.toml", "REPORT.md", "again"
+CURVE = 5  # entries that a series of numbers has at least, to be drawn
 
 
 def write_lab(lab: DebugLab, seed: int, folder: Path) -> Path:
     """Make the lab's folder; ValueError if there is one that would be overwritten."""
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: name another folder with --out")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already: name another folder with --out")
     sources = sources_of(lab)
     right = observe(lab, sources.right, seed)
     wrong = observe(lab, sources.wrong, seed)
@@ -36,28 +36,25 @@ def write_lab(lab: DebugLab, seed: int, folder: Path) -> Path:
     shutil.copyfile(lab.program_path, folder / "program.py")
     (folder / ANSWER).write_text(answer_form(lab), encoding="utf-8")
     pictures = _pictures(lab, wrong, right, folder)
-    (folder / REPORT).write_text(_report(lab, wrong, right, pictures), encoding="utf-8")
+    (folder / REPORT).write_text(report(lab, wrong, right, pictures), encoding="utf-8")
     mark = {"lab": lab.id, "seed": seed, "course_version": course_version()}
     (folder / MARK).write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
-def doubts(lab: DebugLab, seed: int) -> str:
-    """What the report would not show as the lab says; empty if all is well."""
-    sources = sources_of(lab)
-    right, wrong = (observe(lab, text, seed) for text in (sources.right, sources.wrong))
-    seen = differing(wrong, right, lab.world)
-    if not seen:
-        return f"{lab.id}: nothing of it is seen"
-    if right.failure:
-        return f"{lab.id}: the program fails without the bug: {right.failure}"
-    if seen != (lab.ranks or tuple(range(lab.world))):
-        return f"{lab.id}: it is seen on ranks {seen}"
-    for world in lab.fine_at:
-        both = (observe(lab, text, seed, world) for text in (sources.wrong, sources.right))
-        if differing(*both, world):
-            return f"{lab.id}: it is seen on {world} ranks, too"
-    return ""
+def run_again(lab: DebugLab, seed: int, folder: Path, ranks: int) -> tuple[Path, Seen, Seen]:
+    """Run the program with the file as it is now: the report in ``again/``, this run, and the one
+    that is expected."""
+    own = observe(lab, (folder / lab.file).read_text(encoding="utf-8"), seed, ranks)
+    right = observe(lab, sources_of(lab).right, seed, ranks)
+    made = folder / AGAIN
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    pictures = _pictures(lab, own, right, made)
+    title = f"# Lab {lab.id} again, on {ranks} ranks"
+    text = f"{title}\n\n{seen(lab, own, right, pictures)}\n"
+    (made / REPORT).write_text(text, encoding="utf-8")
+    return made / REPORT, own, right
 
 
 def answer_form(lab: DebugLab) -> str:
@@ -65,13 +62,15 @@ def answer_form(lab: DebugLab) -> str:
     several = len(lab.wrong)
     bugs = "one bug" if several == 1 else f"{several} bugs, each with a [[bug]] of its own"
     lines = [
-        f"# The program has {bugs}. Fill in what is between the quotes, and the line.",
-        '# ranks: those whose values in the report are wrong, for example [1, 3], or "all";',
-        '#   "all" also if all values are right, or if the run does not end',
-        f"# line: of {lab.file} as it was handed out",
-        "# cause: one of these words",
-        *(f"#   {name}: {about}" for name, about in sorted(lab.offered.items())),
-        "# why: one sentence for yourself; it is not graded",
+        f"# The program has {bugs}. Fill in ranks, line and cause.",
+        "#",
+        '# ranks: the ranks whose values in the report are wrong, for example [1, 3], or "all".',
+        '#   Write "all" also if all values are right, or if the run does not end well.',
+        f"# line: a line with the bug, in {lab.file} as it was handed out. If something is",
+        "#   missing there, the line before or after the gap. Two lines off is near enough.",
+        "# cause: one of these words:",
+        *(f"#   {name}: {about}" for name, about in lab.offered.items()),
+        "# why: one sentence for yourself. It is not graded.",
     ]
     form = f'[[bug]]\nranks = ""\nfile = "{lab.file}"\nline = 0\ncause = ""\nwhy = ""\n'
     return "\n".join(lines) + "\n\n" + "\n".join([form] * several)
@@ -80,9 +79,10 @@ def answer_form(lab: DebugLab) -> str:
 def _pictures(lab: DebugLab, wrong: Seen, right: Seen, folder: Path) -> list[str]:
     """Curves and the trace, as far as the run has them: their names."""
     made = []
-    for name in _series(right):
-        _curve(name, wrong, right, folder / f"{name}.png")
-        made.append(f"{name}.png")
+    for name in _series(wrong):
+        path = folder / f"{name.replace(' ', '_')}.png"
+        _curve(name, wrong, right, path)
+        made.append(path.name)
     spans = spans_of(wrong.logs) if any(log.events for log in wrong.logs) else []
     if spans:
         draw(spans, folder / "trace.png", f"lab {lab.id}: what each rank did")
@@ -93,124 +93,32 @@ def _pictures(lab: DebugLab, wrong: Seen, right: Seen, folder: Path) -> list[str
     return made
 
 
-def _series(seen: Seen) -> list[str]:
+def _series(one: Seen) -> list[str]:
     """Names of what the program returned as a curve."""
-    found = seen.values[0].items() if seen.values else ()
+    found = one.values[0].items() if one.values else ()
     return [
         name
         for name, value in found
-        if isinstance(value, list) and len(value) > 2 and isinstance(value[0], float)
+        if isinstance(value, list) and len(value) >= CURVE and isinstance(value[0], float)
     ]
 
 
 def _curve(name: str, wrong: Seen, right: Seen, path: Path) -> None:
-    """What was seen on each rank beside what was expected."""
+    """What was seen on each rank beside what was expected there."""
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(6.4, 3.4), dpi=120, facecolor="white", layout="constrained")
         axes = figure.add_subplot()
-        for rank, values in enumerate(right.values):
-            label = "expected" if rank == 0 else None
-            axes.plot(range(1, len(values[name]) + 1), values[name], "k--", lw=1, label=label)
+        shown = []
         for rank, values in enumerate(wrong.values):
             steps = range(1, len(values[name]) + 1)
-            axes.plot(steps, values[name], lw=1.5, alpha=0.8, label=f"rank {rank}")
+            (line,) = axes.plot(steps, values[name], lw=1.5, alpha=0.8, label=f"rank {rank}")
+            shown.append(line)
+            if name in right.values[rank]:
+                should = right.values[rank][name]
+                axes.plot(range(1, len(should) + 1), should, "--", lw=1, color=line.get_color())
+        dashed = Line2D([], [], color="black", ls="--", lw=1, label="expected")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("step")
         axes.set_ylabel(name)
-        axes.legend(frameon=False, ncols=2)
+        axes.legend(handles=[*shown, dashed], frameon=False, ncols=2)
         figure.savefig(path)
-
-
-def _report(lab: DebugLab, wrong: Seen, right: Seen, pictures: Sequence[str]) -> str:
-    """The report, as Markdown."""
-    cluster = lab.run.get("cluster", "laptop")
-    parts = [
-        f"# Lab {lab.id}: {lab.title}",
-        f"Level {lab.level}, {lab.points} points.",
-        "## What a user wrote",
-        lab.told.strip(),
-        f"## What was run\n\n`program.py` on {lab.world} ranks of the cluster `{cluster}`, with "
-        f"`{lab.file}`. Nothing else is wrong.",
-        "## What was seen",
-    ]
-    if lab.fine_at:
-        sizes = " and ".join(map(str, lab.fine_at))
-        parts.append(f"On {sizes} ranks the same program gives what is expected.")
-    if wrong.failure:
-        ends = "\n".join(wrong.at_the_end)
-        parts.append(f"The run did not end well:\n\n```\n{wrong.failure}\n{ends}\n```")
-    else:
-        parts += [_values(wrong, right), "## Time and memory", _costs(wrong, right)]
-        parts += ["## Ledger: what each rank sent and received", _ledger(wrong)]
-    if wrong.failure and right.ledger:
-        parts += ["## Ledger of a run as it should be", _ledger(right)]
-    if pictures:
-        parts += ["## Pictures", *(f"![{name}]({name})" for name in pictures)]
-    if "trace.png" in pictures:
-        parts.append("`player.html` plays the trace step by step. Perfetto opens `trace.json`.")
-    parts += ["## What to do", _to_do(lab)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _to_do(lab: DebugLab) -> str:
-    return (
-        f"1. Find the bug, and answer in `{ANSWER}`.\n"
-        f"2. Mend `{lab.file}` with few lines: at most three times those that are wrong.\n"
-        "3. Run the program again with `distlab lab debug --again FOLDER`.\n"
-        "4. Grade it with `distlab lab debug --grade FOLDER`."
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _values(wrong: Seen, right: Seen) -> str:
-    rows = []
-    for rank, (got, expected) in enumerate(zip(wrong.values, right.values, strict=True)):
-        for name in got:
-            shown, should = _short(got[name], expected[name])
-            rows.append([str(rank), name, shown, should])
-    return _table(["rank", "value", "seen", "expected"], rows)
-
-
-def _short(got: Any, expected: Any) -> tuple[str, str]:
-    """Both values; of long series the first entries, and those around the first difference."""
-    got, expected = rounded(got), rounded(expected)
-    if not isinstance(got, list):
-        return str(got), str(expected)
-    pairs = list(zip(got, expected, strict=False))
-    first = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
-    begin = max(0, min(first - 2, len(got) - ROWS))
-    texts = []
-    for values in (got, expected):
-        text = ", ".join(map(str, values[begin : begin + ROWS]))
-        before = f"(from entry {begin + 1}) " if begin else ""
-        texts.append(before + text + (", …" if len(values) > begin + ROWS else ""))
-    return texts[0], texts[1]
-
-
-def _costs(wrong: Seen, right: Seen) -> str:
-    rows = []
-    for rank, seconds in enumerate(wrong.seconds):
-        row = [str(rank), _ms(seconds), _ms(right.seconds[rank])]
-        if wrong.peaks and wrong.peaks[rank]:
-            row += [readable(wrong.peaks[rank]), readable(right.peaks[rank])]
-        rows.append(row)
-    head = ["rank", "time (virtual)", "expected", "peak memory", "expected"]
-    return _table(head[: len(rows[0])], rows)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
-
-
-def _ledger(seen: Seen) -> str:
-    rows = [
-        [str(rank), op, str(count), readable(sent), readable(received)]
-        for rank, mine in enumerate(seen.ledger)
-        for op, count, sent, received in mine
-    ]
-    if not rows:
-        return "No rank sent anything."
-    return _table(["rank", "operator", "times", "sent", "received"], rows)

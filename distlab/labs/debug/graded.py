@@ -16,7 +16,7 @@ from ..frame import Part
 from .answer import Bug, read_answer
 from .chosen import DebugLab, lab_called
 from .folder import ANSWER, MARK
-from .sources import Place, Sources, changed_lines, sources_of
+from .sources import Sources, Spot, changed_lines, sources_of
 
 SHARES = {"place": 0.3, "cause": 0.3, "mended": 0.4}
 LONGEST = 3  # times the lines of the true change
@@ -35,43 +35,50 @@ def read_mark(folder: Path) -> tuple[DebugLab, int]:
         raise ValueError(f"{MARK} was changed: {error}; make the lab again") from None
 
 
+def read_own(folder: Path, lab: DebugLab) -> str:
+    """The learner's file; ValueError with one line if it can't be read."""
+    try:
+        return (folder / lab.file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{folder / lab.file} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{folder / lab.file} is no text in UTF-8") from None
+
+
 def graded(folder: Path, grade: Grader = grade) -> tuple[DebugLab, int, list[Part]]:
     """The lab, its seed, and what its parts earn."""
     lab, seed = read_mark(folder)
     sources = sources_of(lab)
     bugs = read_answer(folder / ANSWER, lab, sources.wrong.count("\n"))
-    try:
-        mended = (folder / lab.file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{lab.file} can't be read: {error}") from None
-    order = _in_order(bugs, lab, sources.places)
-    parts = [_place(order, lab, sources.places), _cause(order, lab)]
+    mended = read_own(folder, lab)
+    order = _in_order(bugs, lab, sources.spots)
+    parts = [_place(order, lab, sources.spots), _cause(order, lab)]
     return lab, seed, [*parts, _mended(lab, sources, mended, grade)]
 
 
 def _in_order(
-    bugs: Sequence[Bug], lab: DebugLab, places: Sequence[Sequence[Place]]
+    bugs: Sequence[Bug], lab: DebugLab, spots: Sequence[Sequence[Spot]]
 ) -> tuple[Bug, ...]:
     """The answers in the order of the lab's bugs in which most is right."""
 
     def right(order: Sequence[Bug]) -> int:
         causes = sum(bug.cause == cause for bug, cause in zip(order, lab.causes, strict=True))
-        return causes + sum(_found(bug, own) for bug, own in zip(order, places, strict=True))
+        return causes + sum(_found(bug, own) for bug, own in zip(order, spots, strict=True))
 
     return max(itertools.permutations(bugs), key=right)
 
 
-def _found(bug: Bug, places: Sequence[Place]) -> bool:
-    return any(place.near(bug.line) for place in places)
+def _found(bug: Bug, spots: Sequence[Spot]) -> bool:
+    return any(spot.near(bug.line) for spot in spots)
 
 
 def _most(name: str, lab: DebugLab) -> float:
     return round(SHARES[name] * lab.points, 1)
 
 
-def _place(bugs: Sequence[Bug], lab: DebugLab, places: Sequence[Sequence[Place]]) -> Part:
+def _place(bugs: Sequence[Bug], lab: DebugLab, spots: Sequence[Sequence[Spot]]) -> Part:
     """Two thirds for the lines, the rest for the ranks."""
-    lines = sum(_found(bug, own) for bug, own in zip(bugs, places, strict=True))
+    lines = sum(_found(bug, own) for bug, own in zip(bugs, spots, strict=True))
     ranks = sum(bug.ranks == lab.ranks for bug in bugs)
     most = _most("place", lab)
     points = round(most * (2 * lines + ranks) / (3 * len(bugs)), 1)
@@ -92,7 +99,7 @@ def _mended(lab: DebugLab, sources: Sources, mended: str, grade: Grader) -> Part
     own = changed_lines(sources.wrong, mended)
     if not own:
         return Part("mended", 0, most, f"{lab.file} is as it was handed out")
-    for trouble in _failures(lab, mended, grade):
+    for trouble in failures(lab, mended, grade):
         return Part("mended", 0, most, trouble)
     limit = LONGEST * changed_lines(sources.wrong, sources.right)
     if own > limit:
@@ -101,7 +108,7 @@ def _mended(lab: DebugLab, sources: Sources, mended: str, grade: Grader) -> Part
     return Part("mended", most, most, f"it passes all checks; lines changed: {own}")
 
 
-def _failures(lab: DebugLab, mended: str, grade: Grader) -> list[str]:
+def failures(lab: DebugLab, mended: str, grade: Grader) -> list[str]:
     """What the checks of the lab's exercises say against the mended file."""
     found = []
     for exercise in lab.exercises:
@@ -112,9 +119,11 @@ def _failures(lab: DebugLab, mended: str, grade: Grader) -> list[str]:
             (own / f"{exercise.file}.py").write_text(mended, encoding="utf-8")
             request = beside_solutions(own, exercise, folder, brief=True, once=True)
             report = grade(exercise.phase.number, request)
-        for result in report.exercises:
-            if result.verdict not in ("pass", "needs") and result.decisive:
-                check = result.decisive
-                said = check.message.replace(f"{exercise.file}.py", lab.file)
-                found.append(f"a check still fails ({check.title}): {said}")
+        result = report.exercises[0] if report.exercises else None
+        if result is None or result.verdict != "pass":
+            check = result.decisive if result else None
+            said = check.message if check else "; ".join([*report.notes, "no check could run"])
+            title = f" ({check.title})" if check and check.title else ""
+            text = said.replace(f"{exercise.file}.py", lab.file)
+            found.append(f"a check still fails{title}: {text}")
     return found

@@ -15,7 +15,7 @@ NEAR = 2  # lines beside the wrong ones that are accepted as well
 
 
 @dataclass(frozen=True)
-class Place:
+class Spot:
     """Lines (from 1) of the handed-out file, both ends included, where one bug is."""
 
     first: int
@@ -28,11 +28,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Sources:
-    """``right`` and ``wrong`` are what is run and handed out; ``places``: of each bug."""
+    """``right`` and ``wrong`` are what is run and handed out; ``spots``: of each bug."""
 
     right: str
     wrong: str
-    places: tuple[tuple[Place, ...], ...]
+    spots: tuple[tuple[Spot, ...], ...]
 
 
 def sources_of(lab: DebugLab) -> Sources:
@@ -49,18 +49,18 @@ def sources_of(lab: DebugLab) -> Sources:
             one, all_wrong = one.replace(find, becomes), all_wrong.replace(find, becomes)
         alone.append(cleaned(one, lab))
     wrong = cleaned(all_wrong, lab)
-    both = _changes(right, wrong)
-    places = []
+    both, end = _changes(right, wrong), wrong.count("\n")
+    spots = []
     for one in alone:
         own = [(i1, i2) for i1, i2, _, _ in _changes(right, one)]
-        places.append(
+        spots.append(
             tuple(
-                Place(j1 + 1, max(j2, j1 + 1))
+                Spot(min(j1 + 1, end), min(max(j2, j1 + 1), end))
                 for i1, i2, j1, j2 in both
-                if any(i1 <= b and a <= i2 for a, b in own)
+                if any(i1 - NEAR <= b and a <= i2 + NEAR for a, b in own)
             )
         )
-    return Sources(right, wrong, tuple(places))
+    return Sources(right, wrong, tuple(spots))
 
 
 def changed_lines(before: str, after: str) -> int:

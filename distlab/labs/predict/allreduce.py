@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,18 +10,18 @@ import torch
 from ...grading.implementation import Implementation
 from ...ranks.context import RankContext
 from .case import Case, machine_of
+from .models import FLOAT
+from .paths import busiest, in_a_row, row_of_bytes, total
 from .scene import (
     Prepare,
     Quantity,
     Scene,
-    Seen,
     Work,
+    bottleneck,
     bytes_sent,
     clocked,
     messages,
 )
-
-FLOAT = 4  # bytes
 
 
 def _rounds(w: int) -> int:
@@ -56,89 +55,58 @@ def _calls(name: str, **more: Any) -> Prepare:
     return prepare
 
 
-TENSOR = "{W} ranks, each with a tensor of {n:,} float32 numbers (N = {N:,} bytes)"
+def _draw_wide(exercise: str) -> Any:
+    """Tensors so different in size that latency or bytes may take most of the time."""
+
+    def draw(random_: random.Random) -> Case:
+        cluster, spread = machine_of(random_)
+        sizes = {"W": random_.choice([3, 5, 6, 8]), "n": 840 * random_.choice([100, 1000, 5000])}
+        return Case(exercise, cluster, sizes, spread)
+
+    return draw
+
+
+TENSOR = "W = {W} ranks, each with a tensor of {n:,} float32 numbers (N = {N:,} bytes)"
 HALF = "(W-1)/W·N"
 ODD = (3, 5, 6, 7, 8, 12, 16)
+
+
+def _half_seconds(case: Case) -> float:
+    return (case["W"] - 1) * (case.alpha + nbytes_of(case) / case["W"] * case.beta)
 
 
 def _half(exercise: str, what: str, function: str, doubled: str) -> Scene:
     return Scene(
         exercise=exercise,
         tells=f"{TENSOR}, {what}.",
-        draw=_draw(exercise, 20, 300, ODD),
+        draw=_draw_wide(exercise),
         prepare=_calls(function),
         quantities=(
             messages(lambda c: c["W"] - 1, "W-1"),
             bytes_sent(lambda c: (c["W"] - 1) / c["W"] * nbytes_of(c), HALF),
-            clocked(
-                lambda c: (c["W"] - 1) * (c.alpha + nbytes_of(c) / c["W"] * c.beta),
-                formula="(W-1)·(α + N/W·β)",
-            ),
+            clocked(_half_seconds, formula="(W-1)·(α + N/W·β)"),
+            bottleneck(_half_seconds),
         ),
         doubled=doubled,
     )
 
 
 def _whole(
-    exercise: str, what: str, function: str, quantities: tuple[Quantity, ...], doubled: str
+    exercise: str,
+    what: str,
+    function: str,
+    quantities: tuple[Quantity, ...],
+    doubled: str,
+    wide: bool = False,
 ) -> Scene:
     return Scene(
         exercise=exercise,
         tells=f"{TENSOR}, {what}.",
-        draw=_draw(exercise, 20, 300, ODD),
+        draw=_draw_wide(exercise) if wide else _draw(exercise, 20, 300, ODD),
         prepare=_calls(function),
         quantities=quantities,
         doubled=doubled,
     )
-
-
-def _total(of: Callable[[Case], float], formula: str) -> Quantity:
-    return Quantity(
-        name="all_messages",
-        asks="messages of all ranks together",
-        unit="messages",
-        formula=formula,
-        value=of,
-        answers={
-            "ledger": lambda seen: seen.all_messages,
-            "clock": lambda seen: float(round(seen.shared / nbytes_of(seen.case))),
-        },
-    )
-
-
-def _in_a_row(of: Callable[[Case], float], formula: str) -> Quantity:
-    return Quantity(
-        name="rounds",
-        asks="messages that follow one another",
-        unit="messages",
-        formula=formula,
-        value=of,
-        answers={
-            "ledger": lambda seen: max(len(log.events) for log in seen.logs),
-            "clock": lambda seen: seen.rounds,
-        },
-    )
-
-
-def _row_of_bytes(of: Callable[[Case], float], formula: str) -> Quantity:
-    return Quantity(
-        name="bytes_in_a_row",
-        asks="bytes that follow one another",
-        unit="bytes",
-        formula=formula,
-        value=of,
-        answers={
-            "ledger": lambda seen: max(log.sent + log.received for log in seen.logs),
-            "clock": lambda seen: seen.volume,
-        },
-        tolerance=0.01,
-        why="1 %: chunks are whole elements",
-    )
-
-
-def _busiest(of: Callable[[Case], float], formula: str, clock: Callable[[Seen], float]) -> Quantity:
-    """Bytes of a rank that is not busy all the time: what ``clock`` makes of a run's bytes."""
-    return bytes_sent(of, formula, answers={"ledger": lambda seen: seen.sent, "clock": clock})
 
 
 def _core(case: Case) -> tuple[int, int]:
@@ -159,22 +127,22 @@ def _halving_bytes(case: Case) -> float:
     return (2 * (1 - 0.5**power) + (1 if over else 0)) * nbytes_of(case)
 
 
+def _tree_seconds(case: Case) -> float:
+    return 2 * _rounds(case["W"]) * (case.alpha + nbytes_of(case) * case.beta)
+
+
 RING = (
     messages(lambda c: 2 * (c["W"] - 1), "2(W-1)"),
     bytes_sent(lambda c: 2 * (c["W"] - 1) / c["W"] * nbytes_of(c), "2(W-1)/W·N"),
-    clocked(
-        lambda c: 2 * (c["W"] - 1) * (c.alpha + nbytes_of(c) / c["W"] * c.beta),
-        formula="2(W-1)·(α + N/W·β)",
-    ),
+    clocked(lambda c: 2 * _half_seconds(c), formula="2(W-1)·(α + N/W·β)"),
+    bottleneck(lambda c: 2 * _half_seconds(c)),
 )
 TREE = (
-    _total(lambda c: 2 * (c["W"] - 1), "2(W-1)"),
-    _in_a_row(lambda c: 2 * _rounds(c["W"]), "2⌈log₂ W⌉"),
-    _row_of_bytes(lambda c: 2 * _rounds(c["W"]) * nbytes_of(c), "2⌈log₂ W⌉·N"),
-    clocked(
-        lambda c: 2 * _rounds(c["W"]) * (c.alpha + nbytes_of(c) * c.beta),
-        formula="2⌈log₂ W⌉·(α + N·β)",
-    ),
+    total(lambda c: 2 * (c["W"] - 1), "2(W-1)"),
+    in_a_row(lambda c: 2 * _rounds(c["W"]), "2⌈log₂ W⌉"),
+    row_of_bytes(lambda c: 2 * _rounds(c["W"]) * nbytes_of(c), "2⌈log₂ W⌉·N"),
+    clocked(_tree_seconds, formula="2⌈log₂ W⌉·(α + N·β)"),
+    bottleneck(_tree_seconds),
 )
 HALVING = (
     Quantity(
@@ -187,7 +155,7 @@ HALVING = (
         tolerance=0.01,
         why="1 %: pieces are whole elements",
     ),
-    _busiest(
+    busiest(
         _halving_bytes,
         "2(P-1)/P·N (+ N if W ≠ P)",
         lambda seen: seen.volume - (nbytes_of(seen.case) if _core(seen.case)[1] else 0),
@@ -207,12 +175,12 @@ def _simple(exercise: str, strategy: str, quantities: tuple[Quantity, ...]) -> S
 
 
 ROOT = (
-    _total(lambda c: 2 * (c["W"] - 1), "2(W-1)"),
-    _busiest(lambda c: (c["W"] - 1) * nbytes_of(c), "(W-1)·N", lambda seen: seen.volume / 2),
+    total(lambda c: 2 * (c["W"] - 1), "2(W-1)"),
+    busiest(lambda c: (c["W"] - 1) * nbytes_of(c), "(W-1)·N", lambda seen: seen.volume / 2),
 )
 CHAIN = (
-    _total(lambda c: 2 * (c["W"] - 1), "2(W-1)"),
-    _busiest(lambda c: 2 * nbytes_of(c), "2N", lambda seen: seen.volume / (seen.case["W"] - 1)),
+    total(lambda c: 2 * (c["W"] - 1), "2(W-1)"),
+    busiest(lambda c: 2 * nbytes_of(c), "2N", lambda seen: seen.volume / (seen.case["W"] - 1)),
     clocked(
         lambda c: 2 * (c["W"] - 1) * (c.alpha + nbytes_of(c) * c.beta), formula="2(W-1)·(α + N·β)"
     ),
@@ -253,6 +221,7 @@ SCENES = (
         "ring_all_reduce",
         RING,
         "Bytes stay near 2N; the latency 2(W-1)·α doubles, and small tensors feel it.",
+        wide=True,
     ),
     Scene(
         exercise="3.4",

@@ -15,7 +15,10 @@ BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 UNITS = {"bytes": BYTES, "seconds": SECONDS, "share": {"%": 0.01}, "GB": {"gb": 1.0, "mb": 1e-3}}
 NUMBER = re.compile(r"([-+]?[\d_,]*\.?\d+(?:e[-+]?\d+)?)\s*([^\s\d]*)", re.IGNORECASE)
-WORDS = {"yes": 1.0, "no": 0.0}
+CHOICES = {
+    "yes or no": {"yes": 1.0, "no": 0.0},
+    "latency or bytes": {"latency": 1.0, "bytes": 0.0},
+}
 
 
 def read_number(text: object, unit: str, what: str) -> float:
@@ -26,10 +29,10 @@ def read_number(text: object, unit: str, what: str) -> float:
     written = str(text).strip()
     if isinstance(text, bool):
         written = "yes" if text else "no"
-    if unit == "yes or no":
-        if written.lower() not in WORDS:
-            raise ValueError(f"{what}: answer yes or no, not {written!r}")
-        return WORDS[written.lower()]
+    if unit in CHOICES:
+        if written.lower() not in CHOICES[unit]:
+            raise ValueError(f"{what}: answer {unit}, not {written!r}")
+        return CHOICES[unit][written.lower()]
     known = UNITS.get(unit, {})
     match = NUMBER.fullmatch(written)
     if match is None:

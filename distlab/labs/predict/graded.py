@@ -6,15 +6,12 @@ from collections.abc import Mapping
 
 from ...course import progress
 from ...course.catalogue import Exercise, has_solutions, load_course
-from ...grading.implementation import (
-    Implementation,
-    blank_lines,
-    find_source,
-    protect_this_process,
-)
+from ...grading.implementation import Implementation, protect_this_process
+from ...grading.sources import Source, blank_lines, find_source
 from ...host.terminal import short
 from ...ranks.results import RankFailure
-from .machines import ANSWERS, Question
+from .catalogue import TIMED
+from .machines import ANSWERS, TIMED_ANSWERS, Question
 from .outcome import Outcome
 from .scene import Scene
 
@@ -25,13 +22,19 @@ def chosen_impl(exercise: Exercise) -> str:
     return "templates" if mine or not has_solutions() else "solutions"
 
 
-def graded(scene: Scene, seed: int, given: Mapping[str, float], impl: str) -> list[Outcome]:
-    """Run the program, and compare. ValueError with the learner's line if the run fails."""
-    exercise = load_course().exercise(scene.exercise)
+def runnable(exercise: Exercise, impl: str) -> Source:
+    """Where the program is; ValueError if it is blank."""
     source = find_source(impl, exercise.phase)
     path = source.path(exercise.file)
     if blank_lines(path, exercise.id):
         raise ValueError(f"exercise {exercise.id} is blank in {short(path)}: write it first")
+    return source
+
+
+def graded(scene: Scene, seed: int, given: Mapping[str, float], impl: str) -> list[Outcome]:
+    """Run the program, and compare. ValueError with the learner's line if the run fails."""
+    exercise = load_course().exercise(scene.exercise)
+    source = runnable(exercise, impl)
     passes = {*progress.known_passes(exercise.phase), exercise.id}
     others = [each for each in exercise.phase.exercises if each.id not in passes]
     replaced = others if impl == "templates" and has_solutions() else []
@@ -51,6 +54,7 @@ def graded(scene: Scene, seed: int, given: Mapping[str, float], impl: str) -> li
                 tolerance=quantity.tolerance,
                 why=quantity.why,
                 answers={who: float(of(seen)) for who, of in quantity.answers.items()},
+                timed=quantity.unit in TIMED,
             )
             for quantity in scene.quantities
         ]
@@ -67,8 +71,9 @@ def answered(question: Question, given: float) -> Outcome:
         asks=question.text,
         unit=question.unit,
         predicted=given,
-        formula="",
+        formula=ANSWERS[question.by].formula,
         value=question.answer(),
         tolerance=question.tolerance,
         why=ANSWERS[question.by].why,
+        timed=question.by in TIMED_ANSWERS,
     )

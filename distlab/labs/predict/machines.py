@@ -23,6 +23,7 @@ from ...reference.workloads import GPT
 from ...simulate import Plan, simulate
 from ...virtual.run import run_virtual
 from ..frame import read_toml
+from .case import link_in_words
 
 GB = 1e9
 SHAPES = {"gpt-1b": (24, 2048, 16), "gpt-7b": (32, 4096, 32)}  # layers, width, heads
@@ -42,8 +43,15 @@ class Question:
 
     @property
     def text(self) -> str:
-        """The question with its numbers."""
-        return self.asks.format(**self.numbers)
+        """The question with its numbers, those of the model and those of the machine."""
+        told = self.asks.format(**self.numbers)
+        if self.numbers.get("model") in SHAPES:
+            layers, width, heads = SHAPES[self.numbers["model"]]
+            told += f" {self.numbers['model']} has {layers} layers of width {width:,} with {heads} "
+            told += f"heads, and {WORDS:,} words."
+        if "cluster" in self.numbers:
+            told += f" {_machine(self.numbers['cluster'])}"
+        return told
 
     @property
     def unit(self) -> str:
@@ -69,14 +77,37 @@ class Answer:
     unit: str
     tolerance: float
     why: str
+    formula: str
 
 
 def questions() -> dict[str, Question]:
-    """All whole-run questions by their ids."""
-    data = read_toml(root() / "labs" / "predict" / "machines.toml")
+    """All whole-run questions by their ids; none in a hand-out without them."""
+    path = root() / "labs" / "predict" / "machines.toml"
+    if not path.exists():
+        return {}
+    data = read_toml(path)
     return {
         q["id"]: Question(q["id"], q["asks"], q["by"], dict(q["with"])) for q in data["question"]
     }
+
+
+def question_named(name: str) -> Question:
+    """The whole-run question; ValueError if there is none."""
+    known = questions()
+    if name in known:
+        return known[name]
+    if not known:
+        raise ValueError("this hand-out has no questions about whole runs: ask your instructor")
+    raise ValueError(f"there is no question {name!r}: they are {min(known)} to {max(known)}")
+
+
+def _machine(cluster: str) -> str:
+    """The numbers of a cluster that a prediction needs."""
+    c = load_cluster(cluster)
+    return (
+        f"A node of {cluster} has {c.gpus_per_node} GPUs. Inside a node {link_in_words(c.inside)}; "
+        f"between nodes {link_in_words(c.between)} for each of {c.nics_per_node} network cards."
+    )
 
 
 def _phase(number: int, module: str) -> Any:
@@ -89,8 +120,9 @@ def _profile(model: str, length: int) -> Profile:
 
     In a rank of its own: a process that has run backward can't fork ranks any more.
     """
-    fields = run_virtual(_measure, 1, model, length, ledger=False, timeout=120.0)[0]
-    return Profile(*fields[:-1], phases=tuple(Phase(*phase) for phase in fields[-1]))
+    *fields, phases = run_virtual(_measure, 1, model, length, ledger=False, timeout=120.0)[0]
+    values: list[Any] = [*fields, tuple(Phase(*phase) for phase in phases)]
+    return Profile(*values)
 
 
 def _measure(_: RankContext, model: str, length: int) -> tuple[Any, ...]:
@@ -183,20 +215,34 @@ def _local_share(every: int, steps: int) -> float:
     return math.ceil(steps / every) / steps
 
 
-EXACT = "counted"
-ROUGH = "10 %: whoever sizes a machine rounds"
+EXACT = "none, it is counted"
+ROUGH = "10 %: an estimate is rounded"
+WORDS_COUNT = "5 %: the words' embedding is part of the model"
+MEMORY = "what is kept, the activations, and what a step gathers (exercise 3.27)"
+LONGEST = "2⌈log₂ W⌉·(α + N·β) < 2(W-1)·(α + N/W·β), for this W and all above"
+SLOWEST = "launch + 2(W-1)·(α + N/W·β), β of the link inside a node or of a node's cards together"
+EXPOSED = "the time of a step on one GPU, divided by that on many (`distlab simulate`)"
 ANSWERS = {
-    "fits": Answer(_fits, "yes or no", 0.0, EXACT),
-    "peak": Answer(_peak, "GB", 0.1, ROUGH),
-    "kept": Answer(_kept, "GB", 0.05, "5 %: embeddings are part of the model"),
-    "tree_from": Answer(_tree_from, "ranks", 0.0, EXACT),
-    "bubble": Answer(_bubble, "share", 0.03, "3 %: three digits are enough"),
-    "micro_batches": Answer(_micro_batches, "micro-batches", 0.0, EXACT),
-    "kept_micro_batches": Answer(_kept_micro_batches, "micro-batches", 0.0, EXACT),
-    "all_reduce": Answer(_all_reduce, "seconds", 0.1, ROUGH),
-    "sent": Answer(_sent, "GB", 0.05, "5 %: embeddings are part of the model"),
-    "across": Answer(_across, "GB", 0.05, "5 %: embeddings are part of the model"),
-    "top_k_loses_from": Answer(_top_k_loses_from, "ranks", 0.0, EXACT),
-    "efficiency": Answer(_efficiency, "share", 0.1, ROUGH),
-    "local_share": Answer(_local_share, "share", 0.01, "1 %: rounding"),
+    "fits": Answer(_fits, "yes or no", 0.0, EXACT, MEMORY),
+    "peak": Answer(_peak, "GB", 0.1, ROUGH, MEMORY),
+    "kept": Answer(
+        _kept, "GB", 0.05, WORDS_COUNT, "4Ψ + 4Ψ/W bytes with ZeRO-1, 8Ψ/W with FSDP, in bfloat16"
+    ),
+    "tree_from": Answer(_tree_from, "ranks", 0.0, EXACT, LONGEST),
+    "bubble": Answer(
+        _bubble, "share", 0.03, "3 %: three digits are enough", "(p-1)/(v·m + p-1), GPipe: v = 1"
+    ),
+    "micro_batches": Answer(
+        _micro_batches, "micro-batches", 0.0, EXACT, "the least m with (p-1)/(m + p-1) in the limit"
+    ),
+    "kept_micro_batches": Answer(_kept_micro_batches, "micro-batches", 0.0, EXACT, "min(m, p)"),
+    "all_reduce": Answer(_all_reduce, "seconds", 0.1, ROUGH, SLOWEST),
+    "sent": Answer(_sent, "GB", 0.05, WORDS_COUNT, "(W-1)/W·(3P - P_last - P_root), P = 2Ψ bytes"),
+    "across": Answer(_across, "GB", 0.05, WORDS_COUNT, "2(M-1)/M·P for M nodes, P = 2Ψ bytes"),
+    "top_k_loses_from": Answer(
+        _top_k_loses_from, "ranks", 0.0, EXACT, "(W-1)·8k > 2(W-1)/W·4n, so W > n/k"
+    ),
+    "efficiency": Answer(_efficiency, "share", 0.05, "5 %: an estimate is rounded", EXPOSED),
+    "local_share": Answer(_local_share, "share", 0.01, "1 %: rounding", "⌈steps/H⌉/steps"),
 }
+TIMED_ANSWERS = ("tree_from", "all_reduce", "efficiency")  # they rest on the α-β model

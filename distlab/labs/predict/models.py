@@ -15,6 +15,14 @@ from .scene import Seen
 
 FLOAT = 4  # bytes
 MICRO = 1e-6
+ADAM: dict[str, Any] = {
+    "tolerance": 0.01,
+    "why": "1 %: padding, and Adam's count of steps",
+}
+MODEL = (
+    "W = {W} ranks train K = {K} layers of {D} x {D} float32 weights, without bias "
+    "(P = {P:,} bytes)"
+)
 
 
 def layers(case: Case) -> nn.Sequential:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...course.catalogue import root
 from ...host.terminal import short
+from .answers import CHOICES
 
 ROUND = 10  # predictions that one point of the curve looks back on
 LEAST = 1e-30
@@ -23,7 +24,7 @@ LEAST = 1e-30
 class Outcome:
     """One predicted number. ``answers``: of ledger, memory, links and clock, as far as they know.
 
-    ``tolerance`` and ``why`` belong to the formula.
+    ``tolerance`` and ``why`` belong to the formula. ``timed``: it rests on the α-β model.
     """
 
     lab: str
@@ -36,6 +37,7 @@ class Outcome:
     tolerance: float
     why: str
     answers: dict[str, float] = field(default_factory=dict)
+    timed: bool = False
 
     @property
     def right(self) -> bool:
@@ -50,7 +52,7 @@ class Outcome:
     @property
     def factor(self) -> float:
         """How far off: 1 is right, 2 is twice or half of it."""
-        if self.unit == "yes or no":
+        if self.unit in CHOICES:
             return 1.0 if self.right else 2.0
         a, b = max(self.predicted, LEAST), max(self.value, LEAST)
         return max(a / b, b / a)

@@ -29,8 +29,15 @@ Prepare = Callable[[RankContext, Implementation, Case], Work]
 class Seen:
     """The runs of a case, each made when it is first asked for: ledger, memory and clocks."""
 
-    def __init__(self, run: Callable[[Cluster], VirtualResults], case: Case) -> None:
-        self._run, self.case = run, case
+    def __init__(self, run: Callable[[Case, Cluster], VirtualResults], case: Case) -> None:
+        self._of, self.case = run, case
+
+    def _run(self, cluster: Cluster) -> VirtualResults:
+        return self._of(self.case, cluster)
+
+    def other(self, case: Case) -> Seen:
+        """The runs of another case of the same program."""
+        return Seen(self._of, case)
 
     @cached_property
     def real(self) -> VirtualResults:
@@ -122,7 +129,7 @@ class Quantity:
     value: Callable[[Case], float]
     answers: dict[str, Callable[[Seen], float]]
     tolerance: float = 0.0
-    why: str = "counted"
+    why: str = "none, it is counted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,13 +155,13 @@ class Scene:
     def seen(self, case: Case, impl: Implementation, files: tuple[str, ...]) -> Seen:
         """The runs of ``case`` by an implementation; none has happened yet."""
 
-        def run(cluster: Cluster) -> VirtualResults:
+        def run(one: Case, cluster: Cluster) -> VirtualResults:
             return run_virtual(
                 _body,
-                case["W"],
+                one["W"],
                 self.prepare,
                 impl,
-                case,
+                one,
                 cluster=cluster,
                 algorithm=self.algorithm,
                 learner_files=files,
@@ -237,6 +244,42 @@ def collectives(of: Callable[[Case], float], formula: str, **more: Any) -> Quant
         "answers": {"ledger": lambda seen: seen.messages, "clock": lambda seen: seen.calls},
     }
     return Quantity(**given | more)
+
+
+def held(
+    name: str, of: Callable[[Case], float], formula: str, by: str = "memory", **more: Any
+) -> Quantity:
+    """What the ranks find themselves, as ``name``, and ``by`` what; in bytes unless told."""
+    given: dict[str, Any] = {
+        "name": name,
+        "unit": "bytes",
+        "formula": formula,
+        "value": of,
+        "answers": {by: lambda seen: seen.found(name)},
+    }
+    return Quantity(**given | more)
+
+
+def bottleneck(seconds: Callable[[Case], float]) -> Quantity:
+    """What takes most of the ``seconds`` with twice as many ranks."""
+
+    def latency(whole: float, without_bytes: float) -> float:
+        return float(without_bytes > whole / 2)
+
+    return Quantity(
+        name="bottleneck",
+        asks="with twice as many ranks: what takes more than half of the time",
+        unit="latency or bytes",
+        formula="latency, if more than half of the time stays where bytes take none",
+        value=lambda c: latency(seconds(c.doubled()), seconds(c.doubled(quick=True))),
+        answers={
+            "clock": lambda seen: latency(
+                seen.other(seen.case.doubled()).seconds,
+                seen.other(seen.case.doubled(quick=True)).seconds,
+            )
+        },
+        why="none, it is one of two",
+    )
 
 
 def ring_seconds(case: Case, nbytes: float) -> float:

@@ -14,7 +14,7 @@ from ...grading.implementation import Implementation
 from ...observe.memory import held_by, storage_bytes
 from ...ranks.context import RankContext
 from .case import Case
-from .models import bucket_of, drawn, gradients, layers, model_bytes
+from .models import ADAM, MODEL, bucket_of, drawn, gradients, layers, model_bytes
 from .scene import (
     Found,
     Prepare,
@@ -28,9 +28,6 @@ from .scene import (
     half_seconds,
     ring_seconds,
 )
-
-MODEL = "{W} ranks train {K} layers of {D} x {D} float32 weights, without bias (P = {P:,} bytes)"
-ADAM = {"tolerance": 0.01, "why": "1 %: padding, and Adam's count of steps"}
 
 
 def _part(case: Case) -> float:
@@ -103,7 +100,7 @@ def _state(value: Any, formula: str, ledger: Any, asks: str) -> Quantity:
         formula=formula,
         value=value,
         answers={"memory": lambda seen: seen.found("state"), "ledger": ledger},
-        **ADAM,  # type: ignore[arg-type]
+        **ADAM,
     )
 
 

@@ -1,8 +1,7 @@
-"""Predictions for data parallelism: averaging, buckets, local SGD, a parameter server."""
+"""Predictions for data parallelism: averaging, buckets, local SGD."""
 
 from __future__ import annotations
 
-import random
 import time
 
 import torch
@@ -13,6 +12,7 @@ from ...ranks.context import RankContext
 from .case import Case
 from .models import (
     MICRO,
+    MODEL,
     Slowly,
     bucket_of,
     drawn,
@@ -28,7 +28,6 @@ from .scene import (
     Prepare,
     Quantity,
     Scene,
-    Seen,
     Work,
     bytes_sent,
     clocked,
@@ -36,7 +35,6 @@ from .scene import (
     ring_seconds,
 )
 
-MODEL = "{W} ranks train {K} layers of {D} x {D} float32 weights, without bias (P = {P:,} bytes)"
 SMALL = {"tolerance": 0.02, "why": "2 %: numbers for losses and counts travel, too"}
 
 
@@ -93,7 +91,7 @@ def _overlap(ctx: RankContext, impl: Implementation, case: Case) -> Work:
             found["first"] = float(come)
         come += 1
 
-    model.forward = forward  # type: ignore[method-assign]
+    model.forward = forward
     for p in model.parameters():
         p.register_hook(arrived)
     begun = 1 << 62
@@ -108,6 +106,23 @@ def _overlap(ctx: RankContext, impl: Implementation, case: Case) -> Work:
         loss.backward()
         found["waited"] = time.monotonic() - begin - case["K"] * case["t"] * MICRO
         return found | {"first": found["first"] or float(come)}
+
+    return work
+
+
+def _windowed(ctx: RankContext, impl: Implementation, case: Case) -> Work:
+    model = layers(case)
+    limit = case["k"] * layer_bytes(case)
+    wrapped = impl.DDP(model, bucket_bytes=limit, first_bucket_bytes=limit, agree=True)
+    batch = torch.ones(2, case["D"])
+    for _ in range(2):  # the order of the gradients is learned
+        wrapped(batch).sum().backward()
+
+    def work() -> None:
+        with wrapped.no_sync():
+            for _ in range(case["m"] - 1):
+                wrapped(batch).sum().backward()
+        wrapped(batch).sum().backward()
 
     return work
 
@@ -144,28 +159,6 @@ def _local(ctx: RankContext, impl: Implementation, case: Case) -> Work:
 
 def _rounds(case: Case) -> int:
     return case["steps"] // case["H"]
-
-
-def _served(ctx: RankContext, impl: Implementation, case: Case) -> Work:
-    model = layers(case)
-    batch = torch.ones(2, case["D"]), torch.zeros(2, dtype=torch.int64)
-    batches = [batch] * case["steps"]
-    return lambda: impl.fit(model, batches, servers=case["S"], lr=0.1) and None
-
-
-def _draw_served(random_: random.Random) -> Case:
-    case = drawn("3.22", random_, S=[1, 2], steps=[2, 3, 5])
-    return Case(case.exercise, case.cluster, case.sizes | {"W": case["W"] + 2}, case.spread)
-
-
-def _server_bytes(case: Case) -> float:
-    return 2 * (case["W"] - case["S"]) * case["steps"] * model_bytes(case) / case["S"]
-
-
-def _beside_the_first_wait(seen: Seen) -> float:
-    """At first a server waits until those before it have served the first worker."""
-    servers = seen.case["S"]
-    return seen.volume - (servers - 1) * model_bytes(seen.case) / servers
 
 
 def _plain(
@@ -210,21 +203,6 @@ OVERLAP = (
         why="3 %: a rank needs time to read its clock",
     ),
 )
-SERVER = (
-    Quantity(
-        name="server_bytes",
-        asks="bytes through the link of one server, both ways together",
-        unit="bytes",
-        formula="steps·(W-S)·2P/S",
-        value=_server_bytes,
-        answers={
-            "ledger": lambda s: max(log.sent + log.received for log in s.logs[: s.case["S"]]),
-            "clock": _beside_the_first_wait,
-        },
-        tolerance=0.03,
-        why="3 %: headers, and what the ranks compare before they begin",
-    ),
-)
 
 SCENES = (
     _plain(
@@ -257,12 +235,22 @@ SCENES = (
     ),
     _plain(
         "3.10",
-        "A bucket holds {k} layers, the first one, too. In backward a layer takes t = {t} µs, the "
-        "last layer first. Forward is over.",
+        "Each bucket has room for k = {k} of the layers, the first one, too. In backward a layer "
+        "takes t = {t} µs, the last layer first. Forward is over.",
         _overlap,
         *OVERLAP,
         k=[1, 2, 3],
         t=[20, 50, 100, 200],
+    ),
+    _plain(
+        "3.11",
+        "Each bucket has room for k = {k} of the layers. A step has {m} micro-batches, all but the "
+        "last one inside no_sync. The ranks agree on missing gradients.",
+        _windowed,
+        collectives(lambda c: _buckets(c) + 1, "⌈K/k⌉ + 1: the buckets, and who has what"),
+        bytes_sent(_share, "2(W-1)/W·P, whatever the number of micro-batches", **SMALL),
+        k=[1, 2, 3],
+        m=[2, 4],
     ),
     _plain(
         "3.12",
@@ -285,14 +273,5 @@ SCENES = (
         ),
         H=[2, 4, 8],
         steps=[8, 16, 20],
-    ),
-    Scene(
-        exercise="3.22",
-        tells=f"{MODEL}. {{S}} of the ranks are servers with P/S bytes each, the others train "
-        "{steps} synchronous steps.",
-        draw=_draw_served,
-        prepare=_served,
-        quantities=SERVER,
-        doubled="The server's link carries twice as much: it is the bottleneck.",
     ),
 )

@@ -79,9 +79,9 @@ def graded(review: Review, answer: Answer) -> list[Part]:
     if answer.approve:
         return [Part("verdict", MISSED * most, most, f"A defect was merged ({axes}). {review.why}")]
     line_right, axis_right = answer.line in where, answer.axis in review.axes
-    places = ", ".join(map(str, where))
+    numbers = ", ".join(map(str, where))
     return [
         Part("verdict", VERDICT * most, VERDICT * most, f"There is a defect. {review.why}"),
-        Part("line", LINE * most * line_right, LINE * most, f"It is at line {places}."),
+        Part("line", LINE * most * line_right, LINE * most, f"It is at line {numbers}."),
         Part("axis", AXIS * most * axis_right, AXIS * most, f"{axes}: {AXES[review.axes[0]]}."),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Console
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="the same seed gives the same review")
     parser.add_argument("--spoil", action="store_true", help="also where the exercise is not done")
     parser.add_argument("--list", action="store_true", help="the reviews there are, your points")
-    parser.add_argument("--out", type=Path, help="folder to make (default: labs-own/ID)")
+    parser.add_argument("--out", type=Path, help="folder to make (default: my_labs/ID)")
     parser.add_argument("--verdict", choices=(APPROVE, REFUSE), help="your answer")
     parser.add_argument("--line", type=int, help="of the defect; minus: a line taken away")
     parser.add_argument("--axis", metavar="AXIS", help=f"one of {', '.join(AXES)}")
@@ -57,8 +58,10 @@ def main(options: argparse.Namespace, out: Console) -> int:
         return _grade(review, answer_of(given, "the answer"), options, out)
     found = hunks(*review.texts())
     _show(review, found, out)
-    folder = options.out or Path("labs-own") / review.id
-    _write(review, found, folder, options.spoil)
+    folder = options.out or Path("my_labs") / review.id
+    inside = (e.id for e in review.about.phase.exercises if e.file == review.about.file)
+    secret = {each for each in inside if not (options.spoil or may_see(each))}
+    write_review(review, found, folder, secret)
     command(out, "  file   ", short(folder / review.about.solution_path.name))
     if review.id not in results() and out.is_terminal and sys.stdin.isatty():
         for axis, about in AXES.items():
@@ -127,10 +130,12 @@ def _with_gaps(found: list[list[Line]]) -> list[Line | None]:
     return [line for hunk in found for line in (*hunk, None)][:-1]
 
 
-def _write(review: Review, found: list[list[Line]], folder: Path, spoil: bool) -> None:
+def write_review(
+    review: Review, found: list[list[Line]], folder: Path, secret: Collection[str]
+) -> None:
     """The folder of a review; an answer that is there already stays.
 
-    The whole file lies there, too, but for exercises that are still to be done.
+    The whole file lies there, too, but for what exercises in ``secret`` ask for.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = review.about.solution_path.name
@@ -138,8 +143,6 @@ def _write(review: Review, found: list[list[Line]], folder: Path, spoil: bool) -
     page = f"# {review.id}: {review.title}\n\n{review.description}\n\n## {name}\n\n{diff}"
     (folder / PAGE).write_text(page, encoding="utf-8")
     (folder / PATCH).write_text(unified(found, name), encoding="utf-8")
-    inside = (e.id for e in review.about.phase.exercises if e.file == review.about.file)
-    secret = {each for each in inside if not (spoil or may_see(each))}
     (folder / name).write_text(review.file(secret), encoding="utf-8")
     if not (folder / ANSWER).exists():
         axes = "\n".join(f"#   {axis}: {about}" for axis, about in AXES.items())

@@ -2,7 +2,7 @@
 
 They must pass the solution and every right alternative, five times under other seeds and
 interleavings. Then each wrong implementation that they kill earns its weight: 1 / the number of
-the course's own checks that kill it.
+the course's own checks that kill it. What they kill and the course's own checks do not is a find.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from ...course import progress
 from ...course.catalogue import Exercise, load_course, need_solutions
 from ...grading.contract import AXES
 from ...grading.wrong import Mutant, all_mutants, patched
-from ...host.terminal import say
+from ...host.terminal import say, short
+from ...sandbox import Limits
 from .. import frame
+from .finds import OWN, Find, brought, drawn, found, passes_ours, survivors
 from .jury import Jury, alternatives, jury, test_name
 from .look import begin, look
 
@@ -35,7 +37,7 @@ SHOWN_AXES = {VALUES: "what comes back"} | AXES
 @dataclass(frozen=True)
 class Wrong:
     """A wrong implementation: on which axis of the contract, and how many of the course's own
-    checks kill it. ``checks`` may be 0: then it is a find, and earns no points."""
+    checks kill it."""
 
     mutant: Mutant
     axis: str
@@ -44,7 +46,7 @@ class Wrong:
     @property
     def weight(self) -> float:
         """What few checks see counts more."""
-        return 1 / self.checks if self.checks else 0.0
+        return 1 / self.checks
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Outcome:
     refused: str = ""
     killed: list[tuple[Wrong, str]] = field(default_factory=list)  # and by which test
     missed: list[Wrong] = field(default_factory=list)
+    finds: list[Find] = field(default_factory=list)
 
     @property
     def share(self) -> float:
@@ -61,11 +64,6 @@ class Outcome:
         killed = sum(wrong.weight for wrong, _ in self.killed)
         total = killed + sum(wrong.weight for wrong in self.missed)
         return killed / total if total and not self.refused else 0.0
-
-    @property
-    def finds(self) -> list[tuple[Wrong, str]]:
-        """What none of the course's own checks kills."""
-        return [(wrong, test) for wrong, test in self.killed if not wrong.checks]
 
 
 def chosen() -> dict[str, list[Wrong]]:
@@ -77,9 +75,10 @@ def chosen() -> dict[str, list[Wrong]]:
             for name, entry in entries.items():
                 mutant = mutants.get(name)
                 axis, checks = entry.get("axis"), entry.get("checks")
-                if mutant is None or mutant.exercise != exercise_id or axis not in SHOWN_AXES:
+                known = mutant is not None and mutant.exercise == exercise_id
+                if not (known and axis in SHOWN_AXES and checks):
                     raise ValueError(f"{path.name}: {exercise_id}, {name} is not in order")
-                found.setdefault(exercise_id, []).append(Wrong(mutant, axis, int(checks)))
+                found.setdefault(exercise_id, []).append(Wrong(mutants[name], axis, int(checks)))
     return found
 
 
@@ -150,43 +149,94 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="of inputs and interleavings")
     parser.add_argument("--hint", action="store_true", help="tell missed ones by their cause")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as data")
+    parser.add_argument("--sandbox", action="store_true", help="tests that somebody else wrote")
+    parser.add_argument(
+        "--wrong", type=Path, metavar="FILE", help="an implementation that you hold for wrong"
+    )
 
 
 def main(options: argparse.Namespace, out: Console) -> int:
     """Grade the learner's tests, or write a file to begin with: 0 full points, 1 not, 2 misuse."""
-    labs, course = chosen(), load_course()
+    labs = chosen()
     if options.exercise is None:
         return _show_all(labs, out)
-    exercise = course.exercise(options.exercise)
-    if exercise.id not in labs:
-        there = ", ".join(e.id for e in course.exercises if e.id in labs)
-        raise ValueError(f"there is no lab of tests for {exercise.id}: there are {there}")
+    exercise = exercise_of(options.exercise, labs)
     need_solutions("a lab of tests")
-    default = Path(f"tests_for_{exercise.id.replace('.', '_')}.py")
-    file = (options.file or default).resolve()
+    if options.json and not options.json.parent.is_dir():
+        raise ValueError(f"--json: there is no folder {options.json.parent}; nothing is graded")
+    file = file_of(exercise, options.file)
     lab = lab_of(exercise)
+    if not file.parent.is_dir():
+        raise ValueError(f"--file: there is no folder {short(file.parent)}")
     if not file.exists():
         begin(exercise, file)
         say(out, f"{file.name} is there to begin with: write tests, and call this again")
         return 1
-    look(exercise, file)
     seed = frame.seed_of_this_folder() if options.seed is None else options.seed
-    with jury(exercise, [file]) as by:
-        outcome = grade(by, labs[exercise.id], seed)
-    data = {"refused": outcome.refused, "killed": len(outcome.killed), "seed": seed}
+    limits = Limits() if options.sandbox else None
+    outcome = outcome_of(exercise, file, labs[exercise.id], seed, limits, options.wrong)
     missed = Counter(wrong.axis for wrong in outcome.missed)
-    parts = parts_of(outcome, lab.points)
-    status = frame.told(lab.id, parts, out, options.json, data | {"missed": dict(missed)})
-    _tell(lab.id, outcome, options.hint, out)
+    data = {"refused": outcome.refused, "killed": len(outcome.killed), "seed": seed}
+    data |= {"missed": dict(missed), "finds": [find.mutant.id for find in outcome.finds]}
+    status = frame.told(lab.id, parts_of(outcome, lab.points), out, options.json, data)
+    _tell(lab, outcome, options.hint, out)
     return status
 
 
-def _tell(lab_id: str, outcome: Outcome, hint: bool, out: Console) -> None:
+def exercise_of(exercise_id: str, labs: Collection[str]) -> Exercise:
+    """The exercise; ValueError if it has no lab of tests."""
+    course = load_course()
+    exercise = course.exercise(exercise_id)
+    if exercise.id not in labs:
+        there = ", ".join(e.id for e in course.exercises if e.id in labs)
+        raise ValueError(f"there is no lab of tests for {exercise.id}: there are {there}")
+    return exercise
+
+
+def file_of(exercise: Exercise, asked: Path | None) -> Path:
+    """The learner's file of tests."""
+    return (asked or Path(f"tests_for_{exercise.id.replace('.', '_')}.py")).resolve()
+
+
+def outcome_of(
+    exercise: Exercise,
+    file: Path,
+    wrong: Iterable[Wrong],
+    seed: int,
+    limits: Limits | None = None,
+    own: Path | None = None,
+) -> Outcome:
+    """What comes of a file of tests; ValueError with one line if it can't be used.
+
+    ``limits``: of a sandbox, for tests of a stranger. ``own``: a wrong implementation that the
+    learner brings.
+    """
+    look(exercise, file)
+    changes = drawn(survivors(exercise), seed) + ([brought(exercise, own)] if own else [])
+    with jury(exercise, [file], limits=limits) as by:
+        outcome = grade(by, wrong, seed)
+        if not outcome.refused:
+            outcome.finds = [
+                find
+                for find in found(by, changes, seed)
+                if find.mutant.mistake != OWN or passes_ours(find.mutant, exercise, seed)
+            ]
+    return outcome
+
+
+def _tell(lab: frame.Lab, outcome: Outcome, hint: bool, out: Console) -> None:
     """What was missed, by axis or by cause, and what the course's own checks miss."""
-    for wrong, test in outcome.finds:
+    for find in outcome.finds:
         text = "YOUR TEST KILLS A WRONG IMPLEMENTATION THAT THE COURSE'S OWN CHECKS MISS"
-        say(out, f"{text}: {test}, {wrong.mutant.mistake}", "bold green")
-    missed = Counter(wrong.axis for wrong in outcome.missed if wrong.checks)
+        say(out, f"{text}: {find.test} kills {find.mutant.mistake}", "bold green")
+    if outcome.finds:
+        say(
+            out,
+            "Read the docstring again. Either it promises what your test asks for: then "
+            f"`distlab contribute {lab.exercise}` writes a patch. Or it does not: then your test "
+            "asks for too much.",
+        )
+    missed = Counter(wrong.axis for wrong in outcome.missed)
     if not missed:
         return
     out.print("missed, by axis of the contract:" if not hint else "missed:")
@@ -195,10 +245,10 @@ def _tell(lab_id: str, outcome: Outcome, hint: bool, out: Console) -> None:
             say(out, f"{missed[axis]} × {axis}: {about}", indent="  ")
         if hint:
             for wrong in outcome.missed:
-                if wrong.axis == axis and wrong.checks:
+                if wrong.axis == axis:
                     say(out, f"- {wrong.mutant.mistake}", indent="    ")
     if hint:
-        progress.update_lab(lab_id, hints=1)
+        progress.update_lab(lab.id, hints=1)
     else:
         say(out, "--hint tells each one's cause", "dim")
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from ...course.catalogue import Exercise, root
 from ...grading.session import Request
 from ...grading.verdicts import CheckResult, Report
 from ...grading.warm import WarmGrader
 from ...grading.wrong import fill
+from ...sandbox import Limits
 from .place import Place
+from .walled import OPTIMIZERS, WalledGrader
 
 LIMIT = 20  # seconds of processor time for the tests' own process: it only ends what hangs
 ENDED = "it hangs or ends its own process: no test has told a result"
+
+
+class Grader(Protocol):
+    """Grades an implementation by the tests."""
+
+    def grade(self, phase: int, request: Request, /) -> Report:
+        """The report on this request; RuntimeError if the tests ended the process."""
 
 
 class NoVerdict(ValueError):
@@ -26,20 +37,20 @@ class NoVerdict(ValueError):
 
 @dataclass
 class Jury:
-    """Asks a warm grader that has collected the tests. ``killers``: tests that killed, last first:
+    """Asks a grader that has collected the tests. ``killers``: tests that killed, last first:
     they run first, so that most wrong implementations cost one test."""
 
     exercise: Exercise
     file: Path
     folder: Path
-    warm: WarmGrader
+    grader: Grader
     killers: list[str] = field(default_factory=list)
     asked: int = 0
 
     def collect(self) -> None:
         """Import the file; NoVerdict if that fails or does not end."""
         nothing = ("no check is called so",)
-        report = self._grade(self._request("solutions", 0, checks=nothing))
+        report = self._grade(self._request(str(self.stand(None)), 0, checks=nothing))
         if report is None:
             raise NoVerdict(f"{self.file.name} can't be imported: it hangs or ends its own process")
         if report.notes:
@@ -96,19 +107,32 @@ class Jury:
     def _grade(self, request: Request) -> Report | None:
         """None if the process was ended, because it took too long or by itself."""
         try:
-            return self.warm.grade(self.exercise.phase.number, request)
+            return self.grader.grade(self.exercise.phase.number, request)
         except (RuntimeError, BrokenPipeError):
             return None
 
 
 @contextmanager
-def jury(exercise: Exercise, files: list[Path], *, course_own: bool = False) -> Iterator[Jury]:
-    """A jury by the tests in ``files``; ``course_own``: they are the course's own checks."""
+def jury(
+    exercise: Exercise,
+    files: list[Path],
+    *,
+    course_own: bool = False,
+    limits: Limits | None = None,
+) -> Iterator[Jury]:
+    """A jury by the tests in ``files``. ``course_own``: they are the course's own checks.
+    ``limits``: those of a sandbox, where the tests run if they are a stranger's.
+    """
     with tempfile.TemporaryDirectory(prefix="distlab-") as name:
-        folder = Path(name).resolve()
-        place = Place(exercise.id, files[0], folder, course_own)
-        with WarmGrader([str(file) for file in files], [place], LIMIT) as warm:
-            yield Jury(exercise, files[0], folder, warm)
+        folder, file = Path(name).resolve(), files[0]
+        if limits is not None:
+            with WalledGrader(exercise, file, limits, LIMIT) as walled:
+                yield Jury(exercise, file, folder, walled)
+            return
+        importlib.import_module(OPTIMIZERS)  # start-up time: the command's, if it grades nothing
+        place = Place(exercise.id, file, folder, course_own)
+        with WarmGrader([str(each) for each in files], [place], LIMIT) as warm:
+            yield Jury(exercise, file, folder, warm)
 
 
 def test_name(check: CheckResult) -> str:

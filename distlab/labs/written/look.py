@@ -45,19 +45,19 @@ def begin(exercise: Exercise, file: Path) -> None:
 
 def look(exercise: Exercise, file: Path) -> None:
     """ValueError with one line if the file tests nothing, or takes its answers from elsewhere."""
-    tree = _parsed(file)
+    tree = parsed(file)
     for node in ast.walk(tree):
         for name in filter(_is_barred, _imported(node)):
             raise ValueError(
                 f"{file.name}:{getattr(node, 'lineno', 0)}: it imports {name}, where the answers "
                 "are: test what the docstring promises"
             )
-    tests = _tests(tree)
+    tests = tests_in(tree)
     if not tests:
         raise ValueError(f"{file.name} tests nothing: it has no function test_…")
     if not any("impl" in {a.arg for a in t.args.args + t.args.kwonlyargs} for t in tests):
         raise ValueError(f"{file.name} tests nothing: no test takes the fixture impl")
-    own = {_shape(t) for path in check_files(exercise) for t in _tests(_parsed(path))}
+    own = {_shape(t) for path in check_files(exercise) for t in tests_in(parsed(path))}
     for test in tests:
         if _shape(test) in own:
             raise ValueError(
@@ -65,7 +65,8 @@ def look(exercise: Exercise, file: Path) -> None:
             )
 
 
-def _parsed(file: Path) -> ast.Module:
+def parsed(file: Path) -> ast.Module:
+    """The file's syntax tree; ValueError with one line if it has none."""
     try:
         return ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
@@ -74,7 +75,7 @@ def _parsed(file: Path) -> ast.Module:
         raise ValueError(f"{file.name} can't be read: {error}") from None
 
 
-def _tests(tree: ast.Module) -> list[ast.FunctionDef]:
+def tests_in(tree: ast.Module) -> list[ast.FunctionDef]:
     """The test functions, as pytest finds them."""
     classes = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name[:4] == "Test"]
     nodes = [node for body in (tree.body, *classes) for node in body]

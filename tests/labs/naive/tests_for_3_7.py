@@ -1,5 +1,7 @@
 """Naive: values on two ranks alone."""
 
+import torch.distributed as dist
+
 from distlab.grading import expect_equal
 
 
@@ -13,3 +15,14 @@ def test_two_nodes(impl, run):
 
     for rank, got in enumerate(run(body, 2)):
         expect_equal(got, [[[0], [1]], [1, 0]], what="the nodes", rank=rank)
+
+
+def test_two_ranks_of_a_node_share_a_group(impl, run):
+    """Both ranks are in the node's group."""
+
+    def body(ctx):
+        groups = impl.make_groups(impl.Topology(nodes=((0, 1),)))
+        return dist.get_world_size(groups.node)
+
+    for rank, got in enumerate(run(body, 2)):
+        expect_equal(got, 2, what="the ranks of the node", rank=rank)

@@ -1,4 +1,4 @@
-"""Predictions for tensor and pipeline parallelism."""
+"""Predictions for pipelines, and stages that take their time."""
 
 from __future__ import annotations
 
@@ -15,90 +15,30 @@ from torch import Tensor, nn
 from ...grading.implementation import Implementation
 from ...observe.log import Log
 from ...ranks.context import RankContext
-from ...reference.workloads import Block
 from .case import Case, machine_of
 from .models import FLOAT
 from .scene import (
     Found,
-    Prepare,
     Quantity,
     Scene,
     Seen,
     Work,
-    bytes_sent,
     clocked,
-    collectives,
-    ring_seconds,
 )
 
 MILLI = 1e-3
+LEFT_OUT: dict[str, Any] = {
+    "tolerance": 0.03,
+    "why": "3 %: the formula leaves the messages' time out",
+}
 WIDE = 64  # numbers in an activation of a pipeline's micro-batch
-
-
-def _draw_tensor(exercise: str) -> Any:
-    def draw(random_: random.Random) -> Case:
-        cluster, spread = machine_of(random_)
-        sizes = {"W": random_.choice([2, 4, 8]), "D": random_.choice([64, 128])}
-        sizes |= {"B": random_.choice([2, 4]), "T": random_.choice([32, 64, 96])}
-        return Case(exercise, cluster, sizes, spread)
-
-    return draw
-
-
-def _activation(case: Case) -> int:
-    return case["B"] * case["T"] * case["D"] * FLOAT
-
-
-def _input(case: Case) -> Tensor:
-    return torch.ones(case["B"], case["T"], case["D"], requires_grad=True)
-
-
-def _mlp(ctx: RankContext, impl: Implementation, case: Case) -> Work:
-    size = case["D"]
-    up, down = nn.Linear(size, 4 * size, bias=False), nn.Linear(4 * size, size, bias=False)
-    both = nn.Sequential(impl.ColumnParallelLinear(up), impl.RowParallelLinear(down))
-
-    def work() -> Found:
-        both(_input(case)).sum().backward()
-        return {"weights": float(sum(p.nbytes for p in both.parameters()))}
-
-    return work
-
-
-def _block(ctx: RankContext, impl: Implementation, case: Case) -> Work:
-    share = impl.ParallelBlock(Block(case["D"], 8))
-    return lambda: share(_input(case)).sum().backward()
-
-
-def _reduced(times: int) -> tuple[Quantity, ...]:
-    return (
-        collectives(lambda c: times, f"{times}: half of them in backward"),
-        bytes_sent(
-            lambda c: times * 2 * (c["W"] - 1) / c["W"] * _activation(c),
-            f"{times}·2(W-1)/W·N, N = 4·B·T·D bytes",
-        ),
-        clocked(
-            lambda c: times * ring_seconds(c, _activation(c)),
-            formula=f"{times}·(launch + 2(W-1)·(α + N/W·β)), N = 4·B·T·D bytes; compute left out",
-        ),
-    )
-
-
-WEIGHTS = Quantity(
-    name="weights",
-    asks="bytes of weights that a rank holds",
-    unit="bytes",
-    formula="2·4·D·4D/W",
-    value=lambda c: 2 * FLOAT * c["D"] * 4 * c["D"] / c["W"],
-    answers={"memory": lambda seen: seen.found("weights")},
-)
 
 
 class _Busy(torch.autograd.Function):
     """The same values; both ways take their time, and what is kept for backward is counted."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: _Stage) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: PacedStage) -> Tensor:
         """Sleeps, and keeps a marker until backward."""
         ctx.stage = stage
         marker = torch.empty(1)
@@ -114,7 +54,7 @@ class _Busy(torch.autograd.Function):
         return gradients[0], torch.ones(()), None
 
 
-class _Kept:
+class Kept:
     """How many forwards of a rank are kept for backward, and the most there were."""
 
     def __init__(self) -> None:
@@ -130,10 +70,10 @@ class _Kept:
         self.now -= 1
 
 
-class _Stage(nn.Module):
+class PacedStage(nn.Module):
     """A stage whose forward takes ``seconds``, its backward twice as long."""
 
-    def __init__(self, ctx: RankContext, seconds: float, kept: _Kept) -> None:
+    def __init__(self, ctx: RankContext, seconds: float, kept: Kept) -> None:
         super().__init__()
         self.ctx, self.seconds, self.kept = ctx, seconds, kept
         self.weight = nn.Parameter(torch.ones(()))
@@ -151,8 +91,8 @@ class _Stage(nn.Module):
 
 def _pipeline(ctx: RankContext, impl: Implementation, case: Case, schedule: str) -> Work:
     chunks, ranks, m = case["v"], case["W"], case["m"]
-    kept = _Kept()
-    stages = [_Stage(ctx, case["t"] * MILLI / chunks, kept) for _ in range(chunks)]
+    kept = Kept()
+    stages = [PacedStage(ctx, case["t"] * MILLI / chunks, kept) for _ in range(chunks)]
     boundaries = [torch.empty(1, WIDE, device="meta")] * (ranks * chunks - 1)
     planned = impl.make_schedule(schedule, ranks, m, chunks)
     runs = impl.Pipeline(stages, planned, nn.functional.mse_loss, boundaries)
@@ -190,14 +130,14 @@ def _over_links(seen: Seen) -> float:
     return float(traffic["out"] // nbytes)
 
 
-def _idle(seen: Seen) -> float:
+def idle(seen: Seen) -> float:
     """The share of the ranks' time that is no span of the ledger."""
     logs = seen.real.logs
     spans = [(end - start) for log in logs for name, start, end in log.spans if "ward" in name]
     return 1 - sum(spans) / (len(logs) * seen.seconds)
 
 
-def _span_time(seen: Seen) -> float:
+def span_time(seen: Seen) -> float:
     """From the first span of the ledger to the end of the last one."""
     spans = [span for log in seen.real.logs for span in log.spans if "ward" in span[0]]
     return max(end for _, _, end in spans) - min(start for _, start, _ in spans)
@@ -216,9 +156,6 @@ def _kept(case: Case, schedule: str) -> int:
     if schedule == "gpipe":
         return m
     return min(m, p) if schedule == "1f1b" else min(v * m, 2 * (p - 1) + (v - 1) * p + 1)
-
-
-LEFT_OUT = {"tolerance": 0.03, "why": "3 %: the formula leaves the messages' time out"}
 
 
 def _scheduled(exercise: str, schedule: str, chunks: list[int], kept: str) -> Scene:
@@ -247,14 +184,14 @@ def _scheduled(exercise: str, schedule: str, chunks: list[int], kept: str) -> Sc
             unit="share",
             formula="(p-1)/(v·m + p-1)" if stage else "(p-1)/(m + p-1)",
             value=_bubble,
-            answers={"ledger": _idle, "clock": lambda s: s.found("bubble")},
-            **LEFT_OUT,  # type: ignore[arg-type]
+            answers={"ledger": idle, "clock": lambda s: s.found("bubble")},
+            **LEFT_OUT,
         ),
         clocked(
             _step,
             formula="(m + (p-1)/v)·3t" if stage else "(m + p-1)·3t",
             asks="seconds of the step",
-            answers={"ledger": _span_time, "clock": lambda s: s.seconds},
+            answers={"ledger": span_time, "clock": lambda s: s.seconds},
             **LEFT_OUT,
         ),
     )
@@ -273,27 +210,7 @@ def _kept_on_first(seen: Seen) -> float:
     return float(seen.real[0]["kept"])
 
 
-def _tensor(exercise: str, tells: str, prepare: Prepare, *quantities: Quantity) -> Scene:
-    return Scene(
-        exercise=exercise,
-        tells=f"{tells} on {{W}} ranks. The input has B = {{B}}, T = {{T}}, D = {{D}} float32 "
-        "numbers; forward and backward run once, and the input needs a gradient.",
-        draw=_draw_tensor(exercise),
-        prepare=prepare,
-        quantities=quantities,
-        doubled="The bytes per rank stay near 2N each time; compute halves, so links decide.",
-    )
-
-
 SCENES = (
-    _tensor(
-        "2.15",
-        "A column-parallel layer (D to 4D) is followed by a row-parallel one (4D to D)",
-        _mlp,
-        *_reduced(2),
-        WEIGHTS,
-    ),
-    _tensor("2.17", "A transformer block with 8 heads is cut", _block, *_reduced(4)),
     _scheduled("2.10", "gpipe", [1], "m"),
     _scheduled("2.11", "1f1b", [1], "min(m, p)"),
     _scheduled("2.12", "interleaved", [2, 3], "min(v·m, 2(p-1) + (v-1)p + 1)"),

@@ -1,0 +1,206 @@
+"""Expert parallelism: each of W ranks computes E/W experts, and tokens travel to their experts.
+
+The router (2.24) says which experts a token needs. A rank sends one row for each choice that is
+kept, and gets one back. How many rows go from which rank to which expert changes in every step, so
+the sizes travel first:
+
+    sizes      all-to-all of E counts              8·E bytes
+    dispatch   all-to-all of M rows out, R in      M·D·b bytes     b: bytes of a number
+    compute    one product per expert on its own rows, sorted by expert
+    combine    all-to-all of R rows out, M in      R·D·b bytes
+    y          the weighted sum of a token's rows; zero for a token without a kept choice
+
+A rank brings 8·E + (M + R)·D·b bytes in forward, its own rows included. In backward combine and
+dispatch run with exchanged sizes: (R + M)·D·b bytes more. Five messages in all, whatever W is.
+
+The host must know the sizes to issue the calls. So it waits for its device once per forward, and
+never in backward. Invariant: output and gradients are those of one process that drops the same
+choices.
+
+An expert sees the tokens of all W ranks. So its gradient is that of the sum of W losses, and is
+divided by W. Replicated parameters, such as the router, see the tokens of their own rank. Their
+gradients are averaged over the ranks (1.4). Copies of an expert in other groups average their
+divided gradients over the copies alone.
+
+Shapes: N tokens of this rank (any leading dimensions), D width, F inner width, E experts, e = E/W
+this rank's, K choices of a token, M rows that this rank sends, R rows that it computes.
+Sources: Lepikhin et al. 2020 (GShard, arXiv 2006.16668), section 3 (all-to-all between the ranks);
+Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), section 2 (uneven groups instead of padding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from given.agreement import Group
+
+from .mixture_of_experts import Router, Routing
+from .tensor_parallel import block_of, shard
+
+
+class Plan(NamedTuple):
+    """Which choices travel, and how many rows each rank gives and gets."""
+
+    order_M: Tensor  # int64: kept choices, as positions in the flattened (N, K), by expert
+    gives: list[int]  # rows to each rank
+    gets: list[list[int]]  # rows from each rank, for each of this rank's experts: W lists of e
+
+
+def plan_dispatch(routing: Routing, group: Group = None) -> Plan:
+    """Sort the kept choices by expert, and exchange the sizes with all ranks of ``group``.
+
+    Expert j lives on rank ⌊j/e⌋. The choices of one expert stay in row-major order: by token, then
+    by choice. One all-to-all of 8·E bytes. The host reads from the device once.
+    """
+    # --- exercise 2.25: start
+    # Step 1: give dropped choices a number behind all experts; a stable sort puts them last
+    # Step 2: count each expert's kept choices, exchange the counts, read both on the host at once
+    world_size, experts = dist.get_world_size(group), routing.load_E.numel()
+    expert_M = routing.experts_NK.masked_fill(~routing.kept_NK, experts).flatten()
+    numbers_E = torch.arange(experts, device=expert_M.device)
+    mine_E = (expert_M.unsqueeze(-1) == numbers_E).sum(0)
+    theirs_E = torch.empty_like(mine_E)
+    dist.all_to_all_single(theirs_E, mine_E, group=group)
+    each = experts // world_size
+    gives, gets = torch.stack([mine_E, theirs_E]).view(2, world_size, each).tolist()
+    order_M = expert_M.argsort(stable=True)[: sum(map(sum, gives))]
+    return Plan(order_M, [sum(counts) for counts in gives], gets)
+    # --- exercise 2.25: end
+
+
+class _MoveRows(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows_MD: Tensor, gives: list[int], gets: list[int], group: Group
+    ) -> Tensor:
+        # --- exercise 2.25: start
+        # Step 3: remember both sizes; receive into a tensor with room for all that comes
+        ctx.sizes, ctx.group = (gets, gives), group
+        arrived_RD = rows_MD.new_empty(sum(gets), *rows_MD.shape[1:])
+        dist.all_to_all_single(arrived_RD, rows_MD.contiguous(), gets, gives, group=group)
+        return arrived_RD
+        # --- exercise 2.25: end
+
+    @staticmethod
+    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor | None, ...]:
+        # --- exercise 2.25: start
+        # Step 4: each row's gradient goes the way back
+        return move_rows(grad_RD, *ctx.sizes, group=ctx.group), None, None, None
+        # --- exercise 2.25: end
+
+
+def move_rows(rows_MD: Tensor, gives: list[int], gets: list[int], group: Group = None) -> Tensor:
+    """The first ``gives[0]`` rows to rank 0, the next to rank 1 …: the rows that arrive, by rank.
+
+    ``gets``: how many rows each rank sends here. Any number of rows, also none; any strides and
+    dtype. Forward: one all-to-all of the bytes of ``rows_MD``. Backward: one of the bytes of the
+    result.
+    """
+    # --- exercise 2.25: start
+    # Step 5: let autograd see the journey
+    return _MoveRows.apply(rows_MD, gives, gets, group)
+    # --- exercise 2.25: end
+
+
+def compute_experts(
+    rows_RD: Tensor, gets: list[list[int]], up_eDF: Tensor, down_eFD: Tensor
+) -> Tensor:
+    """Each row through its expert, gelu(x·up)·down: rows (R, D) in the order in which they came.
+
+    They came by rank, and in a rank's rows by expert: ``gets`` has the sizes. One pair of products
+    per expert, on all its rows at once. An expert without rows has a gradient of zeros.
+    """
+    # --- exercise 2.25: start
+    # Step 6: bring the rows of an expert together, from all ranks
+    # Step 7: one pair of products per expert; unbind gives all experts' weights in one step of
+    #         autograd, indexing would make a gradient of full size for each
+    # Step 8: put the results where their rows came from
+    ranks, experts = len(gets), len(gets[0])
+    block = rows_RD.split([count for counts in gets for count in counts])
+    positions = [[rank * experts + e for rank in range(ranks)] for e in range(experts)]
+    done: list[Tensor] = [rows_RD] * len(block)
+    for own, up_DF, down_FD in zip(positions, up_eDF.unbind(), down_eFD.unbind(), strict=True):
+        sizes = [len(block[position]) for position in own]
+        y_rD = F.gelu(torch.cat([block[position] for position in own]) @ up_DF) @ down_FD
+        for position, part in zip(own, y_rD.split(sizes), strict=True):
+            done[position] = part
+    return torch.cat(done)
+    # --- exercise 2.25: end
+
+
+class ExpertParallel(nn.Module):
+    """A mixture of experts of which this rank holds E/W; tokens travel to their experts and back.
+
+    ``router`` chooses, in its group. ``up_EDF`` and ``down_EFD``: the weights of all experts, equal
+    on all ranks, in one dtype; they are neither changed nor kept. ``up`` (e, D, F) and ``down``
+    (e, F, D) are this rank's: parameters of their own, in the dtype of the whole, trainable if the
+    whole one is. ``rows``: how many rows each of this rank's experts computed in the last forward,
+    from all ranks.
+
+    ValueError if E does not divide by W, or if the weights do not fit the router's D and E, or each
+    other.
+    """
+
+    def __init__(self, router: Router, up_EDF: Tensor, down_EFD: Tensor) -> None:
+        super().__init__()
+        experts, width = router.weight.shape
+        inner = up_EDF.shape[-1]
+        if up_EDF.shape != (experts, width, inner) or down_EFD.shape != (experts, inner, width):
+            raise ValueError(
+                f"weights {tuple(up_EDF.shape)} and {tuple(down_EFD.shape)} for {experts} experts "
+                f"of width {width}"
+            )
+        self.router, self.group = router, router.group
+        # --- exercise 2.25: start
+        # Step 9: this rank's block of both
+        mine = block_of(experts, "experts", self.group)
+        self.up, self.down = shard(up_EDF, 0, mine), shard(down_EFD, 0, mine)
+        self.rows: list[int] = []
+        # --- exercise 2.25: end
+
+    def forward(self, x_ND: Tensor) -> tuple[Tensor, Routing]:
+        """y (…, D) for this rank's tokens (…, D) in the experts' dtype, and their routing.
+
+        y is the sum of the kept experts' rows times their weights, added up in the weights' dtype
+        and rounded once to that of ``x``. A token without a kept choice gets zeros. Every rank of
+        the group calls forward and backward, also a rank without tokens, and on all ranks the same
+        tensors require gradients. Beside the router's message: three messages forward, and two
+        backward (one if ``x`` needs no gradient).
+        """
+        # --- exercise 2.25: start
+        # Step 10: there, compute, and back with exchanged sizes
+        # Step 11: every row at the position of its choice, zeros elsewhere; then the weighted sum
+        routing = self.router(x_ND)
+        flat_ND, choices = x_ND.reshape(-1, x_ND.shape[-1]), routing.experts_NK.shape[1]
+        order_M, gives, gets = plan_dispatch(routing, self.group)
+        came = [sum(counts) for counts in gets]
+        self.rows = [sum(counts) for counts in zip(*gets, strict=True)]
+        rows_RD = move_rows(flat_ND[order_M // choices], gives, came, self.group)
+        rows_RD = compute_experts(rows_RD, gets, self.up, self.down)
+        rows_MD = move_rows(rows_RD, came, gives, self.group)
+        zeros_MD = rows_MD.new_zeros(routing.experts_NK.numel(), x_ND.shape[-1])
+        choices_NKD = zeros_MD.index_copy(0, order_M, rows_MD).unflatten(0, (-1, choices))
+        y_ND = (choices_NKD * routing.weights_NK.unsqueeze(-1)).sum(1)
+        return y_ND.to(x_ND.dtype).view(x_ND.shape), routing
+        # --- exercise 2.25: end
+
+
+def divide_expert_gradients(parameters: Iterable[nn.Parameter], group: Group = None) -> None:
+    """Divide ``p.grad`` of experts by W, in place; once per step, before clipping. Sends nothing.
+
+    The gradient is then that of the mean of the ranks' losses. A missing gradient stays missing, a
+    frozen parameter's gradient stays as it is, a tied parameter is divided once.
+    """
+    # --- exercise 2.25: start
+    # Step 12: the sum over the ranks has happened already, in the experts' rows
+    for p in dict.fromkeys(parameters):
+        if p.requires_grad and p.grad is not None:
+            p.grad /= dist.get_world_size(group)
+    # --- exercise 2.25: end
