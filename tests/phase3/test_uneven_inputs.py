@@ -201,6 +201,47 @@ def test_buffers_come_from_a_rank_with_a_batch(impl, run, seed):
         expect_equal(plain, 2, what=what, rank=rank, cause="buffers-not-sent")
 
 
+@exercise("3.31", "virtual", asserts="cost buffers buffers-end")
+def test_buffers_fill_messages_of_bucket_bytes(impl, run, seed):
+    """Also the first message of a dtype has room for bucket_bytes, as in DDP.forward."""
+
+    def body(ctx):
+        model = nn.Linear(1, 1)
+        for k in range(4):
+            model.register_buffer(f"kept_{k}", torch.full((2,), float(ctx.rank)))
+        wrapped = impl.UnevenDDP(model, bucket_bytes=16, first_bucket_bytes=8)
+        wrapped(torch.ones(1, 1)).sum().backward()  # learns the order of the buckets
+        with ctx.region("join"), wrapped.join([torch.ones(1, 1)] * ctx.rank) as steps:
+            for batch in steps:
+                wrapped.shadow() if batch is None else wrapped(batch).sum().backward()
+
+    for rank, log in enumerate(run(body, 2).logs):
+        events = log.select(region="join").events
+        told = [event.payload for event in events if event.op == "broadcast"]
+        what = "broadcasts of four buffers of 8 bytes, before one step and at the end, in bytes"
+        expect_equal(told, [16] * 4, what=what, rank=rank, cause="too-many-messages")
+
+
+@exercise("3.31", "virtual", asserts="group ddp mean")
+def test_after_a_join_the_mean_is_over_the_group(impl, run, seed):
+    """A backward outside of a join divides by the ranks of the group again."""
+
+    def body(ctx):
+        groups = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
+        model = nn.Linear(1, 1, bias=False)
+        wrapped = impl.UnevenDDP(model, group=groups[ctx.rank % 2])
+        with wrapped.join([torch.ones(1, 1)] * ctx.rank) as steps:
+            for batch in steps:
+                wrapped.shadow() if batch is None else wrapped(batch).sum().backward()
+        wrapped.zero_grad()
+        wrapped(torch.full((1, 1), 1.0 + ctx.rank)).sum().backward()
+        return model.weight.grad
+
+    for rank, got in enumerate(run(body, 3)):
+        what = "the mean gradient in groups [0, 2] and [1], where rank r has r + 1"
+        expect_close(got, torch.full((1, 1), 2.0), what=what, rank=rank)
+
+
 @exercise("3.31", "virtual gloo cuda", asserts="cost ends ddp")
 def test_a_step_costs_8_bytes_more(impl, run, seed):
     """One all-gather of 8 bytes and DDP's messages in each step, and one all-gather at the end."""
