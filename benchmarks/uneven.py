@@ -29,7 +29,7 @@ def epoch(
 ) -> None:
     """One epoch, with the join that belongs to ``net``."""
     if not isinstance(net, UnevenDDP):
-        with Join([net], divide_by_initial_world_size=False):  # type: ignore[list-item]
+        with Join([net], divide_by_initial_world_size=False):
             for inputs, targets in own:
                 optimizer.zero_grad()
                 F.cross_entropy(net(inputs), targets).backward()

@@ -109,7 +109,7 @@ class UnevenDDP(DDP):
         raise NotImplementedError("exercise 3.31")
 
     def _steps(
-        self, batches: Iterable[T], weight: Callable[[T], float], throw: bool
+        self, batches: Iterable[T], weight: Callable[[Any], float], throw: bool
     ) -> Iterator[T | None]:
         """The batches of this rank, then None until no rank has one."""
         # Step 2: end the step before. Then ask the loader, and tell the others what it gave: they

@@ -114,7 +114,7 @@ class UnevenDDP(DDP):
         # --- exercise 3.31: end
 
     def _steps(
-        self, batches: Iterable[T], weight: Callable[[T], float], throw: bool
+        self, batches: Iterable[T], weight: Callable[[Any], float], throw: bool
     ) -> Iterator[T | None]:
         """The batches of this rank, then None until no rank has one."""
         # --- exercise 3.31: start

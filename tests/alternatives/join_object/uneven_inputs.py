@@ -87,7 +87,8 @@ class Join:
             by_dtype.setdefault(buffer.dtype, []).append(buffer.data)
         for same in by_dtype.values():
             flat = torch.cat([buffer.reshape(-1) for buffer in same])
-            dist.broadcast(flat, group=self.ddp.group, group_src=self.first)
+            for piece in flat.split(max(1, self.ddp.limits[0] // flat.element_size())):
+                dist.broadcast(piece, group=self.ddp.group, group_src=self.first)
             at = 0
             for buffer in same:
                 buffer.copy_(flat[at : at + buffer.numel()].view_as(buffer))
