@@ -29,6 +29,7 @@ BENCHMARKS = (
     "experts",
     "allreduce",
     "ddp",
+    "uneven",
     "fsdp",
     "zero",
     "hierarchical",

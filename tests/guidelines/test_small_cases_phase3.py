@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from solutions.phase3_multi_node import (
     segmented_ring,
     topology,
     tree_allreduce,
+    uneven_inputs,
     zero,
 )
 from solutions.phase3_multi_node.comm_hooks import two_level
@@ -197,6 +199,33 @@ def test_3_12() -> None:
     logs = virtual(body, 4).logs
     per_rank = [len([e for e in log.events if e.op != "store"]) for log in logs]
     says(3, "3.12", f"Rank 1 takes part in {per_rank[1]} collectives, rank 0 in {per_rank[0]}")
+
+
+def test_3_31() -> None:
+    sizes = [[4.0], [4.0, 4.0, 2.0], [4.0, 2.0]]
+    gradients = [[1.0], [1.0, 3.0, 1.0], [1.0, 9.0]]
+
+    def joined(ctx: RankContext, weigh: bool) -> tuple[list[float], list[int], int]:
+        model = nn.Linear(1, 1, bias=False)
+        wrapped = uneven_inputs.UnevenDDP(model)
+        found, sources = [], []
+        own = list(zip(sizes[ctx.rank], gradients[ctx.rank], strict=True))
+        with ctx.region("join"), wrapped.join(own, weight=lambda b: b[0] if weigh else 1) as steps:
+            for batch in steps:
+                wrapped.zero_grad()
+                sources.append(wrapped.source)
+                if batch is None:
+                    wrapped.shadow()
+                else:
+                    wrapped(torch.tensor([[batch[1]]])).sum().backward()
+                assert model.weight.grad is not None
+                found.append(model.weight.grad.item())
+        return found, sources, sum(event.op == "all_gather" for event in ctx.ledger.events)
+
+    for weigh, formula in ((True, "(4·3 + 2·9) / (4 + 2)"), (False, "(3 + 9) / 2")):
+        for found, sources, gathers in virtual(partial(joined, weigh=weigh), 3):
+            says(3, "3.31", f"{formula} = {found[1]:.0f}", f"buffers are rank {sources[1]}'s")
+            says(3, "3.31", f"{gathers} all-gathers", f"before each of {len(found)} steps")
 
 
 def test_3_13() -> None:

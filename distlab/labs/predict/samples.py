@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ import torch
 from ...grading.implementation import Implementation
 from ...ranks.context import RankContext
 from .case import Case, draws
-from .scene import Found, Prepare, Quantity, Scene, Work, held
+from .models import MODEL, drawn, layer_bytes, layers, model_bytes
+from .scene import Found, Prepare, Quantity, Scene, Work, bytes_sent, collectives, held
 
 
 def _share(case: Case) -> int:
@@ -52,6 +54,64 @@ def _elastic(ctx: RankContext, impl: Implementation, case: Case) -> Work:
         return {"steps": float(len(sizes)), "samples": float(max(sizes))}
 
     return work
+
+
+def _uneven(ctx: RankContext, impl: Implementation, case: Case) -> Work:
+    model = layers(case)
+    limit = case["k"] * layer_bytes(case)
+    wrapped = impl.UnevenDDP(model, bucket_bytes=limit, first_bucket_bytes=limit)
+    own = [torch.ones(2, case["D"])] * (case["a"] if ctx.rank == 0 else case["m"])
+    for _ in range(2):  # the order of the gradients is learned
+        wrapped(torch.ones(2, case["D"])).sum().backward()
+
+    def work() -> Found:
+        had = []
+        with wrapped.join(own) as batches:
+            for batch in batches:
+                had.append(batch is not None)
+                if batch is None:
+                    wrapped.shadow()
+                else:
+                    wrapped(batch).sum().backward()
+        return {"steps": float(len(had)), "trained": float(sum(had))}
+
+    return work
+
+
+def _messages(case: Case) -> int:
+    """In a join: of each step the buckets and the weights, and once more the weights."""
+    return case["m"] * (-(-case["K"] // case["k"]) + 1) + 1
+
+
+def _shadowed(results: Sequence[Found]) -> float:
+    """The share of all ranks' steps in which a rank had no batch."""
+    return 1 - sum(v["trained"] for v in results) / sum(v["steps"] for v in results)
+
+
+UNEVEN = Scene(
+    exercise="3.31",
+    tells=f"{MODEL}. Each bucket has room for k = {{k}} of the layers. Rank 0 has {{a}} batches, "
+    "every other rank has m = {m}. They train in a join, without agreement on missing gradients.",
+    draw=lambda random_: drawn("3.31", random_, k=[1, 2, 3], m=[4, 5, 8], a=[1, 2, 3]),
+    prepare=_uneven,
+    quantities=(
+        collectives(_messages, "m·(⌈K/k⌉ + 1) + 1: who has a batch is asked once more at the end"),
+        bytes_sent(
+            lambda c: c["m"] * 2 * (c["W"] - 1) / c["W"] * model_bytes(c),
+            "m·2(W-1)/W·P, also for a rank that shadows",
+            why="1 %: each question who has a batch takes 8 bytes per rank",
+        ),
+        held(
+            "shadowed",
+            lambda c: (c["m"] - c["a"]) / (c["W"] * c["m"]),
+            "1 - Σ n_r / (W·max n_r)",
+            asks="the share of all ranks' steps that are only shadowed (0 to 1)",
+            unit="share",
+            answers={"loop": lambda seen: _shadowed(seen.real)},
+        ),
+    ),
+    doubled="The same collectives; only rank 0 shadows, so the share becomes half as large.",
+)
 
 
 def _scene(
@@ -118,6 +178,7 @@ SCENES = (
         w=[2, 4],
         p=[2, 3],
     ),
+    UNEVEN,
     _scene(
         "4.18",
         "A run goes on with W = {W} ranks. It has {N:,} samples and global batches of B = {B}.",

@@ -1,0 +1,98 @@
+"""Phase 3's join against torch's Join: time of a step while ranks run out of batches.
+
+Both train in the same ranks on the same batches, in turn. Rank r has r batches less than rank 0, so
+W-1 ranks end as shadows. torch's shadows skip the optimizer, and get the weights at the end.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+
+from distlab.ranks import RankContext, run_ranks
+from solutions.phase3_multi_node.uneven_inputs import UnevenDDP
+
+from .common import Table, in_turn, now, spread
+from .ddp import MODELS, TORCHS, batch, wrapped
+
+MOST = {"MLP, 8.5 M": 4, "digits CNN": 20, "GPT, 4 layers": 6}  # batches of rank 0
+
+
+def epoch(
+    net: nn.Module, optimizer: torch.optim.Optimizer, own: list[tuple[Tensor, Tensor]]
+) -> None:
+    """One epoch, with the join that belongs to ``net``."""
+    if not isinstance(net, UnevenDDP):
+        with Join([net], divide_by_initial_world_size=False):
+            for inputs, targets in own:
+                optimizer.zero_grad()
+                F.cross_entropy(net(inputs), targets).backward()
+                optimizer.step()
+        return
+    with net.join(own) as steps:
+        for found in steps:
+            optimizer.zero_grad()
+            if found is None:
+                net.shadow()
+            else:
+                F.cross_entropy(net(found[0]), found[1]).backward()
+            optimizer.step()
+
+
+def timed(net: nn.Module, own: list[tuple[Tensor, Tensor]], most: int) -> Callable[[], float]:
+    """Milliseconds of a step, the mean of an epoch; the ranks start together."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def measure() -> float:
+        dist.barrier()
+        begun = now(own[0][0].device)
+        epoch(net, optimizer, own)
+        return (now(own[0][0].device) - begun) / most * 1e3
+
+    return measure
+
+
+def compare(model: str, world_size: int, repeats: int) -> list[list[float]]:
+    """Milliseconds of a step in each round, the solution's first."""
+
+    def body(ctx: RankContext) -> list[list[float]]:
+        own = [batch(model, ctx.rank)] * (MOST[model] - ctx.rank)
+        nets = [wrapped(model, UnevenDDP), wrapped(model, TORCHS)]
+        contestants = {str(k): timed(net, own, MOST[model]) for k, net in enumerate(nets)}
+        in_turn(contestants, 2)  # buckets are made anew after the first backward
+        taken = in_turn(contestants, repeats)
+        for mine, torchs in zip(*(net.parameters() for net in nets), strict=True):
+            torch.testing.assert_close(mine, torchs, rtol=1e-3, atol=1e-4)  # the same training
+        return [taken["0"], taken["1"]]
+
+    return run_ranks(body, world_size, ledger=False, timeout=300)[0]
+
+
+def measure(repeats: int = 9) -> Table:
+    """Milliseconds side by side."""
+    rows = []
+    for model in MODELS:
+        for world_size in (2, 4):
+            mine, torchs = compare(model, world_size, repeats)
+            ratio = statistics.median(mine) / statistics.median(torchs)
+            rows.append([model, str(world_size), spread(mine), spread(torchs), f"{ratio:.2f}"])
+    return Table(
+        "Uneven inputs: milliseconds of a training step in a join",
+        ["model", "ranks", "phase 3 solution", "torch Join", "ratio"],
+        rows,
+        f"SGD. Median (least … most) of {repeats} rounds, taken in turn in the same ranks. Rank r "
+        "has r batches less than rank 0. In a step torch sends an all-reduce of the ranks that are "
+        "left and the buffers, the solution an all-gather of weights and the buffers. The "
+        "solution's shadows step their optimizer; torch's get the weights once, at the end.",
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(measure().markdown())
