@@ -188,6 +188,7 @@ MUTANTS = [
 """,
         caught_by="test_odd_blocks_in_groups",
         told_as="wrong",
+        more=("rounding",),  # a wrong epsilon changes little where a row varies much
     ),
     Mutant(
         id="block-group-forgotten",
