@@ -31,7 +31,8 @@ divided gradients over the copies alone.
 Shapes: N tokens of this rank (any leading dimensions), D width, F inner width, E experts, e = E/W
 this rank's, K choices of a token, M rows that this rank sends, R rows that it computes.
 Sources: Lepikhin et al. 2020 (GShard, arXiv 2006.16668), section 3 (all-to-all between the ranks);
-Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), section 2 (uneven groups instead of padding).
+Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), sections 2 (rows sorted by expert) and 4 (uneven
+groups instead of padding).
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ divided gradients over the copies alone.
 Shapes: N tokens of this rank (any leading dimensions), D width, F inner width, E experts, e = E/W
 this rank's, K choices of a token, M rows that this rank sends, R rows that it computes.
 Sources: Lepikhin et al. 2020 (GShard, arXiv 2006.16668), section 3 (all-to-all between the ranks);
-Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), section 2 (uneven groups instead of padding).
+Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), sections 2 (rows sorted by expert) and 4 (uneven
+groups instead of padding).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class _MoveRows(Function):
     ) -> Tensor:
         # --- exercise 2.25: start
         # Step 3: remember both sizes; receive into a tensor with room for all that comes
-        ctx.sizes, ctx.group = (gets, gives), group
+        ctx.gives, ctx.gets, ctx.group = gives, gets, group
         arrived_RD = rows_MD.new_empty(sum(gets), *rows_MD.shape[1:])
         dist.all_to_all_single(arrived_RD, rows_MD.contiguous(), gets, gives, group=group)
         return arrived_RD
@@ -92,7 +93,7 @@ class _MoveRows(Function):
     def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor | None, ...]:
         # --- exercise 2.25: start
         # Step 4: each row's gradient goes the way back
-        return move_rows(grad_RD, *ctx.sizes, group=ctx.group), None, None, None
+        return move_rows(grad_RD, ctx.gets, ctx.gives, ctx.group), None, None, None
         # --- exercise 2.25: end
 
 

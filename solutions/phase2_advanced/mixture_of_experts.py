@@ -18,7 +18,8 @@ own, so no rank needs to know which tokens another rank has. The host never read
 Shapes: N tokens of this rank (any leading dimensions), D width, E experts, K choices of a token.
 Sources: Lepikhin et al. 2020 (GShard, arXiv 2006.16668), section 2.2 and algorithm 1 (capacity);
 Fedus et al. 2021 (Switch Transformer, arXiv 2101.03961), sections 2.2 (balance loss) and 2.4
-(float32, jitter). DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437), section 2.1.2 (bias).
+(float32), appendix C (jitter); DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437), section 2.1.2
+(bias).
 """
 
 from __future__ import annotations
