@@ -19,7 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 from .catalogue import Exercise, Phase, functions_of, load_course, root
 
 GAP = 15 * 60.0  # seconds: a longer time between two gradings is a break
-Given, Found = ParamSpec("Given"), TypeVar("Found")
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 
 

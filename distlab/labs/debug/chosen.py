@@ -78,14 +78,12 @@ def all_labs() -> tuple[DebugLab, ...]:
 
 
 def _planted(
-    texts: Mapping[str, list[list[str]]], known: Mapping[str, Mutant], file: str
+    texts: Mapping[str, list[tuple[str, str]]], known: Mapping[str, Mutant], file: str
 ) -> dict[str, Mutant]:
     """The wrong implementations that are handed out with another text than that of their checks."""
     try:
         return {
-            name: replace(
-                known[name], text=first[0], becomes=first[1], more=tuple(map(tuple, more))
-            )
+            name: replace(known[name], text=first[0], becomes=first[1], more=more)
             for name, (first, *more) in texts.items()
         }
     except KeyError as error:

@@ -135,7 +135,7 @@ def _curve(name: str, wrong: Seen, right: Seen, path: Path) -> None:
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(6.4, 3.4), dpi=120, facecolor="white", layout="constrained")
         axes = figure.add_subplot()
-        colours = {}
+        colours: dict[int, str] = {}
         for k, (which, values) in enumerate(_alike(name, wrong)):
             colours |= dict.fromkeys(which, f"C{k}")
             axes.plot(*_line(values), lw=1.5, alpha=0.8, color=f"C{k}", label=_ranks(which, wrong))

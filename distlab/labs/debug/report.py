@@ -26,8 +26,9 @@ def report(lab: DebugLab, wrong: Seen, right: Seen, pictures: Sequence[str]) -> 
         "## What to do",
         f"1. Find {'the bug' if len(lab.wrong) == 1 else 'the bugs'}, and answer in `answer.toml`."
         f"\n2. Mend `{lab.file}`. Change few lines: more than three times as many as needed count "
-        "half. A moved line counts once.\n3. Run the program again: `distlab lab debug --again FOLDER`. `--ranks 2` takes "
-        "fewer ranks.\n4. Grade it: `distlab lab debug --grade FOLDER`. Its checks ask for more than this report.\n\n"
+        "half. A moved line counts once.\n3. Run the program again: `distlab lab debug --again "
+        "FOLDER`. `--ranks 2` takes fewer ranks.\n4. Grade it: `distlab lab debug --grade FOLDER`. "
+        "Its checks ask for more than this report.\n\n"
         "`distlab lab debug --hint FOLDER` helps, three times.",
     ]
     return "\n\n".join(parts) + "\n"

@@ -69,7 +69,7 @@ def sources_of(lab: DebugLab) -> Sources:
 
 
 def changed_lines(before: str, after: str) -> int:
-    """How many lines of code differ; a moved line counts once, comments and empty lines are free."""
+    """How many lines of code differ: moved ones once, comments and empty lines not at all."""
     old, new = (_code(text).splitlines() for text in (before, after))
     changes = _changes("\n".join(old), "\n".join(new))
     gone = Counter(line.strip() for i1, i2, _, _ in changes for line in old[i1:i2])

@@ -1,4 +1,4 @@
-"""A classifier is trained for 3 epochs; after every 4th step an evaluation leaves it in eval mode."""
+"""A classifier is trained for 3 epochs; after every 4th step it is left in eval mode."""
 
 from __future__ import annotations
 
