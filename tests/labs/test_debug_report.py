@@ -57,7 +57,7 @@ def test_planted_code_looks_like_the_code_around_it(lab_id: str) -> None:
         assert line.strip() != "pass"
         assert "'" not in line, "the files have double quotes"
         assert not line.strip().startswith("del ")
-        assert "getattr(" not in line
+        assert len(line) <= 100
 
 
 # -- where a bug is, and how much was changed ------------------------------------------------------
@@ -102,9 +102,14 @@ def test_rows_say_where_the_difference_begins() -> None:
     assert report._short([2.0], [1.0]) == ("2", "1")
 
 
-def test_of_named_entries_those_that_differ_are_shown() -> None:
+def test_of_named_entries_those_that_differ_most_are_shown() -> None:
     right = {f"word {k}": 1.0 for k in range(20)}
     assert report._short(right | {"word 13": 2.0}, right) == ("word 13: 2", "word 13: 1")
+    wrong = {name: 1.0 + k / 100 for k, name in enumerate(right)}
+    seen, expected = report._short(wrong, right)
+    assert seen.startswith("word 19: 1.19, word 18: 1.18")
+    assert seen.endswith("word 12: 1.12, …")
+    assert expected.startswith("word 19: 1, word 18: 1")
 
 
 @pytest.fixture

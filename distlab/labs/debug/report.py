@@ -120,12 +120,17 @@ def _pairs(wrong: Seen, right: Seen) -> list[tuple[Mapping[str, Any], Mapping[st
 
 def _short(got: Any, expected: Any) -> tuple[str, str]:
     """Both values; of long series the entries around the first difference, and of entries with
-    names those that differ."""
+    names those that differ most, in parts of what is expected."""
     value = got[0] if isinstance(got, list) and got else got
     got, expected = rounded(got), rounded(expected)
     if isinstance(got, dict) and isinstance(expected, dict):
-        names = [name for name in got if got[name] != expected.get(name)]
-        seen, should = (", ".join(f"{n}: {v.get(n)}" for n in names) for v in (got, expected))
+        names = [name for name in got if got[name] != expected[name]]
+        names.sort(key=lambda name: -abs(float(got[name]) / float(expected[name]) - 1))
+        rest = ", …" if len(names) > ROWS else ""
+        seen, should = (
+            ", ".join(f"{name}: {values[name]}" for name in names[:ROWS]) + rest
+            for values in (got, expected)
+        )
         return seen, should
     if not isinstance(got, list) or not isinstance(expected, list):
         return str(got), str(expected)
