@@ -105,6 +105,7 @@ def test_rows_say_where_the_difference_begins() -> None:
 def test_of_named_entries_those_that_differ_most_are_shown() -> None:
     right = {f"word {k}": 1.0 for k in range(20)}
     assert report._short(right | {"word 13": 2.0}, right) == ("word 13: 2", "word 13: 1")
+    assert report._short({"word 1": 2.0}, {"word 1": 0.0}) == ("word 1: 2", "word 1: 0")
     wrong = {name: 1.0 + k / 100 for k, name in enumerate(right)}
     seen, expected = report._short(wrong, right)
     assert seen.startswith("word 19: 1.19, word 18: 1.18")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import subprocess
-import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from distlab.grading.warm import WarmGrader
 from distlab.host.terminal import console
 from distlab.labs import frame
 from distlab.labs.review import command
-from distlab.labs.review.answer import RULES, Answer, answer_of, asked, graded, number_in
+from distlab.labs.review.answer import Answer, answer_of, asked, graded
 from distlab.labs.review.change import faults, hunks, numbered, unified
 from distlab.labs.review.chosen import Review, all_reviews, review_called
 from scripts.reviews import problem
@@ -134,64 +132,9 @@ def test_a_function_is_shown_with_its_contract() -> None:
     assert "class LossScaler" in shown
     assert "growth_interval`` steps in" in shown, "the docstring of the class"
     assert "End the step: adapt the scale" in shown, "the docstring of the method"
-    assert "this scaler's interval, the scale grows" in shown, "of a method that sets the same"
-    assert "aminmax" not in shown, "but not its body"
+    assert "this scaler's interval, the scale grows" in shown, "what other methods promise"
+    assert "aminmax" not in shown, "but not how"
     assert "binomial tree of" in numbered(hunks(*review_called("R3.01").texts())), "what it calls"
-
-
-def test_what_a_method_does_not_need_is_not_shown() -> None:
-    shown = numbered(hunks(*review_called("R4.01").texts()))
-    assert "class CheckpointFolder" in shown
-    assert len(shown.splitlines()) < 25, "one line was changed"
-    shown = numbered(hunks(*review_called("R4.03").texts()))
-    assert "def problem" in shown, "it is called"
-    assert "def prune" not in shown
-    assert "def __len__" in numbered(hunks(*review_called("R1.06").texts())), "len(self)"
-
-
-def test_the_constructor_of_the_base_is_shown_with_its_body() -> None:
-    shown = numbered(hunks(*review_called("R3.09").texts()))
-    assert "expect_alike(state, group)" in shown
-    assert "def finish" not in shown
-
-
-ARGUING = {"so", "because", "since", "need", "needs", "enough", "nobody", "must", "should", "never"}
-
-
-def test_descriptions_of_both_kinds_are_alike() -> None:
-    """As many of each argue, and they are equally long: neither tells the verdict."""
-
-    def arguing(reviews: list[Review]) -> float:
-        words = [{*re.findall(r"[a-z]+", each.description.lower())} for each in reviews]
-        return sum(bool(each & ARGUING) for each in words) / len(reviews)
-
-    def length(reviews: list[Review]) -> float:
-        return sum(len(each.description) for each in reviews) / len(reviews)
-
-    assert abs(arguing(DEFECTS) - arguing(HARMLESS)) < 0.1
-    assert 0.4 < arguing(DEFECTS) < 0.6
-    assert 0.9 < length(DEFECTS) / length(HARMLESS) < 1.1
-
-
-def test_changed_lines_are_as_a_formatter_leaves_them(tmp_path: Path) -> None:
-    """What it would join or split tells that nobody wrote it."""
-    files = {tmp_path / f"{each.id}.py": each.texts() for each in REVIEWS}
-    for path, (_, after) in files.items():
-        path.write_text(after, encoding="utf-8")
-    config = str(Path(__file__).parents[2] / "pyproject.toml")
-    call = [sys.executable, "-m", "ruff", "format", "--quiet", "--config", config, str(tmp_path)]
-    subprocess.run(call, check=True)
-    for path, (before, after) in files.items():
-        old, new = after.splitlines(), path.read_text(encoding="utf-8").splitlines()
-        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-        moved = {
-            k + 1
-            for tag, i, i_end, _, _ in matcher.get_opcodes()
-            for k in range(i, i_end)
-            if tag != "equal"
-        }
-        made = {line.new for hunk in hunks(before, after) for line in hunk if line.sign == "+"}
-        assert not moved & made, f"{path.stem}: lines {sorted(moved & {*filter(None, made)})}"
 
 
 def test_the_file_hides_what_is_not_done(learner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,39 +173,6 @@ def test_what_an_answer_earns() -> None:
     assert points(defect, Answer(False, line + 9, "dtype")) == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("lab_id", ["R1.03", "R1.04"])
-@pytest.mark.parametrize("line", [9999, -9999])
-def test_a_line_that_is_not_there_grades_nothing(lab_id: str, line: int, learner: Path) -> None:
-    """Whether the change is harmless or not: the refusal does not tell."""
-    call = asked_for(f"{lab_id} --spoil --verdict refuse --line {line} --axis cost")
-    with pytest.raises(ValueError, match=rf"^there is no line {line}: .*; nothing is graded$"):
-        command.main(call, console())
-    assert lab_id not in frame.results(), "the answer is still free"
-
-
-def test_every_axis_that_is_right_is_explained() -> None:
-    review = review_called("R4.03")
-    line = max(faults(review))
-    told = graded(review, Answer(False, line, "dtype"))[-1].text
-    assert all(f"{axis} ({AXES[axis]})" in told for axis in (*review.axes, "dtype"))
-    assert "You said" not in graded(review, Answer(False, line, "resources"))[-1].text
-    for axis in review_called("R2.05").axes:
-        assert points(review_called("R2.05"), Answer(False, 72, axis)) == pytest.approx(1)
-
-
-def test_the_rules_are_told_before_the_answer(learner: Path) -> None:
-    command.main(asked_for("R1.03 --spoil"), console())
-    folder = learner / "my_labs" / "R1.03"
-    parser = ArgumentParser()
-    command.add_arguments(parser)
-    helped = " ".join(parser.format_help().split())
-    for rule in RULES:
-        assert rule in helped
-        assert rule in (folder / "review.md").read_text()
-        assert f"# {rule}" in (folder / "answer.toml").read_text()
-    assert ["50%", "30%", "20%", "50%", "100%"] == re.findall(r"\d+%", " ".join(RULES))
-
-
 @pytest.mark.parametrize("always", [Answer(True), Answer(False, 1, "alone")])
 def test_one_answer_to_all_earns_nothing(always: Answer) -> None:
     assert sum(points(review, always) * review.points for review in REVIEWS) < 80
@@ -280,14 +190,6 @@ def test_a_seed_deals_the_same_and_others_other_ones(learner: Path) -> None:
     assert {review_called(each).level for each in several} == {1}
     assert dealt("3.25 --level 2 --seed 1").exercise == "3.25"
     assert dealt("--phase 4 --seed 1").about.phase.number == 4
-
-
-def test_all_that_fit_are_answered(learner: Path) -> None:
-    for review in REVIEWS:
-        if review.exercise == "1.4":
-            progress.update_lab(review.id, points=0, most=review.points)
-    with pytest.raises(ValueError, match=r"answered all reviews of exercise 1\.4 that"):
-        command.main(asked_for("1.4 --spoil"), console())
 
 
 def test_show_answer_and_first_answer_counts(
@@ -315,20 +217,15 @@ def test_show_answer_and_first_answer_counts(
     assert re.search(r"R1\.04 +1 +1 +-5/10", capsys.readouterr().out)
 
 
-def test_an_answer_in_a_file(learner: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The printed commands work as they are; who has the folder has seen the change."""
+def test_an_answer_in_a_file(learner: Path) -> None:
     command.main(asked_for("R1.04 --spoil"), console())
-    said = capsys.readouterr().out
-    assert "distlab lab review R1.04 --spoil --verdict approve\n" in said
-    assert "distlab lab review R1.04 --spoil --verdict refuse --line … --axis …\n" in said
-    assert "distlab lab review --grade my_labs/R1.04\n" in said
     folder = learner / "my_labs" / "R1.04"
     with pytest.raises(ValueError, match="verdict must be"):
-        command.main(asked_for(f"--grade {folder}"), console())
+        command.main(asked_for(f"--grade {folder} --spoil"), console())
     (folder / "answer.toml").write_text('verdict = "approve"\n')
     command.main(asked_for("R1.04 --spoil"), console())
     assert "approve" in (folder / "answer.toml").read_text(), "an answer is never overwritten"
-    assert command.main(asked_for(f"--grade {folder}"), console()) == 0
+    assert command.main(asked_for(f"--grade {folder} --spoil"), console()) == 0
 
 
 BAD: list[tuple[Callable[[], object], str]] = [
@@ -337,18 +234,6 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: answer_of({"verdict": "refuse", "line": "9"}, "x"), "line must be a number"),
     (lambda: answer_of({"verdict": "refuse", "line": 9, "axis": "dtypes"}, "x"), "axis must be"),
     (lambda: answer_of({"verdict": "approve", "axes": 1}, "x"), "no field 'axes'"),
-    (lambda: answer_of({"verdict": "approve", "line": 9}, "x"), "takes no line and no axis"),
-    (lambda: answer_of({"verdict": "approve", "axis": "cost"}, "x"), "takes no line and no axis"),
-    (
-        lambda: command.main(
-            asked_for("R1.04 --spoil --verdict refuse --line foo --axis cost"), console()
-        ),
-        "line must be a number of the right column",
-    ),
-    (
-        lambda: command.main(asked_for("1.3 --level 2"), console()),
-        "no reviews of exercise 1.3, lev",
-    ),
     (lambda: review_called("R9.99"), "no review R9.99"),
     (lambda: command.main(asked_for("R1.04"), console()), "not written yet"),
     (lambda: command.main(asked_for("--spoil --axis cost"), console()), "needs its review"),
@@ -377,10 +262,6 @@ def test_questions_in_a_terminal() -> None:
     told = iter(["refuse", "--38", "cost"])
     with pytest.raises(ValueError, match="line must be"):
         asked(lambda question: next(told))
-
-
-def test_numbers_that_are_typed() -> None:
-    assert [number_in(text) for text in ("9", "-38", "+9", "1e3", "")] == [9, -38, "+9", "1e3", ""]
 
 
 def test_input_that_ends_grades_nothing() -> None:

@@ -124,13 +124,13 @@ def _renamed(logs: Iterable[Log], lab: DebugLab) -> list[Log]:
 
 
 def _failed(failure: RankFailure, lab: DebugLab) -> Seen:
-    """The words of a failure, each place once, without the tool's guess at what led to it."""
+    """The words of a failure, each line once, without the tool's guess at what led to it."""
     message, line = _as_told(failure.message, lab), _as_told(failure.line, lab)
     told = message if line in message else f"{message} at {line}"
-    places = [(r, _as_told(r.line, lab)) for r in failure.reports]
+    lines = [(r, _as_told(r.line, lab)) for r in failure.reports]
     states = [
-        f"rank {r.rank}: {r.state}" + (f" ({place})" if place not in told else "")
-        for r, place in places
+        f"rank {r.rank}: {r.state}" + (f" ({where})" if where not in told else "")
+        for r, where in lines
     ]
     return Seen(failure=f"{failure.kind}: {told}", at_the_end=states)
 

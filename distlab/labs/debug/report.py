@@ -118,6 +118,11 @@ def _pairs(wrong: Seen, right: Seen) -> list[tuple[Mapping[str, Any], Mapping[st
     return list(zip(wrong.values, right.values, strict=True))
 
 
+def _apart(got: float, expected: float) -> float:
+    """The difference as a part of what is expected; infinite if that is 0."""
+    return abs(got - expected) / abs(expected) if expected else float("inf")
+
+
 def _short(got: Any, expected: Any) -> tuple[str, str]:
     """Both values; of long series the entries around the first difference, and of entries with
     names those that differ most, in parts of what is expected."""
@@ -125,7 +130,7 @@ def _short(got: Any, expected: Any) -> tuple[str, str]:
     got, expected = rounded(got), rounded(expected)
     if isinstance(got, dict) and isinstance(expected, dict):
         names = [name for name in got if got[name] != expected[name]]
-        names.sort(key=lambda name: -abs(float(got[name]) / float(expected[name]) - 1))
+        names.sort(key=lambda name: _apart(float(got[name]), float(expected[name])), reverse=True)
         rest = ", …" if len(names) > ROWS else ""
         seen, should = (
             ", ".join(f"{name}: {values[name]}" for name in names[:ROWS]) + rest
