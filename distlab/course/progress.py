@@ -5,24 +5,50 @@ from __future__ import annotations
 import ast
 import contextlib
 import datetime
+import fcntl
+import functools
 import hashlib
 import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from .catalogue import Exercise, Phase, functions_of, load_course, root
 
 GAP = 15 * 60.0  # seconds: a longer time between two gradings is a break
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def progress_file() -> Path:
     """The file of the progress."""
     return root() / ".distlab" / "progress.json"
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """Other processes wait here; where no lock can be had, nobody waits."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            path = progress_file().with_suffix(".lock")
+            path.parent.mkdir(exist_ok=True)
+            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
+        yield
+
+
+def _alone(changes: Callable[Given, Found]) -> Callable[Given, Found]:
+    """Between its reading and its writing of the file no other process writes."""
+
+    @functools.wraps(changes)
+    def locked(*given: Given.args, **more: Given.kwargs) -> Found:
+        with _lock():
+            return changes(*given, **more)
+
+    return locked
 
 
 def _read() -> tuple[dict[str, Any], list[str]]:
@@ -71,6 +97,7 @@ def save(entries: dict[str, dict[str, Any]], **others: Any) -> list[str]:
     return []
 
 
+@_alone
 def update(exercise_id: str, **fields: Any) -> list[str]:
     """Set fields of one exercise's entry; warnings if it could not be saved."""
     entries, warnings = load()
@@ -83,6 +110,7 @@ def track() -> str:
     return str(_read()[0].get("track", ""))
 
 
+@_alone
 def choose_track(name: str) -> list[str]:
     """Remember the learner's track; warnings if it could not be saved."""
     entries, warnings = load()
@@ -95,6 +123,7 @@ def labs() -> dict[str, dict[str, Any]]:
     return {str(k): dict(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
+@_alone
 def update_lab(lab_id: str, **fields: Any) -> list[str]:
     """Set fields of one lab's entry; warnings if it could not be saved."""
     entries, warnings = load()
@@ -108,6 +137,7 @@ def predicts_first() -> bool:
     return _read()[0].get("predicts_first") is True
 
 
+@_alone
 def choose_predicts_first(on: bool) -> list[str]:
     """Remember it; warnings if it could not be saved."""
     entries, warnings = load()
@@ -120,12 +150,14 @@ def waiting_predictions() -> dict[str, dict[str, Any]]:
     return {str(k): dict(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
+@_alone
 def save_waiting_predictions(waiting: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Remember them; warnings if they could not be saved."""
     entries, warnings = load()
     return warnings + save(entries, waiting_predictions=waiting)
 
 
+@_alone
 def blanked(exercise_ids: Iterable[str]) -> list[str]:
     """The exercises' file is blank again: their verdicts no longer hold. The
     number of hints is kept."""
@@ -180,6 +212,7 @@ def _without(tree: ast.Module, names: set[str]) -> ast.Module:
     return tree
 
 
+@_alone
 def record(results: Iterable[tuple[str, str, int]]) -> list[str]:
     """Remember (exercise, verdict, points) of the learner's files; warnings if that failed."""
     data, warnings = _read()

@@ -7,6 +7,7 @@ and no message. At the right, the shares of the time, which add up to 100 %.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -221,8 +222,10 @@ class _Picture:
             x0, x1 = self.ms(start), self.ms(end)
             if number % 2 == 0:
                 self.axes.axvspan(x0, x1, color="#F5F7FA", zorder=0)
-            if len(name) * 8 * 0.6 < (x1 - x0) * self.inches_per_ms * 72:
-                self.axes.text((x0 + x1) / 2, -0.06, name, size=8, ha="center", color=INK)
+            room = (x1 - x0) * self.inches_per_ms * 72
+            number_alone = re.sub(r".* (?=\d+$)", "", name)
+            text = next((t for t in (name, number_alone) if len(t) * 8 * 0.6 < room), "")
+            self.axes.text((x0 + x1) / 2, -0.06, text, size=8, ha="center", color=INK)
             self.axes.plot([x0, x1], [0, 0], color=INK, linewidth=1.6, clip_on=False)
 
     def _shares(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,22 @@ def all_labs() -> tuple[DebugLab, ...]:
     found: list[DebugLab] = []
     for path in data_files(KIND):
         data = read_toml(path)
-        found += [_lab(entry, data["causes"], known, path.name) for entry in data["lab"]]
+        wrong = known | _planted(data.get("planted", {}), known, path.name)
+        found += [_lab(entry, data["causes"], wrong, path.name) for entry in data["lab"]]
     return tuple(found)
+
+
+def _planted(
+    texts: Mapping[str, list[tuple[str, str]]], known: Mapping[str, Mutant], file: str
+) -> dict[str, Mutant]:
+    """The wrong implementations that are handed out with another text than that of their checks."""
+    try:
+        return {
+            name: replace(known[name], text=first[0], becomes=first[1], more=more)
+            for name, (first, *more) in texts.items()
+        }
+    except KeyError as error:
+        raise ValueError(f"{file}: planted: no wrong implementation {error}") from None
 
 
 def _lab(
@@ -81,22 +95,28 @@ def _lab(
 ) -> DebugLab:
     try:
         wrong = tuple(known[each] for each in entry.pop("wrong"))
-        own = tuple(entry.pop("causes"))
+        own, also_true = tuple(entry.pop("causes")), tuple(entry.pop("not_offered", ()))
         more: dict[str, Any] = {k: tuple(entry.pop(k, ())) for k in ("ranks", "fine_at")}
         more["run"] = run = dict(entry.pop("run", {}))
         if "slow_links" in run:  # TOML has no keys that are numbers
             run["slow_links"] = {int(rank): slow for rank, slow in run["slow_links"].items()}
         return DebugLab(
             **entry, **more, kind=KIND, exercise=wrong[0].exercise, wrong=wrong, causes=own,
-            offered=_offered(entry["id"], own, causes),
+            offered=_offered(entry["id"], own, causes, also_true),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{file}: lab {entry.get('id')} can't be read: {error}") from None
 
 
-def _offered(lab_id: str, own: tuple[str, ...], causes: Mapping[str, str]) -> dict[str, str]:
-    """The lab's own causes among others of its phase; KeyError if there is no such cause."""
-    others = sorted({*causes} - {*own})
+def _offered(
+    lab_id: str, own: tuple[str, ...], causes: Mapping[str, str], also_true: tuple[str, ...]
+) -> dict[str, str]:
+    """The lab's own causes among others of its phase, without those that describe its bugs as well;
+    KeyError if there is no such cause."""
+    unknown = {*also_true} - {*causes}
+    if unknown:
+        raise KeyError(*unknown)
+    others = sorted({*causes} - {*own, *also_true})
     more = random.Random(lab_id).sample(others, OFFERED - len(own))
     return {name: causes[name] for name in sorted((*own, *more))}
 

@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace, out: Console) -> int:
     """Do what the options ask for; the exit status."""
     need_solutions("debugging labs")
+    if options.ranks is not None and not options.again:
+        raise ValueError("--ranks goes with --again FOLDER")
     if options.list:
         return _list(options.phase, out)
     if options.hint:
@@ -121,8 +123,8 @@ def _list(phase: int | None, out: Console) -> int:
 
 def _hint(folder: Path, out: Console) -> int:
     lab, seed = read_mark(folder)
-    number, texts, warnings = next_hint(lab, seed)
-    for k, text in enumerate(texts, 1):
+    hints, warnings = next_hint(lab, seed)
+    for k, text in hints.items():
         say(out, text, label=f"hint {k} of 3: ")
     for warning in warnings:
         say(out, warning, "yellow")
@@ -143,5 +145,8 @@ def _again(folder: Path, ranks: int | None, out: Console) -> int:
         return 1
     wrong = differing(own, right, ranks or lab.world)
     numbers = ", ".join(map(str, wrong))
-    say(out, f"not as expected on ranks {numbers}" if wrong else "all is as expected")
-    return 1 if wrong else 0
+    if wrong:
+        say(out, f"not as expected on ranks {numbers}")
+        return 1
+    say(out, "all is as expected in this run; --grade runs checks that ask for more")
+    return 0

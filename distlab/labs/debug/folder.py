@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ...course.version import course_version
@@ -99,8 +99,35 @@ def _series(one: Seen) -> list[str]:
     return [
         name
         for name, value in found
-        if isinstance(value, list) and len(value) >= CURVE and isinstance(value[0], float)
+        if isinstance(value, (list, dict))
+        and len(value) >= CURVE
+        and isinstance(_line(value)[1][0], float)
     ]
+
+
+def _line(values: list[float] | dict[str, float]) -> tuple[list[int], list[float]]:
+    """Where the values of a curve are drawn: at steps from 1, or at the numbers in their names."""
+    if isinstance(values, dict):
+        return [int(each.split()[1]) for each in values], [*values.values()]
+    return [*range(1, len(values) + 1)], values
+
+
+def _alike(name: str, one: Seen) -> list[tuple[list[int], Any]]:
+    """Ranks that have the same curve, which would hide each other, and this curve."""
+    found: list[tuple[list[int], Any]] = []
+    for rank, mine in enumerate(one.values):
+        known = next((ranks for ranks, values in found if values == mine[name]), None)
+        if known is None:
+            found.append(([rank], mine[name]))
+        else:
+            known.append(rank)
+    return found
+
+
+def _ranks(which: list[int], one: Seen) -> str:
+    if len(which) == len(one.values):
+        return "all ranks"
+    return f"rank{'s' if len(which) > 1 else ''} {', '.join(map(str, which))}"
 
 
 def _curve(name: str, wrong: Seen, right: Seen, path: Path) -> None:
@@ -108,17 +135,18 @@ def _curve(name: str, wrong: Seen, right: Seen, path: Path) -> None:
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(6.4, 3.4), dpi=120, facecolor="white", layout="constrained")
         axes = figure.add_subplot()
-        shown = []
-        for rank, values in enumerate(wrong.values):
-            steps = range(1, len(values[name]) + 1)
-            (line,) = axes.plot(steps, values[name], lw=1.5, alpha=0.8, label=f"rank {rank}")
-            shown.append(line)
-            if name in right.values[rank]:
-                should = right.values[rank][name]
-                axes.plot(range(1, len(should) + 1), should, "--", lw=1, color=line.get_color())
-        dashed = Line2D([], [], color="black", ls="--", lw=1, label="expected")
+        colours: dict[int, str] = {}
+        for k, (which, values) in enumerate(_alike(name, wrong)):
+            colours |= dict.fromkeys(which, f"C{k}")
+            axes.plot(*_line(values), lw=1.5, alpha=0.8, color=f"C{k}", label=_ranks(which, wrong))
+        expected = _alike(name, right)
+        for which, values in expected:
+            colour, label = colours[which[0]], f"expected, {_ranks(which, right)}"
+            if len(expected) == 1:
+                colour, label = "black", "expected"
+            axes.plot(*_line(values), "--", lw=1, color=colour, label=label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("step")
+        axes.set_xlabel(next(iter(values)).split()[0] if isinstance(values, dict) else "step")
         axes.set_ylabel(name)
-        axes.legend(handles=[*shown, dashed], frameon=False, ncols=2)
+        axes.legend(frameon=False, ncols=2)
         figure.savefig(path)

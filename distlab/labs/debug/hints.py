@@ -23,11 +23,14 @@ FIRST = {
 LEFT = 4  # causes that the second hint leaves
 
 
-def next_hint(lab: DebugLab, seed: int) -> tuple[int, list[str], list[str]]:
-    """The number of hints shown, these hints, and warnings if that could not be saved."""
+def next_hint(lab: DebugLab, seed: int) -> tuple[dict[int, str], list[str]]:
+    """The next hint by its number, or all where none is left; warnings if it could not be saved."""
     every = [FIRST[lab.level], _causes(lab, seed), _places(lab)]
-    shown = min(int(results().get(lab.id, {}).get("hints", 0)) + 1, len(every))
-    return shown, every[:shown], progress.update_lab(lab.id, hints=shown)
+    numbered = dict(enumerate(every, 1))
+    number = int(results().get(lab.id, {}).get("hints", 0)) + 1
+    if number not in numbered:
+        return numbered, []
+    return {number: numbered[number]}, progress.update_lab(lab.id, hints=number)
 
 
 def _causes(lab: DebugLab, seed: int) -> str:

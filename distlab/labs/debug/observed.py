@@ -55,6 +55,8 @@ def rounded(value: Any) -> Any:
     """As the report writes it: numbers with six digits."""
     if isinstance(value, list):
         return [rounded(each) for each in value]
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
@@ -122,14 +124,15 @@ def _renamed(logs: Iterable[Log], lab: DebugLab) -> list[Log]:
 
 
 def _failed(failure: RankFailure, lab: DebugLab) -> Seen:
-    """The words of a failure, without the tool's guess at what led to it."""
+    """The words of a failure, each line once, without the tool's guess at what led to it."""
+    message, line = _as_told(failure.message, lab), _as_told(failure.line, lab)
+    told = message if line in message else f"{message} at {line}"
+    lines = [(r, _as_told(r.line, lab)) for r in failure.reports]
     states = [
-        f"rank {r.rank}: {r.state}" + (f" ({_as_told(r.line, lab)})" if r.line else "")
-        for r in failure.reports
+        f"rank {r.rank}: {r.state}" + (f" ({where})" if where not in told else "")
+        for r, where in lines
     ]
-    message = _as_told(failure.message, lab)
-    line = f" at {_as_told(failure.line, lab)}" if failure.line else ""
-    return Seen(failure=f"{failure.kind}: {message}{line}", at_the_end=states)
+    return Seen(failure=f"{failure.kind}: {told}", at_the_end=states)
 
 
 def _as_told(text: str, lab: DebugLab) -> str:

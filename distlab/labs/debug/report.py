@@ -26,8 +26,9 @@ def report(lab: DebugLab, wrong: Seen, right: Seen, pictures: Sequence[str]) -> 
         "## What to do",
         f"1. Find {'the bug' if len(lab.wrong) == 1 else 'the bugs'}, and answer in `answer.toml`."
         f"\n2. Mend `{lab.file}`. Change few lines: more than three times as many as needed count "
-        "half.\n3. Run the program again: `distlab lab debug --again FOLDER`. `--ranks 2` takes "
-        "fewer ranks.\n4. Grade it: `distlab lab debug --grade FOLDER`.\n\n"
+        "half. A moved line counts once.\n3. Run the program again: `distlab lab debug --again "
+        "FOLDER`. `--ranks 2` takes fewer ranks.\n4. Grade it: `distlab lab debug --grade FOLDER`. "
+        "Its checks ask for more than this report.\n\n"
         "`distlab lab debug --hint FOLDER` helps, three times.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -71,7 +72,7 @@ def seen(lab: DebugLab, wrong: Seen, right: Seen, pictures: Sequence[str]) -> st
         parts += ["## Pictures", *(f"![{name}]({name})" for name in pictures)]
     if "trace.png" in pictures:
         parts.append(
-            "`trace.png` shows the run that went wrong. `player.html` plays it step by step in a "
+            "`trace.png` shows what was seen. `player.html` plays it step by step in a "
             "browser. ui.perfetto.dev opens `trace.json`."
         )
     return "\n\n".join(parts)
@@ -117,18 +118,37 @@ def _pairs(wrong: Seen, right: Seen) -> list[tuple[Mapping[str, Any], Mapping[st
     return list(zip(wrong.values, right.values, strict=True))
 
 
+def _apart(got: float, expected: float) -> float:
+    """The difference as a part of what is expected; infinite if that is 0."""
+    return abs(got - expected) / abs(expected) if expected else float("inf")
+
+
 def _short(got: Any, expected: Any) -> tuple[str, str]:
-    """Both values; of long series the entries around the first difference."""
+    """Both values; of long series the entries around the first difference, and of entries with
+    names those that differ most, in parts of what is expected."""
+    value = got[0] if isinstance(got, list) and got else got
     got, expected = rounded(got), rounded(expected)
+    if isinstance(got, dict) and isinstance(expected, dict):
+        names = [name for name in got if got[name] != expected[name]]
+        names.sort(key=lambda name: _apart(float(got[name]), float(expected[name])), reverse=True)
+        rest = ", …" if len(names) > ROWS else ""
+        seen, should = (
+            ", ".join(f"{name}: {values[name]}" for name in names[:ROWS]) + rest
+            for values in (got, expected)
+        )
+        return seen, should
     if not isinstance(got, list) or not isinstance(expected, list):
         return str(got), str(expected)
     pairs = list(zip(got, expected, strict=False))
-    first = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
     begin = max(0, min(first - 2, len(got) - ROWS))
+    unit = "step" if isinstance(value, float) else "entry"
+    start = [f"from {unit} {begin + 1}"] if begin else []
+    change = [f"first difference at {unit} {first + 1}"] if first else []
     texts = []
-    for values in (got, expected):
+    for values, notes in ((got, start + change), (expected, start)):
         text = ", ".join(map(str, values[begin : begin + ROWS]))
-        before = f"(from entry {begin + 1}) " if begin else ""
+        before = f"({'; '.join(notes)}) " if notes else ""
         texts.append(before + text + (", …" if len(values) > begin + ROWS else ""))
     return texts[0], texts[1]
 

@@ -6,6 +6,7 @@ import difflib
 import io
 import re
 import tokenize
+from collections import Counter
 from dataclasses import dataclass
 
 from ...course.regions import regions_of
@@ -16,14 +17,18 @@ NEAR = 2  # lines beside the wrong ones that are accepted as well
 
 @dataclass(frozen=True)
 class Spot:
-    """Lines (from 1) of the handed-out file, both ends included, where one bug is."""
+    """Lines (from 1) of the handed-out file, both ends included, where one bug is.
+
+    ``gap``: something is missing before ``first``, so that the line before it counts as well.
+    """
 
     first: int
     last: int
+    gap: bool = False
 
     def near(self, line: int) -> bool:
         """Whether a learner who names ``line`` has found it."""
-        return self.first - NEAR <= line <= self.last + NEAR
+        return self.first - self.gap - NEAR <= line <= self.last + NEAR
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def sources_of(lab: DebugLab) -> Sources:
         own = [(i1, i2) for i1, i2, _, _ in _changes(right, one)]
         spots.append(
             tuple(
-                Spot(min(j1 + 1, end), min(max(j2, j1 + 1), end))
+                Spot(min(j1 + 1, end), min(max(j2, j1 + 1), end), gap=j1 == j2)
                 for i1, i2, j1, j2 in both
                 if any(i1 - NEAR <= b and a <= i2 + NEAR for a, b in own)
             )
@@ -64,9 +69,13 @@ def sources_of(lab: DebugLab) -> Sources:
 
 
 def changed_lines(before: str, after: str) -> int:
-    """How many lines of code differ; comments and empty lines are free."""
-    changes = _changes(_code(before), _code(after))
-    return sum(max(i2 - i1, j2 - j1) for i1, i2, j1, j2 in changes)
+    """How many lines of code differ: moved ones once, comments and empty lines not at all."""
+    old, new = (_code(text).splitlines() for text in (before, after))
+    changes = _changes("\n".join(old), "\n".join(new))
+    gone = Counter(line.strip() for i1, i2, _, _ in changes for line in old[i1:i2])
+    come = Counter(line.strip() for _, _, j1, j2 in changes for line in new[j1:j2])
+    moved = (gone & come).total()
+    return max((gone - come).total(), (come - gone).total()) + moved
 
 
 def _changes(before: str, after: str) -> list[tuple[int, int, int, int]]:

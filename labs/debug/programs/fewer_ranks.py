@@ -28,7 +28,7 @@ def program(ctx: Any, code: Any) -> dict[str, Any]:
         return found
     after = samplers(ctx.world_size - 1)
     for old, new in zip(before, after, strict=False):
-        new.load_state_dict(old.state_dict(2))
+        new.load_state_dict(old.state_dict(2 * 12))
     found |= read(after, "after the restart")
     found |= read(after, "measured")
     sizes = found["after the restart, this rank's sizes"]

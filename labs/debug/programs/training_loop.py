@@ -1,4 +1,4 @@
-"""A classifier with dropout is trained for 3 epochs, and evaluated after every 4th step."""
+"""A classifier is trained for 3 epochs; after every 4th step it is left in eval mode."""
 
 from __future__ import annotations
 

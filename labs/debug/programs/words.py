@@ -17,10 +17,11 @@ def program(ctx: Any, code: Any) -> dict[str, Any]:
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
     every = torch.arange(WORDS)
 
-    def of_each_word() -> list[float]:
+    def of_each_word() -> dict[str, float]:
         with torch.no_grad(), ctx.region("each word"):
             logits = table.logits(torch.tanh(table(every)) * 3)
-            return list(code.vocab_parallel_cross_entropy(logits, every, WORDS).tolist())
+            losses = code.vocab_parallel_cross_entropy(logits, every, WORDS)
+        return {f"word {word}": loss for word, loss in enumerate(losses.tolist())}
 
     before = of_each_word()
     draw = torch.Generator().manual_seed(ctx.seed)
