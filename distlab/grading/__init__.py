@@ -1,4 +1,4 @@
-"""Grade an implementation: the API for writing checks, and the commands that run them.
+"""Grade an implementation: the API for writing checks, and ``grade``, which runs them.
 
 A name is imported when it is first asked for (start-up time): most need torch, and a command that
 runs nothing does without. Their types are in ``__init__.pyi``.
@@ -23,7 +23,6 @@ _MODULES = {
         "refusal",
         "trace",
     ),
-    "distlab.grading.command": ("main",),
     "distlab.grading.run": ("grade",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

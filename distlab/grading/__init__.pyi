@@ -1,4 +1,4 @@
-"""Grade an implementation: the API for writing checks, and the commands that run them."""
+"""Grade an implementation: the API for writing checks, and ``grade``, which runs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from .checks import (
     refusal,
     trace,
 )
-from .command import main
 from .run import grade
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "expect_same_sequence",
     "fail",
     "grade",
-    "main",
     "refusal",
     "trace",
 ]

@@ -72,7 +72,7 @@ def test_untouched_templates_are_blank(folder: Path, capsys: pytest.CaptureFixtu
 def test_a_blank_exercise_gets_its_verdict_without_torch(folder: Path) -> None:
     program = (
         "import sys\n"
-        "from distlab.grading import main\n"
+        "from distlab.grading.command import main\n"
         f"status = main(1, ['1.4', '--impl', {str(folder)!r}])\n"
         "print('loaded:', *({'torch', 'pytest', 'numpy'} & set(sys.modules)))\n"
         "sys.exit(status)"

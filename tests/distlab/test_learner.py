@@ -30,7 +30,8 @@ from distlab.course import progress
 from distlab.course.catalogue import Exercise, functions_of, load_course, root
 from distlab.course.templates import template_of
 from distlab.course.version import course_version
-from distlab.grading import grade, main
+from distlab.grading import grade
+from distlab.grading.command import main
 from distlab.grading.report import LIKELY, print_report
 from distlab.grading.session import Request
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
