@@ -180,7 +180,7 @@ def _grade(exercise: Exercise, parent: int, folder: str, mask: set[int | signal.
     """The child: grade, print the report, never return."""
     status = 1
     try:
-        from ..grading import main  # start-up time of the map and other commands
+        from ..grading.command import main  # start-up time of the map and other commands
 
         die_with_parent(parent, signal.SIGTERM)
         tempfile.tempdir = folder

@@ -14,6 +14,7 @@ from distlab.classes.lab_rules import LabResult, labs_for, seed_of
 from distlab.classes.submissions import Entry, Submission, unpack
 from distlab.cli import main
 from distlab.grading.wrong import all_mutants
+from distlab.labs.review.chosen import all_reviews
 from distlab.sandbox import Limits, obstacle
 
 RULES = """
@@ -113,7 +114,8 @@ def test_a_pack_has_the_labs_and_no_answers(packs: tuple[ClassConfig, Path]) -> 
     for mutant in all_mutants():
         assert not any(mutant.mistake in text or mutant.id in text for text in texts), mutant.id
     assert "R1.02" in own
-    assert not any("approve" in text and "harmless" in text for text in texts)
+    why = next(review.why for review in all_reviews() if review.id == "R1.02")
+    assert not any(why in text for text in texts)
 
 
 def test_nothing_is_handed_out_if_another_solution_shows(

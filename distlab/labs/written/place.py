@@ -51,8 +51,13 @@ class Place:
         self.open_to_all = open_to_all
 
     def pytest_configure(self) -> None:
-        """This process is forked for these tests alone, so nobody else is watched."""
+        """This process is forked for these tests alone, so nobody else is watched.
+
+        A solution that its parent has imported would be found without opening its file.
+        """
         if not self.open_to_all:
+            for name in [n for n in sys.modules if n.partition(".")[0] == "solutions"]:
+                del sys.modules[name]
             sys.addaudithook(self._audit)
 
     @pytest.hookimpl(tryfirst=True)
