@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from distlab import cli, grading
 from distlab.course.catalogue import Course, Phase, load_course, root
-from distlab.grading import choice, grade
 from distlab.grading import command as grader
+from distlab.grading import grade, sources
 from distlab.grading.session import Request
 from distlab.host import processes
 from distlab.ranks import RankContext, RankFailure, run_ranks
@@ -271,7 +271,7 @@ def test_a_phase_without_exercises_is_refused(
     real = load_course()
     phases = [*real.phases, Phase(9, "To come", "phase9", "ready")]
     empty = Course(phases, real.exercises)
-    monkeypatch.setattr(choice, "load_course", lambda: empty)
+    monkeypatch.setattr(sources, "load_course", lambda: empty)
     assert grader.main(9, []) == 2
     said = capsys.readouterr().err
     assert said == "test_phase9.py: phase 9 has no exercises yet: there is nothing to grade\n"

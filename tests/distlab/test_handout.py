@@ -247,7 +247,7 @@ def test_commands_without_solutions(learner: Learner) -> None:
     status, said = learner.call("-m", "distlab", "reset", "1.4", "--yes")
     assert path.read_text() == before
     status, said = learner.call("-m", "distlab", "lab", "debug")
-    told = "this hand-out has no labs of the kind 'debug': ask your instructor"
+    told = "debugging labs need the solutions, which are not here: ask your instructor"
     assert (status, said) == (2, f"distlab: {told}\n")
     status, said = learner.call("-m", "distlab")
     assert "next: 1.1 Sharded sampler" in said

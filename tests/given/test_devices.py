@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -104,12 +105,29 @@ def test_one_rank_is_no_crowd() -> None:
     assert choose(["cpu"], [""], True)[2] == "1 rank on the CPU, backend gloo"
 
 
-def test_a_program_refuses_in_one_line() -> None:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+SERVER = """
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+input()
+"""
 
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    """A store of another process, as torchrun's: ranks that are forked beside a server's thread can
+    inherit a lock that it holds."""
+    command, pipe = [sys.executable, "-c", SERVER], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.communicate("\n")
+
+
+def test_a_program_refuses_in_one_line(port: str) -> None:
     def body(ctx: RankContext) -> int:
         pretend(FOUR[:1])
-        os.environ |= {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        os.environ |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         sys.argv = ["train_gpt", "--pipeline=4", "--device=cuda"]
         try:
             train_gpt.main()
