@@ -37,6 +37,9 @@ def noted(mutant_id: str, folder: Path, note: Path) -> NoReturn:
         os._exit(status)
 
 
+INSTALLED = {".venv", "distlab.egg-info"}  # pip makes both of what pyproject.toml says
+
+
 def source(path: Path) -> Path:
     """The program of a compiled file."""
     if path.suffix != ".pyc":
@@ -61,5 +64,5 @@ def test_a_grading_opens_what_its_digest_has(mutant_id: str, tmp_path: Path) -> 
     looked_at = {*root().glob(exercise.checks_glob)}  # for checks of the exercise
     of_mutants = {*(root() / "tests" / "mutants").glob("phase*_*.py")}  # for those of the exercise
     in_parts = {root() / name for name in IN_PARTS} | looked_at | of_mutants
-    inside = {path for path in opened if ".venv" not in path.parts and path.is_file()}
+    inside = {path for path in opened if not INSTALLED & {*path.parts} and path.is_file()}
     assert sorted(inside - verdict.paths - in_parts) == []
