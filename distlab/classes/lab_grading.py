@@ -23,7 +23,9 @@ from ..labs.index import Listed
 from ..labs.predict.answers import from_file
 from ..labs.predict.graded import answered
 from ..labs.predict.graded import graded as predicted
-from ..labs.predict.sheets import asked_of, question_of, scene_of
+from ..labs.predict.machines import Question
+from ..labs.predict.screen import asked_of
+from ..labs.predict.sheets import subject_of
 from ..labs.review.answer import graded as reviewed
 from ..labs.review.answer import read_answer
 from ..labs.review.chosen import review_called
@@ -109,14 +111,12 @@ def _written(lab: Listed, path: Path, seed: int, limits: Limits | None) -> Seque
 
 def _predicted(lab: Listed, path: Path, seed: int) -> Sequence[Part]:
     """One part for each number: the solution runs, and no learner's code."""
-    units = {name: unit for name, _, unit in asked_of(lab.id)}
-    given = from_file(path, units)
-    question, scene = question_of(lab.id), scene_of(lab.id)
-    if question is not None:
-        outcomes = [answered(question, given["answer"])]
+    subject = subject_of(lab.id)
+    given = from_file(path, {name: unit for name, _, unit in asked_of(subject)})
+    if isinstance(subject, Question):
+        outcomes = [answered(subject, given["answer"])]
     else:
-        assert scene is not None
-        outcomes = predicted(scene, seed, given, "solutions")
+        outcomes = predicted(subject, seed, given, "solutions")
     return [
         Part(
             o.name, float(o.right), 1, "right" if o.right else f"off by a factor of {o.factor:.3g}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..course.catalogue import load_course
-from ..course.handout import files_in
+from ..course.handout import files_in, need_new
 from ..course.leaks import leaks
 from ..host import zips
 from ..labs.debug.chosen import lab_called
@@ -51,10 +51,7 @@ def write_packs(config: ClassConfig, out: Path) -> list[Path]:
     """Write all packs into the new folder ``out``; the zips. Nothing is left behind if it fails."""
     if not config.labs:
         raise ValueError("no labs count: name them in [labs] points")
-    if out.exists():
-        raise ValueError(f"{out} is there already: choose another name")
-    if not out.parent.is_dir():
-        raise ValueError(f"{out}: the folder {out.parent} does not exist")
+    need_new(out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".labs-") as temporary:
         made = Path(temporary) / out.name
         packed = []
@@ -90,8 +87,7 @@ def _write_lab(lab: Listed, seed: int, home: Path, config: ClassConfig) -> None:
         write_lab(lab_called(lab.id), seed, file.parent)
     elif lab.kind == "review":
         review = review_called(lab.id)
-        inside = {e.id for e in review.about.phase.exercises if e.file == review.about.file}
-        secret = inside - {*config.released}
+        secret = {*review.spoils} - {*config.released}
         write_review(review, hunks(*review.texts()), file.parent, secret)
     elif lab.kind == "tests":
         begin(load_course().exercise(lab.exercise), file)

@@ -256,15 +256,18 @@ def _chosen(files: list[File]) -> tuple[dict[str, File], list[str]]:
 
 def _labs(files: list[File]) -> dict[str, File]:
     """Answers to labs, by their path in the course; Refused if there are two to one lab."""
+    matched = ((LAB_FILE.fullmatch(file.path), file) for file in files)
+    named = ((f"{LABS}/{m['own'] or m['tests']}", file) for m, file in matched if m is not None)
+    return _one_each(named, "answer")
+
+
+def _one_each(named: Iterable[tuple[str, File]], what: str) -> dict[str, File]:
+    """The files by these names; Refused if there are two of one name."""
     found: dict[str, File] = {}
-    for file in files:
-        match = LAB_FILE.fullmatch(file.path)
-        if match is None:
-            continue
-        name = f"{LABS}/{match['own'] or match['tests']}"
+    for name, file in named:
         if name in found:
             both = f"{shown(found[name].path)} and {shown(file.path)}"
-            raise Refused(f"it is not clear which answer counts: {both}")
+            raise Refused(f"it is not clear which {what} counts: {both}")
         found[name] = file
     return found
 
@@ -276,13 +279,6 @@ def _by_name(loose: list[File], there: set[str]) -> dict[str, File]:
         if exercise.phase.folder not in there:
             for prefix in ("template_", ""):
                 known[f"{prefix}{exercise.file}.py"] = exercise.phase.folder
-    found: dict[str, File] = {}
-    for file in loose:
-        name = file.path.rpartition("/")[2]
-        if name in known:
-            path = f"{known[name]}/{name}"
-            if path in found:
-                both = f"{shown(found[path].path)} and {shown(file.path)}"
-                raise Refused(f"it is not clear which file counts: {both}")
-            found[path] = file
-    return found
+    ends = ((file.path.rpartition("/")[2], file) for file in loose)
+    named = ((f"{known[name]}/{name}", file) for name, file in ends if name in known)
+    return _one_each(named, "file")

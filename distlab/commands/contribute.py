@@ -33,7 +33,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
     file = file_of(exercise, options.file)
     if not options.out.is_dir():
         raise ValueError(f"--out: there is no folder {options.out}")
-    seed = frame.seed_of_this_folder() if options.seed is None else options.seed
+    seed = frame.seed_or_own(options.seed)
     outcome = outcome_of(exercise, file, [], seed, own=options.wrong)
     if outcome.refused:
         say(out, f"there is nothing to contribute: {outcome.refused}", "yellow")

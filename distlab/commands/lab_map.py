@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,21 +93,20 @@ def main(options: argparse.Namespace, out: Console) -> int:
         own = [lab for lab in labs if lab.phase == number]
         heading = f"Phase {number}: {course.phase(number).title}" if number else "Whole runs"
         out.print(Text(f"\n{heading}", "bold"))
-        _show(own, {*progress.labs()}, out)
+        _show(own, out)
         show_sum(own, out)
     return 0
 
 
-def _show(labs: Sequence[Listed], tried: Collection[str], out: Console) -> None:
+def _show(labs: Sequence[Listed], out: Console) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("", "kind", "level", "points", "hints", "title"):
         table.add_column(name, justify="right" if name in ("level", "points", "hints") else "left")
     done = progress.labs()
     for lab in labs:
         mine = done.get(lab.id, {})
-        points = (
-            f"{mine.get('points', 0):g}/{lab.points:g}" if lab.id in tried else f"–/{lab.points:g}"
-        )
+        reached = f"{mine.get('points', 0):g}" if lab.id in done else "–"
+        points = f"{reached}/{lab.points:g}"
         cells = (f"  {lab.id}", lab.kind, str(lab.level), points, str(mine.get("hints") or ""))
         table.add_row(*cells, lab.title)
     out.print(table)

@@ -73,7 +73,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
 def _exercise(options: argparse.Namespace, out: Console) -> int:
     """Predict numbers of an exercise's run."""
     scene = scene_named(options.what)
-    seed = frame.seed_of_this_folder() if options.seed is None else options.seed
+    seed = frame.seed_or_own(options.seed)
     title, asked = title_of(scene, scene.case(seed), seed), asked_of(scene)
     if options.sheet is not None:
         return _write_sheet(options, seed, sheet(title, asked), out)
@@ -92,7 +92,7 @@ def _question(options: argparse.Namespace, out: Console) -> int:
     question = question_named(options.what)
     if options.seed is not None or options.impl is not None:
         raise ValueError(f"{question.id} has no --seed and no --impl: its numbers are fixed")
-    title, asked = f"{question.id}: {question.text}", [("answer", "answer", question.unit)]
+    title, asked = f"{question.id}: {question.text}", asked_of(question)
     if options.sheet is not None:
         return _write_sheet(options, None, sheet(title, asked), out)
     need_solutions(f"question {question.id}")

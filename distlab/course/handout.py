@@ -58,17 +58,22 @@ def chosen(course: Course, phases: Iterable[int], ids: Iterable[str]) -> Course:
     return dataclasses.replace(course, phases=of_them, exercises=exercises)
 
 
+def need_new(*paths: Path) -> None:
+    """ValueError unless all of these can be made in the folder of the first one."""
+    for path in paths:
+        if path.exists():
+            raise ValueError(f"{path} is there already: choose another name")
+    if not paths[0].parent.is_dir():
+        raise ValueError(f"{paths[0]}: the folder {paths[0].parent} does not exist")
+
+
 def hand_out(course: Course, part: Course, source: Path, target: Path) -> Path:
     """Write ``part`` of the course in ``source`` to the folder ``target`` and to a zip beside it.
 
     Nothing is left behind if it fails. Returns the zip's path.
     """
     packed = target.with_name(target.name + ".zip")
-    for path in (target, packed):
-        if path.exists():
-            raise ValueError(f"{path} is there already: choose another name")
-    if not target.parent.is_dir():
-        raise ValueError(f"{target}: the folder {target.parent} does not exist")
+    need_new(target, packed)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".handout-") as temporary:
         folder = Path(temporary) / target.name
         folder.mkdir()

@@ -71,7 +71,7 @@ def load() -> tuple[dict[str, dict[str, Any]], list[str]]:
     return data["exercises"], warnings
 
 
-def write(path: Path, data: dict[str, Any]) -> None:
+def write(path: Path, data: object) -> None:
     """Write JSON into a folder that is made if it is missing. After a crash the old file is still
     there, and nothing beside it."""
     path.parent.mkdir(exist_ok=True)
@@ -111,25 +111,35 @@ def track() -> str:
 
 
 @_alone
+def _remember(**others: Any) -> list[str]:
+    """Change what stands beside the exercises; warnings if it could not be saved."""
+    entries, warnings = load()
+    return warnings + save(entries, **others)
+
+
+def _rows(data: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """A table that stands beside the exercises; empty if it is missing or damaged."""
+    found = data.get(name, {})
+    return {str(k): dict(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
 def choose_track(name: str) -> list[str]:
     """Remember the learner's track; warnings if it could not be saved."""
-    entries, warnings = load()
-    return warnings + save(entries, track=name)
+    return _remember(track=name)
 
 
 def labs() -> dict[str, dict[str, Any]]:
     """What is remembered of labs, by their ids."""
-    found = _read()[0].get("labs", {})
-    return {str(k): dict(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    return _rows(_read()[0], "labs")
 
 
 @_alone
 def update_lab(lab_id: str, **fields: Any) -> list[str]:
     """Set fields of one lab's entry; warnings if it could not be saved."""
-    entries, warnings = load()
-    known = labs()
+    data, warnings = _read()
+    known = _rows(data, "labs")
     known.setdefault(lab_id, {}).update(fields)
-    return warnings + save(entries, labs=known)
+    return warnings + save(data["exercises"], labs=known)
 
 
 def predicts_first() -> bool:
@@ -137,24 +147,19 @@ def predicts_first() -> bool:
     return _read()[0].get("predicts_first") is True
 
 
-@_alone
 def choose_predicts_first(on: bool) -> list[str]:
     """Remember it; warnings if it could not be saved."""
-    entries, warnings = load()
-    return warnings + save(entries, predicts_first=on)
+    return _remember(predicts_first=on)
 
 
 def waiting_predictions() -> dict[str, dict[str, Any]]:
     """Numbers that were predicted for exercises that don't pass yet, by exercise."""
-    found = _read()[0].get("waiting_predictions", {})
-    return {str(k): dict(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    return _rows(_read()[0], "waiting_predictions")
 
 
-@_alone
 def save_waiting_predictions(waiting: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Remember them; warnings if they could not be saved."""
-    entries, warnings = load()
-    return warnings + save(entries, waiting_predictions=waiting)
+    return _remember(waiting_predictions=waiting)
 
 
 @_alone

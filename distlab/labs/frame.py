@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..course import progress
-from ..course.catalogue import has_solutions, root
+from ..course.catalogue import Exercise, has_solutions, load_course, root
 from ..course.version import course_version
 from ..host.terminal import say
 from ..host.toml import tomllib
@@ -38,6 +38,24 @@ class Lab:
     def points(self) -> int:
         """Points that are to be had."""
         return POINTS[self.level]
+
+    @property
+    def about(self) -> Exercise:
+        """The exercise that it is about."""
+        return load_course().exercise(self.exercise)
+
+    @property
+    def exercises(self) -> list[Exercise]:
+        """All exercises that it is about."""
+        return [self.about]
+
+    @property
+    def spoils(self) -> list[str]:
+        """The exercises whose solutions are in the file that is handed out."""
+        return [e.id for e in self.about.phase.exercises if e.file == self.about.file]
+
+
+Made = TypeVar("Made", bound=Lab)
 
 
 @dataclass(frozen=True)
@@ -71,11 +89,34 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} is no TOML: {error}") from None
 
 
+def seed_or_own(asked: int | None) -> int:
+    """The seed that is asked for, or this folder's."""
+    return seed_of_this_folder() if asked is None else asked
+
+
 def seed_of_this_folder() -> int:
     """The seed where none is asked for: it depends on the course's folder, and on no name in it
     that would say who the learner is."""
     digest = hashlib.sha256(str(root()).encode()).digest()
     return int.from_bytes(digest[:4], "big") % 1_000_000
+
+
+def fitting(
+    labs: Iterable[Made], exercise_id: str | None, phase: int | None, level: int | None
+) -> list[Made]:
+    """The labs about an exercise, of a phase, of a level; None: of all.
+
+    ValueError if there is no such exercise or phase.
+    """
+    exercise = load_course().exercise(exercise_id) if exercise_id else None
+    of = load_course().phase(phase) if phase is not None else None
+    return [
+        lab
+        for lab in labs
+        if (exercise is None or exercise in lab.exercises)
+        and (of is None or lab.about.phase == of)
+        and level in (None, lab.level)
+    ]
 
 
 def dealt(seed: int, what: str, choices: Sequence[Dealt]) -> Dealt:
@@ -105,6 +146,12 @@ def need_release(exercise_id: str, lab_id: str, spoil: bool) -> None:
             f"lab {lab_id} shows nearly all of a solution that you have not written yet: pass its "
             "exercises or give them up first (instructors add --spoil)"
         )
+
+
+def check_folder(file: Path | None) -> None:
+    """ValueError with one line, before anything is graded, if the result has no folder."""
+    if file is not None and not file.parent.is_dir():
+        raise ValueError(f"--json: there is no folder {file.parent}; nothing is graded")
 
 
 def passed(lab_id: str, points: float, most: float) -> list[str]:

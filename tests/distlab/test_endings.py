@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distlab import cli, grading
+from distlab import cli
 from distlab.course.catalogue import Course, Phase, load_course, root
 from distlab.grading import command as grader
 from distlab.grading import grade, sources
@@ -63,7 +63,8 @@ def from_code(impl: str) -> int:
 
 def watched(impl: str) -> int:
     """``distlab watch``, which forks a grader."""
-    grading.main = lambda phase, args, **how: grader.main(phase, [*args, "--impl", impl], **how)
+    main = grader.main
+    grader.main = lambda phase, args, **how: main(phase, [*args, "--impl", impl], **how)
     return cli.main(["watch", "1.1"])
 
 

@@ -10,20 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail
+from tests.phase3.breaking import Breaks
 
 WIDTH, LAYERS, STEPS = 8, 4, 5
-
-
-class Breaks(torch.autograd.Function):
-    """Raises in backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise KeyError("a layer broke, as asked for")
 
 
 class Fragile(nn.Module):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail
+from tests.phase3.breaking import Breaks
 from tests.phase3.uneven_models import batches, compare, loss_of, net, one_process, optimizer_of
 
 COUNTS = (3, 1, 4)
@@ -22,18 +23,6 @@ WAYS = [  # in which a rank fails, and whether the ranks agree
     ("weight", True),
     ("shadow", True),
 ]
-
-
-class Breaks(torch.autograd.Function):
-    """Raises in backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise KeyError("backward broke, as asked for")
 
 
 class Fragile(nn.Module):

@@ -23,6 +23,7 @@ from distlab.grading import (
     trace,
 )
 from distlab.observe.memory import PeakMemory
+from tests.phase3.breaking import Breaks
 from tests.phase3.zero_models import (
     AT_THE_START,
     BUCKET,
@@ -375,18 +376,6 @@ def test_wrong_calls_are_refused(impl, run):
     expect_refused(run(body, 2), AT_THE_START)
 
 
-class Broken(torch.autograd.Function):
-    """Raises in backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise KeyError("backward broke, as asked for")
-
-
 @exercise("3.14", "virtual", asserts="given-up life alone")
 def test_a_backward_that_raises(impl, run, cases):
     """On one rank or on all: zero_grad there ends the others' backward with NaN;
@@ -402,7 +391,7 @@ def test_a_backward_that_raises(impl, run, cases):
             for step in range(3):
                 x = torch.full((1, 32), 1.0 + ctx.rank + step)
                 for k, layer in enumerate(model.layers):
-                    x = Broken.apply(x) if step == 1 and k == 6 and ctx.rank in broken else x
+                    x = Breaks.apply(x) if step == 1 and k == 6 and ctx.rank in broken else x
                     x = layer(x)
                 try:
                     x.sum().backward()
@@ -442,7 +431,7 @@ def test_nan_tells_of_a_backward_that_raised(impl, run):
         )
         x = torch.ones(1, 32)
         for k, layer in enumerate(model.layers):
-            x = layer(Broken.apply(x) if k == 6 and ctx.rank == 1 else x)
+            x = layer(Breaks.apply(x) if k == 6 and ctx.rank == 1 else x)
         try:
             x.sum().backward()
         except KeyError:

@@ -39,20 +39,10 @@ class DebugLab(Lab):
     run: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def about(self) -> Exercise:
-        """The exercise of the first wrong implementation."""
-        return load_course().exercise(self.exercise)
-
-    @property
     def exercises(self) -> list[Exercise]:
         """All that the mended program is graded by."""
         ids = dict.fromkeys(mutant.exercise for mutant in self.wrong)
         return [load_course().exercise(each) for each in ids]
-
-    @property
-    def spoils(self) -> list[str]:
-        """The exercises whose solutions are in the file that is handed out."""
-        return [e.id for e in self.about.phase.exercises if e.file == self.about.file]
 
     @property
     def file(self) -> str:

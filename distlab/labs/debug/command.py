@@ -8,15 +8,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ...course.catalogue import load_course
 from ...host.terminal import command, say, short
 from ..frame import (
+    check_folder,
     dealt,
+    fitting,
     may_see,
     need_release,
     need_solutions,
     results,
-    seed_of_this_folder,
+    seed_or_own,
     told,
 )
 from .chosen import DebugLab, all_labs, lab_called
@@ -54,11 +55,10 @@ def main(options: argparse.Namespace, out: Console) -> int:
     if options.again:
         return _again(options.again, options.ranks, out)
     if options.grade:
-        if options.json and not options.json.parent.is_dir():
-            raise ValueError(f"--json: there is no folder {options.json.parent}; nothing is graded")
+        check_folder(options.json)
         lab, seed, parts = graded(options.grade)
         return told(lab.id, parts, out, options.json, {"kind": lab.kind, "seed": seed})
-    seed = seed_of_this_folder() if options.seed is None else options.seed
+    seed = seed_or_own(options.seed)
     lab = _chosen(options, seed)
     for exercise_id in lab.spoils:
         need_release(exercise_id, lab.id, options.spoil)
@@ -81,17 +81,9 @@ def _chosen(options: argparse.Namespace, seed: int) -> DebugLab:
     """
     if options.what and options.what[:1] in "Dd":
         return lab_called(options.what.upper())
-    exercise = load_course().exercise(options.what) if options.what else None
-    phase = load_course().phase(options.phase) if options.phase is not None else None
-    fitting = [
-        lab
-        for lab in all_labs()
-        if (exercise is None or exercise in lab.exercises)
-        and (phase is None or lab.about.phase == phase)
-        and options.level in (None, lab.level)
-    ]
-    open_ = [lab for lab in fitting if options.spoil or all(map(may_see, lab.spoils))]
-    if fitting and not open_:
+    found = fitting(all_labs(), options.what, options.phase, options.level)
+    open_ = [lab for lab in found if options.spoil or all(map(may_see, lab.spoils))]
+    if found and not open_:
         raise ValueError(
             "each lab that fits shows solutions that you have not written yet: pass the exercises "
             "or give them up first (instructors add --spoil)"

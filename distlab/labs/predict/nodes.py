@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,25 +39,30 @@ def _hierarchical_seconds(case: Case) -> float:
     return 3 * c.launch + inside + between
 
 
+def across(nbytes: Callable[[Case], float], formula: str, why: str) -> Quantity:
+    """Bytes of an all-reduce over M nodes, of 1/L of the bytes that L ranks of a node share."""
+    return Quantity(
+        name="across",
+        asks="bytes that a rank sends over the slowest link, the network",
+        unit="bytes",
+        formula=formula,
+        value=lambda c: 2 * (c["M"] - 1) / c["M"] * nbytes(c) / c["L"],
+        answers={
+            "ledger": lambda s: max(log.select("all_reduce").sent for log in s.logs),
+            "clock": lambda s: s.across,
+        },
+        tolerance=0.01,
+        why=why,
+    )
+
+
 NODES = (
     collectives(lambda c: 3, "3: reduce-scatter, all-reduce of the shard, all-gather"),
     bytes_sent(
         lambda c: (2 * (c["L"] - 1) + 2 * (c["M"] - 1) / c["M"]) / c["L"] * nbytes_of(c),
         "2(L-1)/L·N + 2(M-1)/M·N/L",
     ),
-    Quantity(
-        name="across",
-        asks="bytes that a rank sends over the slowest link, the network",
-        unit="bytes",
-        formula="2(M-1)/M·N/L",
-        value=lambda c: 2 * (c["M"] - 1) / c["M"] * nbytes_of(c) / c["L"],
-        answers={
-            "ledger": lambda s: max(log.select("all_reduce").sent for log in s.logs),
-            "clock": lambda s: s.across,
-        },
-        tolerance=0.01,
-        why="1 %: chunks are whole elements",
-    ),
+    across(nbytes_of, "2(M-1)/M·N/L", "1 %: chunks are whole elements"),
     clocked(
         _hierarchical_seconds,
         formula="3·launch + 2(L-1)·(α_in + N/L·β_in) + 2(M-1)·(α_out + N/(L·M)·β_out)",

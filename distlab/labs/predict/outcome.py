@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ...course import progress
 from ...course.catalogue import root
 from ...host.terminal import short
 from .answers import CHOICES
@@ -88,18 +86,9 @@ def kept() -> list[dict[str, float]]:
 
 def keep(outcomes: Sequence[Outcome]) -> None:
     """Add to the file; a crash leaves the old one."""
-    path, data = kept_file(), list[object](kept())
+    data = list[object](kept())
     data += [{"lab": o.lab, "name": o.name, "right": o.right, "factor": o.factor} for o in outcomes]
-    path.parent.mkdir(exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix="predictions-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    progress.write(kept_file(), data)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from .. import frame
 from .answers import CHOICES, read_number
 from .case import Case
 from .catalogue import situation
+from .machines import Question
 from .outcome import ROUND, Outcome, curve, keep, kept
 from .picture import draw
 from .scene import Scene
@@ -31,9 +32,11 @@ def title_of(scene: Scene, case: Case, seed: int) -> str:
     return f"P{scene.exercise} {exercise.title}, seed {seed}\n{situation(scene, case)}"
 
 
-def asked_of(scene: Scene) -> Asked:
-    """What the scene asks for."""
-    return [(quantity.name, quantity.asks, quantity.unit) for quantity in scene.quantities]
+def asked_of(subject: Scene | Question) -> Asked:
+    """The numbers that a scene, or a question about whole runs, asks for."""
+    if isinstance(subject, Question):
+        return [("answer", "answer", subject.unit)]
+    return [(quantity.name, quantity.asks, quantity.unit) for quantity in subject.quantities]
 
 
 def prompt(question: str, unit: str, out: Console, may_skip: bool = False) -> float | None:

@@ -15,6 +15,7 @@ from ...observe.memory import held_by, storage_bytes
 from ...ranks.context import RankContext
 from .case import Case
 from .models import ADAM, MODEL, bucket_of, drawn, gradients, layers, model_bytes
+from .nodes import across
 from .scene import (
     Found,
     Prepare,
@@ -219,19 +220,7 @@ SCENES = (
         "They are on M = {M} nodes of L = {L}. FSDP shards inside a node, replicates across, and "
         "makes a unit of each layer. Adam takes the first step.",
         _hybrid,
-        Quantity(
-            name="across",
-            asks="bytes that a rank sends over the slowest link, the network",
-            unit="bytes",
-            formula="2(M-1)/M·P/L",
-            value=lambda c: 2 * (c["M"] - 1) / c["M"] * model_bytes(c) / c["L"],
-            answers={
-                "ledger": lambda s: max(log.select("all_reduce").sent for log in s.logs),
-                "clock": lambda s: s.across,
-            },
-            tolerance=0.01,
-            why="1 %: padding",
-        ),
+        across(model_bytes, "2(M-1)/M·P/L", "1 %: padding"),
         _state(
             lambda c: 4 * model_bytes(c) / c["L"],
             "4P/L",

@@ -1,4 +1,4 @@
-"""What a prediction asks for, before anything runs: for a sheet to fill in."""
+"""A prediction by its lab's id: what it is about, and a file to fill in before anything runs."""
 
 from __future__ import annotations
 
@@ -6,34 +6,23 @@ from .answers import sheet
 from .catalogue import SCENES
 from .machines import Question, questions
 from .scene import Scene
-from .screen import title_of
-
-Asked = list[tuple[str, str, str]]  # name, question, unit
+from .screen import asked_of, title_of
 
 
-def question_of(lab_id: str) -> Question | None:
-    """The question about whole runs that the lab is; None if it is about an exercise."""
-    return questions().get(lab_id[1:]) if lab_id.startswith("PM") else None
-
-
-def scene_of(lab_id: str) -> Scene | None:
-    """The scene of the lab's exercise; None if it is about whole runs."""
-    return SCENES.get(lab_id[1:])
-
-
-def asked_of(lab_id: str) -> Asked:
-    """The numbers that the lab asks for."""
-    question, scene = question_of(lab_id), scene_of(lab_id)
-    if question is not None:
-        return [("answer", "answer", question.unit)]
-    return [(q.name, q.asks, q.unit) for q in scene.quantities] if scene is not None else []
+def subject_of(lab_id: str) -> Scene | Question:
+    """The scene of the lab's exercise, or its question about whole runs; ValueError without one."""
+    known = questions() if lab_id.startswith("PM") else SCENES
+    found: Scene | Question | None = known.get(lab_id[1:])
+    if found is None:
+        raise ValueError(f"there is no prediction {lab_id}")
+    return found
 
 
 def sheet_of(lab_id: str, seed: int) -> str:
     """A file to fill in; of a scene with the sizes that the seed draws."""
-    question, scene = question_of(lab_id), scene_of(lab_id)
-    if question is not None:
-        return sheet(f"{lab_id}: {question.text}", asked_of(lab_id))
-    if scene is None:
-        raise ValueError(f"there is no prediction {lab_id}")
-    return sheet(title_of(scene, scene.case(seed), seed), asked_of(lab_id))
+    subject = subject_of(lab_id)
+    if isinstance(subject, Question):
+        title = f"{lab_id}: {subject.text}"
+    else:
+        title = title_of(subject, subject.case(seed), seed)
+    return sheet(title, asked_of(subject))

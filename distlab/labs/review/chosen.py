@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ...course.catalogue import Exercise, load_course
 from ...course.frames import STEP
 from ...course.regions import END, START
 from ...grading.wrong import Mutant, all_mutants, patched
@@ -34,11 +33,6 @@ class Review(Lab):
     parts: tuple[tuple[str, str], ...]
     mutant: Mutant | None
     axes: tuple[str, ...]
-
-    @property
-    def about(self) -> Exercise:
-        """The exercise whose solution is changed."""
-        return load_course().exercise(self.exercise)
 
     @property
     def program(self) -> Mutant:

@@ -11,16 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...course.catalogue import load_course
 from ...grading.contract import AXES
 from ...host.terminal import command, say, short
 from ..frame import (
+    check_folder,
     dealt,
+    fitting,
     may_see,
     need_release,
     need_solutions,
     results,
-    seed_of_this_folder,
+    seed_or_own,
     told,
 )
 from .answer import APPROVE, REFUSE, RULES, Answer, answer_of, asked, graded, number_in, read_answer
@@ -59,7 +60,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
     if options.grade:
         review = _review_in(options.grade)
         return _grade(review, read_answer(options.grade / ANSWER), options, out)
-    seed = seed_of_this_folder() if options.seed is None else options.seed
+    seed = seed_or_own(options.seed)
     review = _chosen(options, seed)
     need_release(review.exercise, review.id, options.spoil)
     given = {name: getattr(options, name) for name in ("verdict", "line", "axis")}
@@ -72,8 +73,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
     found = hunks(*review.texts())
     _show(review, found, out)
     folder = options.out or Path("my_labs") / review.id
-    inside = (e.id for e in review.about.phase.exercises if e.file == review.about.file)
-    secret = {each for each in inside if not (options.spoil or may_see(each))}
+    secret = {each for each in review.spoils if not (options.spoil or may_see(each))}
     write_review(review, found, folder, secret)
     command(out, "  file   ", short(folder / review.about.solution_path.name))
     if review.id not in results() and out.is_terminal and sys.stdin.isatty():
@@ -97,24 +97,16 @@ def _chosen(options: argparse.Namespace, seed: int) -> Review:
     """
     if options.what and options.what[:1] in "Rr":
         return review_called(options.what.upper())
-    exercise = load_course().exercise(options.what) if options.what else None
-    phase = load_course().phase(options.phase) if options.phase is not None else None
-    fitting = [
-        review
-        for review in all_reviews()
-        if (exercise is None or review.exercise == exercise.id)
-        and (phase is None or review.about.phase == phase)
-        and options.level in (None, review.level)
-    ]
+    found = fitting(all_reviews(), options.what, options.phase, options.level)
     names = {"exercise": options.what, "phase": options.phase, "level": options.level}
     given = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
     which = f"reviews of {given}" if given else "reviews"
-    if not fitting:
+    if not found:
         raise ValueError(f"there are no {which}: distlab lab review --list shows all")
     known = results()
-    seen = [each for each in fitting if options.spoil or may_see(each.exercise)]
+    seen = [each for each in found if options.spoil or may_see(each.exercise)]
     if not seen:
-        need_release(fitting[0].exercise, fitting[0].id, False)
+        need_release(found[0].exercise, found[0].id, False)
     open_ = [each for each in seen if each.id not in known]
     if not open_:
         raise ValueError(f"you have answered all {which} that you may see: --list shows points")
@@ -198,7 +190,6 @@ def _grade(review: Review, answer: Answer, options: argparse.Namespace, out: Con
     need_solutions("labs")
     if review.id in results():
         raise ValueError(f"you have answered {review.id} before: the first answer counts")
-    if options.json and not options.json.parent.is_dir():
-        raise ValueError(f"--json: there is no folder {options.json.parent}; nothing is graded")
+    check_folder(options.json)
     more = {"kind": review.kind, "answer": vars(answer)}
     return told(review.id, graded(review, answer), out, options.json, more)

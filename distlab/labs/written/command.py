@@ -165,8 +165,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
         return _show_all(labs, out)
     exercise = exercise_of(options.exercise, labs)
     need_solutions("a lab of tests")
-    if options.json and not options.json.parent.is_dir():
-        raise ValueError(f"--json: there is no folder {options.json.parent}; nothing is graded")
+    frame.check_folder(options.json)
     file = file_of(exercise, options.file)
     lab = lab_of(exercise)
     if not file.parent.is_dir():
@@ -175,7 +174,7 @@ def main(options: argparse.Namespace, out: Console) -> int:
         begin(exercise, file)
         say(out, f"{file.name} is there to begin with: write tests, and call this again")
         return 1
-    seed = frame.seed_of_this_folder() if options.seed is None else options.seed
+    seed = frame.seed_or_own(options.seed)
     limits = Limits() if options.sandbox else None
     outcome = outcome_of(exercise, file, labs[exercise.id], seed, limits, options.wrong)
     missed = Counter(wrong.axis for wrong in outcome.missed)
