@@ -50,8 +50,8 @@ export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 PYTEST := -m pytest -q -p xdist.plugin -p tests.suite -p tests.verdicts.plugin -n auto \
 	--maxprocesses 5 --dist loadscope --no-loadscope-reorder
 
-# a wrong implementation whose verdict is in tests/verdicts/record.json, and of which nothing has
-# changed since, is not graded again
+# a solution or a wrong implementation whose verdict is in tests/verdicts/record.json, and of which
+# nothing has changed since, is not graded again, but for a sample
 test: env
 	@$(LINT)
 	@$(RUN) $(PYTEST) --verdicts record --durations 30
@@ -63,7 +63,7 @@ test-all: env
 
 # the verdicts that tests/verdicts/record.json lacks; what it has is kept if this is interrupted
 verdicts: env
-	@$(RUN) $(PYTEST) --verdicts write $$(grep -rl '^@pytest.mark.verdict' tests --include='test_*.py')
+	@$(RUN) $(PYTEST) --verdicts write $$(grep -rlE '^@(pytest.mark.verdict|exercise\()' tests --include='test_*.py')
 
 # with the oldest torch that is supported, in an environment of its own; TESTS chooses, as in
 # make test-oldest TESTS=tests/phase1

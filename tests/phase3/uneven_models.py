@@ -167,7 +167,8 @@ def compare(
             continue
         if not value.is_floating_point():
             mine, value = mine.double(), value.double()
-        expect_close(mine, value, what=f"{what}: {name}", rank=rank, rtol=1e-6, atol=1e-7)
+        # a float32 parameter is rounded in each step, and a norm of three samples magnifies that
+        expect_close(mine, value, what=f"{what}: {name}", rank=rank, rtol=1e-5, atol=1e-5)
 
 
 def expect_same(results: Sequence[dict[str, Tensor | None]], ranks: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """What each recorded verdict rests on, as one hash: of files, of facts in the map, of settings.
 
 A verdict is that of one test file on one subject, an exercise or a notebook: all its tests on the
-subject pass.
+subject pass. A file of checks is a test file, too: of the exercise's solution.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ def _of_exercises(sources: Sources) -> Iterator[Verdict]:
         contract = root / "tests" / name / "contract" / f"{exercise.file}.toml"
         table = root / "tests" / "mutants" / "table" / f"{name}_{exercise.file}.toml"
         own = mutants[exercise.id]
+        checks = sources.rests_on(base)
+        for path in check_files(exercise):
+            yield Verdict(path.relative_to(root).as_posix(), exercise.id, checks, map_)
         for file, extra, words, facts in (
             (MUTANTS, (), _words(own), repr(own)),
             (MESSAGES, (contract,), (), ""),

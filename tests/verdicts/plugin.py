@@ -1,9 +1,10 @@
 """pytest plugin: verdicts on exercises and notebooks that are known already.
 
-A test marked ``verdict`` gives the same result as long as all that it rests on is the same
-(``digests.py``). ``--verdicts record`` leaves out tests whose subject has a verdict in the
-committed record, except for a fixed sample. ``--verdicts write`` runs all others, and records a
-subject as soon as all its tests have passed. Without the option all tests run.
+A check of a solution on virtual ranks or gloo, and a test marked ``verdict``, give the same result
+as long as all that they rest on is the same (``digests.py``). ``--verdicts record`` leaves out tests
+whose subject has a verdict in the committed record, except for a fixed sample. ``--verdicts write``
+runs all others, and records a subject as soon as all its tests have passed. Without the option all
+tests run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.verdicts.digests import Verdict, verdicts
 from tests.verdicts.sources import Sources
 
 RECORD = root() / "tests" / "verdicts" / "record.json"
+TIERS = ("virtual", "nccl", "gloo")  # where the same solution gives the same result
 EVERY = 20  # of the tests that are left out one in so many runs; of wrong implementations, others
 
 
@@ -32,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The first process knows which verdicts are known; workers are told."""
+    if config.getoption("verdicts") != "all" and config.getoption("impl") != "solutions":
+        raise pytest.UsageError("--verdicts are those of the solutions: leave --impl out")
     in_part = config.getoption("one_each") or any("::" in name for name in config.args)
     if config.getoption("verdicts") == "write" and in_part:
         raise pytest.UsageError("a verdict is that of all tests of a file: name files")
@@ -41,10 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def subject_of(item: pytest.Item) -> str:
-    """The exercise or the notebook that a marked test is about; empty for other tests."""
+    """The exercise or the notebook that a test with a verdict is about; empty for other tests."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
     if item.get_closest_marker("verdict") is None:
-        return ""
-    params = item.callspec.params
+        check = item.get_closest_marker("exercise")
+        return check.args[0] if check is not None and params.get("tier") in TIERS else ""
     if "path" in params:
         return params["path"].stem
     named = params["mutant"].exercise if "mutant" in params else params["exercise"]

@@ -109,7 +109,7 @@ def hashes(sources: Sources) -> dict[str, str]:
     short = {MUTANTS: "mutants", MESSAGES: "messages", CHANGES: "table", ALTERNATIVES: "others"}
     short[NOTEBOOKS] = "notebook"
     every = digests.verdicts(sources)
-    return {f"{v.subject} {short[v.file]}": v.digest(sources) for v in every}
+    return {f"{v.subject} {short.get(v.file, 'checks')}": v.digest(sources) for v in every}
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,8 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def all_of(*exercises: str) -> set[str]:
-    return {f"{e} {kind}" for e in exercises for kind in ("mutants", "messages", "table", "others")}
+    kinds = ("checks", "mutants", "messages", "table", "others")
+    return {f"{e} {kind}" for e in exercises for kind in kinds}
 
 
 def longer(text: str) -> str:
@@ -199,6 +200,7 @@ def test_every_exercise_rests_on_its_own_files(known: list[Verdict]) -> None:
     ready = [e for e in course_.exercises if e.phase.ready]
     files = (MUTANTS, MESSAGES, CHANGES, ALTERNATIVES)
     keys = {(file, e.id) for file in files for e in ready}
+    keys |= {(path.relative_to(root()).as_posix(), e.id) for e in ready for path in check_files(e)}
     assert {v.key for v in known if v.file != NOTEBOOKS} == keys
     others = digests.alternatives(root())
     for verdict in known:

@@ -69,6 +69,28 @@ def test_a_fixed_sample_of_the_others_runs() -> None:
     assert notebooks[0] in plugin.chosen(notebooks, known, writes=False), "the first of a file"
 
 
+def check(name: str, **params: str) -> Item:
+    """A check of exercise 1.4."""
+    made = item("tests/phase1/test_trainer.py", name, **params)
+    marker = SimpleNamespace(args=("1.4",))
+    made.get_closest_marker = lambda name: marker if name == "exercise" else None
+    return made
+
+
+def test_checks_of_solutions_are_left_out_where_their_verdict_does_not_hang_on_the_machine() -> (
+    None
+):
+    tiers = ("virtual", "nccl", "gloo", "cuda", "nodes")
+    checks = [check(f"{tier}{n}", tier=tier) for tier in tiers for n in range(30)]
+    plain = check("plain")
+    known = {("tests/phase1/test_trainer.py", "1.4")}
+    kept = plugin.chosen([*checks, plain], known, writes=False)
+    assert {c.name for c in checks[90:]} | {"plain", "virtual0"} <= {c.name for c in kept}
+    assert len(kept) < 60 + 2 + 30
+    assert plugin.chosen([*checks, plain], known, writes=True) == []
+    assert plugin.chosen([*checks, plain], set(), writes=True) == checks[:90]
+
+
 def test_every_file_with_a_mark_is_known() -> None:
     """A mark in another file would let a test out of which the record knows nothing."""
     marked = {
@@ -183,7 +205,7 @@ def test_with_another_torch_python_or_system_all_run(
     ("names", "one_each"), [(["tests/a.py::test_it"], False), (["tests/a.py"], True)]
 )
 def test_a_part_of_a_file_gives_no_verdict(names: list[str], one_each: bool) -> None:
-    options = {"verdicts": "write", "one_each": one_each}
+    options = {"verdicts": "write", "one_each": one_each, "impl": "solutions"}
     config = SimpleNamespace(args=names, getoption=options.__getitem__)
     with pytest.raises(pytest.UsageError, match="name files"):
         plugin.pytest_configure(config)
