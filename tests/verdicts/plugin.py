@@ -1,10 +1,10 @@
 """pytest plugin: verdicts on exercises and notebooks that are known already.
 
 A check of a solution on virtual ranks or gloo, and a test marked ``verdict``, give the same result
-as long as all that they rest on is the same (``digests.py``). ``--verdicts record`` leaves out tests
-whose subject has a verdict in the committed record, except for a fixed sample. ``--verdicts write``
-runs all others, and records a subject as soon as all its tests have passed. Without the option all
-tests run.
+as long as all that they rest on is the same (``digests.py``). ``--verdicts record`` leaves out
+tests whose subject has a verdict in the committed record, except for a fixed sample. ``--verdicts
+write`` runs all others, and records a subject as soon as all its tests have passed. Without the
+option all tests run.
 """
 
 from __future__ import annotations
