@@ -71,7 +71,7 @@ def three_orders(sheet: Sheet) -> None:
         both_stages(sheet, order)
     assert len({replay(order).seconds for order in orders.values()}) == 1
     sheet.note(
-        f"Bold border: a rank's second stage. All take 6m + p-1 = {6 * m + ranks - 1}. Interleaved, "
-        "rank 0 waits for its first gradient. A rank of ZB-V that has begun never waits. In "
+        f"Bold border: a rank's second stage. All take 6m + p-1 = {6 * m + ranks - 1}. "
+        "Interleaved, rank 0 waits for its first gradient. A rank of ZB-V that has begun never waits. In "
         "DualPipe-V a forward stands beside the B and W of another micro-batch and stage."
     )

@@ -68,3 +68,61 @@ def interleaved_zero_bubble(ranks, micro_batches, chunks):
             steps.append(Step("B", *each))
         compute.append(steps)
     return filled(compute, ranks * chunks - 1, ranks * chunks)
+
+
+def zero_bubble_v(ranks, micro_batches):
+    if min(ranks, micro_batches) < 1:
+        raise ValueError(f"there are {ranks} ranks, {micro_batches} micro-batches")
+    n = max(micro_batches, 2 * ranks - 1)
+    order = []
+    for r in range(ranks):
+        late = ranks - r
+        first = [Step("F", r, i) for i in range(n)]
+        second = [Step("F", 2 * ranks - 1 - r, i) for i in range(n)]
+        back = [[f._replace(kind="B") for f in each] for each in (first, second)]
+        steps, first = first[: 2 * late - 1], first[2 * late - 1 :]
+        for k in range(n):
+            if k < r:
+                steps += [second[k], first.pop(0)]
+            elif k < ranks:
+                steps += [second[k], back[1].pop(0)]
+            else:
+                steps += [*first[:1], back[0].pop(0), second[k], back[1].pop(0)]
+                first = first[1:]
+        while back[1]:
+            steps += [back[0].pop(0), back[1].pop(0)]
+        order.append([s for s in [*steps, *back[0]] if s.micro_batch < micro_batches])
+    return filled(order, 2 * ranks - 1, 2 * ranks)
+
+
+def dual_pipe_v(ranks, micro_batches):
+    if ranks < 1 or micro_batches < 2 * ranks:
+        raise ValueError(f"{micro_batches} micro-batches are too few for {ranks} ranks")
+    order = []
+    for r in range(ranks):
+        others = ranks - 1 - r
+        up = {
+            own: [Step("F", stage, i) for i in range(micro_batches)]
+            for own, stage in enumerate((r, 2 * ranks - 1 - r))
+        }
+        down = {own: [s._replace(kind="B") for s in up[own]] for own in up}
+        steps = [up[0].pop(0) for _ in range(2 * others)]
+        steps += [up[own].pop(0) for _ in range(r + 1) for own in (0, 1)]
+        for _ in range(others):
+            steps += [down[1].pop(0), "W", up[1].pop(0)]
+        while up[1]:
+            for own in (0, 1):
+                steps += [*up[own][:1], down[1 - own].pop(0), "W"]
+                del up[own][:1]
+        late = [step for both in zip(down[1], down[0], strict=False) for step in both]
+        late += down[0][len(down[1]) :]
+        waiting, mine = [], []
+        for step in [*steps, *late]:
+            if step == "W":
+                mine.append(waiting.pop(0))
+                continue
+            mine.append(step)
+            if step.kind == "B":
+                waiting.append(step._replace(kind="W"))
+        order.append([*mine, *waiting])
+    return order
