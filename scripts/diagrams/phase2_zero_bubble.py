@@ -9,11 +9,10 @@ from solutions.phase2_advanced.zero_bubble_v import (
     zero_bubble_v,
 )
 
-from .letters import SMALL
 from .phase2_pipelines import TONES
 from .registry import diagram
 from .shapes import Cell, flow
-from .sheet import INNER, MARGIN, RANKS, WIDTH, Sheet
+from .sheet import INNER, MARGIN, RANKS, Sheet
 from .times import Bar, lanes
 
 
@@ -43,18 +42,16 @@ def shape_of_a_v(sheet: Sheet) -> None:
 
 
 def both_stages(sheet: Sheet, order: Schedule) -> None:
-    """A lane per rank; steps of its second stage have a bold border."""
+    """A lane per rank: kind and micro-batch. Steps of its second stage have a bold border."""
     found, ranks = replay(order), len(order)
     rows = {
         f"r{rank}": [
-            Bar(a, b, f"{s.kind}{s.micro_batch}", TONES[s.kind], strong=s.stage >= ranks)
+            Bar(a, b, f"{s.kind}\n{s.micro_batch}", TONES[s.kind], strong=s.stage >= ranks)
             for s, a, b in spans
         ]
         for rank, spans in enumerate(found.spans)
     }
-    where = lanes(sheet, rows, found.seconds, label=24, right=52, apart=6)
-    for middle, peak in zip(where.middle, peak_live(order), strict=True):
-        sheet.text(WIDTH - MARGIN, middle, f"keeps {peak}", anchor="end", size=SMALL)
+    lanes(sheet, rows, found.seconds, label=24, h=36, apart=6)
     sheet.gap(4)
 
 
@@ -67,7 +64,7 @@ def three_orders(sheet: Sheet) -> None:
         "DualPipe-V": dual_pipe_v(ranks, m),
     }
     for name, order in orders.items():
-        sheet.note(name, bold=True)
+        sheet.note(f"{name}: a rank keeps {max(peak_live(order))}", bold=True)
         both_stages(sheet, order)
     assert len({replay(order).seconds for order in orders.values()}) == 1
     sheet.note(
