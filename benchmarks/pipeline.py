@@ -226,10 +226,10 @@ def measure(repeats: int = 25) -> Table:
         ],
         rows,
         f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, and one stage per "
-        f"rank with gpipe and 1f1b, else two. Median (least … most) of {repeats} steps, taken in turn in the "
-        "same ranks, each of its slowest rank. Graphs and bytes are those of the rank with the "
-        "most. Gradients exist before the step. So bytes are those of activations, messages, and "
-        "gradients that are being computed.",
+        f"rank with gpipe and 1f1b, else two. Median (least … most) of {repeats} steps, taken in "
+        "turn in the same ranks, each of its slowest rank. Graphs and bytes are those of the rank "
+        "with the most. Gradients exist before the step. So bytes are those of activations, "
+        "messages, and gradients that are being computed.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Exercise 2.26 beside torch.distributed.pipelining: orders, bubbles, and each other's validator."""
+"""Exercise 2.26 beside torch.distributed.pipelining: orders, bubbles, validators."""
 
 from __future__ import annotations
 

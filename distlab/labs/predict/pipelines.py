@@ -100,8 +100,8 @@ def _without_bubble(ctx: RankContext, impl: Implementation, case: Case) -> Work:
     def work() -> Found:
         order = impl.zero_bubble(case["W"], case["m"])
         bubble, kept = schedules.replay(order).bubble, schedules.peak_live(order)[0]
-        sends = sends(schedules.with_messages(order), order)
-        return {"bubble": float(bubble), "kept": float(kept), "all_messages": sends}
+        crossing = sends(schedules.with_messages(order), order)
+        return {"bubble": float(bubble), "kept": float(kept), "all_messages": crossing}
 
     return work
 
