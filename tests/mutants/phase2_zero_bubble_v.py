@@ -114,11 +114,11 @@ MUTANTS = [
     Mutant(
         id="zb-v-few-micro-batches",
         exercise="2.26",
-        mistake="with few micro-batches the plan is made for these, and its parts do not fit",
+        mistake="with few micro-batches the plan is made for these, and ranks wait",
         text="    count = max(micro_batches, 2 * ranks - 1)\n",
         becomes="    count = micro_batches\n",
         caught_by="test_zb_v_is_short",
-        told_as="exception",
+        told_as="bubble",
     ),
     Mutant(
         id="zb-v-invented",

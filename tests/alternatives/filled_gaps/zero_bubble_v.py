@@ -1,5 +1,5 @@
 # for: 2.26
-"""Written differently: F and B are sorted by the time of a rhythm, and W fill what is idle."""
+"""Written differently: a rank takes its next F or B in each unit of time, and W fill the gaps."""
 
 from __future__ import annotations
 
