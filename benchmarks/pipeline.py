@@ -84,8 +84,15 @@ class Stage(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Through all layers."""
-        x = super().forward(x)
-        return x if self.kept is None else Marked.apply(x, self.kept)
+        *before, last = self
+        linear, activation = last.children()
+        for layer in before:
+            x = layer(x)
+        x = linear(x)
+        if self.kept is not None:  # not at the output: torch detaches it in place, no view can be
+            x = Marked.apply(x, self.kept)
+        y: Tensor = activation(x)
+        return y
 
 
 def stages(count: int) -> list[Stage]:

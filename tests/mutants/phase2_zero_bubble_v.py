@@ -148,6 +148,15 @@ MUTANTS = [
         told_as="too-many-kept",
     ),
     Mutant(
+        id="zb-v-all-w-last",
+        exercise="2.26",
+        mistake="all W of the end come last: a rank waits for each B of the next rank",
+        text='            *["B0", "W"] * (ranks - rank),\n',
+        becomes='            *["B0"] * (ranks - rank),\n',
+        caught_by="test_a_rank_of_zb_v_never_waits_once_it_has_begun",
+        told_as="waits",
+    ),
+    Mutant(
         id="zb-v-any-number",
         exercise="2.26",
         mistake="no ranks or no micro-batches make an empty order",
