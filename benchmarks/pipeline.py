@@ -1,7 +1,8 @@
 """Pipelines: the interpreter of phase 2 against torch.distributed.pipelining.
 
-Both run GPipe, 1F1B and interleaved 1F1B in the same ranks, step by step in turn, on the same
-stages and the same batch, and leave the loss on every rank. Memory is measured in separate steps:
+Both run GPipe, 1F1B, interleaved 1F1B, and the zero-bubble schedules with two stages per rank. They
+run in the same ranks, step by step in turn, on the same stages and the same batch, and leave the
+loss on every rank. Memory is measured in separate steps:
 the most micro-batches whose graph a rank keeps, and the bytes of all tensors that a step makes.
 """
 
@@ -21,6 +22,9 @@ from torch.distributed import pipelining
 from distlab.observe.memory import PeakMemory
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase2_advanced.pipeline_parallel import Pipeline, make_schedule
+from solutions.phase2_advanced.pipeline_schedules import with_messages
+from solutions.phase2_advanced.zero_bubble import ZeroBubblePipeline
+from solutions.phase2_advanced.zero_bubble_v import interleaved_zero_bubble, zero_bubble_v
 
 from .common import Table, now, spread
 
@@ -29,6 +33,12 @@ THEIRS: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,
     "1f1b": pipelining.Schedule1F1B,
     "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "interleaved zero bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "ZB-V": pipelining.ScheduleZBVZeroBubble,
+}
+ORDERS = {  # with W
+    "interleaved zero bubble": lambda ranks: interleaved_zero_bubble(ranks, MICRO_BATCHES, 2),
+    "ZB-V": lambda ranks: zero_bubble_v(ranks, MICRO_BATCHES),
 }
 Step = Callable[[], float]
 
@@ -74,8 +84,15 @@ class Stage(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Through all layers."""
-        x = super().forward(x)
-        return x if self.kept is None else Marked.apply(x, self.kept)
+        *before, last = self
+        linear, activation = last.children()
+        for layer in before:
+            x = layer(x)
+        x = linear(x)
+        if self.kept is not None:  # not at the output: torch detaches it in place, no view can be
+            x = Marked.apply(x, self.kept)
+        y: Tensor = activation(x)
+        return y
 
 
 def stages(count: int) -> list[Stage]:
@@ -92,12 +109,23 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
+def own_stages(name: str, rank: int, ranks: int) -> list[int]:
+    """The stages of a rank: one, two in turn, or two in a V."""
+    if name == "ZB-V":
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank] if name in ("gpipe", "1f1b") else [rank, ranks + rank]
+
+
 def our_step(mine: list[Stage], name: str, ranks: int, batch: tuple[Tensor, Tensor]) -> Step:
     """A step of the interpreter."""
     boundary = torch.empty(SIZE, WIDTH, device="meta")
     count = ranks * len(mine)
-    schedule = make_schedule(name, ranks, MICRO_BATCHES, len(mine))
-    pipeline = Pipeline(mine, schedule, loss_fn, [boundary] * (count - 1))
+    kind = Pipeline
+    if name in ORDERS:
+        kind, schedule = ZeroBubblePipeline, with_messages(ORDERS[name](ranks))
+    else:
+        schedule = make_schedule(name, ranks, MICRO_BATCHES, len(mine))
+    pipeline = kind(mine, schedule, loss_fn, [boundary] * (count - 1))
     return lambda: pipeline.step(*batch)
 
 
@@ -106,13 +134,13 @@ def torch_step(
 ) -> Step:
     """The same step by torch's schedule; the loss is broadcast at the end as well."""
     count = ctx.world_size * len(mine)
-    own = range(ctx.rank, count, ctx.world_size)
+    own = own_stages(name, ctx.rank, ctx.world_size)
     stage, pairs = pipelining.PipelineStage, zip(mine, own, strict=True)
     parts = [stage(module, number, count, ctx.device) for module, number in pairs]
-    chosen = parts if name == "interleaved" else parts[0]
+    chosen = parts[0] if len(parts) == 1 else parts
     schedule = THEIRS[name](chosen, MICRO_BATCHES, loss_fn=loss_fn)
     inputs, targets = batch
-    last = ctx.world_size - 1
+    last = 0 if name == "ZB-V" else ctx.world_size - 1
 
     def step() -> float:
         losses: list[Tensor] = []
@@ -130,13 +158,12 @@ def compare(
     name: str, ranks: int, repeats: int, device: str = "cpu"
 ) -> list[dict[str, list[float]]]:
     """Per rank: seconds per step of both, and of each (micro-batches kept, peak bytes, loss)."""
-    per_rank = 2 if name == "interleaved" else 1
-
     def body(ctx: RankContext) -> dict[str, list[float]]:
         generator = torch.Generator().manual_seed(0)
         shape = MICRO_BATCHES * SIZE, WIDTH
         batch = tuple(torch.randn(shape, generator=generator).to(ctx.device) for _ in range(2))
-        mine = [part.to(ctx.device) for part in stages(ranks * per_rank)[ctx.rank :: ranks]]
+        own = own_stages(name, ctx.rank, ranks)
+        mine = [stages(ranks * len(own))[stage].to(ctx.device) for stage in own]
         theirs = copy.deepcopy(mine)
         steps = {
             "ours": our_step(mine, name, ranks, batch),
@@ -205,11 +232,11 @@ def measure(repeats: int = 25) -> Table:
             "peak MB, ours / torch",
         ],
         rows,
-        f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, and two stages per "
-        f"rank where interleaved. Median (least … most) of {repeats} steps, taken in turn in the "
-        "same ranks, each of its slowest rank. Graphs and bytes are those of the rank with the "
-        "most. Gradients exist before the step. So bytes are those of activations, messages, and "
-        "gradients that are being computed.",
+        f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, and one stage per "
+        f"rank with gpipe and 1f1b, else two. Median (least … most) of {repeats} steps, taken in "
+        "turn in the same ranks, each of its slowest rank. Graphs and bytes are those of the rank "
+        "with the most. Gradients exist before the step. So bytes are those of activations, "
+        "messages, and gradients that are being computed.",
     )
 
 

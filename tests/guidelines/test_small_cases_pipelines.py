@@ -16,6 +16,11 @@ from solutions.phase2_advanced.pipeline_schedules import (
     with_messages,
 )
 from solutions.phase2_advanced.zero_bubble import zero_bubble
+from solutions.phase2_advanced.zero_bubble_v import (
+    dual_pipe_v,
+    interleaved_zero_bubble,
+    zero_bubble_v,
+)
 from tests.guidelines.folded import answer, says, sections
 
 EQUAL = {"F": 1.0, "B": 2.0}
@@ -115,5 +120,51 @@ def test_time_of_zb_h1(ranks: int) -> None:
         assert replay(zero_bubble(ranks, m)).seconds == expected
 
 
+def sends(order: Schedule) -> int:
+    """Messages of all ranks."""
+    return sum(step.kind.startswith("send") for steps in with_messages(order) for step in steps)
+
+
+def test_2_26() -> None:
+    order = zero_bubble_v(2, 3)
+    assert pictures("2.26") == drawn(order)
+    found = replay(order)
+    assert found.bubble == pytest.approx(1 / found.seconds)
+    says(2, "2.26", f"It takes {found.seconds:g} = 6m + p−1", f"bubble is 1/{found.seconds:g}")
+    says(2, "2.26", f"keeps {peak_live(order)[0]} = 2p", f"{sends(order)} = 4m(p−1) messages")
+
+
+def test_the_table_of_2_26() -> None:
+    p, m = 4, 8
+    text, unequal = sections(2)["2.26"], {"F": 1.0, "B": 1.2, "W": 0.8}
+    for name, order, more in (
+        ("1F1B (2.11)", one_f_one_b(p, m), ", twice as large"),
+        ("interleaved, v = 2 (2.12)", interleaved(p, m, 2), ""),
+        ("ZB-H1 (2.13)", zero_bubble(p, m), ", twice as large"),
+        ("interleaved zero bubble, v = 2", interleaved_zero_bubble(p, m, 2), ""),
+        ("ZB-V", zero_bubble_v(p, m), ""),
+        ("DualPipe-V", dual_pipe_v(p, m), ""),
+    ):
+        bubble, kept = f"{100 * replay(order).bubble:.1f} %", max(peak_live(order))
+        assert f"| {name} | {bubble} | {kept}{more} | {sends(order) // m} |" in text
+    assert f"the bubble is {100 * replay(zero_bubble_v(p, m), unequal).bubble:.1f} %" in text
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_times_of_2_26(ranks: int) -> None:
+    """The module's table: times, what is kept, and the pairs of DualPipe-V."""
+    for m in range(1, 2 * ranks + 2):
+        order = zero_bubble_v(ranks, m)
+        assert replay(order).seconds == max(6 * m + ranks - 1, 4 * (m + ranks) - 2)
+        assert max(peak_live(order)) <= min(2 * m, 2 * ranks)
+        if m >= 2 * ranks:
+            assert replay(dual_pipe_v(ranks, m)).seconds == 6 * m + ranks - 1
+            assert peak_live(dual_pipe_v(ranks, m)) == [2 * ranks + 1] * ranks
+        if m % ranks == 0:
+            order = interleaved_zero_bubble(ranks, m, 3)
+            assert replay(order).seconds == 9 * m + ranks - 1
+            assert peak_live(order) == [3 * ranks] * ranks
+
+
 def test_every_answer_of_pipelines_is_computed() -> None:
-    assert all(answer(2, name) for name in ("2.9", "2.21", "2.10", "2.11", "2.12", "2.13"))
+    assert all(answer(2, name) for name in ("2.9", "2.21", "2.10", "2.11", "2.12", "2.13", "2.26"))

@@ -38,6 +38,12 @@ UNIT = 0.02  # virtual seconds of a forward
 Make = Callable[[Any], Any]  # the implementation to a schedule
 
 
+def class_named(impl: Any, name: str) -> Any:
+    """A class of the module under test, or of another one: ``"zero_bubble.ZeroBubblePipeline"``."""
+    module, _, kind = name.rpartition(".")
+    return getattr(impl.module(module) if module else impl, kind)
+
+
 def check_run(
     run: Any,
     impl: Any,
@@ -70,7 +76,7 @@ def check_run(
             x = torch.zeros_like(x)  # only the first stage reads the inputs
         if ctx.rank != rank_of[-1]:
             y = torch.zeros_like(y)
-        runs = getattr(impl, pipeline)(mine, schedule(impl), F.cross_entropy, shapes)
+        runs = class_named(impl, pipeline)(mine, schedule(impl), F.cross_entropy, shapes)
         losses = [runs.step(x, y) for _ in range(steps)]
         return gradients(found, mine), losses, calls_of(mine), stale_of(mine)
 
@@ -142,7 +148,7 @@ def check_executed(
         meter = Meter()
         stages = [Paced((UNIT / chunks,) * 3, meter) for _ in range(chunks)]
         shapes = paced_boundaries(ranks * chunks)
-        runs = getattr(impl, pipeline)(stages, make(impl), squares, shapes)
+        runs = class_named(impl, pipeline)(stages, make(impl), squares, shapes)
         begin = time.perf_counter()
         runs.step(*paced_batch(m))
         return [time.perf_counter() - begin, meter.peak, meter.live]
@@ -174,17 +180,23 @@ def paced_scenario(
     unit: float = 0.04,
     parts: tuple[int, int, int] = (1, 2, 0),
     kind: str = "Pipeline",
+    shape: str = "round",
 ) -> Callable[[Any], Callable[[RankContext], None]]:
-    """A body that runs ``make(impl)`` with stages that sleep: F, B and W take ``parts`` units."""
+    """A body that runs ``make(impl)`` with stages that sleep: F, B and W take ``parts`` units.
+
+    ``shape``: the placement of stages.
+    """
     forward, backward, weights = (unit * part / chunks for part in parts)
 
     def scenario(impl: Any) -> Callable[[RankContext], None]:
         def body(ctx: RankContext) -> None:
-            names = [f"{c * ranks + ctx.rank}." if chunks > 1 else "" for c in range(chunks)]
+            rank_of = placement(shape, ranks, chunks)
+            mine = [stage for stage, rank in enumerate(rank_of) if rank == ctx.rank]
+            names = [f"{stage}." if chunks > 1 else "" for stage in mine]
             seconds = (forward, backward, weights)
             stages = [Paced(seconds, span=ctx.span, stage=name) for name in names]
             shapes = paced_boundaries(ranks * chunks)
-            pipeline = getattr(impl, kind)(stages, make(impl), squares, shapes)
+            pipeline = class_named(impl, kind)(stages, make(impl), squares, shapes)
             pipeline.step(*paced_batch(m))  # the first opens connections
             dist.barrier()
             ctx.start_picture()

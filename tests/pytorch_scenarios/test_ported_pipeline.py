@@ -29,6 +29,7 @@ from solutions.phase2_advanced.zero_bubble import (
     weight_gradients,
     zero_bubble,
 )
+from solutions.phase2_advanced.zero_bubble_v import interleaved_zero_bubble, zero_bubble_v
 from tests.pytorch_scenarios.beside import Pair, Ran, Scenarios, gradients, refused, seeded
 
 SCENARIOS = Scenarios()
@@ -124,23 +125,21 @@ def test_weight_gradients_of_their_own(ctx: RankContext) -> Pair:
     return ours, run_torchs(ctx, schedules.ScheduleInterleavedZeroBubble, 2, 4, [ctx.rank])
 
 
-def v_shaped(m: int) -> Schedule:
-    """Rank 0 has stages 0 and 3, rank 1 has stages 1 and 2: all forwards, then all backwards."""
-    order: Schedule = [[], []]
-    for kind, stages in (("F", (0, 1, 2, 3)), ("B", (3, 2, 1, 0))):
-        for i in range(m):
-            for s in stages:
-                order[0 if s in (0, 3) else 1].append(Step(kind, s, i))
-    return with_messages(order)
+@SCENARIOS.newer
+def test_stages_in_the_shape_of_a_v(ctx: RankContext) -> Pair:
+    """The first and the last stage on one rank: ZB-V, beside torch's."""
+    own = [0, 3] if ctx.rank == 0 else [1, 2]
+    ours = run_ours(ctx, with_messages(zero_bubble_v(2, 4)), 4, 4, ZeroBubblePipeline)
+    return ours, run_torchs(ctx, schedules.ScheduleZBVZeroBubble, 4, 4, own)
 
 
 @SCENARIOS.newer
-def test_stages_in_the_shape_of_a_v(ctx: RankContext) -> Pair:
-    """The first and the last stage on one rank: torch's ZBV schedule, and an order of ours."""
-    own = [0, 3] if ctx.rank == 0 else [1, 2]
-    return run_ours(ctx, v_shaped(4), 4, 4), run_torchs(
-        ctx, schedules.ScheduleZBVZeroBubble, 4, 4, own
-    )
+def test_interleaved_stages_without_bubble(ctx: RankContext) -> Pair:
+    """Two stages per rank, in turn, with B and W."""
+    plan = with_messages(interleaved_zero_bubble(2, 4, 2))
+    ours = run_ours(ctx, plan, 4, 4, ZeroBubblePipeline)
+    kind = schedules.ScheduleInterleavedZeroBubble
+    return ours, run_torchs(ctx, kind, 4, 4, [ctx.rank, ctx.rank + 2])
 
 
 @SCENARIOS.ported

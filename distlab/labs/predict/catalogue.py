@@ -18,6 +18,7 @@ from . import (
     small,
     tensors,
     training,
+    v_shaped,
 )
 from .case import Case
 from .scene import Scene
@@ -29,6 +30,7 @@ MODULES = (
     training,
     schedules,
     pipelines,
+    v_shaped,
     tensors,
     experts,
     allreduce,

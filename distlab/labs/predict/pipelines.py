@@ -69,7 +69,7 @@ def _forwards_first(impl: Implementation, case: Case) -> list[list[Any]]:
     ]
 
 
-def _sends(complete: list[list[Any]], order: list[list[Any]]) -> float:
+def sends(complete: list[list[Any]], order: list[list[Any]]) -> float:
     return (sum(map(len, complete)) - sum(map(len, order))) / 2
 
 
@@ -78,7 +78,7 @@ def _planned(ctx: RankContext, impl: Implementation, case: Case) -> Work:
 
     def work() -> Found:
         complete = impl.with_messages(order)
-        return {"all_messages": _sends(complete, order), "steps": float(max(map(len, complete)))}
+        return {"all_messages": sends(complete, order), "steps": float(max(map(len, complete)))}
 
     return work
 
@@ -100,8 +100,8 @@ def _without_bubble(ctx: RankContext, impl: Implementation, case: Case) -> Work:
     def work() -> Found:
         order = impl.zero_bubble(case["W"], case["m"])
         bubble, kept = schedules.replay(order).bubble, schedules.peak_live(order)[0]
-        sends = _sends(schedules.with_messages(order), order)
-        return {"bubble": float(bubble), "kept": float(kept), "all_messages": sends}
+        crossing = sends(schedules.with_messages(order), order)
+        return {"bubble": float(bubble), "kept": float(kept), "all_messages": crossing}
 
     return work
 
@@ -112,13 +112,13 @@ def _draw_zero(random_: random.Random) -> Case:
     return Case(case.exercise, case.cluster, sizes, case.spread)
 
 
-def _of_schedule(name: str, value: Any, formula: str, **more: Any) -> Quantity:
+def of_schedule(name: str, value: Any, formula: str, **more: Any) -> Quantity:
     """Answered by the schedule itself, or its replay under a clock of its own."""
     by = "replay" if name in ("bubble", "units") else "schedule"
     return held(name, value, formula, by=by, **more)
 
 
-MESSAGES = _of_schedule(
+MESSAGES = of_schedule(
     "all_messages",
     lambda c: 2 * c["m"] * (c["W"] - 1),
     "2m(p-1)",
@@ -208,7 +208,7 @@ SCENES = (
         _planned,
         "More than twice the messages: there are p more boundaries.",
         MESSAGES,
-        _of_schedule(
+        of_schedule(
             "steps",
             lambda c: 4 * c["m"] if c["W"] == 2 else 6 * c["m"],
             "4m for two ranks; else 6m in the middle",
@@ -222,14 +222,14 @@ SCENES = (
         draws("2.21", [2, 3, 4, 6], m=M),
         _replayed,
         BUBBLE,
-        _of_schedule(
+        of_schedule(
             "units",
             lambda c: 3 * (c["m"] + c["W"] - 1),
             "(m + p-1)·3",
             asks="time of the whole schedule",
             unit="units of time",
         ),
-        _of_schedule(
+        of_schedule(
             "bubble",
             lambda c: (c["W"] - 1) / (c["m"] + c["W"] - 1),
             "(p-1)/(m + p-1)",
@@ -238,7 +238,7 @@ SCENES = (
             tolerance=0.01,
             why="1 %: three digits are enough",
         ),
-        _of_schedule(
+        of_schedule(
             "kept",
             lambda c: c["m"],
             "m",
@@ -254,7 +254,7 @@ SCENES = (
         _without_bubble,
         BUBBLE,
         MESSAGES,
-        _of_schedule(
+        of_schedule(
             "bubble",
             lambda c: (c["W"] - 1) / (3 * c["m"] + c["W"] - 1),
             "(p-1)/(3m + p-1)",
@@ -263,7 +263,7 @@ SCENES = (
             tolerance=0.01,
             why="1 %: three digits are enough",
         ),
-        _of_schedule(
+        of_schedule(
             "kept",
             lambda c: c["W"],
             "p, as with 1F1B",
