@@ -195,10 +195,10 @@ class RowShards:
         self.sent = [part for part in self.parts if part.shard.requires_grad]
         if all(part.leaf.grad is None for part in self.sent):
             return
-        joined = torch.cat([part.reduce_input() for part in self.sent], dim=1)
+        joined = torch.cat([part.reduce_input() for part in self.sent], dim=1).flatten()
         for leaf in self.leaves:
             leaf.grad = None
-        own = joined.new_empty(joined.shape[1])
+        own = joined.new_empty(joined.numel() // self.world_size)
         work = dist.reduce_scatter_tensor(own, joined, group=self.group, async_op=True)
         self.reducing = work, own, joined
         # --- exercise 3.32: end
@@ -237,7 +237,8 @@ class PerParameterFSDP(OrderedUnits[RowShards]):
     the same units in the same order. A unit that no rank uses gets no gradient. ``requires_grad``
     of a shard may change between two steps, on all ranks alike. If a shard was cast or moved, the
     next forward raises ValueError. If a forward or backward raised on all ranks, the next forward
-    begins anew. Forward and backward never let the host wait for a GPU.
+    begins anew; until then modules may hold full parameters. Forward and backward never let the
+    host wait for a GPU.
 
     Raises ValueError, before any communication, if units overlap or are not inside ``module``, or
     if a parameter is tied across units. The same holds if parameters are on several devices, if
