@@ -11,7 +11,7 @@ from .sheet import RANKS, Sheet
 def rows(sheet: Sheet) -> None:
     ranks, sizes = 3, {"w": 5, "b": 3}
     most = {name: -(-count // ranks) for name, count in sizes.items()}
-    x, w = 148.0, 44.0
+    x, w = 122.0, 42.0
 
     def cell(name: str, k: int) -> Cell:
         there = k < sizes[name]

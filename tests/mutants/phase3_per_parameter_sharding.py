@@ -46,8 +46,8 @@ MUTANTS = [
         mistake="the shard of a frozen parameter is trainable",
         text="        self.shard = nn.Parameter(own, requires_grad=trainable)\n",
         becomes="        self.shard = nn.Parameter(own, requires_grad=own.is_floating_point())\n",
-        caught_by="test_shards_have_the_parameters_names",
-        told_as="frozen",
+        caught_by="test_first_step_moves_by_the_mean_gradient",
+        told_as="wrong",
     ),
     Mutant(
         id="rows-of-one-version",
@@ -171,12 +171,12 @@ MUTANTS = [
     Mutant(
         id="rows-never-freed",
         exercise="3.32",
-        mistake="a unit stays gathered, stale after the optimizer's step",
+        mistake="nothing is freed, so parameters() lists full parameters instead of shards",
         text="        for part in self.parts if self.gathered else []:\n            part.free()\n"
         "        self.gathered = False\n",
         becomes="",
         caught_by="test_training_equals_one_process",
-        told_as="stale",
+        told_as="norm",
     ),
     Mutant(
         id="rows-kept-after-backward",
@@ -221,7 +221,7 @@ MUTANTS = [
         text="reduce_scatter_tensor(own, joined, group=self.group, async_op=True)",
         becomes="reduce_scatter_tensor(own, joined, async_op=True)",
         caught_by="test_another_order_costs_no_value",
-        told_as=("hang", "mismatch"),
+        told_as="exception",
     ),
     Mutant(
         id="rows-sync-always-on-again",
@@ -249,7 +249,7 @@ MUTANTS = [
         text="        try:\n            yield\n        finally:\n            self.sync = before\n",
         becomes="        yield\n        self.sync = before\n",
         caught_by="test_accumulation_without_messages",
-        told_as="wrong",
+        told_as="zeros",
     ),
     Mutant(
         id="rows-asked-for-numbers",
@@ -259,6 +259,5 @@ MUTANTS = [
         becomes="        flat = grad.flatten() if grad.any() else torch.zeros_like(grad).flatten()\n",
         caught_by="test_sharding_does_not_wait_for_the_gpu",
         told_as="host",
-        tier="nccl",
     ),
 ]
