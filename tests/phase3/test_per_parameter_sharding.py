@@ -93,17 +93,20 @@ def test_shards_have_the_parameters_names(impl, run, seed):
         kept = [p.requires_grad for p in inner.parameters()]
         state = {name: value.clone() for name, value in inner.state_dict().items()}
         small = all(p.untyped_storage().nbytes() <= p.nbytes for p in inner.parameters())
-        return names, tied, kept, state, small and all(p.is_leaf for p in inner.parameters())
+        strides = [name for name, p in inner.named_parameters() if not p.is_contiguous()]
+        return names, tied, kept, state, small, strides
 
     alone = odds(seed)
     parameters = dict(alone.named_parameters(remove_duplicate=False))
     results = run(body, 3)
-    for rank, (names, tied, kept, state, small) in enumerate(results):
+    for rank, (names, tied, kept, state, small, strides) in enumerate(results):
         expect_equal(names[1], names[0], what="names of the shards", rank=rank, cause="names")
         expect_equal(tied, True, what="tied parameters are one", rank=rank, cause="untied")
         right = [p.requires_grad for p in alone.parameters()]
         expect_equal(kept, right, what="trainable ones", rank=rank, cause="frozen")
         expect_equal(small, True, what="shards own just their rows", rank=rank, cause="kept-alive")
+        what = "shards that are not in row-major order"
+        expect_equal(strides, [], what=what, rank=rank, cause="other-order")
         right = list(alone.state_dict())
         expect_equal(list(state), right, what="names in the state", rank=rank, cause="names")
     states = [result[3] for result in results]
