@@ -63,12 +63,13 @@ class OrderedUnits(HookedUnits[Flat], Generic[Flat]):
     def _gather(self, unit: FlatUnit[Flat], step: int) -> None:
         """Gather ``unit``, then issue the gather of the unit ``step`` after it, cyclically."""
         following = self.units[(self.units.index(unit) + step) % len(self.units)]
+        # one that is gathered is at work: it is no guess, and the guess before it still counts
+        there = any(flat.gathered for flat in following.flats)
+        kept = self.ahead if there else [following]
         for guess in self.ahead:
-            if guess not in (unit, following):
+            if guess not in (unit, *kept):
                 guess.free()
         unit.gather()
-        # one that is gathered is at work: it must not be freed as a wrong guess
-        there = any(flat.gathered for flat in following.flats)
-        self.ahead = [] if there else [following]
+        self.ahead = [each for each in kept if each is not unit]
         for each in self.ahead:
             each.start_gather()
