@@ -22,7 +22,7 @@ P bytes of parameters, padding included, a rank sends (W-1)/W·(3P - P_root) byt
 Invariant: outside of forward and backward the modules hold the shards, under the parameters' names.
 
 Sources: Liang et al. 2024 (TorchTitan, arXiv 2410.06511), section 2.1.2 (FSDP2). Zhao et al. 2023
-(PyTorch FSDP, arXiv 2304.11277), sections 3.3 (prefetching) and 3.3.3 (accumulation).
+(PyTorch FSDP, arXiv 2304.11277), section 3.3 (prefetching, and 3.3.4 accumulation).
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ MUTANTS = [
         text="            for other in self.units:\n                other.finish_reduce()\n",
         becomes="",
         caught_by="test_messages_travel_beside_compute",
-        told_as="not-beside-compute",
+        told_as="too-many-under-way",
     ),
     Mutant(
         id="rows-one-by-one",

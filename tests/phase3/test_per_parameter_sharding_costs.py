@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch._dynamo  # torch.optim imports it when an optimizer is made: once here, not per rank
 import torch.distributed as dist
@@ -182,14 +184,24 @@ def test_messages_travel_beside_compute(impl, run, seed):
         for layer in inner.layers:
             layer.tell = tell
         model(torch.ones(1, 2)).sum().backward()
-        return found, sum(e.end is None for e in ctx.ledger.events)
+        left = sum(e.end is None for e in ctx.ledger.events)
+        inner = stack(seed)
+        # what comes first has inputs that need no gradient: only the end of backward tells of it
+        model = impl.PerParameterFSDP(inner, [inner.inside, *inner.layers])
+        model(torch.ones(1, 2)).sum().backward()
+        return found, left
 
     last = DEPTH - 1
     forward = [[int(k < last), 0, min(k + 3, DEPTH + 1)] for k in range(DEPTH)]
     back = [[int(k < last), int(k > 0), min(DEPTH + 3 + k, 2 * DEPTH + 1)] for k in range(DEPTH)]
     places = [f"forward of unit {k}" for k in range(DEPTH)]
     places += [f"backward of unit {last - k}" for k in range(DEPTH)]
-    for rank, (found, left) in enumerate(run(body, 3)):
+    results = run(body, 3)
+    for rank, (found, left) in enumerate(results):
+        sums = results.logs[rank].select("reduce_scatter").events
+        if any(a.end is None or a.end > b.start for a, b in pairwise(sums)):
+            text = f"rank {rank} issues a reduce-scatter while the one before is under way"
+            fail(text, cause="too-many-under-way", rank=rank)
         for where, got, want in zip(places, found, forward + back, strict=True):
             if got != want:
                 fail(
