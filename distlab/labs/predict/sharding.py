@@ -84,7 +84,7 @@ def _rows(ctx: RankContext, impl: Implementation, case: Case) -> Work:
     model = impl.PerParameterFSDP(layered, [*layered])
     step = _train_sharded(model, case)
 
-    def work() -> Found:
+    def work() -> Found | None:
         with model.no_sync():
             for _ in range(case["a"] - 1):
                 model(torch.ones(2, case["D"])).sum().backward()
