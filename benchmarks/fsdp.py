@@ -83,17 +83,22 @@ def torchs(name: str, device: torch.device) -> Step:
     return train_step(model, *batch)
 
 
-CONTESTANTS = {"solution": ours, "fully_shard": torchs}
+Make = Callable[[str, torch.device], Step]
+CONTESTANTS: dict[str, Make] = {"solution": ours, "fully_shard": torchs}
 
 
 def compare(
-    name: str, world_size: int, repeats: int, device: str = "cpu"
+    name: str,
+    world_size: int,
+    repeats: int,
+    device: str = "cpu",
+    contestants: dict[str, Make] = CONTESTANTS,
 ) -> tuple[dict[str, list[float]], list[int]]:
     """Seconds per step of each turn, and peak bytes of a rank, for both."""
 
     def body(ctx: RankContext) -> tuple[dict[str, list[float]], list[int], list[float]]:
         peaks, losses = [], []
-        for make in CONTESTANTS.values():
+        for make in contestants.values():
             with PeakMemory() as memory:
                 step = make(name, ctx.device)
                 step()
@@ -101,7 +106,7 @@ def compare(
                 step()
             peaks.append(memory.peak)
             del step
-        steps = {who: make(name, ctx.device) for who, make in CONTESTANTS.items()}
+        steps = {who: make(name, ctx.device) for who, make in contestants.items()}
         seconds: dict[str, list[float]] = {who: [] for who in steps}
         for number in range(repeats + 1):  # the first is for warming up
             for who, step in steps.items():
@@ -121,12 +126,14 @@ def compare(
     return seconds, peaks
 
 
-def measure(repeats: int = 7) -> Table:
-    """Both side by side."""
+def side_by_side(
+    repeats: int, contestants: dict[str, Make] = CONTESTANTS
+) -> tuple[list[str], list[list[str]]]:
+    """A header, and a row for each model and world size."""
     rows = []
     for name in MODELS:
         for world_size in (2, 4):
-            seconds, peaks = compare(name, world_size, repeats)
+            seconds, peaks = compare(name, world_size, repeats, contestants=contestants)
             medians = [statistics.median(values) for values in seconds.values()]
             rows.append(
                 [
@@ -138,10 +145,14 @@ def measure(repeats: int = 7) -> Table:
                 ]
             )
     header = ["model", "ranks", "solution, ms/step", "torch fully_shard, ms/step"]
+    return [*header, "ratio of medians", "solution, peak MB", "torch, peak MB"], rows
+
+
+def measure(repeats: int = 7) -> Table:
+    """Both side by side."""
     return Table(
         "FSDP: time of a step and peak memory",
-        [*header, "ratio of medians", "solution, peak MB", "torch, peak MB"],
-        rows,
+        *side_by_side(repeats),
         "AdamW, a unit per hidden layer or block, prefetching. Median (least … most) of "
         f"{repeats} turns of {STEPS} steps in the same ranks. The solution gathers a flat vector "
         "and uses it where it is. torch shards every parameter, and copies into and out of its "

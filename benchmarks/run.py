@@ -31,6 +31,7 @@ BENCHMARKS = (
     "ddp",
     "uneven",
     "fsdp",
+    "per_parameter",
     "zero",
     "hierarchical",
     "local_sgd",

@@ -7,7 +7,7 @@ gradient of its input is there. A hook on a view of each input tells that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -96,7 +96,7 @@ class HookedUnits(nn.Module, Generic[Flat]):
     """A module that is told when each of its ``units`` computes.
 
     A subclass sets ``module`` and ``units`` (the root first), calls ``watch_units`` and says what
-    happens at the five moments. Its parameters stay as ``watch_units`` finds them.
+    happens at the five moments. What is ``fixed`` stays as ``watch_units`` finds it.
     """
 
     module: nn.Module
@@ -126,9 +126,13 @@ class HookedUnits(nn.Module, Generic[Flat]):
         """The whole backward is done, also that of units whose inputs need no gradient."""
         raise NotImplementedError
 
+    def fixed(self) -> list[object]:
+        """What must stay as ``watch_units`` finds it."""
+        return [(p.dtype, str(p.device), p.requires_grad) for p in self.parameters()]
+
     def watch_units(self) -> None:
         """Set the hooks."""
-        self.kinds = kinds_of(self)
+        self.found = self.fixed()
         for unit in self.units:
             owner = unit.module
             owner.register_forward_pre_hook(partial(self._enter, unit), with_kwargs=True)
@@ -140,7 +144,7 @@ class HookedUnits(nn.Module, Generic[Flat]):
         """Before forward: replace each input by a view, whose gradient comes when the unit is
         done."""
         if module is self.module:
-            if kinds_of(self) != self.kinds:
+            if self.fixed() != self.found:
                 raise ValueError("parameters were frozen, cast or moved: do it before wrapping")
             self.in_backward = False  # a backward that raised has not come to its end
         self.before_forward(unit)
@@ -173,20 +177,29 @@ class HookedUnits(nn.Module, Generic[Flat]):
         self.end_backward()
 
 
-def kinds_of(module: nn.Module) -> list[tuple[torch.dtype, str, bool]]:
-    """Dtype, device and whether it is trainable of every parameter."""
-    return [(p.dtype, str(p.device), p.requires_grad) for p in module.parameters()]
-
-
 def owned_parameters(
     module: nn.Module, units: Sequence[nn.Module], group: dist.ProcessGroup | None
 ) -> list[list[Parameters]]:
     """For the root and each unit its distinct parameters, with all their attributes.
 
     Parameters of one dtype that are all trainable or all frozen are together. They are taken out of
-    their modules, so ``parameters()`` does not list them. Raises ValueError if units overlap or are
-    not inside ``module``, or if a parameter is tied across units. It does so, too, if parameters
-    are on several devices, if none is trainable, or if this rank is no member of ``group``.
+    their modules, so ``parameters()`` does not list them. Raises as ``placed_parameters`` does.
+    """
+    owned = placed_parameters(module, units, group)
+    for mine in owned:
+        for part, name, _ in (attribute for every in mine.values() for attribute in every):
+            part._parameters.pop(name, None)
+    return [alike(mine, lambda p: (p.dtype, p.requires_grad)) for mine in owned]
+
+
+def placed_parameters(
+    module: nn.Module, units: Sequence[nn.Module], group: dist.ProcessGroup | None
+) -> list[Parameters]:
+    """For the root and each unit its distinct parameters, with all their attributes.
+
+    Raises ValueError if units overlap or are not inside ``module``, or if a parameter is tied
+    across units. It does so, too, if parameters are on several devices, if none is trainable, or if
+    this rank is no member of ``group``.
     """
     rank_in(group)
     names = {part: name for name, part in module.named_modules()}
@@ -214,16 +227,12 @@ def owned_parameters(
         raise ValueError(f"the module's parameters are on several devices: {sorted(devices)}")
     if not any(parameter.requires_grad for parameter in home):
         raise ValueError(f"none of the module's {len(home)} parameters is trainable")
-    for mine in owned:
-        for part, name, _ in (attribute for every in mine.values() for attribute in every):
-            part._parameters.pop(name, None)
-    return [by_kind(mine) for mine in owned]
+    return owned
 
 
-def by_kind(mine: Parameters) -> list[Parameters]:
-    """The parameters in lists of one dtype, each all trainable or all frozen."""
+def alike(mine: Parameters, kind: Callable[[nn.Parameter], object]) -> list[Parameters]:
+    """The parameters in lists of one ``kind`` each."""
     kinds: dict[object, Parameters] = {}
     for parameter, attributes in mine.items():
-        kind = parameter.dtype, parameter.requires_grad
-        kinds.setdefault(kind, {})[parameter] = attributes
+        kinds.setdefault(kind(parameter), {})[parameter] = attributes
     return list(kinds.values())

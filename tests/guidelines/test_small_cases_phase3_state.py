@@ -16,6 +16,7 @@ from solutions.phase3_multi_node.fsdp_checkpoint import parts_of
 from solutions.phase3_multi_node.local_sgd import DiLoCo
 from solutions.phase3_multi_node.parameter_client import LEAVE, PULL, PUSH, place_keys
 from solutions.phase3_multi_node.parameter_server import Request, Server, serve_bounded
+from solutions.phase3_multi_node.per_parameter_sharding import PerParameterFSDP
 from solutions.phase3_multi_node.sharding_strategies import Links, choose_strategy, traffic
 from solutions.phase3_multi_node.strategy_memory import memory_of
 from tests.guidelines.folded import answer, says
@@ -77,6 +78,23 @@ def test_3_28() -> None:
             if first <= last:
                 joint = "and" if last - first == 1 else "to"
                 assert f"piece {k} elements {first} {joint} {last}" in text
+
+
+def test_3_32() -> None:
+    def body(ctx: RankContext) -> tuple[list[int], int, int, int]:
+        unit = nn.ParameterList([nn.Parameter(torch.zeros(4, 2)), nn.Parameter(torch.zeros(2))])
+        flat = FlatParameter({p: [] for p in unit}, None, torch.device("cpu"))
+        model = PerParameterFSDP(unit)
+        message = sum(part.numel for unit in model.units for f in unit.flats for part in f.parts)
+        kept = [shard.numel() for shard in model.parameters()]
+        return kept, message, flat.chunk, flat.shard.numel()
+
+    results = virtual(body, 3)
+    assert [kept for kept, *_ in results] == [[4, 1], [4, 1], [0, 0]]
+    _, message, chunk, _ = results[0]
+    says(3, "3.32", f"3 · (4 + 1) = {3 * message} elements", f"the flat vector 3 · 4 = {3 * chunk}")
+    says(3, "3.32", "keep {}, {} and {} elements".format(*(sum(kept) for kept, *_ in results)))
+    says(3, "3.32", "{}, {} and {} of the flat vector".format(*(own for *_, own in results)))
 
 
 def test_3_27() -> None:

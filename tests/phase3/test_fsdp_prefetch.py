@@ -12,14 +12,12 @@ from torch import nn
 
 from distlab.grading import exercise, expect_close, fail, trace
 from distlab.observe.memory import PeakMemory
+from tests.phase3.fsdp_branches import PLANS, change_often, changing
 from tests.phase3.fsdp_models import (
     ROOT,
     UNIT,
-    Net,
     Stack,
-    batch,
     compare_training,
-    loss_of,
     net,
     traced,
     train,
@@ -316,51 +314,16 @@ def test_next_forward_begins_anew(impl, run, seed):
     check_begins_anew(run, seed, lambda inner: impl.PrefetchFSDP(inner, list(inner.blocks)))
 
 
-class Changing(Net):
-    """Runs the blocks in the given order, some perhaps not at all."""
-
-    plan = (0, 1, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = {"head.weight": self.head.weight.detach().clone()}
-        x = self.inside(x)
-        for k in self.plan:
-            x = self.blocks[k](x)
-        return self.head(x) + self.offset
-
-
-def changing(seed: int) -> Changing:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Changing().double()
-
-
-PLANS = ((0, 1, 2), (2, 0), (1,), (0, 1, 1), (1, 2, 0), (0, 1, 2))  # a unit may run twice
-
-
 @exercise("3.16", "virtual", asserts="guess-costs-no-value order-learnt guesses-freed group life")
 def test_wrong_guesses_cost_no_value(impl, run, seed):
     """In a group: the order of units changes with every forward, also before a backward."""
-
-    def steps(model: nn.Module, inner: Changing, ranks: range) -> dict[str, torch.Tensor]:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        for number, plan in enumerate(PLANS):
-            inner.plan = plan
-            optimizer.zero_grad()
-            pairs = [batch(seed, rank, number) for rank in ranks]
-            loss = loss_of(model, tuple(map(torch.cat, zip(*pairs, strict=True))))
-            inner.plan = PLANS[number - 1]
-            values_of(model, inner)  # an evaluation
-            loss.backward()
-            optimizer.step()
-        return values_of(model, inner)
 
     def body(ctx):
         groups = [dist.new_group([3, 1]), dist.new_group([0, 2])]
         inner = changing(seed)
         with PeakMemory() as memory:
             model = impl.PrefetchFSDP(inner, inner.units(), group=groups[ctx.rank % 2 == 0])
-            got = steps(model, inner, range(ctx.rank, ctx.rank + 1))
+            got = change_often(model, inner, seed, range(ctx.rank, ctx.rank + 1))
             held = []
             for plan in (PLANS[0], (0,), PLANS[1]):
                 inner.plan = plan
@@ -371,7 +334,7 @@ def test_wrong_guesses_cost_no_value(impl, run, seed):
     want = []
     for ranks in (range(0, 4, 2), range(1, 4, 2)):
         alone = changing(seed)
-        want.append(steps(alone, alone, ranks))
+        want.append(change_often(alone, alone, seed, ranks))
     results = run(body, 4)
     for rank, (got, held) in enumerate(results):
         if max(held) > held[0]:

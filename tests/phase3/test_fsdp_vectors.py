@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.grading import exercise, expect_close, expect_equal, expect_refused, fail, refusal
+from tests.phase3.fsdp_branches import Chain, inputs_of
 from tests.phase3.fsdp_models import net, use_of_freed_is_told
 from tests.phase3.fsdp_states import check_begins_anew
 
@@ -418,45 +419,6 @@ def test_changes_after_wrapping_are_refused(impl, run, seed):
         return [refusal(frozen, inputs), refusal(cast, inputs.float())]
 
     expect_refused(run(body, 2), ["frozen after wrapping", "cast after wrapping"])
-
-
-class Mixed(nn.Module):
-    """Layers of three dtypes in each unit, some frozen, and a branch that only some ranks take."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(3, 4).double(), nn.Linear(4, 3)
-        self.coarse = nn.Linear(3, 3).bfloat16()
-        self.still = nn.Linear(3, 3).double().requires_grad_(False)
-        self.branch = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor, branch: bool) -> Tensor:
-        y = self.narrow(torch.tanh(self.wide(self.still(x.double()))).float())
-        y = y * self.branch if branch else y
-        return x + self.coarse(y.bfloat16()).float()
-
-
-def mixed(seed: int) -> nn.ModuleList:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.ModuleList([Mixed(), Mixed()])
-
-
-class Chain(nn.Module):
-    """Two mixed units, one after the other, the second one twice."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.parts = mixed(seed)
-
-    def forward(self, x: Tensor, branch: bool) -> Tensor:
-        for part in (*self.parts, self.parts[1]):
-            x = part(x, branch)
-        return x
-
-
-def inputs_of(seed: int, rank: int) -> Tensor:
-    return torch.randn(2, 3, generator=torch.Generator().manual_seed(seed * 7 + rank))
 
 
 @exercise("3.15", "virtual", asserts="training mean-added shards dtype parameters alone life twice")

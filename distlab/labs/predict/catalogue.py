@@ -6,6 +6,7 @@ import difflib
 
 from . import (
     allreduce,
+    compression,
     experts,
     memory,
     nodes,
@@ -36,6 +37,7 @@ MODULES = (
     allreduce,
     nodes,
     sharding,
+    compression,
     servers,
     saved,
 )

@@ -1,4 +1,4 @@
-"""Predictions for ZeRO, FSDP, and gradients that travel compressed."""
+"""Predictions for ZeRO and FSDP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...grading.implementation import Implementation
 from ...observe.memory import held_by, storage_bytes
 from ...ranks.context import RankContext
 from .case import Case
-from .models import ADAM, MODEL, bucket_of, drawn, gradients, layers, model_bytes
+from .models import ADAM, MODEL, drawn, gradients, layers, model_bytes
 from .nodes import across
 from .scene import (
     Found,
@@ -27,13 +27,9 @@ from .scene import (
     clocked,
     collectives,
     half_seconds,
-    ring_seconds,
 )
 
 HALVES = "What is sharded halves per rank; the bytes that it sends grow by half at most."
-REDUCED = (
-    "The bytes per rank stay below twice what a rank passes in; the latency more than doubles."
-)
 
 
 def _part(case: Case) -> float:
@@ -83,6 +79,20 @@ def _fsdp(ctx: RankContext, impl: Implementation, case: Case) -> Work:
     return _train_sharded(impl.FSDP(model, [*model]), case)
 
 
+def _rows(ctx: RankContext, impl: Implementation, case: Case) -> Work:
+    layered = layers(case)
+    model = impl.PerParameterFSDP(layered, [*layered])
+    step = _train_sharded(model, case)
+
+    def work() -> Found | None:
+        with model.no_sync():
+            for _ in range(case["a"] - 1):
+                model(torch.ones(2, case["D"])).sum().backward()
+        return step()
+
+    return work
+
+
 def _hybrid(ctx: RankContext, impl: Implementation, case: Case) -> Work:
     model = layers(case)
     inside, across = impl.node_groups(case["L"])
@@ -115,7 +125,7 @@ def _shard(seen: Seen, op: str = "all_gather") -> float:
     return max(sum(e.payload for e in log.events if e.op == op) for log in seen.logs)
 
 
-def _scene(
+def on_layers(
     exercise: str,
     tells: str,
     prepare: Prepare,
@@ -123,6 +133,7 @@ def _scene(
     doubled: str = HALVES,
     **more: Any,
 ) -> Scene:
+    """A scene whose model is K equal layers; ``more``: what else its sizes are drawn from."""
     return Scene(
         exercise=exercise,
         tells=f"{MODEL}. {tells}",
@@ -133,50 +144,8 @@ def _scene(
     )
 
 
-def _compressed(ctx: RankContext, impl: Implementation, case: Case, name: str) -> Work:
-    model = layers(case)
-    made = {
-        "TopK": lambda: impl.TopK(model.parameters(), 1 / case["share"]),
-        "RandomK": lambda: impl.RandomK(model.parameters(), 1 / case["share"]),
-        "PowerSGD": lambda: impl.PowerSGD(model.parameters(), case["r"]),
-        "Int8": lambda: impl.Int8(),
-    }
-    hook, bucket = made[name](), bucket_of(model)
-
-    def work() -> None:
-        handle = hook(bucket)
-        if handle is not None:
-            handle.wait()
-
-    return work
-
-
-def _chosen(case: Case) -> int:
-    return round(model_bytes(case) / 4 / case["share"])
-
-
-def _factors(case: Case) -> float:
-    """Bytes of the thin matrices of all layers."""
-    return case["K"] * 2 * case["r"] * case["D"] * 4
-
-
-def _int8(case: Case) -> float:
-    numbers = model_bytes(case) // 4
-    return 2 * (case["W"] - 1) * (-(-numbers // case["W"]) + 4)
-
-
-def _hooked(exercise: str, tells: str, name: str, *quantities: Quantity, **more: Any) -> Scene:
-    return _scene(
-        exercise,
-        f"All gradients are one bucket. {tells}",
-        partial(_compressed, name=name),
-        *quantities,
-        **more,
-    )
-
-
 SCENES = (
-    _scene(
+    on_layers(
         "3.13",
         "The gradients are averaged already. ZeRO-1 with Adam takes a step. All parameters "
         "are in one bucket.",
@@ -190,7 +159,7 @@ SCENES = (
         ),
         clocked(lambda c: half_seconds(c, model_bytes(c)), formula="launch + (W-1)·(α + P/W·β)"),
     ),
-    _scene(
+    on_layers(
         "3.14",
         "ZeRO-2 with Adam runs forward, backward and a step. All parameters are in one bucket.",
         _zero2,
@@ -202,7 +171,7 @@ SCENES = (
             "bytes of weights, kept gradients and optimizer state on a rank",
         ),
     ),
-    _scene(
+    on_layers(
         "3.15",
         "FSDP makes a unit of each layer, and Adam takes the first step.",
         _fsdp,
@@ -215,7 +184,25 @@ SCENES = (
             "bytes of weights, gradients and optimizer state on a rank after the step",
         ),
     ),
-    _scene(
+    on_layers(
+        "3.32",
+        "Per-parameter sharding makes a unit of each layer. After a = {a} backward passes, all but "
+        "the last one in no_sync, Adam takes the first step.",
+        _rows,
+        bytes_sent(
+            lambda c: (2 * c["a"] + 1) * _part(c),
+            "(2a + 1)·(W-1)/W·P: gathered twice in each pass, reduce-scattered once",
+        ),
+        collectives(lambda c: (2 * c["a"] + 1) * c["K"], "(2a + 1)·K", name="messages"),
+        _state(
+            lambda c: 4 * model_bytes(c) / c["W"],
+            "4P/W",
+            lambda seen: 4 * _shard(seen, "reduce_scatter") / seen.case["W"],
+            "bytes of weights, gradients and optimizer state on a rank after the step",
+        ),
+        a=[2, 3, 4],
+    ),
+    on_layers(
         "3.19",
         "They are on M = {M} nodes of L = {L}. FSDP shards inside a node, replicates across, and "
         "makes a unit of each layer. Adam takes the first step.",
@@ -229,53 +216,5 @@ SCENES = (
         ),
         draw=_draw_hybrid,
         doubled="With twice as many nodes the memory stays; the bytes across stay below 2P/L.",
-    ),
-    _hooked(
-        "4.6",
-        "Top-K sends 1/{share} of the entries.",
-        "TopK",
-        collectives(lambda c: 2, "2: values and positions", name="messages"),
-        bytes_sent(lambda c: (c["W"] - 1) * _chosen(c) * 8, "(W-1)·k·(4 + 4)"),
-        clocked(
-            lambda c: (
-                2 * c.machine.launch
-                + 2 * (c["W"] - 1) * c.alpha
-                + (c["W"] - 1) * _chosen(c) * 8 * c.beta
-            ),
-            formula="2·launch + (W-1)·(2α + 8k·β)",
-        ),
-        share=[20, 50, 100],
-        doubled="The bytes more than double: each rank's choice goes to all.",
-    ),
-    _hooked(
-        "4.7",
-        "Random-K sends 1/{share} of the entries.",
-        "RandomK",
-        collectives(lambda c: 1, "1: positions follow from the seed", name="messages"),
-        bytes_sent(lambda c: 2 * (c["W"] - 1) / c["W"] * _chosen(c) * 4, "2(W-1)/W·k·4"),
-        clocked(lambda c: ring_seconds(c, _chosen(c) * 4), formula="launch + 2(W-1)·(α + 4k/W·β)"),
-        share=[20, 50, 100],
-        doubled=REDUCED,
-    ),
-    _hooked(
-        "4.8",
-        "PowerSGD sends two thin matrices of r = {r} columns per layer.",
-        "PowerSGD",
-        collectives(lambda c: 2, "2: one per thin matrix, for all layers at once", name="messages"),
-        bytes_sent(lambda c: 2 * (c["W"] - 1) / c["W"] * _factors(c), "2(W-1)/W·K·4r(D + D)"),
-        clocked(
-            lambda c: 2 * ring_seconds(c, _factors(c) / 2),
-            formula="2·launch + 4(W-1)·α + 2(W-1)/W·8KrD·β",
-        ),
-        r=[1, 2, 4],
-        doubled=REDUCED,
-    ),
-    _hooked(
-        "4.9",
-        "Every number is sent as int8.",
-        "Int8",
-        collectives(lambda c: 2, "2: all-to-all, all-gather", name="messages"),
-        bytes_sent(_int8, "2(W-1)·(⌈n/W⌉ + 4), n = P/4"),
-        doubled="The bytes per rank stay near 2n.",
     ),
 )
