@@ -43,8 +43,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from given.agreement import Group, rank_in
-
-Part = tuple[slice, slice, bool]  # queries, keys, whether the mask is needed
+from given.attention_parts import Part, tiles, wide
 
 
 def chunk_sizes(lengths: Sequence[int], world_size: int) -> list[int]:
@@ -81,7 +80,8 @@ def visible(rank: int, source: int, sizes: Sequence[int]) -> list[Part]:
 
 def scores(q: Tensor, k: Tensor, masked: bool, scale: float) -> Tensor:
     """The products of all queries with all keys, times ``scale``; -inf where ``masked`` hides."""
-    # Step 3: the mask's diagonal ends in the lower right corner
+    # Step 3: scale the queries, which are fewer than their scores. The mask hides a triangle in the
+    #         last keys, as many as there are queries
     raise NotImplementedError("exercise 2.22")
 
 
@@ -90,7 +90,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, masked: bool, scale: float) -> tuple
 
     Every query sees one key at least. Exact for scores of any size: no weight overflows.
     """
-    # Step 4: logsumexp subtracts the maximum before it takes exponentials
+    # Step 4: subtract each query's largest score, then take exponentials. Divide the product by the
+    #         sum, not the weights: that is less to divide
     raise NotImplementedError("exercise 2.22")
 
 
@@ -133,11 +134,6 @@ def around(block: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
     raise NotImplementedError("exercise 2.22")
 
 
-def wide(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in the dtype of the accumulators: float32 for 16-bit numbers, else their own."""
-    return [t.float() if t.dtype.itemsize < 4 else t for t in tensors]
-
-
 class _RingAttention(Function):
     """q (B, G, H/G, t, d), k and v (B, G, 1, t, d): a head of k belongs to H/G heads of q."""
 
@@ -145,8 +141,8 @@ class _RingAttention(Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sizes: list[int], scale: float, group: Group
     ) -> Tensor:
-        # Step 9: begin with no keys; for each block, merge each visible part into its queries.
-        #         Keep the result and L for backward, but no block and no weights
+        # Step 9: begin with no keys; for each block, merge each tile of each visible part into its
+        #         queries. Keep the result and L for backward, but no block and no weights
         raise NotImplementedError("exercise 2.22")
 
     @staticmethod

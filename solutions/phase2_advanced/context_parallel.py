@@ -37,8 +37,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from given.agreement import Group, rank_in
-
-Part = tuple[slice, slice, bool]  # queries, keys, whether the mask is needed
+from given.attention_parts import Part, tiles, wide
 
 
 def chunk_sizes(lengths: Sequence[int], world_size: int) -> list[int]:
@@ -95,11 +94,12 @@ def visible(rank: int, source: int, sizes: Sequence[int]) -> list[Part]:
 def scores(q: Tensor, k: Tensor, masked: bool, scale: float) -> Tensor:
     """The products of all queries with all keys, times ``scale``; -inf where ``masked`` hides."""
     # --- exercise 2.22: start
-    # Step 3: the mask's diagonal ends in the lower right corner
-    found = q @ k.mT * scale
+    # Step 3: scale the queries, which are fewer than their scores. The mask hides a triangle in the
+    #         last keys, as many as there are queries
+    found, n = (q * scale) @ k.mT, q.shape[-2]
     if masked:
-        seen = torch.ones(found.shape[-2:], dtype=torch.bool, device=q.device)
-        found.masked_fill_(~seen.tril(k.shape[-2] - q.shape[-2]), -torch.inf)
+        hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
+        found[..., -n:].masked_fill_(hidden, -torch.inf)
     return found
     # --- exercise 2.22: end
 
@@ -110,10 +110,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, masked: bool, scale: float) -> tuple
     Every query sees one key at least. Exact for scores of any size: no weight overflows.
     """
     # --- exercise 2.22: start
-    # Step 4: logsumexp subtracts the maximum before it takes exponentials
-    found = scores(q, k, masked, scale)
-    lse = found.logsumexp(-1, keepdim=True)
-    return (found - lse).exp_() @ v, lse
+    # Step 4: subtract each query's largest score, then take exponentials. Divide the product by the
+    #         sum, not the weights: that is less to divide
+    weights = scores(q, k, masked, scale)
+    largest = weights.amax(-1, keepdim=True)
+    total = weights.sub_(largest).exp_().sum(-1, keepdim=True)
+    return (weights @ v).div_(total), largest + total.log()
     # --- exercise 2.22: end
 
 
@@ -141,9 +143,9 @@ def gradients(
     # --- exercise 2.22: start
     # Step 6: the weights are e^(score - lse), and a score's gradient is weight·(grad·v - rest)
     weights = scores(q, k, masked, s).sub_(lse).exp_()
-    of_scores = (grad @ v.mT).sub_(rest).mul_(weights).mul_(s)
-    of_k, of_v = of_scores.mT @ q, weights.mT @ grad
-    return of_scores @ k, of_k.sum(2, keepdim=True), of_v.sum(2, keepdim=True)
+    of_scores = (grad @ v.mT).sub_(rest).mul_(weights)
+    of_k, of_v = of_scores.mT @ (q * s), weights.mT @ grad
+    return (of_scores @ k).mul_(s), of_k.sum(2, keepdim=True), of_v.sum(2, keepdim=True)
     # --- exercise 2.22: end
 
 
@@ -188,11 +190,6 @@ def around(block: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
     # --- exercise 2.22: end
 
 
-def wide(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in the dtype of the accumulators: float32 for 16-bit numbers, else their own."""
-    return [t.float() if t.dtype.itemsize < 4 else t for t in tensors]
-
-
 class _RingAttention(Function):
     """q (B, G, H/G, t, d), k and v (B, G, 1, t, d): a head of k belongs to H/G heads of q."""
 
@@ -201,14 +198,14 @@ class _RingAttention(Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sizes: list[int], scale: float, group: Group
     ) -> Tensor:
         # --- exercise 2.22: start
-        # Step 9: begin with no keys; for each block, merge each visible part into its queries.
-        #         Keep the result and L for backward, but no block and no weights
+        # Step 9: begin with no keys; for each block, merge each tile of each visible part into its
+        #         queries. Keep the result and L for backward, but no block and no weights
         rank, (q_wide,) = dist.get_rank(group), wide(q)
         out, lse = torch.zeros_like(q_wide), torch.full_like(q_wide[..., :1], -torch.inf)
         with torch.autocast(q.device.type, enabled=False):
             for source, block in around(torch.stack((k, v)), group):
                 k_wide, v_wide = wide(*block)
-                for ours, theirs, masked in visible(rank, source, sizes):
+                for ours, theirs, masked in tiles(visible(rank, source, sizes)):
                     keys, values = k_wide[..., theirs, :], v_wide[..., theirs, :]
                     more = attend(q_wide[..., ours, :], keys, values, masked, scale)
                     merge_(out[..., ours, :], lse[..., ours, :], *more)
@@ -232,9 +229,10 @@ class _RingAttention(Function):
         with torch.autocast(q.device.type, enabled=False):
             for source, block in around(torch.stack((k, v)), ctx.group):
                 grad_kv = torch.zeros(block.shape, dtype=q_wide.dtype, device=q.device)
-                for ours, theirs, masked in visible(rank, source, ctx.sizes):
+                block_wide = wide(*block)
+                for ours, theirs, masked in tiles(visible(rank, source, ctx.sizes)):
                     parts = [t[..., ours, :] for t in mine]
-                    parts += [t[..., theirs, :] for t in wide(*block)]
+                    parts += [t[..., theirs, :] for t in block_wide]
                     of_q, *of_kv = gradients(*parts, masked, ctx.scale)
                     grad_q[..., ours, :] += of_q
                     grad_kv[..., theirs, :] += torch.stack(of_kv)

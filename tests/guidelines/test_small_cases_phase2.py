@@ -16,7 +16,6 @@ from distlab.ranks import RankContext
 from distlab.virtual import load_cluster, run_virtual
 from solutions.phase2_advanced import (
     batch_size,
-    context_parallel,
     gradient_accumulation,
     loss_scaling,
     random_streams,
@@ -292,33 +291,3 @@ def test_2_19() -> None:
 
     drawn = virtual(body, 1)[0]
     says(2, "2.19", ", ".join(map(str, drawn)))
-
-
-def test_2_22() -> None:
-    query, values = torch.ones(1, 1), torch.tensor([[1.0], [3.0], [8.0]])
-    keys = torch.tensor([[0.0], [0.0], [math.log(2)]])  # one feature, 1 for the query: the scores
-    parts = [
-        context_parallel.attend(query, keys[at], values[at], False, 1.0)
-        for at in (slice(2), slice(2, 3))
-    ]
-    (a, a_lse), (b, b_lse) = parts
-    says(2, "2.22", f"= {a.item():g}, L = log {a_lse.exp().item():g}")
-    says(2, "2.22", f"B: out = {b.item():g}, L = log {b_lse.exp().item():g}")
-    context_parallel.merge_(a, a_lse, b, b_lse)
-    says(2, "2.22", f"Both: L = log {a_lse.exp().item():g}", f"/2 = {a.item():g}. One")
-
-
-def test_from_which_length_on_the_ring_is_hidden() -> None:
-    """The numbers of 2.22, from the cluster's description."""
-    cluster = load_cluster("dgx-h100")
-    flops = 2 * cluster.gpu.flops["bfloat16"]  # two bytes per number
-    for link in (cluster.inside, cluster.between):
-        assert f"{flops / link.bandwidth:,.0f}" in sections(2)["2.22"]
-
-
-@pytest.mark.parametrize(("world_size", "share"), [(8, "1.82")])
-def test_positions_in_a_row_are_unequal_work(world_size: int, share: str) -> None:
-    pairs = [(2 * rank + 1) + (2 * rank + 2) for rank in range(world_size)]
-    assert f"{pairs[-1] * world_size / sum(pairs):.2f}" == share
-    assert f"{pairs[-1]} of the chunks' pairs" in sections(2)["2.22"]
-    assert f"{share} times the mean" in sections(2)["2.22"]

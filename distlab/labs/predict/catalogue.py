@@ -6,6 +6,7 @@ import difflib
 
 from . import (
     allreduce,
+    attention,
     experts,
     memory,
     nodes,
@@ -30,6 +31,7 @@ MODULES = (
     schedules,
     pipelines,
     tensors,
+    attention,
     experts,
     allreduce,
     nodes,
