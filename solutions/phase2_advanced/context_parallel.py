@@ -231,9 +231,9 @@ class _RingAttention(Function):
                 grad_kv = torch.zeros(block.shape, dtype=q_wide.dtype, device=q.device)
                 block_wide = wide(*block)
                 for ours, theirs, masked in tiles(visible(rank, source, ctx.sizes)):
-                    parts = [t[..., ours, :] for t in mine]
-                    parts += [t[..., theirs, :] for t in block_wide]
-                    of_q, *of_kv = gradients(*parts, masked, ctx.scale)
+                    a, b, c, d = (t[..., ours, :] for t in mine)
+                    keys, values = (t[..., theirs, :] for t in block_wide)
+                    of_q, *of_kv = gradients(a, b, c, d, keys, values, masked, ctx.scale)
                     grad_q[..., ours, :] += of_q
                     grad_kv[..., theirs, :] += torch.stack(of_kv)
                 if source == rank:
