@@ -26,6 +26,7 @@ BENCHMARKS = (
     "recompute",
     "pipeline",
     "tensor_parallel",
+    "context_parallel",
     "experts",
     "allreduce",
     "ddp",

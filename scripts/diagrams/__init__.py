@@ -2,6 +2,7 @@
 
 from . import (
     phase1,
+    phase2_attention,
     phase2_batches,
     phase2_experts,
     phase2_pipelines,
@@ -30,6 +31,7 @@ __all__ = [
     "Placed",
     "draw",
     "phase1",
+    "phase2_attention",
     "phase2_batches",
     "phase2_experts",
     "phase2_pipelines",

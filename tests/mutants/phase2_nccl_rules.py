@@ -239,4 +239,24 @@ MUTANTS = [
         told_as="overwritten-in-flight",
         tier="nccl",
     ),
+    Mutant(
+        id="context-sends-one-by-one",
+        exercise="2.22",
+        mistake="every rank queues its receive, then its send: none is first by NCCL's order",
+        text="""    handles = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),
+            dist.P2POp(dist.isend, block, group=group, group_peer=right),
+        ]
+    )
+""",
+        becomes="""    handles = [
+        dist.irecv(incoming, group=group, group_src=left),
+        dist.isend(block, group=group, group_dst=right),
+    ]
+""",
+        caught_by="test_ring_equals_one_process",
+        told_as="hang",
+        tier="nccl",
+    ),
 ]

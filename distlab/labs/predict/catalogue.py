@@ -6,6 +6,7 @@ import difflib
 
 from . import (
     allreduce,
+    attention,
     compression,
     experts,
     memory,
@@ -33,6 +34,7 @@ MODULES = (
     pipelines,
     v_shaped,
     tensors,
+    attention,
     experts,
     allreduce,
     nodes,
