@@ -27,6 +27,7 @@ BENCHMARKS = (
     "pipeline",
     "tensor_parallel",
     "experts",
+    "sync_batch_norm",
     "allreduce",
     "ddp",
     "uneven",
