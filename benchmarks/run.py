@@ -28,6 +28,7 @@ BENCHMARKS = (
     "tensor_parallel",
     "context_parallel",
     "experts",
+    "sync_batch_norm",
     "allreduce",
     "ddp",
     "uneven",

@@ -187,3 +187,34 @@ def warm_up(sheet: Sheet) -> None:
         f"k = {k} here. SGD: a step on k batches at once must move as far as k steps. With Adam "
         "√k·η is the usual rule."
     )
+
+
+@diagram("2.28", "Sums add up over the ranks, means do not")
+def group_statistics(sheet: Sheet) -> None:
+    values = ((1, 3), (), (8,))
+    sums = [(len(v), sum(v), sum(x * x for x in v)) for v in values]
+    w, total = 46, tuple(map(sum, zip(*sums, strict=True)))
+    for rank, own in enumerate(values):
+        cells: list[Cell | None] = [Cell(str(x), RANKS[rank]) for x in own]
+        cells += [None] * (2 - len(own))
+        if not own:
+            cells[0] = Cell("no row", "grey", dashed=True, wide=2)
+            cells.pop()
+        after = [
+            Cell(f"{name} = {number}", RANKS[rank], wide=2)
+            for name, number in zip(("n", "Σx", "Σx²"), sums[rank], strict=True)
+        ]
+        row(sheet, f"rank {rank}", [*cells, None, *after], w=w)
+    told = zip(("n", "Σx", "Σx²"), total, strict=True)
+    cells = [Cell(f"{name} = {number}", "plain", bold=True, wide=2) for name, number in told]
+    row(sheet, "all-reduce", [None, None, None, *cells], w=w)
+    n, first, second = total
+    mean, var = first / n, second / n - (first / n) ** 2
+    means = [s / count for count, s, _ in sums if count]
+    sheet.note(
+        f"On every rank: mean {first}/{n} = {mean:g}, variance {second}/{n} - {mean:g}² = "
+        f"{var:.2f}."
+    )
+    sheet.note(
+        f"The mean of the ranks' means would be {sum(means) / len(means):g}: wrong.", tone="red"
+    )

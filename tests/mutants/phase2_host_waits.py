@@ -67,4 +67,13 @@ MUTANTS = [
         caught_by="test_layer_waits_once_for_the_gpu",
         told_as="host",
     ),
+    Mutant(
+        id="batchnorm-reads-the-count",
+        exercise="2.28",
+        mistake="the host reads how many batches were tracked",
+        text="            share = share / self.num_batches_tracked.clamp_min(1)\n",
+        becomes="            share = share / max(self.num_batches_tracked.item(), 1)\n",
+        caught_by="test_layer_never_waits_for_the_gpu",
+        told_as="host",
+    ),
 ]
