@@ -253,7 +253,7 @@ class Float8Linear(nn.Module):
         y_NM = _Products.apply(x_NK, self.weight, self)
         if self.bias is not None:
             y_NM = y_NM + self.bias
-        return y_NM.to(x.dtype).view(*x.shape[:-1], -1)
+        return y_NM.to(x.dtype).view(*x.shape[:-1], y_NM.shape[1])
         # --- exercise 2.29: end
 
 

@@ -57,7 +57,8 @@ def in_blocks(x: Tensor, block: int, dtype: torch.dtype) -> Tensor:
     """The same with a scale for each block of the last dimension, in float64."""
     x = x.detach().cpu().float()
     out = torch.empty(x.shape, dtype=torch.float64)
-    for row, into in zip(x.reshape(-1, x.shape[-1]), out.view(-1, x.shape[-1]), strict=True):
+    shape = math.prod(x.shape[:-1]), x.shape[-1]
+    for row, into in zip(x.reshape(shape), out.view(shape), strict=True):
         for first in range(0, len(row), block):
             part = row[first : first + block]
             into[first : first + block] = in_tensor(part, dtype, scale_of(largest(part), dtype))

@@ -196,21 +196,22 @@ def test_low_precision_refuses_bad_input(impl, run, seed):
 
 # -- a training -----------------------------------------------------------------------------------
 def losses(make, after, dtype=None) -> list[float]:
-    """Loss over all digits after 40 steps, for three seeds; ``make`` gives each layer."""
+    """Loss over all digits after 30 steps, for three seeds; ``make`` gives each layer."""
     images, targets = digits().tensors
     images, found = images.flatten(1), []
     for number in range(3):
-        layers = [linear(10 * number + i, *n) for i, n in enumerate(((64, 32), (32, 10)))]
+        layers = [linear(10 * number + i, *n) for i, n in enumerate(((64, 256), (256, 10)))]
         model = nn.Sequential(make(layers[0]), nn.ReLU(), make(layers[1]))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def loss(rows, model=model):
             with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
                 return F.cross_entropy(model(images[rows]).float(), targets[rows])
 
-        for rows in seeded(number, lambda: torch.randperm(1280)).view(40, 32):
+        order = seeded(number, lambda: torch.randperm(1280)).view(10, 128)
+        for step in range(30):
             optimizer.zero_grad()
-            loss(rows).backward()
+            loss(order[step % 10]).backward()
             after(model)
             optimizer.step()
         with torch.no_grad():
@@ -220,19 +221,18 @@ def losses(make, after, dtype=None) -> list[float]:
 
 @exercise("2.29", "virtual", asserts="trains")
 def test_a_training_ends_as_with_bfloat16(impl, run):
-    """Digits, three seeds: the loss after 40 steps is within 1 % of that of bfloat16."""
+    """Digits: the mean loss of three seeds after 30 steps is within 1 % of that of bfloat16."""
 
     def body(ctx):
         delayed = losses(impl.Float8Linear, impl.update_scales)
         blocks = losses(lambda layer: impl.Float8Linear(layer, block=32), impl.update_scales)
         return delayed, blocks
 
-    right = losses(lambda layer: layer, lambda model: None, torch.bfloat16)
+    want = sum(losses(lambda layer: layer, lambda model: None, torch.bfloat16)) / 3
     for found, name in zip(run(body, 1)[0], ("delayed scaling", "blocks of 32"), strict=True):
-        for seed, (got, want) in enumerate(zip(found, right, strict=True)):
-            if not abs(got / want - 1) < 0.01:
-                text = f"{name}, seed {seed}: the loss is {got:.4f}, with bfloat16 {want:.4f}"
-                fail(text, cause="trains-worse")
+        got = sum(found) / 3
+        if not abs(got / want - 1) < 0.01:
+            fail(f"{name}: the loss is {got:.4f}, with bfloat16 {want:.4f}", cause="trains-worse")
 
 
 @trace("2.29")
