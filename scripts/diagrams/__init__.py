@@ -3,6 +3,7 @@
 from . import (
     phase1,
     phase2_batches,
+    phase2_eight_bits,
     phase2_experts,
     phase2_pipelines,
     phase2_precision,
@@ -29,6 +30,7 @@ __all__ = [
     "draw",
     "phase1",
     "phase2_batches",
+    "phase2_eight_bits",
     "phase2_experts",
     "phase2_pipelines",
     "phase2_precision",

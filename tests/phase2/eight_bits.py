@@ -66,31 +66,38 @@ def in_blocks(x: Tensor, block: int, dtype: torch.dtype) -> Tensor:
 
 
 class Wanted(NamedTuple):
-    """What a layer gives, in float64."""
+    """A tensor that a layer gives, and the sum of its terms' absolute values, in float64."""
 
-    y: Tensor
-    x: Tensor
-    weight: Tensor
-    bias: Tensor
+    value: Tensor
+    size: Tensor
+
+
+def product(a: Tensor, b: Tensor, more: Tensor | float = 0.0) -> Wanted:
+    """a·b + more, and the same of absolute values."""
+    return Wanted(a @ b + more, a.abs() @ b.abs() + abs(more) + 1e-30)
 
 
 def products(
     x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, block: int | None, scales: list[float]
-) -> Wanted:
+) -> dict[str, Wanted]:
     """y and the three gradients of a layer, from 8-bit operands; scales of 0: from the tensors."""
     tensors = (x, weight, grad)
     if block:
-        (x8, w8, g8), (x8_t, w8_t, g8_t) = (
-            [in_blocks(t.T if turned else t, block, E4M3) for t in tensors] for turned in (0, 1)
-        )
-        x8_t, w8_t, g8_t = x8_t.T, w8_t.T, g8_t.T
+        x8, w8, g8 = (in_blocks(t, block, E4M3) for t in tensors)
+        x8_t, w8_t, g8_t = (in_blocks(t.T, block, E4M3).T for t in tensors)
     else:
         known = [
             s or scale_of(largest(t), d) for s, t, d in zip(scales, tensors, DELAYED, strict=True)
         ]
         x8, w8, g8 = (in_tensor(t, d, s) for t, d, s in zip(tensors, DELAYED, known, strict=True))
         x8_t, w8_t, g8_t = x8, w8, g8
-    return Wanted(x8 @ w8.T + bias.double(), g8 @ w8_t, g8_t.T @ x8_t, grad.double().sum(0))
+    grad = grad.double()
+    return {
+        "y": product(x8, w8.T, bias.detach().double()),
+        "x": product(g8, w8_t),
+        "weight": product(g8_t.T, x8_t),
+        "bias": Wanted(grad.sum(0), grad.abs().sum(0) + 1e-30),
+    }
 
 
 def linear(seed: int, inner: int = INNER, outer: int = OUTER, *, bias: bool = True) -> nn.Linear:

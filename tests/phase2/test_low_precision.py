@@ -219,9 +219,10 @@ def test_products_of_restored_values(impl, run, seed):
 
 # -- the layer ------------------------------------------------------------------------------------
 def inputs_of(seed, kind, shape):
-    """x and the gradient of y: gradients are small, as in a training."""
-    x = (values(seed, 7, *shape, 2 * INNER) * 2)[..., ::2].to(kind)
-    return x, (values(seed, 8, *shape, OUTER) * 1e-5).to(kind)
+    """x and the gradient of y, of many magnitudes: gradients are small, as in a training."""
+    x = values(seed, 7, *shape, 2 * INNER) * 10.0 ** values(seed, 9, *shape, 2 * INNER)
+    grad = values(seed, 8, *shape, OUTER) * 10.0 ** (values(seed, 10, *shape, OUTER) - 5)
+    return x[..., ::2].to(kind), grad.to(kind)
 
 
 CASES = [
@@ -265,14 +266,10 @@ def test_layer_multiplies_8_bits(impl, run, seed):
         scaling = f"blocks of {block}" if block else "known scales" if known else "no scales yet"
         tolerance = {torch.bfloat16: 2**-8}.get(kind, 2e-6)
         kinds = (kind, kind, torch.float32, torch.float32)
-        names = ("y", "x", "weight", "bias")
-        for name, t, dtype in zip(names, got, kinds, strict=True):
+        for name, t, dtype in zip(want, got, kinds, strict=True):
             what = f"{scaling}, x {(*shape, INNER)} of {kind}: "
             what += name if name == "y" else f"gradient of {name}"
             expect_equal(t.dtype, dtype, what=f"{what}, dtype", cause="dtype")
-            wanted = getattr(want, name)
-            if name in ("y", "x"):
-                wanted = wanted.view(*shape, wanted.shape[-1])
-            size = max(largest(wanted), 1e-30)
-            rtol = tolerance if name in ("y", "x") else 2e-6
-            expect_close(t.double() / size, wanted / size, what=what, rtol=rtol, atol=rtol)
+            value, size = (w.view(t.shape) for w in want[name])
+            near = tolerance if name in ("y", "x") else 2e-6
+            expect_close(t.double() / size, value / size, what=what, rtol=0, atol=near)
