@@ -33,15 +33,16 @@ def outlier(sheet: Sheet) -> None:
         wrong = [abs(got / want - 1) > 0.07 for got, want in zip(found, ROW, strict=True)]
         scales = ", ".join(f"{scale:g}" for scale in (1 / short.unit[0]).tolist())
         shown = [
-            Cell(f"{value:.3g}", RANKS[i // block], hatch=wrong[i]) for i, value in enumerate(found)
+            Cell(f"{float(f'{value:.4f}'):g}", RANKS[i // block], hatch=wrong[i])
+            for i, value in enumerate(found)
         ]
         return shown, scales
 
     row(sheet, "float32", [Cell(f"{v:g}", "plain", bold=abs(v) > 1) for v in ROW], w=56)
-    for block, label in ((8, "one scale"), (4, "blocks of 4")):
+    for block, label in ((8, "one scale"), (4, "blocks")):
         shown, scales = cells(block)
         row(sheet, label, shown, w=56)
-        sheet.note(f"scale: {scales}" if block == 8 else f"scales: {scales}")
+        sheet.note(f"scale: {scales}" if block == 8 else f"scales of the blocks of four: {scales}")
     sheet.note(
         "What e4m3 leaves of the row. Hatched: more than 7 % off, which is more than the rounding "
         "of a number in range. With blocks only the neighbours of the outlier suffer."

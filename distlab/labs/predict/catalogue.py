@@ -6,6 +6,7 @@ import difflib
 
 from . import (
     allreduce,
+    eight_bits,
     experts,
     memory,
     nodes,
@@ -31,6 +32,7 @@ MODULES = (
     pipelines,
     tensors,
     experts,
+    eight_bits,
     allreduce,
     nodes,
     sharding,
