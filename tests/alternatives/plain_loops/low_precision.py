@@ -14,7 +14,6 @@ from given.agreement import rank_in
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 INPUT, WEIGHT, GRADIENT = range(3)
 FORMATS = [E4M3, E4M3, E5M2]
-POWERS = [2.0**k for k in range(-126, 127)]
 
 
 class Float8(NamedTuple):
@@ -34,9 +33,10 @@ def saturate(x, dtype):
 
 def scale_for(amax, dtype, margin=0):
     limit = torch.finfo(dtype).max / 2.0**margin
-    powers = torch.tensor(POWERS, dtype=torch.float64, device=amax.device)
+    k = torch.arange(-126, 127, device=amax.device)
+    powers = torch.ldexp(torch.ones_like(k, dtype=torch.float64), k)
     fits = (amax.double().unsqueeze(-1) * powers <= limit).sum(-1)
-    scale = powers[(fits - 1).clamp(min=0)].float()
+    scale = powers.take((fits - 1).clamp(min=0)).float()
     scale = scale.masked_fill(amax == 0, 1.0)
     return scale.masked_fill(~amax.isfinite(), float("nan"))
 
@@ -106,8 +106,6 @@ class Three(torch.autograd.Function):
 
 
 class Float8Linear(nn.Module):
-    scale_T = amax_T = history_HT = None
-
     def __init__(self, linear, *, block=None, history=16, margin=0):
         super().__init__()
         least = min(history, margin + 1, 1 if block is None else block)
@@ -115,11 +113,11 @@ class Float8Linear(nn.Module):
             raise ValueError("a setting is too small, or the weight no master")
         self.weight, self.bias = linear.weight, linear.bias
         self.block, self.margin = block, margin
-        if block is None:
-            like = linear.weight.detach()
-            self.register_buffer("scale_T", like.new_zeros(3))
-            self.register_buffer("amax_T", like.new_zeros(3), persistent=False)
-            self.register_buffer("history_HT", like.new_zeros(history, 3))
+        like = linear.weight.detach()
+        rows = {"scale_T": like.new_zeros(3), "history_HT": like.new_zeros(history, 3)}
+        for name, value in rows.items():
+            self.register_buffer(name, value if block is None else None)
+        self.register_buffer("amax_T", None if block else like.new_zeros(3), persistent=False)
 
     def quantise(self, x, kind):
         if self.block is not None:
