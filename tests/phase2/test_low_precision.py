@@ -25,7 +25,7 @@ from tests.phase2.eight_bits import (
 from tests.phase2.parallel_values import strided, values
 
 NEAR = {"rtol": 2e-6, "atol": 2e-6}
-SCALES = [8.0, 64.0, 2.0**20]  # known ones of input, weight and gradient
+SCALES = [0.125, 64.0, 2.0**20]  # known ones of input, weight and gradient
 
 
 def expect_same(got, want, what, cause, rank=None):
