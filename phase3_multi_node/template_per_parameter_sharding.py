@@ -61,9 +61,9 @@ class ShardedParameter:
     - ``numel``: the elements of one rank in a message, R rows.
     """
 
-    def __init__(self, parameter: nn.Parameter, places: list[Attribute], group: Group) -> None:
+    def __init__(self, parameter: nn.Parameter, attributes: list[Attribute], group: Group) -> None:
         """Keep this rank's rows of ``parameter``, in row-major order. No communication."""
-        self.places = places
+        self.attributes = attributes
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         # Step 2: copy the own rows, because a view would keep all rows alive. Rank 0 has most rows
         # Step 3: the leaf shares the storage but not its version counter (`data`). Backward fills
@@ -91,7 +91,7 @@ class ShardedParameter:
 
     def put(self, value: nn.Parameter) -> None:
         """Let the modules' attributes be ``value``."""
-        for module, name, _ in self.places:
+        for module, name, _ in self.attributes:
             setattr(module, name, value)
 
     def reduce_input(self) -> Tensor:
@@ -115,7 +115,7 @@ class RowShards:
     def __init__(self, parameters: Parameters, group: Group) -> None:
         """Cut each of ``parameters``. No communication."""
         self.group, self.world_size = group, dist.get_world_size(group)
-        self.parts = [ShardedParameter(p, places, group) for p, places in parameters.items()]
+        self.parts = [ShardedParameter(p, where, group) for p, where in parameters.items()]
         self.leaves: list[Tensor] = [part.leaf for part in self.parts]
         self.sent: list[ShardedParameter] = []  # those whose gradients are under way
 

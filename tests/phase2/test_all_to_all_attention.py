@@ -169,10 +169,10 @@ MACHINES = [
 ]
 
 
-def near(got: float, want: float, what: str, machine) -> None:
+def near(got: float, want: float, what: str, machine, cause: str = "formula") -> None:
     """Equal but for rounding."""
     if abs(got - want) > 1e-9 * max(abs(want), 1e-12):
-        fail(f"{what} with {machine}: expected {want:.9g}, got {got:.9g}", cause="formula")
+        fail(f"{what} with {machine}: expected {want:.9g}, got {got:.9g}", cause=cause)
 
 
 @exercise("2.23", "virtual", asserts="work times crossing")
@@ -208,7 +208,8 @@ def test_seconds_and_crossing(impl, run):
             near(at, max(linear, 0.0), "crossing", machine)
         before, after = both[1:2] if at else [], both[2:3] if at else both[1:]
         if at:
-            near(*both[3], "ring_seconds at the crossing, where both are equal,", machine)
+            what = "ring_seconds at the crossing, where both are equal,"
+            near(*both[3], what, machine, cause="crossing")
         if any(ring <= other for ring, other in before):
             text = f"{machine}: the ring is not slower just before {at:,.0f} positions"
             fail(text, cause="crossing")
