@@ -52,9 +52,9 @@ def zigzag(lengths: Sequence[int], rank: int, world_size: int) -> torch.Tensor:
     found, begin = list[int](), 0
     for length in lengths:
         size = -(-length // (2 * world_size))
-        for chunk in (rank, 2 * world_size - 1 - rank):
-            inside = range(chunk * size, (chunk + 1) * size)
-            found += [begin + i if i < length else -1 for i in inside]
+        last = (2 * world_size - 1) * size
+        for start in (rank * size, last - rank * size):
+            found += [begin + i if i < length else -1 for i in range(start, start + size)]
         begin += length
     return torch.tensor(found)
 

@@ -32,12 +32,13 @@ NEAR = {"rtol": 1e-9, "atol": 1e-10}
 def clip(model: nn.Module, max_norm: float) -> Tensor:
     """The norm over all ranks' shards, as exercise 3.15 clips."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    squares = sum(g.double().square().sum() for g in gradients)
-    squares = torch.as_tensor(squares, dtype=torch.float64, device=next(model.parameters()).device)
-    dist.all_reduce(squares, group=model.group)
+    own = sum(g.double().square().sum() for g in gradients)
+    norm = torch.as_tensor(own, dtype=torch.float64, device=next(model.parameters()).device)
+    dist.all_reduce(norm, group=model.group)
+    norm.sqrt_()
     for gradient in gradients:
-        gradient *= torch.clamp(max_norm / squares.sqrt(), max=1.0)
-    return squares.sqrt()
+        gradient *= torch.clamp(max_norm / norm, max=1.0)
+    return norm
 
 
 def joined(parts: list[dict[str, Tensor]], like: dict[str, Tensor]) -> dict[str, Tensor]:
