@@ -32,8 +32,8 @@ NEAR = {"rtol": 1e-9, "atol": 1e-10}
 def clip(model: nn.Module, max_norm: float) -> Tensor:
     """The norm over all ranks' shards, as exercise 3.15 clips."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    own = sum(g.double().square().sum() for g in gradients)
-    norm = torch.as_tensor(own, dtype=torch.float64, device=next(model.parameters()).device)
+    nothing = next(model.parameters()).detach().new_zeros((), dtype=torch.float64)
+    norm = sum((g.double().square().sum() for g in gradients), nothing)
     dist.all_reduce(norm, group=model.group)
     norm.sqrt_()
     for gradient in gradients:
