@@ -9,16 +9,7 @@ from ...grading.implementation import Implementation
 from ...ranks.context import RankContext
 from .case import Case, draws
 from .models import FLOAT
-from .scene import (
-    Found,
-    Scene,
-    Work,
-    bottleneck,
-    bytes_sent,
-    clocked,
-    collectives,
-    ring_seconds,
-)
+from .scene import Found, Scene, Work, bytes_sent, clocked, collectives, ring_seconds
 
 SUM = 8  # bytes of a sum in forward
 
@@ -71,7 +62,6 @@ SCENES = (
                 _seconds,
                 formula="(K - f)·(2·launch + 4(W-1)·α + 2(W-1)/W·(8·(2C + 1) + 8·C)·β)",
             ),
-            bottleneck(_seconds),
         ),
         doubled="The same collectives; each has nearly twice as many steps, so it takes nearly "
         "twice as long, while the bytes hardly grow.",
