@@ -20,6 +20,7 @@ from distlab.grading import (
     trace,
 )
 from distlab.observe.memory import PeakMemory, held_by
+from tests.phase3.fsdp_memory import expect_within
 from tests.phase3.fsdp_models import (
     DEPTH,
     ROOT,
@@ -121,16 +122,7 @@ def test_full_parameters_live_for_one_unit(impl, run, seed):
         "after backward": 2 * shards,
         "after evaluation": shards,
     }
-    for rank, points in enumerate(run(body, WORLD)):
-        for point, limit in limits.items():
-            if points.get(point, 0) > limit:
-                fail(
-                    f"{point}: rank {rank} has {points[point]:,} B of tensors, expected at most "
-                    f"{limit:,.0f} B (all {DEPTH} units: {WHOLE:,} B). Full parameters or "
-                    "gradients of other units were not freed",
-                    cause="never-freed",
-                    rank=rank,
-                )
+    expect_within(run(body, WORLD), limits)
 
 
 @exercise("3.32", "virtual gloo", asserts="cost gather-bytes reduce-bytes freezing kept once")
