@@ -73,18 +73,19 @@ test-oldest:
 
 # under a minute, for the one who edits: lint, types, templates in step, the quick tests of the
 # toolkit, and one wrong implementation per exercise
-QUICK := course diagnose environment ledger memory rooms suite timeline training_report virtual \
+QUICK_TESTS := course diagnose environment ledger memory rooms suite timeline training_report virtual \
 	virtual_time warm
 check: env
 	@$(LINT)
 	@$(RUN) -m mypy
-	@$(RUN) $(PYTEST) --one-each tests/mutants $(QUICK:%=tests/distlab/test_%.py)
+	@$(RUN) $(PYTEST) --one-each tests/mutants $(QUICK_TESTS:%=tests/distlab/test_%.py)
 
 lint: env
 	@$(RUN) -m ruff check .
 
+# everything, alone on the machine; goes on where it stopped. QUICK=1: what texts claim, five minutes
 bench: env
-	@$(RUN) -m benchmarks.run
+	@$(RUN) -m benchmarks.run $(if $(QUICK),--quick)
 
 # right code graded again and again, idle and loaded; goes on where it stopped. ARGS="--minutes 30"
 soak: env

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train image classifiers on one node or several; a thin layer over torchrun.
+# Train image classifiers, or a GPT, on one node or several; a thin layer over torchrun.
 #
 #   ./launch_training.sh --config FILE [--field value …]     one rank per GPU, else two on the CPU
 #   ./launch_training.sh NPROC STRATEGY BATCH [--field value …]

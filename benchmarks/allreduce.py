@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,10 +23,12 @@ from solutions.phase3_multi_node.ring_allreduce import ring_all_reduce
 from solutions.phase3_multi_node.segmented_ring import segmented_ring_all_reduce
 from solutions.phase3_multi_node.tree_allreduce import tree_all_reduce
 
-from .common import Table, now
+from .common import milliseconds, now
+from .pairs import Case, Paired, Start
 
 WORLDS = (2, 3, 4)
 SIZES = {4: 25, 4_000: 25, 400_000: 15, 4_000_000: 5, 20_000_000: 2, 100_000_000: 1}  # weights
+FITTED = [4, 4_000, 400_000, 4_000_000]  # bytes
 COLUMNS = ("ring", "segmented", "tree", "halving, doubling", "auto")
 
 
@@ -42,18 +45,22 @@ def contestants(links: allreduce_choice.Links) -> dict[str, Callable[[Tensor], o
 
 
 def compare(
-    world_size: int, sizes: Mapping[int, int], repeats: int, device: str = "cpu"
-) -> list[tuple[int, dict[str, float], str]]:
-    """For each size: median seconds by contestant, and the pattern that ``auto`` chose.
+    world_size: int,
+    sizes: Mapping[int, int],
+    repeats: int,
+    device: str = "cpu",
+    number: int = 0,
+) -> list[tuple[int, dict[str, list[float]], str]]:
+    """For each size: seconds of each run by contestant, and the pattern that ``auto`` chose.
 
     ``sizes``: bytes, and how often as many runs as ``repeats`` are made of them.
     """
 
-    def body(ctx: RankContext) -> list[tuple[int, dict[str, float], str]]:
+    def body(ctx: RankContext) -> list[tuple[int, dict[str, list[float]], str]]:
         device, timings = ctx.device, allreduce_choice.measure
-        links = allreduce_choice.fit(timings([*sizes], repeats=repeats, device=device))
+        links = allreduce_choice.fit(timings(FITTED, repeats=3, device=device))
         calls, out = contestants(links), []
-        turns = random.Random(0)  # the same on all ranks
+        turns = random.Random(number)  # the same on all ranks
         for nbytes, weight in sizes.items():
             tensor = torch.empty(nbytes // 4, device=device)
             seconds = torch.zeros(1 + repeats * weight, len(calls), dtype=torch.float64)
@@ -67,35 +74,36 @@ def compare(
                     assert tensor[-1] == ctx.world_size
             seconds = seconds.to(device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            medians = seconds[1:].median(0).values.tolist()
             chosen = allreduce_choice.choose(ctx.world_size, nbytes, links)
-            out.append((nbytes, dict(zip(calls, medians, strict=True)), chosen))
+            taken = seconds[1:].T.tolist()
+            out.append((nbytes, dict(zip(calls, taken, strict=True)), chosen))
         return out
 
     return list(run_ranks(body, world_size, ledger=False, timeout=300, device=device)[0])
 
 
-def measure(repeats: int = 5) -> Table:
-    """Ratios to gloo's time, by size and world size; ``repeats`` of the largest size."""
-    rows = []
-    for world_size in WORLDS:
-        for nbytes, medians, chosen in compare(world_size, SIZES, repeats):
-            gloo = medians.pop("gloo")
-            ratios = [f"{seconds / gloo:.2f}" for seconds in medians.values()]
-            ratios[-1] += f" ({chosen})"
-            rows.append([str(world_size), f"{nbytes:,}", f"{gloo * 1e3:.3f}", *ratios])
-    return Table(
-        "All-reduce from messages, time relative to gloo's",
-        ["ranks", "bytes", "gloo, ms", *COLUMNS],
-        rows,
-        "Medians of the slowest rank's time, of runs in the same ranks, in another order in each "
-        "round. A ratio below 1 is faster than gloo. Goals: segmented at most 1.0 from 4 MB on, "
-        "auto at most 1.5 below 4 MB. A message costs about 20 µs of Python, which gloo's C++ "
-        "does not pay. Rings of short messages show this cost. So at 4 MB a chunk stays one "
-        "segment: two would cost more than the additions that they hide. With larger tensors "
-        "both send their bytes through the same sockets.",
-    )
+def start(world_size: int, nbytes: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    sizes = {nbytes: SIZES[nbytes]}
+    ((_, taken, chosen),) = compare(world_size, sizes, rounds, number=number)
+    values = milliseconds(taken)
+    return Start(values, {"auto chose": chosen})
 
 
-if __name__ == "__main__":
-    print(measure().markdown())
+PAIRED = Paired(
+    title="All-reduce from messages, against gloo's",
+    labels=("ranks", "bytes"),
+    unit="ms",
+    pairs=[(name, "gloo") for name in COLUMNS],
+    facts=("auto chose",),
+    cases=lambda: [
+        Case((str(world_size), f"{nbytes:,}"), partial(start, world_size, nbytes))
+        for world_size in WORLDS
+        for nbytes in SIZES
+    ],
+    rounds=2,
+    note="The slowest rank's time, of runs in another order in each round. A message costs about "
+    "20 µs of Python, which gloo's C++ does not pay. Rings of short messages show this cost. So "
+    "at 4 MB a chunk stays one segment: two would cost more than the additions that they hide. "
+    "With larger tensors both send their bytes through the same sockets.",
+)

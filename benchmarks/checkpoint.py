@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-import statistics
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +24,8 @@ from distlab.ranks import RankContext, run_ranks
 from solutions.phase4_production.async_checkpoint import AsyncCheckpointer
 from solutions.phase4_production.fault_tolerance import CheckpointStore
 
-from .common import Table, spread
+from .common import turns
+from .pairs import Case, Paired, Start
 
 MIB = 1 << 20
 SHARED, OWN, TENSORS = 128 * MIB, 64 * MIB, 16  # bytes; each in so many tensors
@@ -97,7 +98,7 @@ class DCP:
 CONTESTANTS: dict[str, type[Solution | DCP]] = {"solution": Solution, "DCP": DCP}
 
 
-def compare(kind: str, repeats: int, scale: int = 1) -> dict[str, list[Times]]:
+def compare(kind: str, repeats: int, scale: int = 1, number: int = 0) -> dict[str, list[Times]]:
     """(stall, total) in seconds of the slower rank; the state is ``scale`` times smaller."""
     with tempfile.TemporaryDirectory(prefix="distlab-") as name:
 
@@ -107,17 +108,17 @@ def compare(kind: str, repeats: int, scale: int = 1) -> dict[str, list[Times]]:
             shared, own = state_of(9, SHARED // scale), state_of(ctx.rank, OWN // scale)
             found: dict[str, list[Times]] = {n: [] for n in CONTESTANTS}
             runs = {n: make(ctx.rank, shared, own) for n, make in CONTESTANTS.items()}
-            for number in range(repeats + 1):  # the first one warms up
-                for contestant, run in runs.items():
-                    folder = Path(name) / f"{contestant}-{number}"
-                    dist.barrier()
-                    times = torch.tensor(getattr(run, kind)(folder))
-                    dist.all_reduce(times, dist.ReduceOp.MAX)
-                    if number:
-                        found[contestant].append(tuple(times.tolist()))
-                    dist.barrier()
-                    if ctx.rank == 0:
-                        shutil.rmtree(folder)
+            order = [*runs, *turns(runs, repeats, number)]  # each warms up once
+            for at, contestant in enumerate(order):
+                folder = Path(name) / f"{contestant}-{at}"
+                dist.barrier()
+                times = torch.tensor(getattr(runs[contestant], kind)(folder))
+                dist.all_reduce(times, dist.ReduceOp.MAX)
+                if at >= len(runs):
+                    found[contestant].append(tuple(times.tolist()))
+                dist.barrier()
+                if ctx.rank == 0:
+                    shutil.rmtree(folder)
             for run in runs.values():
                 run.close()
             return found
@@ -125,25 +126,24 @@ def compare(kind: str, repeats: int, scale: int = 1) -> dict[str, list[Times]]:
         return run_ranks(body, 2, timeout=300, ledger=False)[0]
 
 
-def measure(repeats: int = 5) -> Table:
-    """Stall and total time, synchronous and asynchronous."""
-    rows = []
-    for kind in KINDS:
-        times = compare(kind, repeats)
-        for column, what in enumerate(("stall", "total")):
-            if kind == "save" and column == 0:
-                continue  # a synchronous save stalls for all of it
-            ours, theirs = ([t[column] for t in times[n]] for n in CONTESTANTS)
-            ratio = statistics.median(ours) / statistics.median(theirs)
-            name = what if kind == "async_save" else "stall = total"
-            rows.append([kind, name, spread(ours), spread(theirs), f"{ratio:.2f}"])
-    return Table(
-        f"Checkpoints: {(SHARED + 2 * OWN) // MIB} MiB of state, 2 ranks",
-        ["", "", "solution, s", "DCP, s", "ratio"],
-        rows,
-        "Exercises 4.1, 4.15 and 4.3 against `torch.distributed.checkpoint` (DCP). Both flush to "
-        "the disk. The solution also hashes everything (SHA-256) while it writes and flushes. "
-        "Its rank 0 writes and hashes 192 MiB, because rank 0 writes the state that all ranks "
-        f"share. DCP lets each rank write 128 MiB. Median (least … most) of {repeats} runs, taken "
-        "in turn.",
-    )
+def start(kind: str, column: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    found = compare(kind, rounds, number=number)
+    return Start({name: [1e3 * times[column] for times in taken] for name, taken in found.items()})
+
+
+CASES = {("save", "stall = total"): 1, ("async_save", "stall"): 0, ("async_save", "total"): 1}
+PAIRED = Paired(
+    title=f"Checkpoints: {(SHARED + 2 * OWN) // MIB} MiB of state, 2 ranks",
+    labels=("", ""),
+    unit="ms",
+    pairs=[("solution", "DCP")],
+    cases=lambda: [
+        Case(labels, partial(start, labels[0], column)) for labels, column in CASES.items()
+    ],
+    rounds=2,
+    note="Exercises 4.1, 4.15 and 4.3 against `torch.distributed.checkpoint` (DCP). Both flush to "
+    "the disk. The solution also hashes everything (SHA-256) while it writes and flushes. "
+    "Its rank 0 writes and hashes 192 MiB, because rank 0 writes the state that all ranks "
+    "share. DCP lets each rank write 128 MiB.",
+)

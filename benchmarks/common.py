@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,44 @@ def seconds(fn: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def in_turn(contestants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def turns(names: Iterable[str], rounds: int, number: int = 0) -> Iterator[str]:
+    """The names, ``rounds`` times, forwards and backwards in turn: who comes after whom leaves its
+    traces in caches and sockets. ``number``: of the start; odd ones begin backwards."""
+    order = [*names]
+    for index in range(number, number + rounds):
+        yield from reversed(order) if index % 2 else order
+
+
+def in_turn(
+    contestants: Mapping[str, Callable[[], float]], rounds: int, number: int = 0
+) -> dict[str, list[float]]:
     """Each contestant's values, one per round, so that a busy moment hits all contestants."""
     values: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, measure in contestants.items():
-            values[name].append(measure())
+    for name in turns(contestants, rounds, number):
+        values[name].append(contestants[name]())
     return values
+
+
+def on_slowest_rank(
+    calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device, number: int = 0
+) -> dict[str, list[float]]:
+    """Seconds of each call in each round, on the slowest rank; all ranks begin a call together."""
+
+    def timed(call: Callable[[], object]) -> float:
+        dist.barrier()
+        begun = now(device)
+        call()
+        return now(device) - begun
+
+    taken = in_turn({name: partial(timed, call) for name, call in calls.items()}, rounds, number)
+    slowest = torch.tensor([*taken.values()], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return dict(zip(taken, slowest.tolist(), strict=True))
+
+
+def milliseconds(taken: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """The same values, which are seconds, in milliseconds."""
+    return {name: [1e3 * s for s in values] for name, values in taken.items()}
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -8,8 +8,8 @@ buckets differs from rank to rank, which gloo does not bear.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -23,8 +23,9 @@ from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase3_multi_node.overlap import MIB
 from solutions.phase4_production.powersgd import PowerSGD
 
-from .common import Table, in_turn, spread
+from .common import in_turn
 from .ddp import STEPS, TORCHS, batch, stepper, wrapped
+from .pairs import Case, Paired, Start
 
 RANK = 2
 ONE_BUCKET = 1000  # MB
@@ -79,7 +80,7 @@ MODELS = ("MLP, 8.5 M", "GPT, 4 layers")
 
 
 def compare(
-    model: str, pair: tuple[Wrap, Wrap], world_size: int, repeats: int
+    model: str, pair: tuple[Wrap, Wrap], world_size: int, repeats: int, number: int = 0
 ) -> list[list[float]]:
     """For both of the pair: milliseconds of a step in each round."""
 
@@ -91,33 +92,36 @@ def compare(
             optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
             contestants[str(k)] = stepper(net, optimizer, STEPS[model], *data)
         in_turn(contestants, WARM_UP)
-        return [*in_turn(contestants, repeats).values()]
+        return [*in_turn(contestants, repeats, number).values()]
 
     return run_ranks(body, world_size, ledger=False, timeout=300)[0]
 
 
-def measure(repeats: int = 7) -> Table:
-    """Milliseconds side by side."""
-    rows = []
-    for model in MODELS:
-        for world_size in (2, 4):
-            for what, pair in PAIRS.items():
-                mine, other = compare(model, pair, world_size, repeats)
-                ratio = statistics.median(mine) / statistics.median(other)
-                row = [model, str(world_size), what, spread(mine), spread(other)]
-                rows.append([*row, f"{ratio:.2f}"])
-    return Table(
-        "Compression hooks: milliseconds of a training step",
-        ["model", "ranks", "", "solution", "torch's hook", "ratio"],
-        rows,
-        f"SGD. Median (least … most) of {repeats} rounds, taken in turn in the same ranks. Phase "
-        "3's DDP runs with the solutions' hooks. torch's DDP runs with bf16_compress_hook, "
-        "fp16_compress_hook and powerSGD_hook. Both PowerSGD hooks compress the same matrices, "
-        "with warm start and error feedback. torch's powerSGD_hook gets one bucket, because over "
-        "gloo it fails with several. The solution then gets one bucket as well.",
-    )
+def start(model: str, what: str, world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    mine, other = compare(model, PAIRS[what], world_size, rounds, number)
+    return Start({"solution": mine, "torch's hook": other})
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+def cases() -> list[Case]:
+    """Models, world sizes and hooks."""
+    return [
+        Case((model, str(world_size), what), partial(start, model, what, world_size))
+        for model in MODELS
+        for world_size in (2, 4)
+        for what in PAIRS
+    ]
+
+
+PAIRED = Paired(
+    title="Compression hooks: a training step",
+    labels=("model", "ranks", ""),
+    unit="ms",
+    pairs=[("solution", "torch's hook")],
+    cases=cases,
+    rounds=5,
+    note="SGD. Phase 3's DDP runs with the solutions' hooks. torch's DDP runs with "
+    "bf16_compress_hook, fp16_compress_hook and powerSGD_hook. Both PowerSGD hooks compress the "
+    "same matrices, with warm start and error feedback. torch's powerSGD_hook gets one bucket, "
+    "because over gloo it fails with several. The solution then gets one bucket as well.",
+)

@@ -32,7 +32,8 @@ def bandwidth(ranks: int, device: str, repeats: int) -> Result:
     """GB/s of every all-reduce, by size."""
     sizes = SIZES if repeats > 1 else QUICK
     rows, best, header = [], 0.0, ["bytes"]
-    for nbytes, seconds, chosen in allreduce.compare(ranks, sizes, repeats, device):
+    for nbytes, taken, chosen in allreduce.compare(ranks, sizes, repeats, device):
+        seconds = {name: statistics.median(values) for name, values in taken.items()}
         header = ["bytes", *seconds, "auto chose"]
         speeds = [2 * (ranks - 1) / ranks * nbytes / s / 1e9 for s in seconds.values()]
         best = max(best, max(speeds[1:]) / speeds[0])

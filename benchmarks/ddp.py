@@ -6,10 +6,9 @@ buckets. Memory is what backward leaves alive, parameters and data aside: gradie
 
 from __future__ import annotations
 
-import functools
-import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,8 @@ from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import GPT, build_model, digits
 from solutions.phase3_multi_node.ddp import DDP
 
-from .common import Table, in_turn, now, spread
+from .common import in_turn, now
+from .pairs import Case, Paired, Start
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -39,12 +39,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "GPT, 4 layers": lambda: GPT(256, 64, layers=4, width=128, heads=4),
 }
 STEPS = {"MLP, 8.5 M": 1, "digits CNN": 15, "GPT, 4 layers": 3}  # in one timing
-TORCHS = functools.partial(DistributedDataParallel, gradient_as_bucket_view=True)
+TORCHS = partial(DistributedDataParallel, gradient_as_bucket_view=True)
 PAIRS: dict[str, tuple[Wrap, Wrap]] = {
     "every parameter used": (DDP, TORCHS),
     "unused ones found": (
-        functools.partial(DDP, agree=True),
-        functools.partial(TORCHS, find_unused_parameters=True),
+        partial(DDP, agree=True),
+        partial(TORCHS, find_unused_parameters=True),
     ),
 }
 
@@ -92,7 +92,12 @@ def stepper(
 
 
 def compare(
-    model: str, pair: tuple[Wrap, Wrap], world_size: int, repeats: int, device: str = "cpu"
+    model: str,
+    pair: tuple[Wrap, Wrap],
+    world_size: int,
+    repeats: int,
+    device: str = "cpu",
+    number: int = 0,
 ) -> list[tuple[list[float], int]]:
     """For both of the pair: milliseconds of a step in each round, bytes that are held."""
 
@@ -105,7 +110,7 @@ def compare(
             for k, net in enumerate(nets)
         }
         in_turn(contestants, 2)  # buckets are made anew after the first backward
-        taken = in_turn(contestants, repeats)
+        taken = in_turn(contestants, repeats, number)
         for mine, torchs in zip(*(net.parameters() for net in nets), strict=True):
             torch.testing.assert_close(mine, torchs, rtol=1e-3, atol=1e-4)  # the same training
         return [(taken[str(k)], held(model, wrap, *data)) for k, wrap in enumerate(pair)]
@@ -113,27 +118,32 @@ def compare(
     return run_ranks(body, world_size, ledger=False, timeout=300, device=device)[0]
 
 
-def measure(repeats: int = 9) -> Table:
-    """Milliseconds and bytes side by side."""
-    rows = []
-    for model in MODELS:
-        for world_size in (2, 4):
-            for what, pair in PAIRS.items():
-                (mine, held), (torchs, held_by_torch) = compare(model, pair, world_size, repeats)
-                ratio = statistics.median(mine) / statistics.median(torchs)
-                row = [model, str(world_size), what, spread(mine), spread(torchs), f"{ratio:.2f}"]
-                rows.append([*row, f"{held / 1e6:.2f}", f"{held_by_torch / 1e6:.2f}"])
-    return Table(
-        "DDP: milliseconds of a training step, and MB of gradients and buckets",
-        ["model", "ranks", "", "phase 3 solution", "torch DDP", "ratio", "MB", "torch's MB"],
-        rows,
-        f"SGD. Median (least … most) of {repeats} rounds, taken in turn in the same ranks. "
-        "torch's DDP has gradient_as_bucket_view=True, and find_unused_parameters=True where the "
-        "solution has agree=True. Both send the same buckets. The solution spends a few µs more "
-        "of Python per gradient, and torch's DDP some 25 µs more in its forward.",
-    )
+def start(model: str, what: str, world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    pair = PAIRS[what]
+    (mine, held), (torchs, by_torch) = compare(model, pair, world_size, rounds, number=number)
+    facts = {"MB": f"{held / 1e6:.2f}", "torch's MB": f"{by_torch / 1e6:.2f}"}
+    return Start({"solution": mine, "torch DDP": torchs}, facts)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+def cases() -> list[Case]:
+    """Models, world sizes, and both ways to treat unused parameters."""
+    return [
+        Case((model, str(world_size), what), partial(start, model, what, world_size))
+        for model in MODELS
+        for world_size in (2, 4)
+        for what in PAIRS
+    ]
+
+
+PAIRED = Paired(
+    title="DDP: a training step, and MB of gradients and buckets",
+    labels=("model", "ranks", ""),
+    unit="ms",
+    pairs=[("solution", "torch DDP")],
+    facts=("MB", "torch's MB"),
+    cases=cases,
+    rounds=5,
+    note="SGD. torch's DDP has gradient_as_bucket_view=True, and find_unused_parameters=True where "
+    "the solution has agree=True. Both send the same buckets.",
+)

@@ -8,7 +8,7 @@ ranks. Outputs and gradients are compared before anything is timed.
 
 from __future__ import annotations
 
-import statistics
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,8 @@ from distlab.ranks import RankContext, run_ranks
 from solutions.phase2_advanced.expert_parallel import ExpertParallel, compute_experts
 from solutions.phase2_advanced.mixture_of_experts import Router
 
-from .common import Table, now, spread
+from .common import in_turn, milliseconds, on_slowest_rank, seconds
+from .pairs import Case, Paired, Start
 
 TOKENS, WIDTH, INNER, EXPERTS, TOP_K = 1024, 256, 512, 8, 2
 
@@ -65,7 +66,7 @@ def contestants() -> dict[str, nn.Module]:
     layer = ExpertParallel(
         Router(WIDTH, EXPERTS, top_k=TOP_K), up.requires_grad_(), down.requires_grad_()
     )
-    return {"solution": layer, "plain": Plain(layer)}
+    return {"solution": layer, "beside it": Plain(layer)}
 
 
 def step(layer: nn.Module, x: Tensor) -> list[Tensor]:
@@ -77,7 +78,7 @@ def step(layer: nn.Module, x: Tensor) -> list[Tensor]:
     return [t.detach().clone() for t in (y, x.grad, *(p.grad for p in layer.parameters()))]
 
 
-def compare(world_size: int, repeats: int) -> dict[str, list[float]]:
+def compare(world_size: int, repeats: int, number: int = 0) -> dict[str, list[float]]:
     """Seconds of each step, slowest rank; fails unless both compute the same."""
 
     def body(ctx: RankContext) -> dict[str, list[float]]:
@@ -85,21 +86,13 @@ def compare(world_size: int, repeats: int) -> dict[str, list[float]]:
         x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(ctx.rank))
         for mine, theirs in zip(*(step(layer, x) for layer in layers.values()), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
-        values: dict[str, list[float]] = {name: [] for name in layers}
-        for _ in range(repeats):
-            for name, layer in layers.items():
-                dist.barrier()
-                begun = now(ctx.device)
-                step(layer, x)
-                seconds = torch.tensor(now(ctx.device) - begun)
-                dist.all_reduce(seconds, dist.ReduceOp.MAX)
-                values[name].append(seconds.item())
-        return values
+        calls = {name: partial(step, layer, x) for name, layer in layers.items()}
+        return on_slowest_rank(calls, repeats, ctx.device, number)
 
     return run_ranks(body, world_size, ledger=False, timeout=300)[0]
 
 
-def grouped(repeats: int) -> dict[str, list[float]]:
+def grouped(repeats: int, number: int = 0) -> dict[str, list[float]]:
     """Seconds of the products alone, forward, against ``grouped_mm``, where torch has it."""
     up = torch.randn(EXPERTS, WIDTH, INNER) / WIDTH**0.5
     down = torch.randn(EXPERTS, INNER, WIDTH) / INNER**0.5
@@ -117,40 +110,38 @@ def grouped(repeats: int) -> dict[str, list[float]]:
     calls = {"solution": ours}
     if hasattr(F, "grouped_mm"):
         torch.testing.assert_close(theirs(), ours(), rtol=1e-3, atol=1e-4)
-        calls["grouped_mm"] = theirs
-    values: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            begun = now(rows.device)
-            call()
-            values[name].append(now(rows.device) - begun)
-    return values
+        calls["beside it"] = theirs
+    return in_turn({name: partial(seconds, call) for name, call in calls.items()}, repeats, number)
 
 
-def measure(repeats: int = 11) -> Table:
-    """Step time side by side."""
-    rows = []
-    for world_size in (2, 4):
-        ours, theirs = ([s * 1e3 for s in v] for v in compare(world_size, repeats).values())
-        ratio = statistics.median(ours) / statistics.median(theirs)
-        rows.append(["step", str(world_size), spread(ours, 1), spread(theirs, 1), f"{ratio:.2f}"])
-    found = grouped(repeats)
-    if "grouped_mm" in found:
-        ours, theirs = ([s * 1e3 for s in found[name]] for name in ("solution", "grouped_mm"))
-        ratio = statistics.median(ours) / statistics.median(theirs)
-        rows.append(["products", "1", spread(ours, 1), spread(theirs, 1), f"{ratio:.2f}"])
-    return Table(
-        "Experts, one forward and backward",
-        ["what", "ranks", "phase 2 solution, ms", "beside it, ms", "ratio of medians"],
-        rows,
-        f"{TOKENS} tokens for each rank, width {WIDTH}, {EXPERTS} experts of inner width {INNER}, "
-        f"{TOP_K} for each token, float32. Median (least … most) of {repeats}, taken in turn in "
-        "the same ranks, of the slowest rank. PyTorch has no layer for a mixture of experts. "
-        "Beside the steps stands a plain layer of PyTorch's parts, with the same outputs and "
-        "gradients. Beside the products, forward alone, stands `torch.nn.functional.grouped_mm`.",
-    )
+def start(world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks; of one process for the products alone (0 ranks)."""
+
+    def body(_: RankContext) -> dict[str, list[float]]:
+        return grouped(rounds, number)
+
+    if world_size:
+        found = compare(world_size, rounds, number)
+    else:
+        found = run_ranks(body, 1, ledger=False, timeout=300)[0]
+    return Start(milliseconds(found))
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+def cases() -> list[Case]:
+    """Whole steps, and the products alone where torch has a function for them."""
+    found = [Case(("step", str(w)), partial(start, w)) for w in (2, 4)]
+    return found + [Case(("products", "1"), partial(start, 0))] * hasattr(F, "grouped_mm")
+
+
+PAIRED = Paired(
+    title="Experts, one forward and backward",
+    labels=("what", "ranks"),
+    unit="ms",
+    pairs=[("solution", "beside it")],
+    cases=cases,
+    rounds=7,
+    note=f"{TOKENS} tokens for each rank, width {WIDTH}, {EXPERTS} experts of inner width {INNER}, "
+    f"{TOP_K} for each token, float32, the slowest rank's time. PyTorch has no layer for a mixture "
+    "of experts. Beside the steps stands a plain layer of PyTorch's parts, with the same outputs "
+    "and gradients. Beside the products, forward alone, stands `torch.nn.functional.grouped_mm`.",
+)

@@ -6,20 +6,23 @@ memory is that of all tensors alive during a step, the sharded state included (`
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from distlab.observe.memory import PeakMemory
 from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import GPT
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
-from .common import Table, now, spread
+from .common import milliseconds, now, turns
+from .pairs import Case, Paired, Start
 
 STEPS = 2  # per turn
 Step = Callable[[], float]
@@ -72,9 +75,6 @@ def ours(name: str, device: torch.device) -> Step:
 
 def torchs(name: str, device: torch.device) -> Step:
     """torch's FSDP2."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     model, units, *batch = made(name, device)
     for unit in units:
@@ -92,12 +92,13 @@ def compare(
     world_size: int,
     repeats: int,
     device: str = "cpu",
+    number: int = 0,
     contestants: dict[str, Make] = CONTESTANTS,
 ) -> tuple[dict[str, list[float]], list[int]]:
     """Seconds per step of each turn, and peak bytes of a rank, for both."""
 
-    def body(ctx: RankContext) -> tuple[dict[str, list[float]], list[int], list[float]]:
-        peaks, losses = [], []
+    def body(ctx: RankContext) -> tuple[dict[str, list[float]], list[int], list[list[float]]]:
+        peaks = []
         for make in contestants.values():
             with PeakMemory() as memory:
                 step = make(name, ctx.device)
@@ -108,58 +109,50 @@ def compare(
             del step
         steps = {who: make(name, ctx.device) for who, make in contestants.items()}
         seconds: dict[str, list[float]] = {who: [] for who in steps}
-        for number in range(repeats + 1):  # the first is for warming up
-            for who, step in steps.items():
-                dist.barrier()
-                begun = now(ctx.device)
-                for _ in range(STEPS):
-                    loss = step()
-                if number:
-                    seconds[who].append((now(ctx.device) - begun) / STEPS)
-                else:
-                    losses.append(loss)
+        losses = [[step() for _ in range(STEPS)] for step in steps.values()]  # also warms up
+        for who in turns(steps, repeats, number):
+            dist.barrier()
+            begun = now(ctx.device)
+            for _ in range(STEPS):
+                steps[who]()
+            seconds[who].append((now(ctx.device) - begun) / STEPS)
         return seconds, peaks, losses
 
     found = run_ranks(body, world_size, ledger=False, timeout=300, device=device)
     seconds, peaks, losses = found[0]
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-3)  # the same training
+    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-3, atol=1e-3)  # same training
     return seconds, peaks
 
 
-def side_by_side(
-    repeats: int, contestants: dict[str, Make] = CONTESTANTS
-) -> tuple[list[str], list[list[str]]]:
-    """A header, and a row for each model and world size."""
-    rows = []
-    for name in MODELS:
-        for world_size in (2, 4):
-            seconds, peaks = compare(name, world_size, repeats, contestants=contestants)
-            medians = [statistics.median(values) for values in seconds.values()]
-            rows.append(
-                [
-                    name,
-                    str(world_size),
-                    *(spread([1e3 * s for s in values], 0) for values in seconds.values()),
-                    f"{medians[0] / medians[1]:.2f}",
-                    *(f"{peak / 1e6:.1f}" for peak in peaks),
-                ]
-            )
-    header = ["model", "ranks", "solution, ms/step", "torch fully_shard, ms/step"]
-    return [*header, "ratio of medians", "solution, peak MB", "torch, peak MB"], rows
+def start(
+    name: str, world_size: int, contestants: dict[str, Make], rounds: int, number: int
+) -> Start:
+    """One start of the ranks."""
+    seconds, peaks = compare(name, world_size, rounds, number=number, contestants=contestants)
+    facts = dict(zip(PEAKS, (f"{peak / 1e6:.1f}" for peak in peaks), strict=True))
+    return Start(milliseconds(seconds), facts)
 
 
-def measure(repeats: int = 7) -> Table:
-    """Both side by side."""
-    return Table(
-        "FSDP: time of a step and peak memory",
-        *side_by_side(repeats),
-        "AdamW, a unit per hidden layer or block, prefetching. Median (least … most) of "
-        f"{repeats} turns of {STEPS} steps in the same ranks. The solution gathers a flat vector "
-        "and uses it where it is. torch shards every parameter, and copies into and out of its "
-        "messages. The peak is in backward, and is the same for both: shards, one unit ahead, "
-        "one vector of gradients.",
-    )
+def cases(contestants: dict[str, Make] = CONTESTANTS) -> list[Case]:
+    """Each model on 2 and on 4 ranks."""
+    return [
+        Case((name, str(world_size)), partial(start, name, world_size, contestants))
+        for name in MODELS
+        for world_size in (2, 4)
+    ]
 
 
-if __name__ == "__main__":
-    print(measure().markdown())
+PEAKS = ("solution, peak MB", "torch, peak MB")
+PAIRED = Paired(
+    title="FSDP: a training step, and peak memory",
+    labels=("model", "ranks"),
+    unit="ms",
+    pairs=[("solution", "fully_shard")],
+    facts=PEAKS,
+    cases=cases,
+    rounds=5,
+    note=f"AdamW, a unit per hidden layer or block, prefetching; rounds of {STEPS} steps. The "
+    "solution gathers a flat vector and uses it where it is. torch shards every parameter, and "
+    "copies into and out of its messages. The peak is in backward, and is the same for both: "
+    "shards, one unit ahead, one vector of gradients.",
+)

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,8 @@ from solutions.phase3_multi_node.hierarchical_allreduce import (
     bytes_leaving_a_node,
 )
 
-from .common import Table, spread
+from .common import turns
+from .pairs import Case, Paired, Start
 
 RATE = "200mbit"
 SIZES = (1_000_000, 10_000_000)
@@ -45,7 +47,9 @@ def groups_of(placement: tuple[int, ...]) -> topology.NodeGroups:
     return topology.make_groups(topology.topology_of(places))
 
 
-def compare(placement: tuple[int, ...], nbytes: int, repeats: int) -> dict[str, list[Sample]]:
+def compare(
+    placement: tuple[int, ...], nbytes: int, repeats: int, number: int = 0
+) -> dict[str, list[Sample]]:
     """The samples of both, taken in turn on fresh nodes."""
 
     def body(ctx: RankContext) -> dict[str, list[list[float]]]:
@@ -55,16 +59,15 @@ def compare(placement: tuple[int, ...], nbytes: int, repeats: int) -> dict[str, 
             "solution": lambda: all_reduce_hierarchical(tensor, groups, "mean"),
         }
         samples: dict[str, list[list[float]]] = {name: [] for name in contestants}
-        for _ in range(repeats + 1):
-            for name, all_reduce in contestants.items():
-                tensor.fill_(1.0)
-                dist.barrier()
-                before, begun = bytes_sent(), time.perf_counter()
-                all_reduce()
-                seconds = time.perf_counter() - begun
-                dist.barrier()
-                samples[name].append([seconds, bytes_sent() - before])
-                assert tensor[-1] == (1 if name == "solution" else ctx.world_size)
+        for name in turns(contestants, repeats + 1, number):
+            tensor.fill_(1.0)
+            dist.barrier()
+            before, begun = bytes_sent(), time.perf_counter()
+            contestants[name]()
+            seconds = time.perf_counter() - begun
+            dist.barrier()
+            samples[name].append([seconds, bytes_sent() - before])
+            assert tensor[-1] == (1 if name == "solution" else ctx.world_size)
         return {name: values[1:] for name, values in samples.items()}  # the first one connects
 
     with Network(2, rate=RATE) as net:
@@ -80,47 +83,34 @@ def compare(placement: tuple[int, ...], nbytes: int, repeats: int) -> dict[str, 
     }
 
 
-def measure(repeats: int = 5) -> Table:
-    """Time and bytes over the link, side by side."""
-    obstacle = cluster_obstacle()
-    header = ["ranks", "MB", "gloo, ms", "solution, ms", "ratio of medians", "gloo, MB sent"]
-    header += ["solution, MB sent", "ratio", "formula"]
-    if obstacle is not None:
-        note = f"Not measured: needs a cluster on this machine ({obstacle})"
-        return Table(TITLE, header, [], note)
-    rows = []
-    for name, placement in PLACEMENTS.items():
-        for nbytes in SIZES:
-            found = compare(placement, nbytes, repeats)
-            ms = {k: [1e3 * seconds for seconds, _ in samples] for k, samples in found.items()}
-            sent = {k: statistics.median(b for _, b in samples) for k, samples in found.items()}
-            shape = topology.Topology(
-                tuple(tuple(r for r, n in enumerate(placement) if n == node) for node in (0, 1))
-            )
-            formula = [bytes_leaving_a_node(shape, 1, kind) for kind in ("hierarchical", "ring")]
-            rows.append(
-                [
-                    name,
-                    f"{nbytes / 1e6:g}",
-                    spread(ms["gloo"], 0),
-                    spread(ms["solution"], 0),
-                    f"{statistics.median(ms['solution']) / statistics.median(ms['gloo']):.2f}",
-                    f"{sent['gloo'] / 1e6:.2f}",
-                    f"{sent['solution'] / 1e6:.2f}",
-                    f"{sent['solution'] / sent['gloo']:.2f}",
-                    f"{formula[0] / formula[1]:.2f}",
-                ]
-            )
-    return Table(
-        TITLE,
-        header,
-        rows,
-        "Exercise 3.8 against gloo's all_reduce, which is one ring through all ranks. Median "
-        f"(least … most) of {repeats} runs, taken in turn. A run takes as long as its slowest "
-        "rank. MB sent are those of the busier node, counted by its interface. The last column "
-        "has their ratio by the formula.",
-    )
+def start(placement: tuple[int, ...], nbytes: int, rounds: int, number: int) -> Start:
+    """One start of the ranks, on fresh nodes."""
+    found = compare(placement, nbytes, rounds, number)
+    sent = {who: statistics.median(b for _, b in samples) for who, samples in found.items()}
+    nodes = tuple(tuple(r for r, n in enumerate(placement) if n == node) for node in (0, 1))
+    formula = [
+        bytes_leaving_a_node(topology.Topology(nodes), 1, kind) for kind in ("hierarchical", "ring")
+    ]
+    facts = {
+        "MB sent, solution / gloo": f"{sent['solution'] / 1e6:.2f} / {sent['gloo'] / 1e6:.2f}",
+        "ratio of MB, by the formula": f"{formula[0] / formula[1]:.2f}",
+    }
+    return Start({who: [1e3 * s for s, _ in samples] for who, samples in found.items()}, facts)
 
 
-if __name__ == "__main__":
-    print(measure().markdown())
+PAIRED = Paired(
+    title=TITLE,
+    labels=("ranks", "MB"),
+    unit="ms",
+    pairs=[("solution", "gloo")],
+    facts=("MB sent, solution / gloo", "ratio of MB, by the formula"),
+    cases=lambda: [
+        Case((name, f"{nbytes / 1e6:g}"), partial(start, placement, nbytes))
+        for name, placement in PLACEMENTS.items()
+        for nbytes in SIZES
+    ],
+    rounds=3,
+    note="Exercise 3.8 against gloo's all_reduce, which is one ring through all ranks. A run takes "
+    "as long as its slowest rank. MB sent are those of the busier node, counted by its interface.",
+    obstacle=cluster_obstacle,
+)

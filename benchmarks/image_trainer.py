@@ -7,11 +7,11 @@ also counts readable images, asks whether to leave and measures every phase.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle
 
 import torch
@@ -21,12 +21,14 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.ranks import RankContext, run_ranks
-from solutions.phase4_production.image_batches import Batch, normalised
+from solutions.phase4_production.batches import Batch
+from solutions.phase4_production.config_sources import make_config
 from solutions.phase4_production.image_models import build_model
-from solutions.phase4_production.trainer_config import make_config
+from solutions.phase4_production.image_task import normalised
 from solutions.phase4_production.trainer_loop import Trainer
 
-from .common import Table, in_turn, spread
+from .common import in_turn
+from .pairs import Case, Paired, Start
 
 # model, image size, images per step over all ranks, steps per measurement
 CASES = (("small_cnn", 8, 64, 30), ("small_cnn", 32, 64, 8), ("resnet18", 64, 16, 2))
@@ -40,7 +42,7 @@ def plain_step(model: str, size: int) -> Callable[[int, Batch], float]:
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4)
 
     def step(number: int, batch: Batch) -> float:
-        images = normalised(batch.images, CPU, False)
+        images = normalised(batch.inputs, CPU, False)
         optimizer.zero_grad()
         loss = F.cross_entropy(net(images), batch.targets)
         loss.backward()
@@ -55,8 +57,32 @@ def trainer_step(trainer: Trainer) -> Callable[[int, Batch], float]:
     return lambda number, batch: trainer.train_step(number, [batch]).loss
 
 
+def make_trainer(folder: str, model: str, size: int, batch: int, parallel: str) -> Trainer:
+    """The trainer on drawn images, without checkpoints."""
+    fields = {
+        "data": "synthetic",
+        "model": model,
+        "image_size": size,
+        "global_batch": batch,
+        "base_lr": RATE,
+        "base_batch": batch,
+        "warmup_epochs": 0,
+        "label_smoothing": 0,
+        "parallel": parallel,
+        "checkpoints": folder,
+        "async_save": "false",
+    }
+    return Trainer(make_config(None, [f"--{n}={v}" for n, v in fields.items()]), CPU)
+
+
 def compare(
-    model: str, size: int, batch: int, steps: int, world_size: int, repeats: int
+    model: str,
+    size: int,
+    batch: int,
+    steps: int,
+    world_size: int,
+    repeats: int,
+    number: int = 0,
 ) -> dict[str, list[float]]:
     """Milliseconds of a step in each round, for the trainer (course, torch) and the plain loop."""
 
@@ -64,22 +90,7 @@ def compare(
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
 
-            def trainer(parallel: str) -> Trainer:
-                fields = {
-                    "data": "synthetic",
-                    "model": model,
-                    "image_size": size,
-                    "global_batch": batch,
-                    "base_lr": RATE,
-                    "base_batch": batch,
-                    "warmup_epochs": 0,
-                    "label_smoothing": 0,
-                    "parallel": parallel,
-                    "checkpoints": folder,
-                    "async_save": "false",
-                }
-                return Trainer(make_config(None, [f"--{n}={v}" for n, v in fields.items()]), CPU)
-
+            trainer = partial(make_trainer, folder, model, size, batch)
             loops = {
                 "trainer": trainer_step(trainer("course")),
                 "trainer on torch": trainer_step(trainer("torch")),
@@ -100,7 +111,7 @@ def compare(
 
             contestants = {name: measure(name) for name in loops}
             in_turn(contestants, 1)  # buckets are made anew, memory is allocated
-            return in_turn(contestants, repeats)
+            return in_turn(contestants, repeats, number)
 
     return run_ranks(body, world_size, ledger=False, timeout=300)[0]
 
@@ -119,31 +130,23 @@ def random_batches(rank: int, size: int, own_batch: int) -> list[Batch]:
     ]
 
 
-def measure(repeats: int = 11) -> Table:
-    """Milliseconds per step side by side."""
-    rows = []
-    for model, size, batch, steps in CASES:
-        found = compare(model, size, batch, steps, 2, repeats)
-        ours, on_torch, plain = found.values()
-        ratio = statistics.median(ours) / statistics.median(plain)
-        rows.append(
-            [
-                f"{model}, {size}×{size}, batch {batch}",
-                *(spread(each, 1) for each in (ours, on_torch, plain)),
-                f"{ratio:.2f}",
-            ]
-        )
-    return Table(
-        "The production trainer: milliseconds per step on two ranks",
-        ["model", "trainer", "trainer, parallel torch", "plain torch DDP", "ratio of medians"],
-        rows,
-        f"Median (least … most) of {repeats} rounds, taken in turn in the same ranks. The ratio "
-        "is trainer to plain loop. The trainer does three things more. It sends one small "
-        "message per step, for exact means with unreadable images and for leaving together. It "
-        "measures every phase. It reduces gradients from Python. Together they take a fixed part "
-        "of a millisecond, which shows only for models as small as the first one.",
-    )
+def start(case: tuple[str, int, int, int], rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    return Start(compare(*case, 2, rounds, number))
 
 
-if __name__ == "__main__":
-    print(measure().markdown())
+PAIRED = Paired(
+    title="The production trainer: a step on two ranks",
+    labels=("model",),
+    unit="ms",
+    pairs=[("trainer", "plain torch DDP"), ("trainer on torch", "plain torch DDP")],
+    cases=lambda: [
+        Case((f"{case[0]}, {case[1]}×{case[1]}, batch {case[2]}",), partial(start, case))
+        for case in CASES
+    ],
+    rounds=5,
+    note="The trainer does three things more than the plain loop. It sends one small message per "
+    "step, for exact means with unreadable images and for leaving together. It measures every "
+    "phase. It reduces gradients from Python. Together they take a fixed part of a millisecond, "
+    "which shows only for models as small as the first one.",
+)

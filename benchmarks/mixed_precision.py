@@ -8,7 +8,6 @@ both scale the loss, torch by its GradScaler.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -24,7 +23,8 @@ from solutions.phase2_advanced import gradient_accumulation as float32
 from solutions.phase2_advanced import mixed_precision as mixed
 from solutions.phase2_advanced.loss_scaling import LossScaler, scaled_step
 
-from .common import Table, in_turn, seconds, spread
+from .common import in_turn, seconds
+from .pairs import Case, Paired, Start
 
 VOCABULARY, LENGTH, BATCH = 512, 128, 4
 SCALE = 2.0**10
@@ -89,7 +89,9 @@ def float32_step() -> Step:
     )[0]
 
 
-def compare(dtype: torch.dtype, world_size: int, repeats: int) -> dict[str, list[float]]:
+def compare(
+    dtype: torch.dtype, world_size: int, repeats: int, number: int = 0
+) -> dict[str, list[float]]:
     """Milliseconds per step of each contestant on rank 0; all see the same losses."""
 
     def body(ctx: RankContext) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -106,7 +108,7 @@ def compare(dtype: torch.dtype, world_size: int, repeats: int) -> dict[str, list
 
         contestants = {name: partial(timed, name) for name in steps}
         in_turn(contestants, 2)  # warm-up
-        return in_turn(contestants, repeats), losses
+        return in_turn(contestants, repeats, number), losses
 
     times, losses = run_ranks(body, world_size, ledger=False, timeout=300)[0]
     found = [torch.tensor(losses[name]) for name in ("solution", "torch", "fp32")]
@@ -115,33 +117,23 @@ def compare(dtype: torch.dtype, world_size: int, repeats: int) -> dict[str, list
     return times
 
 
-def measure(repeats: int = 15) -> Table:
-    """Step times side by side."""
-    rows = []
-    for dtype, world_size in ((torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 1)):
-        times = compare(dtype, world_size, repeats)
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        rows.append(
-            [
-                str(dtype).removeprefix("torch."),
-                str(world_size),
-                *(spread(times[name], 0) for name in ("solution", "torch", "fp32")),
-                f"{medians['solution'] / medians['torch']:.2f}",
-                f"{medians['fp32'] / medians['solution']:.2f}",
-            ]
-        )
-    return Table(
-        "A step in mixed precision, ms",
-        ["type", "ranks", "exercises 2.5, 2.6", "torch.autocast", "fp32", "ratio", "speed-up"],
-        rows,
-        f"GPT of 4 layers, width 256, {BATCH}×{LENGTH} tokens per rank, AdamW, clipped. Median "
-        f"(least … most) of {repeats} steps, taken in turn. The ratio is solution to autocast "
-        "(with DDP for 2 ranks, with GradScaler for float16). The speed-up is fp32 to solution. "
-        "The solution takes longer for two reasons: it computes exercise 2.3's norm in float64, "
-        "and joins the gradients to one message.",
-    )
+def start(dtype: torch.dtype, world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    return Start(compare(dtype, world_size, rounds, number))
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+PAIRED = Paired(
+    title="A step in mixed precision",
+    labels=("type", "ranks"),
+    unit="ms",
+    pairs=[("solution", "torch"), ("solution", "fp32")],
+    cases=lambda: [
+        Case((str(dtype).removeprefix("torch."), str(w)), partial(start, dtype, w))
+        for dtype, w in ((torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 1))
+    ],
+    rounds=7,
+    note=f"Exercises 2.5 and 2.6 against torch.autocast (with DDP for 2 ranks, with GradScaler for "
+    f"float16), and against exercise 2.3 in fp32. GPT of 4 layers, width 256, {BATCH}×{LENGTH} "
+    "tokens per rank, AdamW, clipped. The solution does more in two places: it computes exercise "
+    "2.3's norm in float64, and joins the gradients to one message.",
+)

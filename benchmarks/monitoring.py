@@ -6,6 +6,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,8 +23,9 @@ from solutions.phase4_production.monitoring import StepMonitor
 from solutions.phase4_production.sinks import open_sinks
 from solutions.phase4_production.stragglers import ClusterMonitor
 
-from .common import Table, in_turn, spread
+from .common import in_turn
 from .ddp import batch, mlp
+from .pairs import Case, Paired, Start
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "MLP, 8.5 M": mlp,
@@ -79,7 +81,9 @@ def monitored(
     return measure
 
 
-def compare(model: str, world_size: int, repeats: int) -> tuple[dict[str, list[float]], float]:
+def compare(
+    model: str, world_size: int, repeats: int, number: int = 0
+) -> tuple[dict[str, list[float]], float]:
     """Milliseconds of a step both ways; milliseconds per step of the monitoring by itself."""
 
     def body(ctx: RankContext) -> tuple[dict[str, list[float]], float]:
@@ -95,7 +99,7 @@ def compare(model: str, world_size: int, repeats: int) -> tuple[dict[str, list[f
             "monitored": monitored(nets[1], steps, *data, sinks),
         }
         in_turn(contestants, 2)
-        taken = in_turn(contestants, repeats)
+        taken = in_turn(contestants, repeats, number)
         alone = by_itself(sinks, len(nets[1].buckets), 20 * repeats)
         sinks.close()
         for one, other in zip(*(net.parameters() for net in nets), strict=True):
@@ -130,30 +134,23 @@ def by_itself(sinks: Sinks, buckets: int, steps: int) -> float:
     return (time.perf_counter() - begun) / steps * 1e3
 
 
-def measure(repeats: int = 15) -> Table:
-    """Milliseconds with and without, and by itself."""
-    rows = []
-    for model in MODELS:
-        for world_size in (2,):
-            taken, alone = compare(model, world_size, repeats)
-            pairs = zip(taken["monitored"], taken["plain"], strict=True)
-            ratio = statistics.median(with_ / without for with_, without in pairs)
-            share = alone / statistics.median(taken["plain"])
-            columns = [spread(taken["monitored"]), spread(taken["plain"]), f"{ratio:.3f}"]
-            rows.append([model, str(world_size), *columns, f"{alone:.3f}", f"{share:.1%}"])
-    return Table(
-        "Monitoring: milliseconds of a training step",
-        ["model", "ranks", "monitored", "plain", "ratio", "monitoring by itself", "of a step"],
-        rows,
-        f"Monitored are phases, buckets and step metrics. Every {EVERY} steps a report of all "
-        "ranks goes into JSON lines, TensorBoard and the terminal. Median (least … most) of "
-        f"{repeats} rounds, taken in turn in the same ranks. The ratio is the median over pairs. "
-        "On a busy machine the ratio moves by some percent. The time of monitoring by itself, "
-        "without training, hardly moves. The CNN is the worst case: its step on 32 images of 8×8 "
-        "takes a few milliseconds.",
-    )
+def start(model: str, world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    taken, alone = compare(model, world_size, rounds, number)
+    share = alone / statistics.median(taken["plain"])
+    return Start(taken, {"monitoring by itself, ms": f"{alone:.3f}", "of a step": f"{share:.1%}"})
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+PAIRED = Paired(
+    title="Monitoring: a training step",
+    labels=("model", "ranks"),
+    unit="ms",
+    pairs=[("monitored", "plain")],
+    facts=("monitoring by itself, ms", "of a step"),
+    cases=lambda: [Case((model, "2"), partial(start, model, 2)) for model in MODELS],
+    rounds=9,
+    note=f"Monitored are phases, buckets and step metrics. Every {EVERY} steps a report of all "
+    "ranks goes into JSON lines, TensorBoard and the terminal. The time of monitoring by itself, "
+    "without training, hardly moves from run to run. The CNN is the worst case: its step on 32 "
+    "images of 8×8 takes a few milliseconds.",
+)

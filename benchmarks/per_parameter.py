@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from solutions.phase3_multi_node.per_parameter_sharding import PerParameterFSDP
 
-from .common import Table
-from .fsdp import Make, Step, made, side_by_side, train_step
+from .fsdp import PEAKS, STEPS, Make, Step, cases, made, train_step
+from .pairs import Paired
 
 
 def ours(name: str, device: torch.device) -> Step:
@@ -23,9 +25,6 @@ def ours(name: str, device: torch.device) -> Step:
 
 def torchs(name: str, device: torch.device) -> Step:
     """torch's FSDP2, as it is without settings."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     model, units, *batch = made(name, device)
     for unit in units:
@@ -37,16 +36,14 @@ def torchs(name: str, device: torch.device) -> Step:
 CONTESTANTS: dict[str, Make] = {"solution": ours, "fully_shard": torchs}
 
 
-def measure(repeats: int = 7) -> Table:
-    """Both side by side."""
-    return Table(
-        "Per-parameter sharding: time of a step and peak memory",
-        *side_by_side(repeats, CONTESTANTS),
-        "AdamW, a unit per hidden layer or block. Median (least … most) of "
-        f"{repeats} turns in the same ranks. Both copy into and out of their messages. The "
-        "solution gathers one unit ahead in forward, too. torch's shards are DTensors.",
-    )
-
-
-if __name__ == "__main__":
-    print(measure().markdown())
+PAIRED = Paired(
+    title="Per-parameter sharding: a training step, and peak memory",
+    labels=("model", "ranks"),
+    unit="ms",
+    pairs=[("solution", "fully_shard")],
+    facts=PEAKS,
+    cases=lambda: cases(CONTESTANTS),
+    rounds=5,
+    note=f"AdamW, a unit per hidden layer or block; rounds of {STEPS} steps. Both copy into and "
+    "out of their messages. torch's shards are DTensors.",
+)

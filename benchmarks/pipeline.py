@@ -9,9 +9,9 @@ the most micro-batches whose graph a rank keeps, and the bytes of all tensors th
 from __future__ import annotations
 
 import copy
-import statistics
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ from solutions.phase2_advanced.pipeline_schedules import with_messages
 from solutions.phase2_advanced.zero_bubble import ZeroBubblePipeline
 from solutions.phase2_advanced.zero_bubble_v import interleaved_zero_bubble, zero_bubble_v
 
-from .common import Table, now, spread
+from .common import now, turns
+from .pairs import Case, Paired, Start
 
 WIDTH, SIZE, MICRO_BATCHES, LAYERS = 512, 64, 8, 8
 THEIRS: dict[str, Any] = {
@@ -155,9 +156,10 @@ def torch_step(
 
 
 def compare(
-    name: str, ranks: int, repeats: int, device: str = "cpu"
+    name: str, ranks: int, repeats: int, device: str = "cpu", number: int = 0
 ) -> list[dict[str, list[float]]]:
     """Per rank: seconds per step of both, and of each (micro-batches kept, peak bytes, loss)."""
+
     def body(ctx: RankContext) -> dict[str, list[float]]:
         generator = torch.Generator().manual_seed(0)
         shape = MICRO_BATCHES * SIZE, WIDTH
@@ -185,60 +187,45 @@ def compare(
             for p, q in zip(a.parameters(), b.parameters(), strict=True):
                 torch.testing.assert_close(p.grad, q.grad)
         seconds: dict[str, list[float]] = {"ours": [], "torch": []}
-        for _ in range(repeats):
-            for who, step in steps.items():
-                dist.barrier()
-                begun = now(ctx.device)
-                step()
-                seconds[who].append(now(ctx.device) - begun)
+        for who in turns(steps, repeats, number):
+            dist.barrier()
+            begun = now(ctx.device)
+            steps[who]()
+            seconds[who].append(now(ctx.device) - begun)
         return seconds | facts
 
     return run_ranks(body, ranks, ledger=False, timeout=300, device=device)
 
 
-def measure(repeats: int = 25) -> Table:
-    """Step time, micro-batches kept and peak bytes side by side."""
-    rows = []
-    for ranks in (2, 4):
-        for name in THEIRS:
-            found = compare(name, ranks, repeats)
-            slowest = {
-                who: [1e3 * max(times) for times in zip(*(f[who] for f in found), strict=True)]
-                for who in ("ours", "torch")
-            }
-            ratio = statistics.median(slowest["ours"]) / statistics.median(slowest["torch"])
-            facts = [
-                [max(f[f"{who} facts"][k] for f in found) for who in ("ours", "torch")]
-                for k in (0, 1)
-            ]
-            rows.append(
-                [
-                    f"{name}, {ranks} ranks",
-                    spread(slowest["ours"], 1),
-                    spread(slowest["torch"], 1),
-                    f"{ratio:.2f}",
-                    " / ".join(f"{n:.0f}" for n in facts[0]),
-                    " / ".join(f"{n / 1e6:.2f}" for n in facts[1]),
-                ]
-            )
-    return Table(
-        "Pipelines, a step",
-        [
-            "schedule",
-            "phase 2 solution, ms",
-            "torch.distributed.pipelining, ms",
-            "ratio of medians",
-            "graphs kept, ours / torch",
-            "peak MB, ours / torch",
-        ],
-        rows,
-        f"{LAYERS} layers of {WIDTH}, {MICRO_BATCHES} micro-batches of {SIZE}, and one stage per "
-        f"rank with gpipe and 1f1b, else two. Median (least … most) of {repeats} steps, taken in "
-        "turn in the same ranks, each of its slowest rank. Graphs and bytes are those of the rank "
-        "with the most. Gradients exist before the step. So bytes are those of activations, "
-        "messages, and gradients that are being computed.",
-    )
+def start(name: str, ranks: int, rounds: int, number: int) -> Start:
+    """One start of the ranks. A step takes as long as on its slowest rank; graphs and bytes are
+    those of the rank with the most."""
+    found = compare(name, ranks, rounds, number=number)
+    slowest = {
+        who: [1e3 * max(times) for times in zip(*(f[who] for f in found), strict=True)]
+        for who in ("ours", "torch")
+    }
+    facts = {}
+    for k, (heading, scale, digits) in enumerate(zip(FACTS, (1, 1e6), (0, 2), strict=True)):
+        most = (max(f[f"{who} facts"][k] for f in found) / scale for who in ("ours", "torch"))
+        facts[heading] = " / ".join(f"{n:.{digits}f}" for n in most)
+    return Start(slowest, facts)
 
 
-if __name__ == "__main__":
-    print(measure().markdown())
+FACTS = ("graphs kept, ours / torch", "peak MB, ours / torch")
+PAIRED = Paired(
+    title="Pipelines, a step",
+    labels=("schedule", "ranks"),
+    unit="ms",
+    pairs=[("ours", "torch")],
+    facts=FACTS,
+    cases=lambda: [
+        Case((name, str(ranks)), partial(start, name, ranks)) for ranks in (2, 4) for name in THEIRS
+    ],
+    rounds=11,
+    note=f"Phase 2's interpreter against torch.distributed.pipelining. {LAYERS} layers of {WIDTH}, "
+    f"{MICRO_BATCHES} micro-batches of {SIZE}; one stage per rank with gpipe and 1f1b, else two. "
+    "A step takes as long as its slowest rank. Graphs and bytes are those of the rank with the "
+    "most. Gradients exist before the step. So bytes are those of activations, messages, and "
+    "gradients that are being computed.",
+)

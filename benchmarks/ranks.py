@@ -7,7 +7,6 @@ each of which imports it.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,8 @@ import torch.multiprocessing as mp
 from distlab.ranks import RankContext, run_ranks
 from given.process_group import process_group
 
-from .common import Table, in_turn, seconds, spread
+from .common import in_turn, milliseconds, seconds
+from .pairs import Case, Paired, Start
 
 NUMEL = 1000
 
@@ -62,30 +62,24 @@ def _check(tensors: list[torch.Tensor], world_size: int) -> None:
     assert all(torch.equal(tensor, want) for tensor in tensors)
 
 
-def measure(repeats: int = 7) -> Table:
-    """Seconds of a check, and spawn's time divided by the toolkit's."""
-    rows = []
-    for world_size in (2, 4, 8):
-        forked(world_size)  # warm: modules that load on first use are there
-        times = in_turn(
-            {
-                "forked": partial(seconds, partial(forked, world_size)),
-                "spawned": partial(seconds, partial(spawned, world_size)),
-            },
-            repeats,
-        )
-        ratio = statistics.median(times["spawned"]) / statistics.median(times["forked"])
-        rows.append(
-            [str(world_size), spread(times["forked"], 3), spread(times["spawned"]), f"{ratio:.0f}×"]
-        )
-    return Table(
-        "A check: start ranks, make a group, one all-reduce, collect results",
-        ["ranks", "distlab, s", "torch.multiprocessing.spawn, s", "ratio of medians"],
-        rows,
-        f"Median (least … most) of {repeats} runs, taken in turn. The target is a ratio of 20 or "
-        "more.",
-    )
+CONTESTANTS = {"distlab": forked, "torch.multiprocessing.spawn": spawned}
 
 
-if __name__ == "__main__":
-    print(measure().markdown())
+def start(world_size: int, rounds: int, number: int) -> Start:
+    """Some checks, each of which starts its ranks anew."""
+    forked(world_size)  # warm: modules that load on first use are there
+    calls = {name: partial(seconds, partial(way, world_size)) for name, way in CONTESTANTS.items()}
+    taken = in_turn(calls, rounds, number)
+    return Start(milliseconds(taken))
+
+
+PAIRED = Paired(
+    title="A check: start ranks, make a group, one all-reduce, collect results",
+    labels=("ranks",),
+    unit="ms",
+    pairs=[("distlab", "torch.multiprocessing.spawn")],
+    cases=lambda: [Case((str(w),), partial(start, w)) for w in (2, 4, 8)],
+    rounds=1,
+    note="The toolkit forks ranks from a process that has imported torch. spawn starts new "
+    "Pythons, each of which imports it.",
+)

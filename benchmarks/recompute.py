@@ -8,7 +8,6 @@ non-reentrant version stops the second forward at the last tensor that backward 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -17,10 +16,12 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as torchs
 
 from distlab.observe.memory import PeakMemory
+from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import Block
 from solutions.phase2_advanced.activation_checkpointing import checkpoint_sequential
 
-from .common import Table, in_turn, seconds, spread
+from .common import in_turn, seconds
+from .pairs import Case, Paired, Start
 
 Run = Callable[[nn.Sequential, int, Tensor], Tensor]
 CONTESTANTS: dict[str, Run] = {
@@ -42,7 +43,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, int, tuple[int, ...]]] = {
 }
 
 
-def compare(case: str, repeats: int) -> tuple[dict[str, list[float]], dict[str, int]]:
+def compare(
+    case: str, repeats: int, number: int = 0
+) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Milliseconds of each forward and backward, and the peak bytes, of every contestant."""
     make, count, segments, shape = CASES[case]
     with torch.random.fork_rng(devices=[]):
@@ -69,35 +72,28 @@ def compare(case: str, repeats: int) -> tuple[dict[str, list[float]], dict[str, 
 
     contestants = {name: partial(timed, name) for name in CONTESTANTS}
     in_turn(contestants, 1)
-    return in_turn(contestants, repeats), peaks
+    return in_turn(contestants, repeats, number), peaks
 
 
-def measure(repeats: int = 25) -> Table:
-    """Step times and peaks side by side."""
-    rows = []
-    for case in CASES:
-        times, peaks = compare(case, repeats)
-        ours = statistics.median(times["solution"])
-        rows += [
-            [
-                case if name == "solution" else "",
-                {"solution": "exercise 2.7", "none": "no checkpointing"}.get(name, f"torch {name}"),
-                spread(times[name], 1),
-                f"{ours / statistics.median(times[name]):.2f}",
-                f"{peaks[name] / 1e6:.1f}",
-            ]
-            for name in CONTESTANTS
-        ]
-    return Table(
-        "Forward and backward with activation checkpointing",
-        ["layers", "by", "ms", "solution / this", "peak MB"],
-        rows,
-        "Blocks are in 3 segments and MLP layers in 4. The last segment is not checkpointed. "
-        f"Median (least … most) of {repeats} runs, taken in turn. The peak counts all tensors "
-        "that one forward and backward make.",
-    )
+def start(case: str, rounds: int, number: int) -> Start:
+    """One new process."""
+
+    def body(_: RankContext) -> Start:
+        times, peaks = compare(case, rounds, number)
+        return Start(times, {f"{name}, peak MB": f"{n / 1e6:.1f}" for name, n in peaks.items()})
+
+    return run_ranks(body, 1, ledger=False, timeout=300)[0]
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+PAIRED = Paired(
+    title="Forward and backward with activation checkpointing",
+    labels=("layers",),
+    unit="ms",
+    pairs=[("solution", other) for other in CONTESTANTS if other != "solution"],
+    facts=[f"{name}, peak MB" for name in CONTESTANTS],
+    cases=lambda: [Case((case,), partial(start, case)) for case in CASES],
+    rounds=7,
+    note="Exercise 2.7 against torch.utils.checkpoint, and against no checkpointing. Blocks are in "
+    "3 segments and MLP layers in 4. The last segment is not checkpointed. The peak counts all "
+    "tensors that one forward and backward make.",
+)

@@ -1,116 +1,136 @@
-"""Run all benchmarks and write benchmarks/README.md: ``make bench`` (some minutes, alone)."""
+"""Run benchmarks and write benchmarks/README.md: ``make bench``, alone on the machine.
+
+``python -m benchmarks.run NAME …`` measures some tables. What today's run on this machine has
+already is not measured again. ``--quick`` measures the ratios that texts claim, in five minutes,
+and fails if one does not hold; it writes nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
-import os
-import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from distlab.course.catalogue import root
-from distlab.reference.provenance import cpu_name
 
+from . import book
+from .claims import broken, claims
 from .common import Table
+from .page import page
+from .pairs import Paired
+from .ratio import LEAST_STARTS, MOST_STARTS
 
-BENCHMARKS = (
+PAIRED = (
     "ranks",
-    "grading",
     "trainer",
     "split",
     "mixed_precision",
     "recompute",
+    "selective",
     "pipeline",
     "tensor_parallel",
     "context_parallel",
     "experts",
     "sync_batch_norm",
+    "low_precision",
     "allreduce",
     "ddp",
     "uneven",
     "fsdp",
     "per_parameter",
+    "mesh",
     "zero",
     "hierarchical",
-    "local_sgd",
-    "parameter_server",
     "checkpoint",
     "compression",
-    "compression_digits",
     "monitoring",
     "image_trainer",
+)
+TABLES = (
+    "grading",
+    "local_sgd",
+    "parameter_server",
+    "compression_digits",
     "virtual",
     "validation",
     "published",
 )
-FROM_ELSEWHERE = (  # `make soak` takes hours, and the text below its table is written by hand
-    "Wrong verdicts on right code",
-    "Wrong verdicts that depend on the seed",
-)
-HEAD = """# Benchmarks
-
-Written by `make bench`, which takes half an hour. `python -m benchmarks.run NAME …` measures some
-tables anew. Ratios are those of medians from one run, and each table says where it was measured.
-Numbers depend on the machine and on its other work, so run the benchmarks alone. `make soak` writes
-the table of wrong verdicts.
-
-`python -m benchmarks.kernels --out FILE` times the kernels of one GPU, and whole steps of training.
-[kernels_h100.json](kernels_h100.json) has the times of an H100, with torch 2.11.
-"""
 
 
-def machine() -> str:
-    """The machine and the versions of the measurement, in one line."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
-    return (
-        f"Measured on {cpu_name()}, {os.cpu_count()} cores, {memory:.0f} GiB memory{gpu}; "
-        f"{platform.system()}, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"gloo over loopback; {datetime.date.today().isoformat()}."
-    )
+def paired(name: str) -> Paired:
+    """The paired table of a module."""
+    found: Paired = importlib.import_module(f".{name}", __package__).PAIRED
+    return found
 
 
-def sections(text: str) -> dict[str, str]:
-    """The tables of a page by their titles."""
-    parts = text.split("\n## ")[1:]
-    return {part.partition("\n")[0]: f"## {part.strip()}" for part in parts}
+def measured(names: Sequence[str], run: str, most: int) -> list[Table]:
+    """Measure the paired tables into the run's files; the other tables."""
+    tables = []
+    for name in names:
+        print(f"== {name}", flush=True)
+        if name in TABLES:
+            tables.append(importlib.import_module(f".{name}", __package__).measure())
+            print(tables[-1].markdown(), flush=True)
+            continue
+        table = paired(name)
+        obstacle = table.obstacle()
+        if obstacle is not None:
+            print(f"not measured: {obstacle}", flush=True)
+            continue
+        book.measure(table, name, run, most, lambda line: print(line, flush=True))
+    return tables
 
 
-def page(old: dict[str, str], tables: Sequence[Table]) -> str:
-    """The whole README.md: the ``old`` sections, and in their place or after them the new ones."""
-    new = {t.title: f"{t.markdown()}\n\n{machine()}" for t in tables}
-    return "\n\n".join([HEAD.rstrip(), *(old | new).values()]) + "\n"
+def quick() -> int:
+    """Measure what is claimed; the number of claims that do not hold."""
+    wrong = 0
+    for claim in claims():
+        table = paired(claim.table)
+        case = next(case for case in table.cases() if case.name == claim.case)
+        found = book.new_book(table)
+        found.cases[case.name] = {"sources": book.sources(claim.table), "starts": []}
+        for _ in book.more_starts(found, table, case, LEAST_STARTS):
+            pass
+        problem = broken(claim, found)
+        wrong += problem is not None
+        print(book.told(found, table, case), f"  {claim.where}: {problem or 'holds'}", sep="\n")
+    return wrong
 
 
 def main() -> int:
-    """Measure, print and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
-    quick = "one repeat of each, only to see that they run: nothing is written"
-    parser.add_argument("--quick", action="store_true", help=quick)
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAIRED + TABLES)}")
+    parser.add_argument("--quick", action="store_true", help="only what is claimed; writes nothing")
+    parser.add_argument("--run", metavar="RUN", help="go on with this run of benchmarks/results")
+    parser.add_argument(
+        "--starts",
+        type=int,
+        default=MOST_STARTS,
+        metavar="N",
+        help=f"at most N starts of a row, {LEAST_STARTS} or more (default: {MOST_STARTS})",
+    )
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page anew")
     options = parser.parse_args()
-    unknown = set(options.names) - set(BENCHMARKS)
+    unknown = {*options.names} - {*PAIRED, *TABLES}
     if unknown:
-        parser.error(
-            f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
-        )
-    repeats: tuple[int, ...] = (1,) if options.quick else ()
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}")
+    if options.starts < LEAST_STARTS:
+        parser.error(f"--starts {options.starts}: an interval needs {LEAST_STARTS} starts or more")
     torch.set_num_threads(1)
-    path = root() / "benchmarks" / "README.md"
-    kept = sections(path.read_text(encoding="utf-8"))
-    if not options.names:
-        kept = {title: text for title, text in kept.items() if title in FROM_ELSEWHERE}
+    if options.quick:
+        return min(quick(), 1)
+    path: Path = root() / "benchmarks" / "README.md"
     tables = []
-    for name in options.names or BENCHMARKS:
-        benchmark = importlib.import_module(f".{name}", __package__)
-        tables.append(benchmark.measure(*repeats))
-        print(tables[-1].markdown(), end="\n\n", flush=True)
-        if not options.quick:  # finished tables are kept, also when a later benchmark fails
-            path.write_text(page(kept, tables), encoding="utf-8")
+    if not options.page:
+        run = options.run or book.new_run()
+        tables = measured(options.names or PAIRED + TABLES, run, options.starts)
+    old = path.read_text(encoding="utf-8")
+    path.write_text(page(old, [paired(n) for n in PAIRED], tables), encoding="utf-8")
     return 0
 
 

@@ -29,7 +29,7 @@ CLUSTERS = {
     "gpt-7b": ("dgx-h100",),
 }
 LARGE_BUCKET = {"resnet50": 25.0, "gpt-1b": 250.0, "gpt-7b": 1000.0}  # MiB, where messages are run
-UNINTERESTING = ("efficiency", "bubble", "unmodelled")  # of a cell by itself
+UNINTERESTING = ("efficiency", "bubble", "unmodelled", "likely", "error")  # of a cell by itself
 LIMIT = 1800.0  # real seconds of a cell
 
 
@@ -60,6 +60,7 @@ class Row:
             gpus=(gpus,),
             strategy=self.strategy,
             two_ranks=self.two_ranks,
+            roofline=True,
             timeout=LIMIT,
             **options,
         )

@@ -15,7 +15,9 @@ Written by `python -m benchmarks.scaling`. Every cell is a training step of the 
 solution (`distlab simulate`). It runs on virtual GPUs whose clock is a model of compute and links.
 Nothing here was measured on hardware. A cell comes out the same on every machine, and
 [`docs/scaling/`](scaling) keeps each cell with all its numbers. Settings are the defaults of
-`distlab simulate`. The batch grows with the GPUs, so the ideal is a row that stays as it is.
+`distlab simulate --roofline`: every kernel reaches the rates of the cluster's file. Without
+`--roofline` an H100 has the times of measured kernels, and steps are longer. The batch grows with
+the GPUs, so the ideal is a row that stays as it is.
 
 | model | parameters | dtype | per GPU | optimizer |
 | --- | --- | --- | --- | --- |
@@ -37,7 +39,8 @@ Nothing here was measured on hardware. A cell comes out the same on every machin
 - *How sure?* A cell has no error bar of its own. [A table](../benchmarks/README.md) compares with
   published measurements. Throughput and efficiency come out 1 to 44 % too high, and the time that
   overlap saves comes out 68 % too low. The 44 % are FSDP's, on 8 H100. Nobody knows how much of an
-  error is common to all rows. So do not rely on small differences between rows.
+  error is common to all rows. So do not rely on small differences between rows. For a number to
+  plan with, take measured kernels: [validation.md](validation.md) shows their errors.
 - *The optimizer takes too long*. On meta tensors torch steps parameter by parameter. On CUDA
   `foreach` is the default (`torch/utils/_foreach_utils.py`, 2.15), and a fused AdamW reads and
   writes 14 bytes per bfloat16 parameter. Here AdamW moves about 50 bytes. The texts below say what

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from . import run
 from .common import Table
+from .page import page
+from .run import PAIRED, paired
 from .soak_book import Book, Count, upper_bound
 
-TITLE = run.FROM_ELSEWHERE[0]
+TITLE = "Wrong verdicts on right code"
 NOTE = (
     "`make soak` grades the solutions again and again, and the alternatives on gloo ranks. Each "
     "grading has a new seed. *Idle*: other programs used less than 10 % of the processors. "
@@ -29,9 +30,9 @@ def write(book: Book, current: Keys, folder: Path) -> str:
     ``current``: for each subject its checks, and what they depend on now.
     """
     table = summary(book, current)
-    page = folder / "README.md"
-    old = run.sections(page.read_text(encoding="utf-8")) if page.exists() else {}
-    page.write_text(run.page(old, [table]), encoding="utf-8")
+    path = folder / "README.md"
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    path.write_text(page(old, [paired(name) for name in PAIRED], [table]), encoding="utf-8")
     (folder / "soak.md").write_text(details(book, current), encoding="utf-8")
     return table.markdown()
 

@@ -8,10 +8,9 @@ two obvious ways.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -24,7 +23,8 @@ from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import GPT
 from solutions.phase2_advanced import model_parallel, stage_bounds
 
-from .common import Table, in_turn, spread
+from .common import in_turn
+from .pairs import Case, Paired, Start
 
 VOCABULARY, LENGTH, BLOCKS, WIDTH, BATCH = 512, 64, 6, 128, 8
 STEPS = 5  # per measurement
@@ -70,7 +70,7 @@ def torch_step(bounds: list[int]) -> Step:
     return step
 
 
-def compare(world_size: int, repeats: int) -> dict[str, list[float]]:
+def compare(world_size: int, repeats: int, number: int = 0) -> dict[str, list[float]]:
     """Milliseconds per step of both, ``repeats`` times the mean of some steps."""
 
     def body(ctx: RankContext) -> dict[str, list[float]]:
@@ -91,7 +91,8 @@ def compare(world_size: int, repeats: int) -> dict[str, list[float]]:
 
         losses = [[step(inputs, targets) for _ in range(3)] for step in steps.values()]
         torch.testing.assert_close(*map(torch.tensor, losses))  # warm, and the same training
-        return in_turn({name: partial(timed, step) for name, step in steps.items()}, repeats)
+        contestants = {name: partial(timed, step) for name, step in steps.items()}
+        return in_turn(contestants, repeats, number)
 
     found: dict[str, list[float]] = run_ranks(body, world_size, ledger=False, timeout=120)[0]
     return found
@@ -128,36 +129,22 @@ def stage_quality(stages: int) -> str:
     return " / ".join(f"{value:.2f}" for value in largest)
 
 
-def measure(repeats: int = 9) -> Table:
-    """Milliseconds per step side by side, and the quality of three divisions."""
-    rows = []
-    for world_size in (2, 4):
-        times = compare(world_size, repeats)
-        ratio = statistics.median(times["solution"]) / statistics.median(times["torch"])
-        rows.append(
-            [
-                str(world_size),
-                spread(times["solution"], 1),
-                spread(times["torch"], 1),
-                f"{ratio:.2f}",
-                stage_quality(world_size),
-            ]
-        )
-    return Table(
-        "A GPT split over ranks, one rank at work at a time, ms per step",
-        [
-            "stages",
-            "phase 2 solution",
-            "torch pipelining, 1 micro-batch",
-            "ratio of medians",
-            "largest stage over average: optimal / greedy / equal counts",
-        ],
-        rows,
-        f"{BLOCKS} blocks of width {WIDTH}, {BATCH} sequences of {LENGTH} tokens, SGD. Median "
-        f"(least … most) of {repeats} times {STEPS} steps, taken in turn in the same ranks. The "
-        "last column is for the measured costs of the layers.",
-    )
+def start(world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    return Start(compare(world_size, rounds, number), {QUALITY: quality(world_size)})
 
 
-if __name__ == "__main__":
-    print(measure().markdown())
+quality = cache(stage_quality)
+QUALITY = "largest stage over average: optimal / greedy / equal counts"
+PAIRED = Paired(
+    title="A GPT split over ranks, one rank at work at a time: a step",
+    labels=("stages",),
+    unit="ms",
+    pairs=[("solution", "torch")],
+    facts=(QUALITY,),
+    cases=lambda: [Case((str(w),), partial(start, w)) for w in (2, 4)],
+    rounds=5,
+    note="Phase 2 against torch.distributed.pipelining with one micro-batch. "
+    f"{BLOCKS} blocks of width {WIDTH}, {BATCH} sequences of {LENGTH} tokens, SGD; rounds of "
+    f"{STEPS} steps. The last column is for the measured costs of the layers.",
+)

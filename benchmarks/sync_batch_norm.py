@@ -8,18 +8,17 @@ take the same steps in turn in the same ranks. Those that compute the same are c
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
+from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase2_advanced.sync_batch_norm import SyncBatchNorm
 
-from .common import Table, in_turn, now, spread
+from .common import milliseconds, on_slowest_rank
+from .pairs import Case, Paired, Start
 
 SHAPES = ((8, 64, 32, 32), (8, 256, 8, 8), (64, 512))
 
@@ -63,18 +62,6 @@ def contestants(channels: int, device: torch.device, dims: int) -> dict[str, nn.
     return {name: layer.to(device) for name, layer in layers.items()}
 
 
-def timed(layer: nn.Module, x: Tensor) -> Callable[[], float]:
-    """Milliseconds of a forward and backward; the ranks start together."""
-
-    def measure() -> float:
-        dist.barrier()
-        begun = now(x.device)
-        step(layer, x)
-        return (now(x.device) - begun) * 1e3
-
-    return measure
-
-
 def step(layer: nn.Module, x: Tensor) -> list[Tensor]:
     """Output and gradients of one forward and backward."""
     x = x.detach().requires_grad_()
@@ -85,8 +72,10 @@ def step(layer: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]
 
 
-def compare(shape: tuple[int, ...], world_size: int, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of a step of each contestant in each round, on the slowest rank."""
+def compare(
+    shape: tuple[int, ...], world_size: int, repeats: int, number: int = 0
+) -> dict[str, list[float]]:
+    """Seconds of a step of each contestant in each round, on the slowest rank."""
 
     def body(ctx: RankContext) -> dict[str, list[float]]:
         layers = contestants(shape[1], ctx.device, len(shape))
@@ -95,44 +84,30 @@ def compare(shape: tuple[int, ...], world_size: int, repeats: int) -> dict[str, 
         for others in same[1:]:
             for mine, theirs in zip(same[0], others, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
-        measures = {name: timed(layer, x) for name, layer in layers.items()}
-        in_turn(measures, 3)
-        taken = torch.tensor(list(in_turn(measures, repeats).values()), device=ctx.device)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        return dict(zip(measures, taken.tolist(), strict=True))
+        calls = {name: partial(step, layer, x) for name, layer in layers.items()}
+        on_slowest_rank(calls, 3, ctx.device)  # warms up
+        return on_slowest_rank(calls, repeats, ctx.device, number)
 
     return run_ranks(body, world_size, ledger=False, timeout=300)[0]
 
 
-def measure(repeats: int = 31) -> Table:
-    """Step time side by side."""
-    rows = []
-    for shape in SHAPES:
-        for world_size in (2, 4):
-            taken = compare(shape, world_size, repeats)
-            ours, own = taken.pop("solution"), taken.pop("own rows")
-            for name, theirs in taken.items():
-                ratio = statistics.median(ours) / statistics.median(theirs)
-                first = ["×".join(map(str, shape)), str(world_size), spread(ours), name]
-                rows.append([*first, spread(theirs), f"{ratio:.2f}", spread(own)])
-    return Table(
-        "Batch norm over all ranks: milliseconds of one forward and backward",
-        [
-            "rows of a rank",
-            "ranks",
-            "phase 2 solution",
-            "beside it",
-            "its time",
-            "ratio",
-            "own rows",
-        ],
-        rows,
-        f"float32. Median (least … most) of {repeats}, taken in turn in the same ranks, of the "
-        "slowest rank. “autograd” is the same layer with a differentiable all-reduce. “own rows” "
-        "is PyTorch's batch norm on each rank's rows alone. `nn.SyncBatchNorm` runs on GPUs only.",
-    )
+def start(shape: tuple[int, ...], world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    return Start(milliseconds(compare(shape, world_size, rounds, number)))
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+PAIRED = Paired(
+    title="Batch norm over all ranks, one forward and backward",
+    labels=("rows of a rank", "ranks"),
+    unit="ms",
+    pairs=[("solution", "autograd"), ("solution", "own rows")],
+    cases=lambda: [
+        Case(("×".join(map(str, shape)), str(world_size)), partial(start, shape, world_size))
+        for shape in SHAPES
+        for world_size in (2, 4)
+    ],
+    rounds=15,
+    note="float32, the slowest rank's time. “autograd” is the same layer with a differentiable "
+    "all-reduce. “own rows” is PyTorch's batch norm on each rank's rows alone: it sends nothing, "
+    "and computes something else. `nn.SyncBatchNorm` runs on GPUs only.",
+)

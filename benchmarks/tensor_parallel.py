@@ -7,8 +7,8 @@ DTensors, which know their placement and cost time at every operator.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,8 @@ from solutions.phase2_advanced.sequence_parallel import (
 )
 from solutions.phase2_advanced.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
-from .common import Table, now, spread
+from .common import milliseconds, on_slowest_rank
+from .pairs import Case, Paired, Start
 
 BATCH, LENGTH, WIDTH, HEADS = 8, 128, 256, 8
 Side = tuple[nn.Module, Callable[[], object]]  # the model, and what a step does after backward
@@ -119,33 +120,31 @@ def data(kind: str, rank: int, world_size: int) -> list[Tensor]:
 
 
 def compare(
-    world_size: int, repeats: int, device: str = "cpu"
+    world_size: int,
+    repeats: int,
+    device: str = "cpu",
+    number: int = 0,
+    kinds: Sequence[str] = KINDS,
 ) -> dict[str, dict[str, list[float]]]:
     """Seconds of each step by kind, slowest rank; fails unless both compute the same."""
 
     def body(ctx: RankContext) -> dict[str, dict[str, list[float]]]:
-        return {kind: timed(kind, ctx.rank, repeats, ctx.device) for kind in KINDS}
+        return {kind: timed(kind, ctx.rank, repeats, ctx.device, number) for kind in kinds}
 
     return run_ranks(body, world_size, ledger=False, timeout=300, device=device)[0]
 
 
-def timed(kind: str, rank: int, repeats: int, device: torch.device) -> dict[str, list[float]]:
+def timed(
+    kind: str, rank: int, repeats: int, device: torch.device, number: int
+) -> dict[str, list[float]]:
     """Steps of both in turn, after one that is not timed and whose results must agree."""
     tensors = [t.to(device) for t in data(kind, rank, dist.get_world_size())]
     sides = {"solution": solution(kind, device), "PyTorch": pytorch(kind, device)}
     results = [[local(t) for t in step(side, *tensors)] for side in sides.values()]
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
-    values: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, side in sides.items():
-            dist.barrier()
-            begun = now(device)
-            step(side, *tensors)
-            seconds = torch.tensor(now(device) - begun, device=device)
-            dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            values[name].append(seconds.item())
-    return values
+    calls = {name: partial(step, side, *tensors) for name, side in sides.items()}
+    return on_slowest_rank(calls, repeats, device, number)
 
 
 def costs(world_size: int, device: str = "cpu") -> dict[str, list[tuple[int, int]]]:
@@ -178,36 +177,30 @@ def local_storage(p: Tensor) -> int:
     return (p.to_local() if isinstance(p, DTensor) else p).untyped_storage().data_ptr()
 
 
-def measure(repeats: int = 11) -> Table:
-    """Step time, bytes and activations side by side."""
-    rows = []
-    for world_size in (2, 4):
-        times, spent = compare(world_size, repeats), costs(world_size)
-        for kind in KINDS:
-            ours, theirs = ([s * 1e3 for s in v] for v in times[kind].values())
-            ratio = statistics.median(ours) / statistics.median(theirs)
-            bytes_ = [" / ".join(f"{n / 1e6:.2f}" for n in pair) for pair in spent[kind]]
-            spans = spread(ours, 1), spread(theirs, 1)
-            rows.append([kind, str(world_size), *spans, f"{ratio:.2f}", *bytes_])
-    return Table(
-        "Tensor parallelism, one forward and backward",
-        [
-            "model",
-            "ranks",
-            "phase 2 solution, ms",
-            "torch.distributed.tensor.parallel, ms",
-            "ratio of medians",
-            "MB sent by a rank, solution / PyTorch",
-            "MB kept for backward, solution / PyTorch",
-        ],
-        rows,
-        f"Batch {BATCH}, {LENGTH} positions, width {WIDTH}, {HEADS} heads, float32. Median (least "
-        f"… most) of {repeats} steps, taken in turn in the same ranks, of the slowest rank. All "
-        "kinds have the same outputs and gradients. The last kind keeps fewer activations, and "
-        "pays with one more all-gather per column-parallel layer. PyTorch has no such choice.",
-    )
+def start(kind: str, world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks. What is sent and kept is counted once: it never differs."""
+    taken = compare(world_size, rounds, number=number, kinds=[kind])[kind]
+    counted = zip(FACTS, spent(world_size)[kind], strict=True)
+    facts = {heading: " / ".join(f"{n / 1e6:.2f}" for n in pair) for heading, pair in counted}
+    return Start(milliseconds(taken), facts)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+spent = cache(costs)
+FACTS = ("MB sent by a rank, solution / PyTorch", "MB kept for backward, solution / PyTorch")
+PAIRED = Paired(
+    title="Tensor parallelism, one forward and backward",
+    labels=("model", "ranks"),
+    unit="ms",
+    pairs=[("solution", "PyTorch")],
+    facts=FACTS,
+    cases=lambda: [
+        Case((kind, str(world_size)), partial(start, kind, world_size))
+        for world_size in (2, 4)
+        for kind in KINDS
+    ],
+    rounds=7,
+    note=f"Phase 2 against torch.distributed.tensor.parallel. Batch {BATCH}, {LENGTH} positions, "
+    f"width {WIDTH}, {HEADS} heads, float32, the slowest rank's time. All kinds have the same "
+    "outputs and gradients. The last kind keeps fewer activations, and pays with one more "
+    "all-gather per column-parallel layer. PyTorch has no such choice.",
+)

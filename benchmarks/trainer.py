@@ -7,9 +7,9 @@ trainer of phase 1 reduces everything afterwards in one message.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,8 @@ from distlab.reference.workloads import build_model, digits
 from solutions.phase1_data_parallel import trainer
 from solutions.phase1_data_parallel.data_loader import build_loader
 
-from .common import Table, spread
+from .common import turns
+from .pairs import Case, Paired, Start
 
 BATCH = 128  # global; only the last does not divide evenly, and both leave it out
 Step = Callable[[Tensor, Tensor], float]
@@ -74,7 +75,7 @@ def ddp_step(model: nn.Module) -> Step:
 
 
 def epoch(step: Step, loader: DataLoader[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """(samples per second over all ranks, last loss) of one epoch; starts together."""
+    """(ms per 1,000 samples of all ranks, last loss) of one epoch; starts together."""
     dist.barrier()
     begun, loss, seen = time.perf_counter(), 0.0, 0
     for inputs, targets in loader:
@@ -82,11 +83,11 @@ def epoch(step: Step, loader: DataLoader[tuple[Tensor, Tensor]]) -> tuple[float,
             break
         loss = step(inputs, targets)
         seen += BATCH
-    return seen / (time.perf_counter() - begun), loss
+    return (time.perf_counter() - begun) / seen * 1e6, loss
 
 
-def compare(model: str, world_size: int, epochs: int) -> dict[str, list[float]]:
-    """Samples per second of each epoch after the first, for both."""
+def compare(model: str, world_size: int, epochs: int, number: int = 0) -> dict[str, list[float]]:
+    """ms per 1,000 samples of each epoch after the first, for both."""
 
     def body(ctx: RankContext) -> dict[str, list[tuple[float, float]]]:
         loader = build_loader(
@@ -94,45 +95,36 @@ def compare(model: str, world_size: int, epochs: int) -> dict[str, list[float]]:
         )
         steps = {"solution": solution_step(MODELS[model]()), "DDP": ddp_step(MODELS[model]())}
         values: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-        for number in range(epochs + 1):
-            loader.batch_sampler.set_epoch(number)
-            for name, step in steps.items():
-                values[name].append(epoch(step, loader))
+        for at in range(epochs + 1):
+            loader.batch_sampler.set_epoch(at)
+            for name in turns(steps, 1, number + at):
+                values[name].append(epoch(steps[name], loader))
         return values
 
     found = run_ranks(body, world_size, ledger=False, timeout=300)[0]
     losses = [[loss for _, loss in found[name]] for name in ("solution", "DDP")]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-3, atol=1e-3)  # same training
-    return {name: [rate for rate, _ in values[1:]] for name, values in found.items()}
+    return {name: [taken for taken, _ in values[1:]] for name, values in found.items()}
 
 
-def measure(epochs: int = 9) -> Table:
-    """Samples per second side by side."""
-    rows = []
-    for model in MODELS:
-        for world_size in (2, 4):
-            rates = compare(model, world_size, epochs)
-            ratio = statistics.median(rates["solution"]) / statistics.median(rates["DDP"])
-            rows.append(
-                [
-                    model,
-                    str(world_size),
-                    spread(rates["solution"], 0),
-                    spread(rates["DDP"], 0),
-                    f"{ratio:.2f}",
-                ]
-            )
-    return Table(
-        "Training on the digits, samples/s over all ranks",
-        ["model", "ranks", "phase 1 solution", "torch DDP", "ratio of medians"],
-        rows,
-        f"Global batch {BATCH}, SGD with momentum. Median (least … most) of {epochs} epochs, "
-        "taken in turn in the same ranks. Models this small mostly wait for messages. The "
-        "solution sends two messages, one after the other, because ranks may have different "
-        "numbers of samples and missing gradients. DDP assumes that neither happens. Phase 3 "
-        "overlaps the messages with backward.",
-    )
+def start(model: str, world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    return Start(compare(model, world_size, rounds, number))
 
 
-if __name__ == "__main__":
-    print(measure().markdown())
+PAIRED = Paired(
+    title="Training on the digits, ms for 1,000 samples of all ranks",
+    labels=("model", "ranks"),
+    unit="ms",
+    pairs=[("solution", "DDP")],
+    cases=lambda: [
+        Case((model, str(world_size)), partial(start, model, world_size))
+        for model in MODELS
+        for world_size in (2, 4)
+    ],
+    rounds=3,
+    note=f"The trainer of phase 1 against torch's DDP, epoch by epoch. Global batch {BATCH}, SGD "
+    "with momentum. Models this small mostly wait for messages. The solution sends two messages, "
+    "one after the other, because ranks may have different numbers of samples and missing "
+    "gradients. DDP assumes that neither happens. Phase 3 overlaps the messages with backward.",
+)

@@ -6,8 +6,8 @@ state on the rank that has most of it.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -17,8 +17,9 @@ from distlab.observe.memory import held_by
 from distlab.ranks import RankContext, run_ranks
 from solutions.phase3_multi_node.zero import ZeroOptimizer
 
-from .common import Table, in_turn, spread
+from .common import in_turn
 from .ddp import MODELS, STEPS, batch, stepper
+from .pairs import Case, Paired, Start
 
 LARGE = ("MLP, 8.5 M", "GPT, 4 layers")
 SHARDED: tuple[Callable[..., torch.optim.Optimizer], ...] = (
@@ -27,7 +28,9 @@ SHARDED: tuple[Callable[..., torch.optim.Optimizer], ...] = (
 )
 
 
-def compare(model: str, world_size: int, repeats: int) -> list[tuple[list[float], int]]:
+def compare(
+    model: str, world_size: int, repeats: int, number: int = 0
+) -> list[tuple[list[float], int]]:
     """For both: milliseconds of a step in each round, bytes of state on the fullest rank."""
 
     def body(ctx: RankContext) -> list[tuple[list[float], int]]:
@@ -39,7 +42,7 @@ def compare(model: str, world_size: int, repeats: int) -> list[tuple[list[float]
             contestants[str(k)] = stepper(net, optimizer, STEPS[model], *batch(model, ctx.rank))
             state.append((net, optimizer))
         in_turn(contestants, 2)
-        taken = in_turn(contestants, repeats)
+        taken = in_turn(contestants, repeats, number)
         held = [held_by(net, getattr(o, "optim", o)).optimizer for net, o in state]
         return [(taken[str(k)], held[k]) for k in range(2)]
 
@@ -47,25 +50,25 @@ def compare(model: str, world_size: int, repeats: int) -> list[tuple[list[float]
     return [(results[0][k][0], max(r[k][1] for r in results)) for k in range(2)]
 
 
-def measure(repeats: int = 9) -> Table:
-    """Milliseconds and bytes side by side."""
-    rows = []
-    for model in LARGE:
-        for world_size in (2, 4):
-            (mine, held), (torchs, held_by_torch) = compare(model, world_size, repeats)
-            ratio = statistics.median(mine) / statistics.median(torchs)
-            row = [model, str(world_size), spread(mine), spread(torchs), f"{ratio:.2f}"]
-            rows.append([*row, f"{held / 1e6:.2f}", f"{held_by_torch / 1e6:.2f}"])
-    return Table(
-        "ZeRO-1: milliseconds of a training step, and MB of Adam's state on the fullest rank",
-        ["model", "ranks", "phase 3 solution", "torch ZeRO", "ratio", "MB", "torch's MB"],
-        rows,
-        f"Adam under torch's DDP. Median (least … most) of {repeats} rounds, taken in turn in the "
-        "same ranks. The solution cuts flat vectors into equal slices. torch's ZeRO gives each "
-        "rank whole parameters.",
-    )
+def start(model: str, world_size: int, rounds: int, number: int) -> Start:
+    """One start of the ranks."""
+    (mine, held), (torchs, by_torch) = compare(model, world_size, rounds, number)
+    facts = {"MB": f"{held / 1e6:.2f}", "torch's MB": f"{by_torch / 1e6:.2f}"}
+    return Start({"solution": mine, "torch ZeRO": torchs}, facts)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(measure().markdown())
+PAIRED = Paired(
+    title="ZeRO-1: a training step, and MB of Adam's state on the fullest rank",
+    labels=("model", "ranks"),
+    unit="ms",
+    pairs=[("solution", "torch ZeRO")],
+    facts=("MB", "torch's MB"),
+    cases=lambda: [
+        Case((model, str(world_size)), partial(start, model, world_size))
+        for model in LARGE
+        for world_size in (2, 4)
+    ],
+    rounds=5,
+    note="Adam under torch's DDP. The solution cuts flat vectors into equal slices. torch's ZeRO "
+    "gives each rank whole parameters.",
+)

@@ -58,8 +58,9 @@ def heads_for_positions(tensors: Sequence[Tensor], group: Group = None) -> list[
 
     Rank r gets the r-th part of the heads of each tensor. Positions are in the order of the ranks.
     The tensors differ in their number of heads only. One all-to-all forward and one backward for
-    all tensors together. Any strides and dtype. Raises ValueError, before anything is sent, if W
-    does not divide the heads of a tensor, or if this process is not in ``group``.
+    all tensors together. Any strides, and any dtype that the group's backend sends. Raises
+    ValueError, before anything is sent, if W does not divide the heads of a tensor, or if this
+    process is not in ``group``.
     """
     # Step 3: refuse heads that don't divide. Cut the heads of each tensor into W parts
     # Step 4: one message: join the parts of all tensors for a rank, and put ranks first
@@ -70,9 +71,9 @@ def heads_for_positions(tensors: Sequence[Tensor], group: Group = None) -> list[
 def positions_for_heads(x: Tensor, group: Group = None) -> Tensor:
     """This rank's positions (B, W·h, T/W, d) of all heads, from all positions (B, h, T, d) of its.
 
-    The inverse of ``heads_for_positions``. One all-to-all forward and one backward. Any strides and
-    dtype. Raises ValueError, before anything is sent, if W does not divide T, or if this process is
-    not in ``group``.
+    The inverse of ``heads_for_positions``. One all-to-all forward and one backward. Any strides,
+    and any dtype that the group's backend sends. Raises ValueError, before anything is sent, if W
+    does not divide T, or if this process is not in ``group``.
     """
     # Step 6: the same way back: cut the positions, exchange, put the ranks beside the heads
     raise NotImplementedError("exercise 2.23")
@@ -124,7 +125,7 @@ def work_seconds(layer: Layer, length: int) -> float:
 
 
 def all_to_all_seconds(layer: Layer, length: int) -> float:
-    """Forward of exercise 2.23: the work, and both all-to-alls before and after it.
+    """Forward of exercise 2.23: the all-to-all before the work, the work, and the one after it.
 
     An all-to-all takes (W-1)·α, and β for each byte that a rank sends.
     """
@@ -144,5 +145,5 @@ def crossing(layer: Layer) -> float:
     Without latency: itemsize·beta·flops·(G·(W-1) - H)/H, so 0 if W is 1 + H/G or less.
     """
     # Step 11: where a message takes longer than its step, (ring - all-to-all)/(W-1) is
-    #          linear·T - square·T² - alpha. The larger root is the crossing, if there is a root
+    #          linear·T - square·T² - alpha. The larger root is the crossing, if it is positive
     raise NotImplementedError("exercise 2.23")

@@ -17,7 +17,7 @@ float8_e5m2       57344     2 (+1)   2^-16 … 2^15        gradients: range
 
     scale   the largest power of two with amax·scale ≤ largest, amax = max |x|
     data    x·scale, rounded to 8 bits; what is larger becomes ± the largest number
-    value   data·unit, unit = 1/scale
+    value   data·inverse, inverse = 1/scale
 
 *Delayed scaling* has one scale per tensor, from the amax of the steps before: one pass over the
 tensor is enough. *Block scaling* has one scale per block of a row, from the block itself. An
@@ -25,13 +25,13 @@ outlier then costs its block the small values, and not the whole tensor. A power
 exponent alone, so scaling itself rounds nothing.
 
 Products take 8-bit operands and add up in float32. Here float32 products of the restored values
-stand for the units of the chip: each value is exact there. Weights, their gradients and the
+stand for those of the chip: each value is exact there. Weights, their gradients and the
 optimizer stay float32 (master weights, 2.5). Per step and rank: one all-reduce of 12 bytes per
 layer with delayed scaling. Invariant: scales and histories are equal on all ranks. The host never
 reads from the device.
 
 Shapes: N rows of a layer's input, K its features, M features out, T = 3 kinds of tensors, H steps.
-Sources: Micikevicius et al. 2022 (arXiv 2209.05433), sections 3 and 4 (formats, scales); NVIDIA's
+Sources: Micikevicius et al. 2022 (arXiv 2209.05433), sections 2 and 3 (scales, formats); NVIDIA's
 Transformer Engine (delayed scaling); DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437), section 3.3
 (blocks, e4m3 for all); OCP Microscaling Formats specification 1.0, section 5 (powers of two).
 """
@@ -54,11 +54,11 @@ FORMATS = (E4M3, E4M3, E5M2)  # of the three kinds, with delayed scaling
 
 
 class Float8(NamedTuple):
-    """A tensor in 8 bits: its values are ``data`` times ``unit``."""
+    """A tensor in 8 bits: its values are ``data`` times ``inverse_scale``."""
 
     data: Tensor  # float8
-    unit: Tensor  # float32 powers of two: without dimensions, or (…, ⌈K/block⌉)
-    block: int | None = None  # elements of the last dimension that share a unit; None: all
+    inverse_scale: Tensor  # float32 powers of two: without dimensions, or (…, ⌈K/block⌉)
+    block: int | None = None  # elements of the last dimension that share a scale; None: all
 
 
 def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -95,15 +95,19 @@ def quantise_blocks(x: Tensor, block: int, dtype: torch.dtype) -> Float8:
 
     The last block of a row has the rest, if ``block`` does not divide K. Each scale is
     ``scale_for`` of the block's own amax. A block with an infinity or NaN becomes NaN whole, and
-    so does its unit. ``data`` has the shape of ``x``. ValueError if ``block`` is below 1.
+    so does its inverse scale. ``data`` has the shape of ``x``. ValueError if ``block`` is below 1.
     """
-    # Step 5: fill the last block with zeros, which change no amax, and cut them off again
+    # Step 5: fill the last block with zeros, which change no amax, and cut them off again: a slice
+    #         alone keeps their memory
     raise NotImplementedError("exercise 2.29")
 
 
 def restore(short: Float8) -> Tensor:
-    """The values in float32: ``data`` times ``unit``. Only numbers below 2^-126 are rounded."""
-    # Step 6: give each element the unit of its block
+    """The values in float32: ``data`` times ``inverse_scale``.
+
+    Only numbers below 2^-126 are rounded.
+    """
+    # Step 6: give each element the inverse scale of its block
     raise NotImplementedError("exercise 2.29")
 
 
@@ -111,7 +115,7 @@ def multiply(a: Float8, b: Float8) -> Tensor:
     """a·bᵀ in float32, also under autocast, for ``a`` (N, K) and ``b`` (M, K): (N, M).
 
     Both have the dimension that is summed over as their last one: blocks lie along it, and the
-    8-bit units of chips ask for it.
+    8-bit products of chips ask for it.
     """
     # Step 7: switch autocast off for the device of the operands
     raise NotImplementedError("exercise 2.29")
@@ -185,8 +189,8 @@ class Float8Linear(nn.Module):
         """x·weightᵀ + bias (…, M) in the dtype of ``x`` (…, K), for any number of rows, also none.
 
         Gradients reach ``x`` in its dtype, and weight and bias in float32. Until backward a layer
-        keeps one byte per element of ``x`` and of the weight, and the units. ValueError if ``x``
-        has another number of features.
+        keeps one byte per element of ``x`` and of the weight, and the inverse scales. ValueError if
+        ``x`` has another number of features.
         """
         # Step 13: rows in float32, then the products, then the bias
         raise NotImplementedError("exercise 2.29")

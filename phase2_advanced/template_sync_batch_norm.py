@@ -144,7 +144,8 @@ class SyncBatchNorm(_BatchNorm):
         times ``var_C``. ``num_batches_tracked`` counts the batch. A batch of fewer than two values
         per channel changes none of the three.
         """
-        # Step 9: whether the batch counts is known to the device alone: multiply by it
+        # Step 9: whether the batch counts is known to the device alone: choose there. A share of
+        #         zero is not enough, because zero times infinity is NaN
         raise NotImplementedError("exercise 2.28")
 
 

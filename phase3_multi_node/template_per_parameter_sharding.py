@@ -124,7 +124,8 @@ class RowShards:
 
         Sends (W-1) times a rank's rows; nothing if the parameters are there, or on their way.
         """
-        # Step 8: join the rows of all parameters; keep the handle
+        # Step 8: join the rows of all parameters where the all-gather leaves them, which saves a
+        #         copy of a shard; keep the handle
         raise NotImplementedError("exercise 3.32")
 
     def finish_gather(self) -> None:

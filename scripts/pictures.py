@@ -23,7 +23,7 @@ WRITTEN = {
     "collectives": (),
 }
 SIMULATED = ["--cluster", "p4d-a100", "--model", "resnet50", "--impl", "torch", "--gpus"]
-SIMULATED += [str(2**k) for k in range(9)]
+SIMULATED += [*(str(2**k) for k in range(9)), "--roofline"]
 MUTANT = "average-summed"
 LEFT_OUT = (".git", ".venv", ".distlab", "__pycache__", "*.egg-info", "notebooks", "docs")
 

@@ -25,7 +25,8 @@ from .version import course_version
 MANIFEST = "handout.json"
 TOOLKIT = (
     *("distlab/**/*.py", "distlab/commands/*.html"),
-    *("given/*.py", "clusters/*.yaml", "references/*/*.json"),
+    *("given/*.py", "given/profiles/*", "references/*/*.json"),
+    *("clusters/*.yaml", "clusters/*/*.yaml", "clusters/*.csv", "clusters/*.json"),
 )
 ALONE = ("LICENSE", "pyproject.toml", ".gitignore", "scripts/environment.py")
 EDITED = ("phase*/template_*.py", "notebooks/*")  # the learner's own from the first day

@@ -26,6 +26,9 @@ from typing import Any
 
 import yaml
 
+from .curves import Curve
+
+KINDS = ("measured", "vendor", "assumed", "chosen", "fitted")
 MAY_BE_ZERO = ("launch", "crowded_launch", "overhead", "processors")
 FOLDER = Path(__file__).resolve().parents[2] / "clusters"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C is twenty times as fast
@@ -36,7 +39,8 @@ class Gpu:
     """A compute device: FLOP/s by dtype, bytes/s and bytes of its memory, seconds per kernel.
 
     Real kernels reach ``flops`` and ``bandwidth``. ``peak_flops`` is the data sheet's number, for
-    MFU. ``kernel`` is the least time between two kernels.
+    MFU. ``kernel`` is the least time between two kernels. ``kernels`` names the file of measured
+    constants in ``clusters/kernels/`` ("": the roofline of these numbers alone).
     """
 
     name: str
@@ -45,6 +49,7 @@ class Gpu:
     bandwidth: float
     memory: float
     kernel: float
+    kernels: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,9 @@ class Cluster:
     collective of the backend needs before its first byte moves. ``crowded_launch``: the same where
     a node's ranks outnumber its processors (0: no difference). ``overhead``: seconds of a rank's
     own time to issue an operator (LogP's o). ``in_network``: the switch in a node can sum. The
-    value has the latency of the whole all-reduce and the bandwidth per GPU.
+    value has the latency of the whole all-reduce and the bandwidth per GPU. ``curves``: measured
+    bandwidth of the backend's collectives over size. ``sources`` and ``kinds`` say where each
+    number is from: ``KINDS``.
     """
 
     name: str
@@ -86,7 +93,9 @@ class Cluster:
     crowded_launch: float = 0.0
     overhead: float = 0.0
     in_network: Link | None = None
+    curves: tuple[Curve, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
 
     def node(self, rank: int) -> int:
         """The node that ``rank`` is on."""
@@ -131,7 +140,8 @@ def _cluster(data: dict[str, Any]) -> Cluster:
     unknown = set(data) - known
     if unknown:
         raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
-    data = {k: _number(v) for k, v in data.items()}
+    curves = tuple(_curve(curve) for curve in data.pop("curves", ()))
+    data = {k: _number(v) for k, v in data.items()} | {"curves": curves}
     for name in ("gpus_per_node", "nics_per_node", "processors"):
         data[name] = int(data.get(name, 0))
     gpu = Gpu(**{k: _number(v) for k, v in data["gpu"].items()})
@@ -148,6 +158,11 @@ def _cluster(data: dict[str, Any]) -> Cluster:
         if name not in cluster.sources and name.split(".")[0] not in cluster.sources:
             raise ValueError(f"sources says nothing about {name}")
     return cluster
+
+
+def _curve(data: dict[str, Any]) -> Curve:
+    counts = {name: int(data[name]) for name in ("ranks", "nodes")}
+    return Curve(**data | counts | {"bandwidth": _number(data["bandwidth"])})
 
 
 def numbers(cluster: Cluster) -> Iterator[tuple[str, float]]:

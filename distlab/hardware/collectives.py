@@ -28,6 +28,7 @@ from collections.abc import Callable
 
 from ..observe.log import traffic
 from .clusters import Cluster
+from .curves import Curve, reach
 
 Shape = tuple[int, int, int]  # ranks, nodes, ranks on a node
 
@@ -50,13 +51,28 @@ def collective_time(
     crowded = cluster.crowding(ranks) > 1 and cluster.crowded_launch > 0
     launch = cluster.crowded_launch if crowded else cluster.launch
     seconds = launch + _unshared(op, nbytes, shape, cluster, algorithm)
+    if cluster.curves and algorithm == "backend":
+
+        def closed_form(curve: Curve, size: float) -> float:
+            shape = curve.ranks, curve.nodes, math.ceil(curve.ranks / curve.nodes)
+            return launch + _unshared(op, size / parts(op, curve.ranks), shape, cluster)
+
+        size = nbytes * parts(op, ranks)
+        seconds /= reach(cluster.curves, op, size, ranks, nodes, closed_form)
     if not cluster.processors:
         return seconds
     moved = sum(traffic(op, ranks, int(nbytes), is_root=r == 0)[0] for r in range(ranks))
     return max(seconds, moved / nodes * cluster.inside.beta * 2 / cluster.processors)
 
 
-def _unshared(op: str, nbytes: float, shape: Shape, cluster: Cluster, algorithm: str) -> float:
+def parts(op: str, ranks: int) -> int:
+    """Into how many parts, one passed in by each rank, a curve's size is divided."""
+    return ranks if op == "all_gather" else 1
+
+
+def _unshared(
+    op: str, nbytes: float, shape: Shape, cluster: Cluster, algorithm: str = "backend"
+) -> float:
     """The same after its launch, if there were a processor for every message."""
     ranks, nodes, _ = shape
     if op == "all_reduce":

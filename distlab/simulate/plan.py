@@ -36,9 +36,13 @@ STRATEGIES = {
     "local-sgd": Kind(alike=True),
     "parameter-server": Kind(),
 }
+ACCUMULATE = ("bucketed", "zero2", "fsdp", "hybrid")
 ALIKE = tuple(name for name, kind in STRATEGIES.items() if kind.alike)
 IMPLS = ("solutions", "mine", "torch")
 COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
+# 16 bits with float32 weights: by torch.autocast, or by the shards of FSDP; products in tfloat32
+PRECISIONS = ("autocast", "mixed", "tf32")
+RECOMPUTED = ("none", "selective", "full")
 
 
 def _option(default: Any, help: str, metavar: str | None = None) -> Any:
@@ -64,6 +68,13 @@ class Plan:
     collective: str = _option("backend", "backend, ring, tree or hierarchical")
     batch: int = _option(0, "samples per GPU")
     dtype: str = _option("", "of weights and activations")
+    length: int = _option(0, "tokens of a sequence; default: the model's")
+    layers: int = _option(0, "of a language model; default: the model's")
+    precision: str = _option("", f"instead of one dtype: {', '.join(PRECISIONS)}")
+    recompute: str = _option("none", f"of each block: {', '.join(RECOMPUTED)}")
+    accumulate: int = _option(1, "batches before each optimizer step")
+    fused: bool = _option(False, "the optimizer updates all parameters in one kernel")
+    roofline: bool = _option(False, "kernels at the rates of the cluster's file, none measured")
     bucket_mb: float = _option(25.0, "of a bucket, MiB")
     every: int = _option(8, "steps in local-sgd's round", metavar="H")
     servers: int = _option(1, "of parameter-server")
@@ -87,6 +98,8 @@ class Plan:
         for name, value, known in (
             ("impl", self.impl, IMPLS),
             ("collective", self.collective, COLLECTIVES),
+            ("precision", self.precision, ("", *PRECISIONS)),
+            ("recompute", self.recompute, RECOMPUTED),
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
@@ -99,6 +112,7 @@ class Plan:
         if self.batch < 0 or self.bucket_mb <= 0 or self.every < 1:
             raise ValueError("batch, bucket size and steps in a round must be positive")
         self._check_servers()
+        self._check_step()
         if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
         self._check_layout()
@@ -120,6 +134,17 @@ class Plan:
             )
         if self.staleness is not None and not self.staleness >= 0:
             raise ValueError(f"the staleness must be at least 0, got {self.staleness}")
+
+    def _check_step(self) -> None:
+        if self.precision == "mixed" and self.strategy not in ("fsdp", "hybrid"):
+            raise ValueError("precision mixed is FSDP's: it needs --strategy fsdp or hybrid")
+        no_casts = self.strategy == "parameter-server" or self.model_ranks > 1
+        if no_casts and (self.precision == "autocast" or self.recompute != "none"):
+            raise ValueError(f"{self.how} has neither autocast nor recomputation")
+        if self.accumulate < 1 or min(self.length, self.layers) < 0:
+            raise ValueError("accumulate, length and layers must be positive")
+        if self.accumulate > 1 and self.strategy not in ACCUMULATE:
+            raise ValueError(f"accumulate goes with {', '.join(ACCUMULATE)}, not {self.strategy}")
 
     def _check_layout(self) -> None:
         if min(self.tensor, self.pipeline, self.chunks) < 1 or self.micro_batches < 0:
@@ -153,8 +178,18 @@ class Plan:
 
     @property
     def spec(self) -> ModelSpec:
-        """The model."""
-        return model_spec(self.model)
+        """The model, with the plan's length and layers."""
+        return model_spec(self.model, self.length, self.layers)
+
+    @property
+    def arithmetic(self) -> str:
+        """The dtype of products: an old GPU without bfloat16 casts to float16."""
+        if self.precision == "tf32":
+            return "tfloat32"
+        if self.precision:
+            has = load_cluster(self.cluster).gpu.flops
+            return "bfloat16" if "bfloat16" in has else "float16"
+        return self.dtype or self.spec.dtype
 
     @property
     def model_ranks(self) -> int:

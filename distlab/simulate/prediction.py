@@ -1,10 +1,12 @@
 """Predict how a training step scales: the program runs, and its transport and clock are virtual.
 
 For each number of GPUs every virtual rank runs one step of the chosen implementation on meta
-tensors. The roofline gives the time of compute, and the links give the time of communication. An
-asynchronous collective goes on beside compute; its part that is not hidden is *exposed*:
+tensors. Measured kernels or a roofline give the time of compute, and the links give the time of
+communication. An asynchronous collective goes on beside compute; its part that is not hidden is
+*exposed*. A GPU with small kernels also waits for its *host*, which launches them:
 
-    step = compute + exposed communication        efficiency(W) = rate(W) / (W · rate(1))
+    step = compute + exposed communication + waiting for the host
+    efficiency(W) = rate(W) / (W · rate(1))
 
 MFU (model FLOPs utilisation) is the FLOPs of the step over the peak that the GPU's data sheet
 states for that time. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), appendix B.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +29,11 @@ from ..ranks.context import RankContext
 from ..virtual.isolation import entered
 from ..virtual.reports import VirtualResults
 from ..virtual.run import run_virtual
+from .models import blocks_of
 from .plan import Plan
-from .strategies import learners, trainer_of
+from .published import Likely, kind_of, likely
+from .recompute import compute_again
+from .strategies import casts, learners, trainer_of
 
 SHOWN_RANKS = 8  # in the timeline
 FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
@@ -35,13 +41,18 @@ FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
 
 @dataclass(kw_only=True)
 class Answer:
-    """One row: seconds, bytes and rates of a step with ``gpus`` GPUs."""
+    """One row: seconds, bytes and rates of a step with ``gpus`` GPUs.
+
+    ``parts``: the compute by kind of kernel. ``host``: the time in which a GPU waits for its host.
+    ``likely``: how far off predictions of such a step were.
+    """
 
     gpus: int
     step: float
     compute: float
     exposed: float
     hidden: float
+    host: float
     rate: float
     unit: str
     efficiency: float
@@ -49,8 +60,10 @@ class Answer:
     fits: bool
     mfu: float
     bubble: float
+    parts: dict[str, float]
     bytes_per_link: dict[str, int]
     unmodelled: dict[str, int]
+    likely: Likely
     spans: list[Span] = field(default_factory=list, repr=False)
 
     @property
@@ -62,21 +75,30 @@ class Answer:
         """Plain data, without the timeline."""
         data = asdict(self)
         del data["spans"]
-        return data | {"communication_share": self.communication_share}
+        return data | {
+            "communication_share": self.communication_share,
+            "error": self.likely.share,
+        }
 
 
-def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
-    """One rank: build the model, train; begin, end and FLOPs of the step that counts."""
+def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float, dict[str, float]]:
+    """One rank: build the model, train; begin, end, FLOPs and compute of the step that counts."""
     import time
 
     spec = plan.spec
-    dtype = getattr(torch, plan.dtype or spec.dtype)
+    dtype = torch.float32 if plan.precision else getattr(torch, plan.dtype or spec.dtype)
+    torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"  # of this child process
     with torch.device("meta"):
         model = spec.build().to(dtype)
+    if plan.recompute != "none":
+        compute_again(blocks_of(model), plan.recompute, partial(casts, plan))
+    if plan.precision == "autocast" and spec.unit == "images":  # the layout of tensor cores
+        model = model.to(memory_format=torch.channels_last)
     inputs, targets = spec.inputs(plan.samples, "meta", dtype)
     with trainer_of(plan)(plan, model) as (trained, train_step):
         del model
         optimizer = spec.optimizer([p for p in trained.parameters() if p.requires_grad])
+        optimizer.runs_fused = plan.fused
         if plan.model_ranks == 1:  # DDP makes its buckets after the first step
             for _ in range(plan.calls):
                 train_step(trained, optimizer, inputs, targets)
@@ -86,9 +108,11 @@ def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float]:
         model_of_rank = entered().mine.model
         model_of_rank.memory.peak = model_of_rank.memory.current  # building it may have taken more
         begin, flops = time.perf_counter(), model_of_rank.flops
+        model_of_rank.spent.clear()
         for _ in range(plan.calls):
             train_step(trained, optimizer, inputs, targets)
-        return begin, time.perf_counter(), model_of_rank.flops - flops
+        spent = dict(model_of_rank.spent)
+        return begin, time.perf_counter(), model_of_rank.flops - flops, spent
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -113,7 +137,7 @@ def simulate(plan: Plan) -> Iterator[Answer]:
             gpus,
             plan,
             cluster=cluster,
-            compute="roofline",
+            compute="roofline" if plan.roofline else "kernels",
             algorithm=plan.collective,
             timeout=plan.timeout,
             learner_files=tuple(files),
@@ -128,8 +152,9 @@ def simulate(plan: Plan) -> Iterator[Answer]:
 def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
     workers = plan.workers(gpus)
     ran = [rank for rank in workers if results[rank] is not None]
-    slowest = max(ran, key=lambda rank: results[rank][1] - results[rank][0])
-    begin, end, flops = results[slowest]
+    # of ranks that differ by rounding alone it is the first
+    slowest = max(ran, key=lambda rank: float(f"{results[rank][1] - results[rank][0]:.9g}"))
+    begin, end, flops, spent = results[slowest]
     count = plan.steps
     step = (end - begin) / count
     log = results.logs[slowest]
@@ -142,23 +167,32 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
     ]
     together, apart = covered([*busy, *moving]) / count, covered(moving) / count
     spec = plan.spec
-    dtype = plan.dtype or spec.dtype
-    peak = cluster.gpu.peak_flops.get(dtype, cluster.gpu.peak_flops["float32"])
+    peak = cluster.gpu.peak_flops.get(plan.arithmetic, cluster.gpu.peak_flops["float32"])
     return Answer(
         gpus=gpus,
         step=step,
         compute=compute,
         exposed=max(0.0, together - compute),
         hidden=max(0.0, apart - (together - compute)),
-        rate=len(workers) * plan.samples / plan.model_ranks * spec.per_sample / step,
+        host=max(0.0, step - together),
+        rate=len(workers)
+        * plan.samples
+        * plan.accumulate
+        / plan.model_ranks
+        * spec.per_sample
+        / step,
         unit=spec.unit,
         efficiency=1.0,
         memory=max(results.peaks),
         fits=max(results.peaks) <= cluster.gpu.memory,
         mfu=flops / count / step / peak,
         bubble=_bubble(results),
+        parts={part: seconds / count for part, seconds in spent.items()},
         bytes_per_link={k: n // count for k, n in _bytes_per_link(cluster, results).items()},
         unmodelled=results.unmodelled,
+        likely=likely(
+            kind_of(plan.cluster, plan.model, plan.strategy, gpus, plan.model_ranks, plan.roofline)
+        ),
         spans=spans_of(results.logs[:SHOWN_RANKS]),
     )
 
@@ -166,7 +200,7 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
 def _steps(results: VirtualResults) -> list[tuple[float, float, Log]]:
     """(begin, end, log) of the step of each rank that ran."""
     ran = [(r, log) for r, log in zip(results, results.logs, strict=True) if r is not None]
-    return [(begin, end, log) for (begin, end, _), log in ran]
+    return [(begin, end, log) for (begin, end, *_), log in ran]
 
 
 def _bubble(results: VirtualResults) -> float:

@@ -107,14 +107,14 @@ def _table(plan: Plan, answers: Sequence[Answer]) -> Table:
     spec = plan.spec
     table = Table(
         title=f"{plan.model}, {plan.how} by {plan.impl}, on {plan.cluster}: "
-        f"{plan.batch or spec.batch} samples per GPU, {plan.dtype or spec.dtype}",
+        f"{plan.batch or spec.batch} samples per GPU, {plan.arithmetic}",
         box=None,
         title_justify="left",
         header_style="dim",
         pad_edge=False,
     )
     heads = (
-        "GPUs", "step", f"{spec.unit}/s", "efficiency", "waits for comm.", "hidden comm.",
+        "GPUs", "step", f"{spec.unit}/s", "error", "efficiency", "waits for comm.", "hidden comm.",
         "memory/GPU", "MFU", *(["bubble"] if plan.pipeline > 1 else []),
     )  # fmt: skip
     for head in heads:
@@ -124,6 +124,7 @@ def _table(plan: Plan, answers: Sequence[Answer]) -> Table:
             str(a.gpus),
             f"{a.step * 1e3:,.2f} ms",
             f"{a.rate:,.0f}",
+            "unknown" if a.likely.share is None else f"±{a.likely.share:.0%}",
             f"{a.efficiency:.1%}",
             f"{a.communication_share:.1%}",
             f"{a.hidden * 1e3:,.2f} ms",
@@ -146,14 +147,25 @@ def _remarks(plan: Plan, answers: Sequence[Answer]) -> list[str]:
             f"{missing[0]} GPUs were not done here in {plan.timeout:,.0f} s (`timeout` in a "
             f"--config file gives them longer; {_faster(plan)})"
         )
-    dtype = plan.dtype or plan.spec.dtype
+    dtype = plan.arithmetic
     gpu = load_cluster(plan.cluster).gpu
     if dtype not in gpu.flops:
         remarks.append(f"{gpu.name} has no rate for {dtype}: float32's is taken")
     names = {name for a in answers for name in a.unmodelled}
     if names:
         remarks.append(f"timed by memory traffic only, no rule: {', '.join(sorted(names))}")
-    return remarks
+    for told in dict.fromkeys(a.likely for a in answers):
+        share = "" if told.share is None else f"±{told.share:.0%}: "
+        remarks.append(share + told.words)
+    return [*remarks, f"not modelled: {', '.join(not_modelled(plan))}"]
+
+
+def not_modelled(plan: Plan) -> list[str]:
+    """What would change the numbers of a real run of this plan."""
+    missing = ["reading the data", "compiled kernels", "failures", "memory that an allocator keeps"]
+    if plan.roofline or not load_cluster(plan.cluster).gpu.kernels:
+        missing += ["the shares of their peaks that kernels of this GPU reach"]
+    return missing
 
 
 def write(plan: Plan, answers: Sequence[Answer], folder: Path) -> list[Path]:
@@ -162,7 +174,8 @@ def write(plan: Plan, answers: Sequence[Answer], folder: Path) -> list[Path]:
     name = f"{plan.model}-{plan.how.replace(' ', '-')}-{plan.impl}-{plan.cluster}"
     rows = [a.row() for a in answers]
     paths = [folder / f"{name}{end}" for end in (".json", ".csv", ".png")]
-    paths[0].write_text(json.dumps({"plan": asdict(plan), "rows": rows}, indent=2) + "\n")
+    told = {"plan": asdict(plan), "rows": rows, "not_modelled": not_modelled(plan)}
+    paths[0].write_text(json.dumps(told, indent=2) + "\n")
     flat = [{k: v for k, v in row.items() if not isinstance(v, dict)} for row in rows]
     with paths[1].open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(flat[0]))

@@ -24,6 +24,7 @@ from ..grading.implementation import Implementation, solution
 from ..grading.sources import Source, find_source
 from ..hardware.clusters import load_cluster
 from ..virtual.shadows import HostOnMeta
+from .autocast import Autocast
 from .models import blocks_of
 from .plan import Plan
 
@@ -44,12 +45,25 @@ def module_of(plan: Plan, phase: int, name: str) -> Any:
     return Implementation(learners(phase), name).module(name)
 
 
-def step_of(wrapped: nn.Module) -> TrainStep:
-    """A step of a model that reduces its gradients by itself."""
+def casts(plan: Plan) -> AbstractContextManager[object]:
+    """The context of a forward: autocast, if the plan has it."""
+    if plan.precision != "autocast":
+        return contextlib.nullcontext()
+    return Autocast(getattr(torch, plan.arithmetic))
+
+
+def step_of(wrapped: nn.Module, plan: Plan) -> TrainStep:
+    """A step of a model that reduces its gradients by itself, over ``plan.accumulate`` batches."""
 
     def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
         optimizer.zero_grad()
-        F.cross_entropy(wrapped(inputs), targets).backward()
+        for number in range(plan.accumulate):
+            last = number == plan.accumulate - 1
+            alone = getattr(wrapped, "no_sync", contextlib.nullcontext)
+            with contextlib.nullcontext() if last else alone():
+                with casts(plan):
+                    loss = F.cross_entropy(wrapped(inputs), targets)
+                loss.backward()
         optimizer.step()
 
     return step
@@ -60,9 +74,15 @@ def data_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Phase 1's trainer, or torch's DistributedDataParallel unchanged."""
     if plan.impl == "torch":
         wrap = nn.parallel.DistributedDataParallel
-        yield model, step_of(wrap(model, bucket_cap_mb=plan.bucket_mb))
-    else:
-        yield model, module_of(plan, 1, "trainer").train_step
+        yield model, step_of(wrap(model, bucket_cap_mb=plan.bucket_mb), plan)
+        return
+    train = module_of(plan, 1, "trainer").train_step
+
+    def step(*given: Any) -> None:
+        with casts(plan):
+            train(*given)
+
+    yield model, step
 
 
 @contextlib.contextmanager
@@ -74,7 +94,7 @@ def bucketed(plan: Plan, model: nn.Module) -> Iterator[Trained]:
         return
     size = int(plan.bucket_mb * 2**20)
     wrap = module_of(plan, 3, "ddp").DDP
-    yield model, step_of(wrap(model, bucket_bytes=size, first_bucket_bytes=min(size, 2**20)))
+    yield model, step_of(wrap(model, bucket_bytes=size, first_bucket_bytes=min(size, 2**20)), plan)
 
 
 REDUCERS = {  # module and function of phase 3
@@ -100,7 +120,7 @@ def reduced_by(plan: Plan, model: nn.Module, name: str) -> Iterator[Trained]:
     wrapped = module_of(plan, 3, "ddp").DDP(
         model, bucket_bytes=size, first_bucket_bytes=min(size, 2**20)
     )
-    train, warm = step_of(wrapped), False
+    train, warm = step_of(wrapped, plan), False
 
     def sum_up(bucket: Tensor) -> None:
         (reduce if warm else dist.all_reduce)(bucket)
@@ -142,16 +162,19 @@ def fully_sharded(plan: Plan, model: nn.Module, hybrid: bool = False) -> Iterato
         size = min(load_cluster(plan.cluster).gpus_per_node, dist.get_world_size())
         options["group"], replicas = module.node_groups(size)
         options["flat_type"] = partial(module.HybridFlat, replicas=replicas)
+    if plan.precision == "mixed":
+        flat = module_of(plan, 3, "fsdp_precision").MixedPrecisionFlat
+        options["flat_type"] = partial(flat, reduce_dtype=torch.bfloat16)
     wrap = module_of(plan, 3, "fsdp_prefetch").PrefetchFSDP
     sharded = wrap(model, blocks_of(model), **options)
-    yield sharded, step_of(sharded)
+    yield sharded, step_of(sharded, plan)
 
 
 @contextlib.contextmanager
 def local_sgd(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     """Exercise 3.25: the parameters are averaged after ``plan.every`` steps."""
     rounds = module_of(plan, 3, "local_sgd").LocalSGD(model, every=plan.every)
-    train = step_of(model)
+    train = step_of(model, plan)
 
     def step(_: nn.Module, optimizer: Any, inputs: Tensor, targets: Tensor) -> None:
         train(model, optimizer, inputs, targets)
@@ -194,7 +217,7 @@ def zero2(plan: Plan, model: nn.Module) -> Iterator[Trained]:
         if not sharded:
             groups = [dict(group) for group in given.param_groups]
             sharded.append(make(groups, type(given), bucket_bytes=size))
-        step_of(model)(model, sharded[0], inputs, targets)
+        step_of(model, plan)(model, sharded[0], inputs, targets)
 
     yield model, step
 

@@ -8,6 +8,9 @@ on meta tensors, which have shapes but no data: a model of any size then costs n
 arithmetic. Operators whose tensors' sizes say nothing about their work are counted as
 ``unmodelled``.
 
+If the run asks for measured kernels, a GPU that has them takes their times (``kernel_time.py``).
+Its kernels also wait until the host has launched them. This waiting is no compute.
+
 Programs still look at some values; see ``shadows.py``. Attention counts as the fused kernel that
 GPUs run; this kernel never writes its matrix of scores (Dao et al. 2022, arXiv 2205.14135).
 
@@ -16,7 +19,7 @@ Source: Williams, Waterman & Patterson 2009 (the roofline model).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -37,6 +40,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ..observe.memory import PeakMemory, following
 from .isolation import entered
+from .kernel_time import NOTHING, Cost, kernel_cost, nbytes_of, update_seconds
+from .meta_functions import skip_initial_values, use_fused_functions
 from .shadows import READS_VALUES, read_value, set_shadow, shadow_of, with_shadow
 from .state import RankState
 from .world import World
@@ -60,8 +65,14 @@ class ComputeModel(TorchDispatchMode):
     def __init__(self, world: World, state: RankState) -> None:
         super().__init__()
         self.world, self.state, self.gpu = world, state, world.network.cluster.gpu
+        self.kernels = world.kernels
+        nodes = {world.network.cluster.node(rank.index) for rank in world.scheduler.ranks}
+        self.slower = self.kernels.growing(len(nodes)) if self.kernels else 1.0
+        self.host = 0.0  # the time until which the host has launched kernels
+        self.updating = 0  # an optimizer's step has a time of its own
         self.memory = PeakMemory()
         self.unmodelled: Counter[str] = Counter()
+        self.spent: dict[str, float] = defaultdict(float)  # seconds of compute by kind of kernel
         self.flops = 0.0
         if not _prepared:
             use_fused_functions()
@@ -90,6 +101,8 @@ class ComputeModel(TorchDispatchMode):
             out = read_value(func, args, kwargs)
             if func is torch.ops.aten._to_copy.default and out.is_meta:
                 self.memory.note(out)  # another dtype takes memory of its own
+            if self.kernels and isinstance(out, Tensor) and out.is_meta and shadow_of(out) is None:
+                self.spend(kernel_cost(self.kernels, self.gpu, func, args, kwargs, out, 0.0))
             return out
         if kind == "view":
             if args and args[0].is_meta and shadow_of(args[0]) is None:
@@ -109,21 +122,50 @@ class ComputeModel(TorchDispatchMode):
         self.flops += known.flops
         if kind == "unknown":
             self.unmodelled[str(func)] += 1
-        if known.seconds:
-            self.world.compute(self.state, known.seconds)
+        if known.cost.seconds:
+            self.spend(known.cost)
         return out
+
+    def spend(self, cost: Cost) -> None:
+        """Run a kernel: it begins when the host has launched it and the kernel before it ended."""
+        seconds = cost.seconds
+        if self.kernels is not None:
+            if self.updating:
+                return
+            self.host += self.kernels.host
+            self.state.rank.clock = max(self.state.rank.clock, self.host)
+            seconds *= self.slower
+        self.spent[cost.part] += seconds
+        self.world.compute(self.state, seconds)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Spend the time of a whole step of ``optimizer``."""
+        if self.kernels is not None:
+            seconds = update_seconds(self.kernels, self.gpu, optimizer)
+            self.spent["optimizer"] += seconds
+            self.world.compute(self.state, seconds)
 
     def _run(self, func: Any, kind: str, args: Any, kwargs: Any) -> Call:
         """Run an operator for the first time with these shapes; returns its cost."""
         out = with_shadow(func, args, kwargs, self.memory.watch(func, args, kwargs))
         call = Call.of(func, args, kwargs, out)
-        if kind != "free":
-            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
-            call.seconds = max(sum(map(_nbytes, tensors)) / self.gpu.bandwidth, self.gpu.kernel)
-            if kind == "flops":
-                call.flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
-                call.seconds = max(call.seconds, call.flops / self._rate(tensors[0].dtype))
+        if kind == "free":
+            return call
+        if kind == "flops":
+            call.flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
+        if self.kernels is not None:
+            call.cost = kernel_cost(self.kernels, self.gpu, func, args, kwargs, out, call.flops)
+        else:
+            call.cost = self._roofline(kind, (args, kwargs, out), call.flops)
         return call
+
+    def _roofline(self, kind: str, given: Any, flops: float) -> Cost:
+        """Bound by memory or by arithmetic; no kernel is shorter than the least one."""
+        tensors = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+        seconds = max(nbytes_of(tensors) / self.gpu.bandwidth, self.gpu.kernel)
+        if kind != "flops":
+            return Cost("memory", seconds)
+        return Cost("product", max(seconds, flops / self._rate(tensors[0].dtype)))
 
     def _rate(self, dtype: torch.dtype) -> float:
         name = str(dtype).removeprefix("torch.")
@@ -132,7 +174,7 @@ class ComputeModel(TorchDispatchMode):
 
 @dataclass
 class Call:
-    """One operator on given shapes: seconds, FLOPs, and how to make its results again.
+    """One operator on given shapes: cost, FLOPs, and how to make its results again.
 
     ``made``: shape, stride and dtype of each new tensor, None for a result that is None. ``first``:
     the result is the first argument, changed in place. ``given``: it is the argument ``out``.
@@ -144,7 +186,7 @@ class Call:
     several: type | None = None
     made: list[tuple[Any, Any, torch.dtype] | None] = field(default_factory=list)
     out: Any = None
-    seconds: float = 0.0
+    cost: Cost = NOTHING
     flops: float = 0.0
 
     @classmethod
@@ -196,53 +238,6 @@ def _key(value: Any, unknown: list[Any]) -> Any:
     return value if value.__hash__ else repr(value)
 
 
-def skip_initial_values() -> None:
-    """Let the functions of ``torch.nn.init`` leave meta tensors alone. For this process."""
-
-    def skipping(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            return tensor if tensor.is_meta else fill(tensor, *args, **kwargs)
-
-        return call
-
-    for name, fill in list(vars(torch.nn.init).items()):
-        if name.endswith("_") and not name.startswith("_"):
-            setattr(torch.nn.init, name, skipping(fill))
-
-
-def use_fused_functions() -> None:
-    """Two functions that on meta tensors don't reach the dispatcher as they would on a GPU.
-
-    Attention becomes the one operator that a GPU would run. ``torch.tensor(…, device="meta")``
-    makes its tensor on the CPU first, so that its values are known. Both are replaced for this
-    process, which is a child.
-    """
-    attention, tensor = torch.nn.functional.scaled_dot_product_attention, torch.tensor
-
-    def fused(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,  # nn.MultiheadAttention gives these three by position
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **kwargs: Any,
-    ) -> Tensor:
-        if not query.is_meta or attn_mask is not None or kwargs.get("enable_gqa"):
-            return attention(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        out: Tensor = flash(query, key, value, dropout_p, is_causal)[0]
-        return out
-
-    def known(data: Any, **kwargs: Any) -> Tensor:
-        if torch.device(kwargs.get("device") or "cpu").type != "meta":
-            return tensor(data, **kwargs)
-        return tensor(data, **kwargs | {"device": "cpu"}).to("meta")
-
-    torch.nn.functional.scaled_dot_product_attention = fused
-    torch.tensor = known
-
-
 def _kind(func: Any) -> str:
     """How an operator is timed: value, view, free, flops, unknown or memory."""
     name = func._schema.name.split("::")[1]
@@ -261,10 +256,6 @@ def _kind(func: Any) -> str:
     return "memory"
 
 
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 _prepared: list[Any] = []  # hooks of this process
 
 
@@ -279,10 +270,18 @@ def _follow_phases() -> None:
 
         return call
 
-    def optimizer(phase: str) -> Callable[..., None]:
-        return lambda *_: setattr(entered().mine.ledger, "phase", phase)
+    def optimizer(step: int) -> Callable[..., None]:
+        def call(done: torch.optim.Optimizer, *_: Any) -> None:
+            mine = entered().mine
+            mine.ledger.phase = "optimizer" if step > 0 else ""
+            if type(done).__module__.startswith("torch.optim."):
+                mine.model.updating += step
+                if step < 0:
+                    mine.model.update(done)
+
+        return call
 
     _prepared.append(register_module_forward_pre_hook(module(1)))
     _prepared.append(register_module_forward_hook(module(-1), always_call=True))
-    _prepared.append(register_optimizer_step_pre_hook(optimizer("optimizer")))
-    _prepared.append(register_optimizer_step_post_hook(optimizer("")))
+    _prepared.append(register_optimizer_step_pre_hook(optimizer(1)))
+    _prepared.append(register_optimizer_step_post_hook(optimizer(-1)))

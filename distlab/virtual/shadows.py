@@ -78,7 +78,8 @@ def _convert(tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
     if torch.device(kwargs.get("device") or "meta").type != "meta":
         zeros = torch.zeros(tensor.shape, dtype=dtype)
         return zeros if known is None else known.to(dtype, copy=True)
-    made = torch.empty_like(tensor, dtype=dtype)
+    layout = kwargs.get("memory_format") or torch.preserve_format
+    made = torch.empty_like(tensor, dtype=dtype, memory_format=layout)
     if known is not None:
         set_shadow(made, known.to(dtype))
     return made

@@ -71,7 +71,7 @@ class World:
         self.network = Network(options.machine(), options.algorithm, options.slow_links)
         self.record, self.values = options.ledger, options.values
         self.measured = options.compute == "measured"
-        self.modelled = options.compute == "roofline"
+        self.modelled, self.kernels = options.modelled, options.kernels()
         self.rules = rules
         install, remove, ordered = self.install, self.remove, rules.nccl
         self.scheduler = Scheduler(world_size, seed, install, remove, runs, ordered)

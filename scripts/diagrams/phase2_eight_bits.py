@@ -31,7 +31,7 @@ def outlier(sheet: Sheet) -> None:
         short = quantise_blocks(x, block, E4M3)
         found = restore(short)[0].tolist()
         wrong = [abs(got / want - 1) > 0.07 for got, want in zip(found, ROW, strict=True)]
-        scales = ", ".join(f"{scale:g}" for scale in (1 / short.unit[0]).tolist())
+        scales = ", ".join(f"{scale:g}" for scale in (1 / short.inverse_scale[0]).tolist())
         shown = [
             Cell(f"{float(f'{value:.4f}'):g}", RANKS[i // block], hatch=wrong[i])
             for i, value in enumerate(found)

@@ -27,7 +27,12 @@ PARTS = {
         "docs/gpu_only.md",
         "solutions/phase4_production/README.md",
     ],
-    "Measurements": ["benchmarks/README.md", "docs/scaling.md", "benchmarks/soak.md"],
+    "Measurements": [
+        "benchmarks/README.md",
+        "docs/validation.md",
+        "docs/scaling.md",
+        "benchmarks/soak.md",
+    ],
     "For instructors": [
         "docs/instructors.md",
         "docs/classes.md",

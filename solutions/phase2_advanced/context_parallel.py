@@ -122,7 +122,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, masked: bool, scale: float) -> tuple
 def merge_(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
     """Change ``out`` and ``lse`` in place to attention to the keys of both pairs.
 
-    A pair over no keys has ``lse`` -inf and any finite ``out``.
+    One of the pairs may be over no keys: its ``lse`` is -inf, and its ``out`` any finite number.
     """
     # --- exercise 2.22: start
     # Step 5: both weights are at most 1, so nothing overflows
@@ -270,8 +270,8 @@ def ring_attention(
     forward and five times backward. Forward it sends k and v in W-1 messages, all to its right
     neighbour. Backward it sends these again, and W-1 messages with their gradients in float32 or
     float64. It does not send gradients that neither k nor v needs. A block travels while the rank
-    works with another. Kept for backward are arguments, result and one number per query. A rank
-    never holds the blocks of all ranks.
+    works with another. Kept for backward are arguments, result and one number per query. A
+    rank's memory grows with t, not with W.
 
     All ranks of ``group`` pass the same shapes and lengths, and need the same gradients. Raises
     ValueError, before anything is sent, if shapes, dtypes and lengths don't fit one another, or if

@@ -11,7 +11,7 @@ float8_e5m2       57344     2 (+1)   2^-16 … 2^15        gradients: range
 
     scale   the largest power of two with amax·scale ≤ largest, amax = max |x|
     data    x·scale, rounded to 8 bits; what is larger becomes ± the largest number
-    value   data·unit, unit = 1/scale
+    value   data·inverse, inverse = 1/scale
 
 *Delayed scaling* has one scale per tensor, from the amax of the steps before: one pass over the
 tensor is enough. *Block scaling* has one scale per block of a row, from the block itself. An
@@ -19,13 +19,13 @@ outlier then costs its block the small values, and not the whole tensor. A power
 exponent alone, so scaling itself rounds nothing.
 
 Products take 8-bit operands and add up in float32. Here float32 products of the restored values
-stand for the units of the chip: each value is exact there. Weights, their gradients and the
+stand for those of the chip: each value is exact there. Weights, their gradients and the
 optimizer stay float32 (master weights, 2.5). Per step and rank: one all-reduce of 12 bytes per
 layer with delayed scaling. Invariant: scales and histories are equal on all ranks. The host never
 reads from the device.
 
 Shapes: N rows of a layer's input, K its features, M features out, T = 3 kinds of tensors, H steps.
-Sources: Micikevicius et al. 2022 (arXiv 2209.05433), sections 3 and 4 (formats, scales); NVIDIA's
+Sources: Micikevicius et al. 2022 (arXiv 2209.05433), sections 2 and 3 (scales, formats); NVIDIA's
 Transformer Engine (delayed scaling); DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437), section 3.3
 (blocks, e4m3 for all); OCP Microscaling Formats specification 1.0, section 5 (powers of two).
 """
@@ -48,11 +48,11 @@ FORMATS = (E4M3, E4M3, E5M2)  # of the three kinds, with delayed scaling
 
 
 class Float8(NamedTuple):
-    """A tensor in 8 bits: its values are ``data`` times ``unit``."""
+    """A tensor in 8 bits: its values are ``data`` times ``inverse_scale``."""
 
     data: Tensor  # float8
-    unit: Tensor  # float32 powers of two: without dimensions, or (…, ⌈K/block⌉)
-    block: int | None = None  # elements of the last dimension that share a unit; None: all
+    inverse_scale: Tensor  # float32 powers of two: without dimensions, or (…, ⌈K/block⌉)
+    block: int | None = None  # elements of the last dimension that share a scale; None: all
 
 
 def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -103,10 +103,11 @@ def quantise_blocks(x: Tensor, block: int, dtype: torch.dtype) -> Float8:
 
     The last block of a row has the rest, if ``block`` does not divide K. Each scale is
     ``scale_for`` of the block's own amax. A block with an infinity or NaN becomes NaN whole, and
-    so does its unit. ``data`` has the shape of ``x``. ValueError if ``block`` is below 1.
+    so does its inverse scale. ``data`` has the shape of ``x``. ValueError if ``block`` is below 1.
     """
     # --- exercise 2.29: start
-    # Step 5: fill the last block with zeros, which change no amax, and cut them off again
+    # Step 5: fill the last block with zeros, which change no amax, and cut them off again: a slice
+    #         alone keeps their memory
     if block < 1:
         raise ValueError(f"a block has at least one element, not {block}")
     width = x.shape[-1]
@@ -114,18 +115,21 @@ def quantise_blocks(x: Tensor, block: int, dtype: torch.dtype) -> Float8:
     x = F.pad(x.detach().float(), (0, count * block - width)).unflatten(-1, (count, block))
     scale = scale_for(x.abs().amax(-1), dtype)
     data = saturate(x * scale.unsqueeze(-1), dtype).flatten(-2)
-    return Float8(data[..., :width], scale.reciprocal(), block)
+    return Float8(data[..., :width].clone(), scale.reciprocal(), block)
     # --- exercise 2.29: end
 
 
 def restore(short: Float8) -> Tensor:
-    """The values in float32: ``data`` times ``unit``. Only numbers below 2^-126 are rounded."""
+    """The values in float32: ``data`` times ``inverse_scale``.
+
+    Only numbers below 2^-126 are rounded.
+    """
     # --- exercise 2.29: start
-    # Step 6: give each element the unit of its block
-    unit = short.unit
+    # Step 6: give each element the inverse scale of its block
+    inverse = short.inverse_scale
     if short.block is not None:
-        unit = unit.repeat_interleave(short.block, -1)[..., : short.data.shape[-1]]
-    return short.data.float() * unit
+        inverse = inverse.repeat_interleave(short.block, -1)[..., : short.data.shape[-1]]
+    return short.data.float() * inverse
     # --- exercise 2.29: end
 
 
@@ -133,7 +137,7 @@ def multiply(a: Float8, b: Float8) -> Tensor:
     """a·bᵀ in float32, also under autocast, for ``a`` (N, K) and ``b`` (M, K): (N, M).
 
     Both have the dimension that is summed over as their last one: blocks lie along it, and the
-    8-bit units of chips ask for it.
+    8-bit products of chips ask for it.
     """
     # --- exercise 2.29: start
     # Step 7: switch autocast off for the device of the operands
@@ -153,7 +157,7 @@ class _Products(torch.autograd.Function):
         x8, x8_t = layer.quantise(x_NK, INPUT)
         w8, w8_t = layer.quantise(weight_MK, WEIGHT)
         ctx.layer = layer
-        ctx.save_for_backward(x8_t.data, x8_t.unit, w8_t.data, w8_t.unit)
+        ctx.save_for_backward(x8_t.data, x8_t.inverse_scale, w8_t.data, w8_t.inverse_scale)
         return multiply(x8, w8)
         # --- exercise 2.29: end
 
@@ -162,13 +166,13 @@ class _Products(torch.autograd.Function):
         """Gradients of x and of the weight, float32; None for one that nobody needs."""
         # --- exercise 2.29: start
         # Step 9: both products read the gradient in 8 bits
-        data, unit, weight_data, weight_unit = ctx.saved_tensors
+        data, inverse, weight_data, weight_inverse = ctx.saved_tensors
         g8, g8_t = ctx.layer.quantise(grad_NM, GRADIENT)
         grads: list[Tensor | None] = [None, None, None]
         if ctx.needs_input_grad[0]:
-            grads[0] = multiply(g8, Float8(weight_data, weight_unit, ctx.layer.block))
+            grads[0] = multiply(g8, Float8(weight_data, weight_inverse, ctx.layer.block))
         if ctx.needs_input_grad[1]:
-            grads[1] = multiply(g8_t, Float8(data, unit, ctx.layer.block))
+            grads[1] = multiply(g8_t, Float8(data, inverse, ctx.layer.block))
         return tuple(grads)
         # --- exercise 2.29: end
 
@@ -234,16 +238,16 @@ class Float8Linear(nn.Module):
             self.amax_T[kind] = torch.maximum(self.amax_T[kind], amax)
         known = self.scale_T[kind]
         scale = known.where(known > 0, scale_for(amax, dtype, self.margin))
-        data, unit = saturate(x_RC.float() * scale, dtype), scale.reciprocal()
-        return Float8(data, unit), Float8(data.T, unit)
+        data, inverse = saturate(x_RC.float() * scale, dtype), scale.reciprocal()
+        return Float8(data, inverse), Float8(data.T, inverse)
         # --- exercise 2.29: end
 
     def forward(self, x: Tensor) -> Tensor:
         """x·weightᵀ + bias (…, M) in the dtype of ``x`` (…, K), for any number of rows, also none.
 
         Gradients reach ``x`` in its dtype, and weight and bias in float32. Until backward a layer
-        keeps one byte per element of ``x`` and of the weight, and the units. ValueError if ``x``
-        has another number of features.
+        keeps one byte per element of ``x`` and of the weight, and the inverse scales. ValueError if
+        ``x`` has another number of features.
         """
         # --- exercise 2.29: start
         # Step 13: rows in float32, then the products, then the bias

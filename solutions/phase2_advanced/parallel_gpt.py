@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -86,7 +86,8 @@ class Layout:
         return self.tensor * self.pipeline * self.data
 
 
-class Groups(NamedTuple):
+@dataclass(frozen=True)
+class Groups:
     """This rank's groups; ``tied``: this rank and the other end of its pipeline, or it alone."""
 
     tensor: dist.ProcessGroup

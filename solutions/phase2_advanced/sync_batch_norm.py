@@ -189,17 +189,17 @@ class SyncBatchNorm(_BatchNorm):
         per channel changes none of the three.
         """
         # --- exercise 2.28: start
-        # Step 9: whether the batch counts is known to the device alone: multiply by it
+        # Step 9: whether the batch counts is known to the device alone: choose there. A share of
+        #         zero is not enough, because zero times infinity is NaN
         counts = n > 1
         self.num_batches_tracked += counts
-        share = counts.double()
-        if self.momentum is None:
-            share = share / self.num_batches_tracked.clamp_min(1)
-        else:
-            share = share * self.momentum
-        unbiased_C = var_C * n / (n - 1).clamp_min(1)
-        self.running_mean += share * (mean_C - self.running_mean)
-        self.running_var += share * (unbiased_C - self.running_var)
+        share: Any = self.momentum
+        if share is None:
+            share = 1 / self.num_batches_tracked.double()
+        unbiased_C = var_C * n / (n - 1)
+        for running_C, of_batch_C in ((self.running_mean, mean_C), (self.running_var, unbiased_C)):
+            moved_C = running_C + share * (of_batch_C - running_C)
+            running_C.copy_(moved_C.where(counts, running_C))
         # --- exercise 2.28: end
 
 

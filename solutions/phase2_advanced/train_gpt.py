@@ -10,6 +10,7 @@ difference.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import sys
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from rich.progress import Progress, TextColumn
-from torch import Tensor
+from torch import Tensor, nn
 
 from distlab.reference.workloads import CONTEXT, build_model, text
 from given.devices import CHOICES
@@ -64,9 +65,14 @@ def learning_rate(step: int, options: argparse.Namespace) -> float:
     return options.lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def train_alone(options: argparse.Namespace, device: torch.device) -> list[float]:
+def train_alone(
+    options: argparse.Namespace,
+    device: torch.device,
+    build: Callable[[], nn.Module],
+    after_step: Callable[[nn.Module], None] = lambda model: None,
+) -> list[float]:
     """The losses of one process with the whole model and the whole batch."""
-    model = build_model("tiny_gpt", options.seed).to(device)
+    model = build().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     losses = []
     for step in range(options.steps):
@@ -77,6 +83,7 @@ def train_alone(options: argparse.Namespace, device: torch.device) -> list[float
         loss.backward()
         clip_by_global_norm(model.parameters(), MAX_NORM)
         optimizer.step()
+        after_step(model)
         losses.append(loss.item())
     return losses
 
@@ -138,6 +145,11 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a tiny GPT with 3D parallelism.")
     parser.add_argument("--tensor", type=int, default=1, help="ranks that share every layer")
     parser.add_argument("--pipeline", type=int, default=1, help="ranks that share the layers")
+    return parsed(parser, arguments)
+
+
+def parsed(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """The command line of a ``parser`` that has the axes: the other options of a training."""
     parser.add_argument("--chunks", type=int, default=1, help="stages per rank (interleaved)")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--schedule", default="1f1b", choices=SCHEDULES)
@@ -156,8 +168,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, device: torch.device) -> None:
-    """Train, and on rank 0 show progress, the difference to one process and the picture."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    """Train in the layout of the options, and report."""
+    world_size = dist.get_world_size()
     if world_size % (options.tensor * options.pipeline):
         raise ValueError(
             f"{world_size} ranks are no multiple of tensor {options.tensor} x pipeline "
@@ -172,6 +184,24 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
         schedule=options.schedule,
         sequence_parallel=options.sequence_parallel,
     )
+    name = f"tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}"
+    together = functools.partial(train, options, layout, device)
+    build = functools.partial(build_model, "tiny_gpt", options.seed)
+    report(options, device, name, together, functools.partial(train_alone, options, device, build))
+
+
+def report(
+    options: argparse.Namespace,
+    device: torch.device,
+    name: str,
+    together: Callable[[OnStep], list[float]],
+    alone: Callable[[], list[float]],
+) -> None:
+    """Train, and on rank 0 show progress, the difference to one process and the picture.
+
+    ``together`` and ``alone`` train on all ranks and on one; they return the losses.
+    """
+    rank = dist.get_rank()
     columns = [*Progress.get_default_columns(), TextColumn("{task.fields[state]}")]
     with Progress(*columns, disable=rank != 0) as progress:
         task = progress.add_task("training", total=options.steps, state="")
@@ -182,18 +212,18 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
             state = f"loss {loss:.4f}  {rate:,.0f} tokens/s"
             progress.update(task, completed=step + 1, state=state)
 
-        losses = train(options, layout, device, show)
+        losses = together(show)
         seconds = time.perf_counter() - begun
-    name = f"tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}"
     print_once(
-        f"{name}, {layout.schedule}, on {device.type}: loss {losses[0]:.4f} to {losses[-1]:.4f} in "
-        f"{options.steps} steps, {options.steps * options.batch * CONTEXT / seconds:,.0f} tokens/s"
+        f"{name}, {options.schedule}, on {device.type}: loss {losses[0]:.4f} to {losses[-1]:.4f} "
+        f"in {options.steps} steps, {options.steps * options.batch * CONTEXT / seconds:,.0f} "
+        "tokens/s"
     )
     if rank:
         return
     curves = {name: losses}
     if options.compare:
-        curves["one process"] = train_alone(options, device)
+        curves["one process"] = alone()
         pairs = zip(losses, curves["one process"], strict=True)
         worst = max(abs(a - b) / b for a, b in pairs)
         print(f"one process: loss {curves['one process'][-1]:.4f}; largest difference {worst:.1e}")

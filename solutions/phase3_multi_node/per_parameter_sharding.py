@@ -148,11 +148,14 @@ class RowShards:
         Sends (W-1) times a rank's rows; nothing if the parameters are there, or on their way.
         """
         # --- exercise 3.32: start
-        # Step 8: join the rows of all parameters; keep the handle
+        # Step 8: join the rows of all parameters where the all-gather leaves them, which saves a
+        #         copy of a shard; keep the handle
         if self.gathered or self.gathering is not None:
             return
-        mine = torch.cat([part.gather_input() for part in self.parts])
-        everyone = mine.new_empty(self.world_size * mine.numel())
+        rows = [part.gather_input() for part in self.parts]
+        everyone = rows[0].new_empty(self.world_size * sum(row.numel() for row in rows))
+        mine = everyone.chunk(self.world_size)[dist.get_rank(self.group)]
+        torch.cat(rows, out=mine)
         work = dist.all_gather_into_tensor(everyone, mine, group=self.group, async_op=True)
         self.gathering = work, everyone
         # --- exercise 3.32: end

@@ -3,8 +3,9 @@
 Each is a function (model, workload, groups, every) that prepares the training of ``model`` on this
 rank. It returns a function that trains on this rank's batches, and the module to evaluate
 afterwards. All ranks evaluate together, and rank 0's result counts. Weights, batches and optimizer
-are the same. So all but DiLoCo take the same steps and differ by rounding only (bfloat16 by its
-own). Their costs differ. Per step, for P bytes of parameters on 2 nodes of 2 ranks, with rings:
+are the same. So all but the two DiLoCos take the same steps and differ by rounding only (bfloat16
+by its own). Their costs differ. Per step, for P bytes of parameters on 2 nodes of 2 ranks, with
+rings:
 
 ======================  ==========================================  =====================
 strategy                leave the busiest node                      state, bytes per
@@ -18,6 +19,8 @@ hybrid sharding         2·1/2·P                                     16/2
 parameter server        1·P for each worker elsewhere: values one   12 (workers 8)
                         way, then gradients the other
 DiLoCo                  2·3/4·P, but only once in ``every`` steps   24
+streaming DiLoCo        3·17/128·P once in ``every`` steps, in      24
+                        fragments, beside the next step
 ======================  ==========================================  =====================
 
 Sources: those of the modules that the strategies come from.
@@ -48,11 +51,13 @@ from .parameter_client import Client
 from .parameter_client import train as train_worker
 from .parameter_server import Request, Server, serve_synchronous
 from .ring_allreduce import ring_all_reduce
-from .topology import NodeGroups
+from .streaming_diloco import StreamingDiLoCo, strided
+from .topology import NodeGroups, Topology
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Prepared = tuple[Callable[[Batches], object], nn.Module]
 SERVERS = 1
+FRAGMENTS = 2
 OUTER = {"lr": 0.7, "momentum": 0.5}  # a run of a few rounds needs less momentum than the paper's
 
 
@@ -160,6 +165,16 @@ def seldom(model: nn.Module, chosen: Workload, groups: NodeGroups, every: int) -
     return lambda batches: train_rounds(model, optimizer, batches, rounds), model
 
 
+def streamed(model: nn.Module, chosen: Workload, groups: NodeGroups, every: int) -> Prepared:
+    """Exercise 3.34: its blocks in turn; the last unit has what is in no block."""
+    units = [*units_of(model), model]
+    parts = strided(units, min(FRAGMENTS, len(units), every))
+    delay = min(1, every - 1)
+    rounds = StreamingDiLoCo(model, parts, every=every, delay=delay, bits=4, **OUTER)
+    optimizer = build_optimizer(chosen, model)
+    return lambda batches: train_rounds(model, optimizer, batches, rounds), model
+
+
 STRATEGIES: dict[str, Callable[[nn.Module, Workload, NodeGroups, int], Prepared]] = {
     "ring DDP": partial(replicated, ring_hook),
     "hierarchical DDP": partial(replicated, hierarchical_hook),
@@ -168,7 +183,13 @@ STRATEGIES: dict[str, Callable[[nn.Module, Workload, NodeGroups, int], Prepared]
     "hybrid sharding": hybrid,
     "parameter server": served,
     "DiLoCo": seldom,
+    "streaming DiLoCo": streamed,
 }
+
+
+def gathered(topology: Topology) -> float:
+    """Bytes that leave a node in a ring's all-gather of e3m0, per byte of float32 on each rank."""
+    return (topology.world_size - 1) * 17 / 128
 
 
 def formula(name: str, model: nn.Module, groups: NodeGroups, every: int) -> float:
@@ -187,4 +208,5 @@ def formula(name: str, model: nn.Module, groups: NodeGroups, every: int) -> floa
         "hierarchical, bf16": across / 2,
         "hybrid sharding": across,
         "DiLoCo": ring(nbytes) / every,
+        "streaming DiLoCo": gathered(topology) * nbytes / every,
     }[name]

@@ -95,8 +95,8 @@ class UnevenDDP(DDP):
         exception of a rank stays its own. If all ranks leave after the same step, none raises
         StepAborted.
 
-        Raises RuntimeError if a join of this wrapper is running. Raises ValueError for a weight
-        that is not positive or not finite, on the rank that has it.
+        Raises RuntimeError if a join of this wrapper is running, which goes on. Raises ValueError
+        for a weight that is not positive or not finite, on the rank that has it.
         """
         # --- exercise 3.31: start
         # Step 1: whatever ends the body, the other ranks wait. Send what this step owes, then tell

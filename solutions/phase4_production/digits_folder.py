@@ -3,42 +3,33 @@
     python -m solutions.phase4_production.digits_folder FOLDER
 
 makes ``FOLDER/train/3/0007.png`` and so on: 1,437 images to train, 360 in ``val``, of 8×8 pixels.
-The folder appears when it is complete: it is made under another name and renamed.
+The folder appears when it is complete.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from distlab.reference.workloads import digits
+
+from .whole_folder import make_folder
 
 
 def write_digits(folder: str | Path) -> Path:
     """Make ``folder`` unless it is there; safe when several processes call it at once."""
     from PIL import Image
 
-    folder = Path(folder)
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    for split in ("train", "val"):
-        images, labels = digits(train=split == "train").tensors
-        pixels = ((images + 1) * 127.5).round().byte().squeeze(1).numpy()
-        for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
-            drawings = made / split / str(label)
-            drawings.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(drawings / f"{number:04}.png")
-    made.chmod(0o755)
-    try:
-        os.rename(made, folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(made)
-    return folder
+    def fill(made: Path) -> None:
+        for split in ("train", "val"):
+            images, labels = digits(train=split == "train").tensors
+            pixels = ((images + 1) * 127.5).round().byte().squeeze(1).numpy()
+            for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
+                drawings = made / split / str(label)
+                drawings.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(drawings / f"{number:04}.png")
+
+    return make_folder(folder, fill)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One interface to every strategy, so that the training loop is written once.
+"""The engines of the course: strategies behind one interface (``engine``).
 
 =========  ======================================  =======================================
 strategy   of the course (``parallel: course``)    of PyTorch (``parallel: torch``)
@@ -8,6 +8,7 @@ zero1      the same and ZeroOptimizer (3.13)       … and ZeroRedundancyOptimiz
 zero2      Zero2Optimizer (3.14)                   fully_shard, parameters stay gathered
 fsdp       PrefetchFSDP (3.15, 3.16, 3.18)         fully_shard
 hybrid     HybridFlat in nodes (3.19)              fully_shard on a 2-dimensional mesh
+mesh       MeshGPT on named axes (3.33)            none
 =========  ======================================  =======================================
 
 All of them leave the mean over the ranks in the gradients that the optimizer uses. With n samples
@@ -15,7 +16,8 @@ in the global batch, a rank's loss is W/n times the sum over its own samples. Th
 ranks' gradients is the gradient of the mean over all samples, however many each rank has.
 
 Weights and optimizer go into a checkpoint whole, written once (ddp, zero1, zero2, torch), or in the
-shards that each rank has (fsdp, hybrid). Any number of ranks can go on from these shards.
+parts that each rank has (fsdp, hybrid, mesh). Any number of ranks can go on from these parts.
+``mesh_engine`` has the engine of a mesh.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from given.bucket_hooks import Hook
-from solutions.phase2_advanced import gradient_accumulation
 from solutions.phase3_multi_node import fsdp
 from solutions.phase3_multi_node.buckets import broadcast_tensors
 from solutions.phase3_multi_node.ddp import DDP
@@ -46,68 +47,8 @@ from solutions.phase3_multi_node.overlap import MIB
 from solutions.phase3_multi_node.zero import ZeroOptimizer
 from solutions.phase3_multi_node.zero_gradients import Zero2Optimizer
 
-from .image_models import blocks
-
-State = dict[str, Any]
-OptimizerClass = type[torch.optim.Optimizer]
-
-
-class Engine:
-    """A model and its optimizer, trained by all ranks together.
-
-    ``net`` is called; ``module`` has the buffers; the ``param_groups`` of ``optimizer`` take the
-    learning rate; ``parameters`` are those that it steps on this rank.
-    """
-
-    net: nn.Module
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    compressor: Any = None  # a hook that keeps the part that it has not sent
-    layout = "whole"  # how a checkpoint holds the state: engines of one layout can swap it
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters that this rank's optimizer steps, with gradients after backward."""
-        return [*self.net.parameters()]
-
-    def micro_batch(self, last: bool) -> AbstractContextManager[object]:
-        """Forward and backward of one micro-batch happen inside; ``last`` of its step."""
-        return contextlib.nullcontext()
-
-    def zero_grad(self) -> None:
-        """Forget the gradients of the last step."""
-        self.optimizer.zero_grad()
-
-    def clip(self, max_norm: float) -> float:
-        """Limit the norm of the whole gradient; returns it as it was."""
-        return gradient_accumulation.clip_by_global_norm(self.parameters, max_norm)
-
-    def share_buffers(self) -> None:
-        """Give every rank the running statistics of rank 0, before they are used or saved."""
-        broadcast_tensors([*self.module.buffers()], 25 * MIB)
-
-    @property
-    def averaged(self) -> list[Tensor]:
-        """The tensors of this rank of which a running average is kept."""
-        return [*self.parameters, *self.module.buffers()]
-
-    def weights(self) -> tuple[State, State]:
-        """(shared, own) of the weights, where only rank 0 has the shared part; collective."""
-        return {"model": self.module.state_dict()}, {}
-
-    def load_weights(self, shared: State, owns: Iterable[State]) -> None:
-        """Take them over; ``owns``: the own parts that the ranks wrote, at any world size."""
-        self.module.load_state_dict(shared["model"])
-
-    def state(self) -> tuple[State, State]:
-        """As ``weights``, with the optimizer's state."""
-        shared, own = self.weights()
-        return {**shared, "optimizer": self.optimizer.state_dict()}, own
-
-    def load(self, shared: State, owns: Iterable[State]) -> None:
-        """The opposite of ``state``."""
-        self.load_weights(shared, owns)
-        self.optimizer.load_state_dict(shared["optimizer"])
+from .engine import Engine, OptimizerClass, State
+from .model_parts import blocks
 
 
 class Replicated(Engine):

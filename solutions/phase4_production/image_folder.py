@@ -21,15 +21,10 @@ from torch.utils.data import Dataset
 
 from solutions.phase2_advanced.gradient_accumulation import IGNORED
 
-Sample = tuple[int, int]  # epoch, index; epoch -1: not augmented
-Decoded = tuple[Tensor, int, int]  # image (3, size, size) uint8, label, index; IGNORED: unreadable
+from .batches import DataError, Decoded, Sample
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
-
-
-class DataError(ValueError):
-    """An error in the data folder, in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class ImageFolder(Dataset[Decoded]):
         return len(self.files.paths)
 
     def __getitem__(self, sample: Sample) -> Decoded:
-        """(image, label, index); label IGNORED and a blank image if the file can't be decoded."""
+        """(image (3, size, size) uint8, label (), index); blank and IGNORED if it is unreadable."""
         from PIL import Image
 
         epoch, index = sample
@@ -91,9 +86,9 @@ class ImageFolder(Dataset[Decoded]):
             with Image.open(self.files.paths[index]) as opened:
                 picture = opened.convert("RGB")
         except (*UNREADABLE, Image.DecompressionBombError):
-            return blank(self.size), IGNORED, index
+            return blank(self.size), torch.tensor(IGNORED), index
         image = self._train(picture, epoch, index) if epoch >= 0 else self._whole(picture)
-        return image, self.files.labels[index], index
+        return image, torch.tensor(self.files.labels[index]), index
 
     def _train(self, picture: Any, epoch: int, index: int) -> Tensor:
         """Augmented by numbers that only (seed, epoch, index) decide."""
@@ -135,7 +130,8 @@ class SyntheticImages(Dataset[Decoded]):
 
     def __getitem__(self, sample: Sample) -> Decoded:
         """One of 256 images, and a label."""
-        return self.images[sample[1] % 256], sample[1] % self.classes, sample[1]
+        index = sample[1]
+        return self.images[index % 256], torch.tensor(index % self.classes), index
 
 
 def blank(size: int) -> Tensor:

@@ -1,18 +1,13 @@
 """The image classifiers of the trainer, all with random weights drawn on the CPU from a seed.
 
 torchvision's ResNets and ViT-B/16, and a small CNN without normalisation, whose gradient does not
-depend on how a batch is divided over ranks. ``blocks`` are the parts that are sharded, and
-recomputed, one at a time.
+depend on how a batch is divided over ranks.
 """
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import nn
-
-from solutions.phase2_advanced.activation_checkpointing import checkpoint
 
 
 class Stages(nn.Sequential):
@@ -56,25 +51,3 @@ def build_model(name: str, classes: int, image_size: int, seed: int) -> nn.Modul
         if name == "vit_b_16":
             return models.vit_b_16(weights=None, num_classes=classes, image_size=image_size)
         return models.get_model(name, weights=None, num_classes=classes)
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts with parameters that run one after the other, in their order."""
-    if isinstance(model, nn.Sequential):
-        return [part for part in model if any(True for _ in part.parameters())]
-    if hasattr(model, "encoder"):
-        return [*model.encoder.layers]
-    return [block for k in range(1, 5) for block in getattr(model, f"layer{k}")]
-
-
-def checkpoint_activations(model: nn.Module) -> None:
-    """Let each block keep its input only and compute the rest again in backward (exercise 2.7).
-
-    Its batch norms then see every batch twice. Each time their statistics move by 1 - √(1-m), which
-    comes to m in all, as without checkpointing.
-    """
-    for block in blocks(model):
-        block.forward = functools.partial(checkpoint, block.forward)
-        for part in block.modules():
-            if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is not None:
-                part.momentum = 1 - (1 - part.momentum) ** 0.5

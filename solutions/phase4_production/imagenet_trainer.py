@@ -1,6 +1,7 @@
-"""The production trainer: image classifiers from a folder of images, on any number of ranks.
+"""The production trainer: image classifiers and a language model, on any number of ranks.
 
     ./launch_training.sh --config configs/digits.yaml --strategy fsdp --epochs 3
+    ./launch_training.sh --config configs/gpt_text.yaml
     python -m solutions.phase4_production.imagenet_trainer --config FILE --dry-run
 
 Everything that the course has built meets here. Of phases 1 and 2: samples dealt out over ranks
@@ -22,15 +23,17 @@ import torch.distributed as dist
 from given.launched import launched
 from given.parent import end_with_parent
 
+from .batches import end_decoders
+from .config_sources import describe_fields, parse
 from .exit_codes import CRASHED, DONE, PREEMPTED, REFUSED
 from .fault_tolerance import CheckpointError
-from .image_batches import end_decoders
-from .image_models import build_model, checkpoint_activations
 from .joining import meet
-from .trainer_config import Config, ConfigError, describe_fields, parse
+from .model_parts import checkpoint_activations
+from .run_plan import World
+from .trainer_config import Config, ConfigError
 from .trainer_loop import Trainer
-from .trainer_setup import open_data
-from .training_plan import World, make_plan
+from .trainer_setup import open_task
+from .training_plan import make_plan
 
 NAME = "imagenet_trainer"
 STATUSES = {  # an error of the system, or of a checkpoint, may not come again the next time
@@ -50,15 +53,14 @@ def dry_run(config: Config) -> str:
     """The plan for WORLD_SIZE ranks, LOCAL_WORLD_SIZE on each node; no other process is needed."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    train_set, _ = open_data(config)
-    classes = len(train_set.files.classes)
-    model = build_model(config.model, classes, config.image_size, config.seed)
+    task = open_task(config)
+    model = task.build_model()
     if config.activation_checkpointing:
         checkpoint_activations(model)
     world = World(
         nodes=world_size // local, ranks_per_node=local, device=torch.device(device_type(config))
     )
-    return str(make_plan(config, model, len(train_set), classes, world))
+    return str(make_plan(task, model, world))
 
 
 def device_type(config: Config) -> str:
@@ -72,7 +74,8 @@ def device_type(config: Config) -> str:
 
 def run(config: Config) -> int:
     """The whole training under torchrun, or until it is told to leave; the exit status."""
-    messages = config.pattern not in ("auto", "hierarchical")  # the others are made of collectives
+    # the others are made of collectives
+    messages = config.pattern not in ("auto", "hierarchical") or config.strategy == "mesh"
     how = launched(NAME, config.device, point_to_point=messages, meet=meet, statuses=STATUSES)
     try:
         with how as at:

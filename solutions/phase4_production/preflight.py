@@ -14,8 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from .config_sources import parse
 from .exit_codes import CRASHED, REFUSED
-from .trainer_config import Config, ConfigError, parse
+from .trainer_config import TEXT_MODELS, Config, ConfigError
 
 # settings that launch_training.sh reads: the least and the most
 NUMBERS = {
@@ -24,6 +25,7 @@ NUMBERS = {
     "MAX_RESTARTS": (0, 1_000_000),
     "MASTER_PORT": (1, 65535),
 }
+MAKERS = {".distlab/digits": "digits_folder", ".distlab/text": "text_folder"}
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
@@ -41,15 +43,15 @@ def check_environment(environ: Mapping[str, str]) -> None:
 
 
 def check_data(config: Config) -> None:
-    """ConfigError if the folders of images are missing."""
+    """ConfigError if the folders of data are missing."""
     if config.data == "synthetic":
         return
     for split in ("train", "val"):
         folder = Path(config.data) / split
         if not folder.is_dir():
-            hint = "CLASS/IMAGE.png go in there"
-            if config.data == Config.data:
-                hint = "make it with: python -m solutions.phase4_production.digits_folder"
+            hint = f"{'*.txt' if config.model in TEXT_MODELS else 'CLASS/IMAGE.png'} go in there"
+            if config.data in MAKERS:
+                hint = f"make it with: python -m solutions.phase4_production.{MAKERS[config.data]}"
             raise ConfigError(f"there is no data folder {folder}: {hint}")
 
 

@@ -1,4 +1,4 @@
-"""The recipe that makes large-batch training of image classifiers work, beside the gradients.
+"""The recipe that makes large-batch training work, beside the gradients.
 
 - *Linear scaling and warm-up* (exercise 2.4), then a cosine to zero.
 - *Label smoothing*: the target is 1-ε on the true class and ε/C on all C.
@@ -74,23 +74,15 @@ class Mixup:
         return images.mul(share).add_(images[partner], alpha=1 - share), targets[partner], share
 
 
-def summed_loss(
-    logits: Tensor, targets: Tensor, partners: Tensor, share: float, smoothing: float
-) -> Tensor:
-    """The sum over the rows of their (mixed, smoothed) cross-entropy, in float32."""
-
-    def loss(wanted: Tensor) -> Tensor:
-        return F.cross_entropy(
-            logits.float(),
-            wanted,
-            reduction="sum",
-            label_smoothing=smoothing,
-            ignore_index=IGNORED,
-        )
-
-    if share == 1.0:
-        return loss(targets)
-    return share * loss(targets) + (1 - share) * loss(partners)
+def summed_loss(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """The sum over the targets of their (smoothed) cross-entropy, in float32."""
+    return F.cross_entropy(
+        logits.float(),
+        targets.flatten(),
+        reduction="sum",
+        label_smoothing=smoothing,
+        ignore_index=IGNORED,
+    )
 
 
 class AverageOfWeights:

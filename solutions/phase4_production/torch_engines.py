@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from given.agreement import device_in
 
-from .engines import Engine, OptimizerClass, State
-from .image_models import blocks
+from .engine import Engine, OptimizerClass, State
+from .model_parts import blocks
 
 
 class TorchReplicated(Engine):

@@ -1,4 +1,4 @@
-"""The trainer's configuration: one frozen dataclass, a YAML file, the command line on top of it.
+"""The trainer's configuration: one frozen dataclass. ``config_sources`` reads it.
 
 Defaults are the recipe for the digits (``configs/digits.yaml`` names the same values). A wrong
 value gives one sentence, before anything is loaded or sent. For a misspelt field it names the
@@ -12,18 +12,20 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-Model = Literal["small_cnn", "resnet18", "resnet50", "vit_b_16"]
-Strategy = Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hybrid"]
+Model = Literal["small_cnn", "resnet18", "resnet50", "vit_b_16", "gpt"]
+Strategy = Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hybrid", "mesh"]
 Pattern = Literal["auto", "ring", "tree", "halving_doubling", "hierarchical"]
 Compression = Literal["none", "topk", "randomk", "powersgd", "int8", "onebit", "bf16"]
 Auto = Literal["auto"]
+TEXT_MODELS = ("gpt",)
 BUCKETED = ("ddp", "zero1")  # gradients travel in buckets, so hooks apply
 SHARDED = ("fsdp", "hybrid")
+AXES = ("shard", "tensor", "pipeline", "context")  # of a mesh, beside data
+UNMESHED = ("label_smoothing", "activation_checkpointing", "compile", "memory_gb")
 RESIDUALS = ("topk", "randomk", "powersgd", "onebit")  # these keep the part that they have not sent
 
 
@@ -33,17 +35,22 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that a run depends on. Batches are in images, over all ranks unless said
-    otherwise."""
+    """Everything that a run depends on. Batches are in samples (images, or sequences of text), over
+    all ranks unless said otherwise."""
 
-    # data: a folder with train/CLASS/*.png and val/CLASS/*.png, or "synthetic"
+    # data: a folder with train/CLASS/*.png and val/CLASS/*.png (of gpt: train/*.txt and val/*.txt),
+    # or "synthetic"
     data: str = ".distlab/digits"
     image_size: int = 8
     augment: Literal["none", "shift", "crop_flip"] = "shift"
-    workers: int = 1  # processes per rank that decode images
-    prefetch: int = 8  # batches per worker that are decoded ahead
+    length: int = 64  # tokens of a sequence
+    workers: int = 1  # processes per rank that read samples
+    prefetch: int = 8  # batches per worker that are read ahead
     # model
     model: Model = "small_cnn"
+    layers: int = 4  # of gpt, and the next two
+    width: int = 64
+    heads: int = 4
     compile: bool = False
     channels_last: bool = False
     activation_checkpointing: bool = False
@@ -52,7 +59,7 @@ class Config:
     global_batch: int = 64
     micro_batch: int | Auto = "auto"  # per rank and forward
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    base_lr: float = 0.1  # for batches of base_batch images
+    base_lr: float = 0.1  # for batches of base_batch samples
     base_batch: int = 64
     warmup_epochs: float = 1.0
     momentum: float = 0.9
@@ -72,6 +79,12 @@ class Config:
     compression_rank: int = 2  # of powersgd
     offload: bool = False
     node_size: int | Auto = "auto"  # ranks that hold one copy under "hybrid"
+    shard: int = 1  # ranks on the axes of "mesh"; the data axis takes what is left
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    schedule: Literal["gpipe", "1f1b", "zero-bubble"] = "1f1b"  # of the pipeline
+    sequence_parallel: bool = False  # between the layers the tensor ranks share the positions
     memory_gb: float | None = None  # per rank; None: the GPU's, on a CPU no limit
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # running
@@ -102,6 +115,7 @@ class Config:
             **dict.fromkeys(("image_size", "epochs", "global_batch", "base_batch", "prefetch"), 1),
             **dict.fromkeys(("micro_batch", "node_size", "compression_rank", "keep"), 1),
             **dict.fromkeys(("log_every", "evaluate_every", "max_steps"), 1),
+            **dict.fromkeys(("length", "layers", "width", "heads", *AXES), 1),
             **dict.fromkeys(("workers", "warmup_epochs", "momentum", "weight_decay"), 0),
             **dict.fromkeys(("mixup", "save_every", "metrics_port", "seed", "profile_at"), 0),
         }
@@ -149,11 +163,40 @@ class Config:
             if self.precision == "fp16":
                 raise ConfigError("fp16 needs the loss scale of parallel course; use bf16")
         self.check_compile(self.strategy)
+        self._check_model()
+        self._check_mesh()
+
+    def _check_model(self) -> None:
+        """Fields that don't suit the model."""
         if self.model in VIT_SIZES and self.image_size % VIT_SIZES[self.model]:
             raise ConfigError(
                 f"image_size {self.image_size} does not divide into the patches of "
                 f"{VIT_SIZES[self.model]} pixels of {self.model}"
             )
+
+        if self.model not in TEXT_MODELS:
+            return
+        for name in ("mixup", "channels_last"):
+            if getattr(self, name):
+                raise ConfigError(f"{name} is for images, and model {self.model} reads text")
+        if self.width % self.heads:
+            raise ConfigError(f"width {self.width} does not divide by {self.heads} heads")
+
+    def _check_mesh(self) -> None:
+        """Fields that don't suit a mesh, and fields of a mesh without one."""
+        if self.strategy != "mesh":
+            for axis in AXES:
+                if getattr(self, axis) > 1:
+                    size = getattr(self, axis)
+                    raise ConfigError(f"{axis} {size} needs strategy mesh, not {self.strategy}")
+            return
+        if self.model not in TEXT_MODELS:
+            raise ConfigError(f"strategy mesh cuts the layers of gpt, not of {self.model}")
+        for name in UNMESHED:
+            if getattr(self, name):
+                raise ConfigError(f"strategy mesh does not take {name} {getattr(self, name)}")
+        if self.parallel != "course" or self.precision != "fp32":
+            raise ConfigError("strategy mesh takes parallel course and precision fp32 alone")
 
     def check_compile(self, strategy: str) -> None:
         """ConfigError if the work of ``strategy`` (``auto`` may have chosen it) can't be compiled.
@@ -196,90 +239,3 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """A question that names the most similar of ``known``, or nothing."""
     found = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {found[0]}?" if found else ""
-
-
-def check_names(names: Sequence[str], where: str, others: Sequence[str] = ()) -> None:
-    """ConfigError for the first name that is no field. The user could also have meant ``others``.
-    """
-    for name in names:
-        if name not in FIELDS:
-            hint = nearest(name, [*FIELDS, *others])
-            raise ConfigError(f"{where}: there is no field {name!r}{hint}")
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The fields that a YAML file sets."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no configuration {path}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must consist of lines `field: value`")
-    check_names([*map(str, content)], str(path))
-    return content
-
-
-def read_arguments(arguments: Sequence[str]) -> dict[str, Any]:
-    """Fields from ``--field value`` or ``--field=value``; a field alone is ``true``."""
-    import yaml
-
-    found: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--"):
-            raise ConfigError(f"expected --field value, got {word!r}")
-        name, equals, text = word[2:].partition("=")
-        name = name.replace("-", "_")
-        check_names([name], "command line", ("config", "dry-run"))
-        if not equals:
-            text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text  # the field's type is compared with it
-        kind = typing.get_type_hints(Config)[name]
-        found[name] = text if kind is str else value
-    return found
-
-
-def make_config(path: str | Path | None, arguments: Sequence[str] = ()) -> Config:
-    """The defaults, changed by the file, and then by the command line."""
-    fields: Mapping[str, Any] = {} if path is None else read_yaml(path)
-    return Config(**{**fields, **read_arguments(arguments)})
-
-
-def parse(arguments: Sequence[str]) -> tuple[Config, bool]:
-    """The configuration, and whether the user wants only the plan."""
-    rest = list(arguments)
-    dry_run = "--dry-run" in rest
-    if dry_run:
-        rest.remove("--dry-run")
-    path = None
-    for word in [w for w in rest if w.partition("=")[0] == "--config"]:
-        index = rest.index(word)
-        _, equals, path = rest.pop(index).partition("=")
-        if not equals:
-            if index == len(rest):
-                raise ConfigError("--config needs the name of a file")
-            path = rest.pop(index)
-    return make_config(path, rest), dry_run
-
-
-def describe_fields() -> str:
-    """All fields with their types and defaults, for ``--help``."""
-    kinds = typing.get_type_hints(Config)
-    lines = []
-    for name, field in FIELDS.items():
-        kind = str(kinds[name]).replace("typing.Literal", "")
-        kind = kinds[name].__name__ if isinstance(kinds[name], type) else kind
-        lines.append(f"  --{name.replace('_', '-'):26}{field.default!s:24}{kind}")
-    return "\n".join(lines)

@@ -1,7 +1,8 @@
 """The training loop of the production trainer.
 
-A step of one rank has a message of 8 bytes (readable images, and whether to leave) beside the first
-forward, forward and backward of its micro-batches, the reduction of gradients, and the optimizer.
+A step of one rank has a message of 8 bytes (readable targets, and whether to leave) beside the
+first forward, forward and backward of its micro-batches, the reduction of gradients, and the
+optimizer.
 ``engines`` hides the strategy, ``trainer_state`` knows the contents of a checkpoint.
 
 Invariant: the loss curve depends neither on the strategy, nor on the number of ranks, nor on
@@ -19,6 +20,7 @@ from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from given.step_metrics import StepMetrics
@@ -28,25 +30,27 @@ from solutions.phase2_advanced.gradient_accumulation import IGNORED
 from solutions.phase2_advanced.loss_scaling import LossScaler
 
 from .async_checkpoint import AsyncCheckpointer
-from .elastic_sampler import ElasticSampler
-from .evaluation import Evaluation, evaluate
-from .fault_tolerance import CheckpointError, CheckpointStore
-from .folder_lock import locked
-from .image_batches import (
+from .batches import (
     Batch,
+    DataError,
+    Decoded,
     EvaluationBatches,
     RunBatches,
+    Sample,
     make_loader,
     name_unreadable,
-    normalised,
 )
-from .image_folder import DataError, Decoded, Sample
-from .recipe import AverageOfWeights, Mixup, learning_rate, summed_loss
+from .elastic_sampler import ElasticSampler
+from .evaluation import evaluate
+from .fault_tolerance import CheckpointError, CheckpointStore
+from .folder_lock import locked
+from .recipe import AverageOfWeights, learning_rate
 from .recovery import PreemptionGuard
 from .sinks import ProfileWindow, open_sinks
 from .stragglers import StragglerDetector, aggregate
+from .task import Evaluation
 from .trainer_config import Config
-from .trainer_setup import open_data, set_up_model
+from .trainer_setup import open_task, set_up_model
 from .trainer_state import TrainerState
 from .training_plan import autocast
 from .training_report import write_report
@@ -62,29 +66,24 @@ class Trainer:
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.train_set, self.val_set = open_data(config)
-        self.classes = self.train_set.files.classes
-        self.plan, self.engine, self.monitor = set_up_model(
-            config, device, len(self.train_set), len(self.classes)
-        )
+        self.task = open_task(config, self.rank)
+        self.plan, self.engine, self.monitor = set_up_model(self.task, device)
         seed_everything(config.seed, self.rank)
         self.sampler = ElasticSampler(
-            len(self.train_set),
+            self.plan.samples,
             global_batch_size=config.global_batch,
-            rank=self.rank,
-            world_size=self.world_size,
             seed=config.seed,
+            **self.engine.place,
         )
         decay = config.ema_decay
         self.average = AverageOfWeights(self.engine.averaged, decay) if decay else None
         self.scaler = LossScaler() if config.precision == "fp16" else None
-        self.mixup = Mixup(config.mixup, config.seed, self.rank)
         self.store = CheckpointStore(config.checkpoints, keep=config.keep)
         self.state = TrainerState(
             config=config,
             engine=self.engine,
             sampler=self.sampler,
-            classes=self.classes,
+            classes=self.task.classes,
             device=device,
             average=self.average,
             scaler=self.scaler,
@@ -116,34 +115,33 @@ class Trainer:
 
         Sets ``leaving`` on all ranks if any of them had been told to end when the step began.
         """
-        config, engine, monitor = self.config, self.engine, self.monitor
+        config, engine, monitor, task = self.config, self.engine, self.monitor, self.task
         for group in engine.optimizer.param_groups:
             group["lr"] = learning_rate(step, config, self.plan.steps_per_epoch)
         engine.zero_grad()
-        own = sum(int((batch.targets != IGNORED).sum()) for batch in window)
+        own = engine.counts * sum(int((batch.targets != IGNORED).sum()) for batch in window)
         facts = torch.tensor([float(own), self.guard.requested], device=self.device)
         told = dist.all_reduce(facts, async_op=True)  # travels beside forward
-        scale = self.world_size * (self.scaler.scale if self.scaler else 1.0)
-        loss_sum = torch.zeros((), device=self.device)
-        for number, batch in enumerate(window):
-            images = normalised(batch.images, self.device, config.channels_last)
-            targets = batch.targets.to(self.device, non_blocking=True)
-            images, partners, share = self.mixup(images, targets, step, number)
-            with engine.micro_batch(last=number == len(window) - 1):
-                with monitor.phase("forward"):
-                    with autocast(config, self.device):
-                        logits = engine.net(images)
-                    loss = summed_loss(logits, targets, partners, share, config.label_smoothing)
-                if number == 0:
-                    with monitor.communication():
-                        told.wait()
-                    weight = scale / facts[0].clamp(min=1)
-                with monitor.phase("backward"):
-                    loss.backward(weight)
-            loss_sum += loss.detach()
+        scale = self.sampler.world_size * (self.scaler.scale if self.scaler else 1.0)
+
+        def weight() -> Tensor:
+            told.wait()
+            return scale / facts[0].clamp(min=1)
+
+        loss_sum = engine.train(
+            (task.training_part(b, self.device, step, n) for n, b in enumerate(window)),
+            len(window),
+            weight,
+            monitor=monitor,
+            surroundings=autocast(config, self.device),
+        )
         with monitor.phase("optimizer"):
             self.update(step)
-        metrics = monitor.step(samples=own, loss=loss_sum / max(own, 1))
+        metrics = monitor.step(
+            samples=own // task.targets_per_sample,
+            loss=loss_sum / max(own, 1),
+            tokens=own if task.counts_tokens else 0,
+        )
         self.leaving = bool(facts[1])  # after the monitor has waited for the device
         return metrics
 
@@ -165,8 +163,8 @@ class Trainer:
         batches = RunBatches(
             self.sampler, self.plan.micro_batch, first_step=first_step, steps=steps
         )
-        loader = self.loader(self.train_set, batches)
-        stream = name_unreadable(self.train_set, self.monitor.batches(loader), self.unreadable)
+        loader = self.loader(self.task.train_set, batches)
+        stream = name_unreadable(self.task.train_set, self.monitor.batches(loader), self.unreadable)
         for step in range(first_step, steps):
             yield step, list(islice(stream, batches.count(step)))
 
@@ -175,7 +173,7 @@ class Trainer:
         return make_loader(
             dataset,
             batches,
-            size=self.config.image_size,
+            blank=self.task.blank(),
             workers=self.config.workers,
             prefetch=self.config.prefetch,
             device=self.device,
@@ -240,7 +238,7 @@ class Trainer:
         config, per_epoch = self.config, self.plan.steps_per_epoch
         epoch, left = divmod(done, per_epoch)
         extra: dict[str, float] = {}
-        evaluating = self.val_set is not None and (
+        evaluating = self.task.val_set is not None and (
             done == self.plan.steps or (not left and epoch % config.evaluate_every == 0)
         )
         if evaluating:
@@ -269,19 +267,19 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Evaluate on ``val``, with the average of the weights if there is one; collective."""
-        assert self.val_set is not None  # see after_step
-        batches = EvaluationBatches(
-            len(self.val_set), self.plan.micro_batch, rank=self.rank, world_size=self.world_size
-        )
+        val_set = self.task.val_set
+        assert val_set is not None  # see after_step
+        size = self.plan.evaluation_batch
+        batches = EvaluationBatches(len(val_set), size, **self.engine.place)
         if self.val_loader is None:  # its workers stay
-            self.val_loader = self.loader(self.val_set, batches)
+            self.val_loader = self.loader(val_set, batches)
         self.engine.share_buffers()
         with self.average.applied() if self.average else nullcontext():
             return evaluate(
-                self.engine.net,
-                name_unreadable(self.val_set, self.val_loader, self.unreadable),
+                self.engine,
+                name_unreadable(val_set, self.val_loader, self.unreadable),
                 self.device,
-                prepare=lambda i: normalised(i, self.device, self.config.channels_last),
+                task=self.task,
                 surroundings=autocast(self.config, self.device),
             )
 
@@ -289,12 +287,11 @@ class Trainer:
         """The result of the run in a line, and where to read more."""
         parts = [f"{self.monitor.steps} steps on {self.world_size} ranks, {self.plan.strategy}"]
         if self.evaluation is not None:
-            e = self.evaluation
-            parts.append(f"top-1 {e.top1:.2%}, top-5 {e.top5:.2%} of {e.images} images")
+            parts.append(str(self.evaluation))
         return f"{'; '.join(parts)}\nreport: {Path(self.config.logs) / 'report.md'}"
 
     def save(self, done: int) -> None:
         """A checkpoint after ``done`` steps; collective."""
         shared, own = self.state.capture(done)
-        score = self.evaluation.top1 if self.evaluation else None
+        score = self.evaluation.score if self.evaluation else None
         self.checkpoints.save(done, shared, own, score=score, metadata=asdict(self.config))

@@ -23,7 +23,7 @@ from solutions.phase1_data_parallel.data_loader import seed_everything
 from solutions.phase2_advanced.loss_scaling import LossScaler
 
 from .elastic_sampler import ElasticSampler
-from .engines import Engine, State
+from .engine import Engine, State
 from .fault_tolerance import Saved
 from .image_folder import check_classes
 from .recipe import AverageOfWeights

@@ -1,4 +1,4 @@
-"""The plan of a run, before it begins: batch, steps, memory and messages; and whether it fits.
+"""How a run is planned before it begins: strategy, micro-batch, and whether they fit.
 
 Memory is that of exercise 3.27, messages are those of 3.21. Both come from one step of the model on
 fake tensors, for the micro-batch that a rank takes at a time. ``strategy: auto`` takes the cheapest
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from given.step_profile import Profile, profile
 from solutions.phase2_advanced.batch_size import cuda_peak, largest_micro_batch, make_trial
+from solutions.phase3_multi_node.mesh_traffic import expected
 from solutions.phase3_multi_node.sharding_strategies import (
     Choice,
     Estimate,
@@ -26,13 +27,12 @@ from solutions.phase3_multi_node.sharding_strategies import (
     readable,
 )
 
-from .image_batches import normalised
-from .image_models import blocks
-from .recipe import learning_rate, make_optimizer_class
+from .mesh_engine import layout_of
+from .model_parts import blocks
+from .recipe import make_optimizer_class
+from .run_plan import DTYPES, NO_LIMIT, Plan, World
+from .task import Task
 from .trainer_config import Config, ConfigError
-
-NO_LIMIT = 1 << 62
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(config: Config, device: torch.device) -> AbstractContextManager[object]:
@@ -51,27 +51,25 @@ def budget_of(config: Config, device: torch.device) -> int:
     return NO_LIMIT
 
 
-def profile_of(config: Config, model: nn.Module, micro_batch: int, device: torch.device) -> Profile:
-    """One step of so many images on fake tensors."""
-    optimizer_class, options = make_optimizer_class(config)
+def profile_of(task: Task, model: nn.Module, micro_batch: int, device: torch.device) -> Profile:
+    """One step of so many samples on fake tensors."""
+    optimizer_class, options = make_optimizer_class(task.config)
 
     def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return optimizer_class(parameters, **options)
 
-    images = torch.empty(micro_batch, 3, config.image_size, config.image_size, device=device)
-    targets = torch.zeros(micro_batch, dtype=torch.int64, device=device)
-    with autocast(config, device):
+    with autocast(task.config, device):
         return profile(
             model,
-            (images, targets),
+            task.example(micro_batch, device),
             make_optimizer,
-            loss=lambda logits, wanted: F.cross_entropy(logits.float(), wanted),
+            loss=lambda logits, wanted: F.cross_entropy(logits.float(), wanted.flatten()),
             units=blocks(model),
         )
 
 
 def halves_of(own_batch: int) -> Iterator[int]:
-    """Micro-batches for so many images, the largest first: all, a half, a quarter … rounded up."""
+    """Micro-batches for so many samples, the largest first: all, a half, a quarter … rounded up."""
     while own_batch > 1:
         yield own_batch
         own_batch = -(-own_batch // 2)
@@ -99,100 +97,16 @@ def compressed_share(config: Config, parameters: Iterable[nn.Parameter], world_s
     return shares.get(config.compression, 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """The ranks of a run: ``nodes`` of ``ranks_per_node``, which compute on ``device``."""
-
-    nodes: int
-    ranks_per_node: int
-    device: torch.device
-
-    @property
-    def size(self) -> int:
-        """Ranks in all."""
-        return self.nodes * self.ranks_per_node
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The numbers of a run, the same on every rank."""
-
-    config: Config
-    world: World
-    images: int
-    classes: int
-    parameters: int
-    micro_batch: int
-    choice: Choice
-    sent: float  # bytes per rank and step
-
-    @property
-    def own_batch(self) -> int:
-        """Images per rank and step, rounded up."""
-        return math.ceil(self.config.global_batch / self.world.size)
-
-    @property
-    def strategy(self) -> str:
-        """The name of the engine."""
-        return "fsdp" if self.choice.strategy == "offload" else self.choice.strategy
-
-    @property
-    def offload(self) -> bool:
-        """Whether shards live on the CPU."""
-        return self.config.offload or self.choice.strategy == "offload"
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps; the last one may have fewer images."""
-        return math.ceil(self.images / self.config.global_batch)
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return self.config.epochs * self.steps_per_epoch
-
-    def __str__(self) -> str:
-        """The text that ``--dry-run`` prints."""
-        config, chosen, budget = self.config, self.choice.chosen, self.choice.budget
-        kinds = {"course": "the course's", "torch": "PyTorch's"}
-        flags = ("compile", "channels_last", "activation_checkpointing")
-        extras = [n for n in flags if getattr(config, n)] + ["offload"] * self.offload
-        often = f"every {config.save_every} steps" if config.save_every else "at the end"
-        limit = config.max_steps or self.steps
-        stop = f", stops after {limit:,}" if limit < self.steps else ""
-        peak = max(learning_rate(s, config, self.steps_per_epoch) for s in range(self.steps))
-        average = ", without the average of the weights" if config.ema_decay else ""
-        rows = {
-            "model": f"{config.model}, {self.parameters:,} parameters, "
-            + ", ".join([config.precision, *extras]),
-            "data": f"{self.images:,} images of {self.classes} classes in {config.data}",
-            "world": f"{self.world.nodes} nodes x {self.world.ranks_per_node} ranks on "
-            f"{self.world.device.type}",
-            "strategy": f"{self.strategy}, {kinds[config.parallel]}; pattern {config.pattern}, "
-            f"compression {config.compression}",
-            "batch": f"{config.global_batch} = {self.own_batch} per rank, in "
-            f"{math.ceil(self.own_batch / self.micro_batch)} micro-batches of {self.micro_batch}",
-            "steps": f"{self.steps:,} = {config.epochs} epochs of {self.steps_per_epoch:,}{stop}",
-            "rate": f"{peak:.3g} at most, {config.warmup_epochs:g} epochs of warm-up",
-            "memory": f"{readable(chosen.peak)} per rank at the peak, of which activations "
-            f"{readable(chosen.activations)}{average}; "
-            + ("no limit" if budget == NO_LIMIT else f"limit {readable(budget)}"),
-            "messages": f"{readable(self.sent)} sent per rank and step",
-            "checkpoints": f"{often} to {config.checkpoints}",
-        }
-        table = str(self.choice).replace(f"budget {readable(NO_LIMIT)}", "")
-        return "\n".join([*(f"{name:13}{text}" for name, text in rows.items()), "", table])
-
-
 def choose(
-    config: Config, model: nn.Module, micro_batch: int, world: World, node_size: int, budget: int
+    task: Task, model: nn.Module, micro_batch: int, world: World, node_size: int, budget: int
 ) -> Choice:
-    """The strategy for so many images at a time; ConfigError if none fits."""
+    """The strategy for so many samples at a time; ConfigError if none fits."""
+    config = task.config
     own_batch = math.ceil(config.global_batch / world.size)
     wanted = "offload" if config.offload and config.strategy == "fsdp" else config.strategy
     if config.strategy == "auto" and (config.pattern, config.compression) != ("auto", "none"):
         wanted = "ddp"  # hooks need buckets
-    profiled = profile_of(config, model, micro_batch, world.device)
+    profiled = profile_of(task, model, micro_batch, world.device)
     try:
         return choose_strategy(
             profiled,
@@ -211,16 +125,35 @@ def average_bytes(config: Config, model: nn.Module) -> int:
     return sum(p.nbytes for p in model.parameters()) if config.ema_decay else 0
 
 
-def make_plan(config: Config, model: nn.Module, images: int, classes: int, world: World) -> Plan:
+def on_mesh(plan: Plan, model: nn.Module) -> Plan:
+    """The plan with the layout of a mesh; ConfigError if ranks or batch don't divide."""
+    config, ranks = plan.config, plan.world.size
+    layout = layout_of(config, ranks)
+    sent = sum(expected(model, layout, config.global_batch, config.length).values())
+    plan = replace(plan, layout=layout, sent=sent / ranks)
+    return replace(plan, micro_batch=plan.own_batch // layout.micro_batches)
+
+
+def make_plan(task: Task, model: nn.Module, world: World) -> Plan:
     """The plan of a run. Raises ConfigError if ranks, batch and memory can't go together.
 
     ``model`` is the plain one, before it is wrapped; it is not changed. No communication.
     """
+    config = task.config
+    plan = Plan(
+        config=config,
+        world=world,
+        samples=len(task.train_set),
+        described=task.described,
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+    if config.strategy == "mesh":
+        return on_mesh(plan, model)
     node_size = world.ranks_per_node if config.node_size == "auto" else config.node_size
     if config.global_batch < world.size:
         raise ConfigError(
             f"a global batch of {config.global_batch} is too small for {world.size} ranks: each "
-            "needs an image"
+            "needs one sample"
         )
     if world.size % node_size:
         raise ConfigError(f"{world.size} ranks don't divide into nodes of {node_size}")
@@ -229,7 +162,7 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
     tried: list[tuple[int, Choice]] = []
     for micro_batch in (min(size, own_batch) for size in wanted):
         try:
-            choice = choose(config, model, micro_batch, world, node_size, budget)
+            choice = choose(task, model, micro_batch, world, node_size, budget)
         except ConfigError:
             if (micro_batch == 1 and not tried) or config.micro_batch != "auto":
                 raise
@@ -242,12 +175,9 @@ def make_plan(config: Config, model: nn.Module, images: int, classes: int, world
         raise does_not_fit(config, choice, world, micro_batch)
     micro_batch, choice = min(fitting, key=lambda each: each[1].chosen.seconds)
     trainable = [p for p in model.parameters() if p.requires_grad]
-    plan = Plan(
-        config=config,
+    plan = replace(
+        plan,
         world=World(nodes=world.size // node_size, ranks_per_node=node_size, device=world.device),
-        images=images,
-        classes=classes,
-        parameters=sum(p.numel() for p in model.parameters()),
         micro_batch=micro_batch,
         choice=choice,
         sent=choice.chosen.sent * compressed_share(config, trainable, world.size),
@@ -269,20 +199,21 @@ def does_not_fit(config: Config, choice: Choice, world: World, micro_batch: int)
     )
 
 
-def search_micro_batch(plan: Plan, model: nn.Module) -> int:
+def search_micro_batch(plan: Plan, task: Task, model: nn.Module) -> int:
     """The largest micro-batch that fits on every rank's GPU, by trying it out; collective.
 
     The optimizer's state and the gathered gradients, which a trial lacks, come off the budget.
-    Divided so that the micro-batches of a step are equally large, to within one image.
+    Divided so that the micro-batches of a step are equally large, to within one sample.
     """
+    assert plan.choice is not None  # a mesh has divided its batch already
     config, device, chosen = plan.config, plan.world.device, plan.choice.chosen
     missing = chosen.gradients + chosen.optimizer + average_bytes(config, model)
 
     def loss_of(size: int) -> Tensor:
-        pixels = torch.zeros(size, 3, config.image_size, config.image_size, dtype=torch.uint8)
+        inputs, targets = task.example(size, device)
         with autocast(config, device):
-            logits = model(normalised(pixels, device, config.channels_last))
-        return F.cross_entropy(logits.float(), torch.zeros(size, dtype=torch.int64, device=device))
+            logits = model(inputs)
+        return F.cross_entropy(logits.float(), targets.flatten())
 
     fits = largest_micro_batch(
         make_trial(model, loss_of, cuda_peak),

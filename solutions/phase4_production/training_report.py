@@ -28,6 +28,11 @@ ADVICE = {
     "compute": "Time goes where it should. Lower precision, `torch.compile`, channels-last and "
     "more ranks make it faster.",
 }
+RESULTS = {  # of an evaluation: their names and formats
+    "top1": ("top-1 accuracy", ".2%"),
+    "top5": ("top-5 accuracy", ".2%"),
+    "perplexity": ("perplexity", ".3f"),
+}
 COLOURS = ("#8c6bb1", "#4292c6", "#08519c", "#41ab5d", "#d94801", "#bdbdbd")
 
 
@@ -64,7 +69,7 @@ def text(records: Sequence[dict[str, Any]], found: Bottleneck, plots: Sequence[P
     rows = [
         ("steps", f"{records[0]['step'] + 1} to {last['step'] + 1}, on {last['ranks']} ranks"),
         ("loss", f"{_number(records[0]['loss'], '.4f')} to {_number(last['loss'], '.4f')}"),
-        *[(f"{name} of the last evaluation", f"{top:.2%}") for name, top in evaluated(records)],
+        *[(f"{name} of the last evaluation", value) for name, value in evaluated(records)],
         ("samples per second", _number(median("samples_per_second"), ",.1f")),
         ("tokens per second", _number(median("tokens_per_second") or None, ",.1f")),
         ("step", f"{1e3 * step:,.1f} ms"),
@@ -111,10 +116,10 @@ def evidence(records: Sequence[dict[str, Any]], found: Bottleneck) -> str:
     }[found.kind]
 
 
-def evaluated(records: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Accuracies of the newest record that has any."""
-    newest: dict[str, Any] = next((r for r in reversed(records) if r.get("top1") is not None), {})
-    return [(f"top-{k} accuracy", newest[f"top{k}"]) for k in (1, 5) if f"top{k}" in newest]
+def evaluated(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The results of the newest record that has any."""
+    newest: dict[str, Any] = next((r for r in reversed(records) if RESULTS.keys() & r.keys()), {})
+    return [(n, _number(newest[key], f)) for key, (n, f) in RESULTS.items() if key in newest]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from distlab.course.catalogue import root
-from solutions.phase4_production.trainer_config import Config, make_config
+from solutions.phase4_production.config_sources import make_config
+from solutions.phase4_production.trainer_config import Config
 
 DEPLOYMENT = root() / "solutions" / "phase4_production" / "deployment"
 Document = dict[str, Any]

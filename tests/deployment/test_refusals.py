@@ -17,7 +17,7 @@ import pytest
 
 from distlab.course.catalogue import root
 from solutions.phase4_production import exit_codes
-from solutions.phase4_production.trainer_config import parse
+from solutions.phase4_production.config_sources import parse
 from tests.deployment.manifests import DEPLOYMENT
 from tests.deployment.starters import (
     UNIT,

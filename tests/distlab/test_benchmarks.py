@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -16,38 +17,47 @@ import torch
 from benchmarks import (
     allreduce,
     checkpoint,
-    common,
     compression,
+    context_parallel,
     cuda,
     cuda_steps,
     ddp,
+    experts,
+    fsdp,
     hierarchical,
     image_trainer,
     local_sgd,
+    low_precision,
+    mesh,
     mixed_precision,
     monitoring,
     parameter_server,
+    per_parameter,
     pipeline,
     published,
-    published_models,
     ranks,
     recompute,
     run,
+    selective,
     split,
+    sync_batch_norm,
     tensor_parallel,
     trainer,
+    uneven,
     zero,
 )
+from benchmarks.ratio import LEAST_STARTS
 from distlab.commands import gpu_run
 from distlab.course.catalogue import root
 from distlab.netcluster import cluster_obstacle
+from distlab.simulate.models import model_spec
 
 
 def test_ranks_and_trainer_still_run() -> None:
     ranks.forked(2)
-    rates = trainer.compare("digits MLP", 2, epochs=1)
-    assert {name: len(values) for name, values in rates.items()} == {"solution": 1, "DDP": 1}
-    assert all(rate > 0 for values in rates.values() for rate in values)
+    taken = trainer.compare("digits MLP", 2, epochs=1)
+    assert {name: len(values) for name, values in taken.items()} == {"solution": 1, "DDP": 1}
+    assert all(ms > 0 for values in taken.values() for ms in values)
 
 
 def test_split_still_runs() -> None:
@@ -59,7 +69,7 @@ def test_split_still_runs() -> None:
 
 def test_llama_is_of_the_right_size_and_recomputes() -> None:
     with torch.device("meta"):
-        model = published_models.Llama(32)
+        model = model_spec("llama-8b").build()
     assert sum(p.numel() for p in model.parameters()) == 8_030_261_248
     small, large = (published.torchtitan(layers) for layers in (1, 3))
     names = [
@@ -73,35 +83,22 @@ def test_llama_is_of_the_right_size_and_recomputes() -> None:
     assert 0 < layer_gib < 0.6 * everything
 
 
-def test_contestants_take_turns() -> None:
-    order: list[str] = []
-
-    def note(name: str) -> float:
-        order.append(name)
-        return float(len(order))
-
-    values = common.in_turn({"a": lambda: note("a"), "b": lambda: note("b")}, 2)
-    assert order == ["a", "b", "a", "b"]
-    assert values == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
-    assert common.spread([3.0, 1.0, 2.0], 1) == "2.0 (1.0 … 3.0)"
-
-
-def test_page_keeps_what_was_not_measured_anew() -> None:
-    one, two = (common.Table(title, ["a"], [["1"]], "a note") for title in ("One", "Two"))
-    page = run.page({}, [one, two])
-    assert page.count("Measured on ") == 2
-    assert "## One\n\na note\n\n| a |\n| --- |\n| 1 |\n\nMeasured on " in page
-    assert run.page(run.sections(page), []) == page
-    again = run.page(run.sections(page), [common.Table("One", ["a"], [["3"]])])
-    assert again.index("| 3 |") < again.index("## Two")
-    assert "| 1 |" not in again.partition("## Two")[0]
-
-
 def test_mixed_precision_and_recompute_still_run() -> None:
     times = mixed_precision.compare(torch.bfloat16, 1, repeats=1)
     assert set(times) == {"solution", "torch", "fp32"}
     _, peaks = recompute.compare("16 MLP layers", repeats=1)
     assert peaks["solution"] < peaks["none"] / 2
+
+
+def test_selective_recomputation_needs_no_more_than_pytorchs() -> None:
+    """Gradients are compared by the benchmark itself; here peaks and FLOPs."""
+    _, costs = selective.compare((1, 32, selective.WIDTH), repeats=1)
+    for ours, theirs in (("", "selective"), (", nothing kept", "full")):
+        found, torchs = costs[f"exercise 2.27{ours}"], costs[f"torch, {theirs}"]
+        assert found[0] <= torchs[0]
+        assert found[1] <= torchs[1]
+    assert costs["exercise 2.27"][1] < costs["exercise 2.27, nothing kept"][1]
+    assert costs["exercise 2.27"][0] <= costs["no checkpointing"][0]
 
 
 def test_tensor_parallelism_equals_pytorchs() -> None:
@@ -131,17 +128,21 @@ def test_hierarchical_sends_less_between_nodes() -> None:
     assert 1.4e6 < flat < 1.7e6
 
 
-def test_hierarchical_says_why_it_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hierarchical, "cluster_obstacle", lambda: "no permission")
-    assert "needs a cluster on this machine (no permission)" in hierarchical.measure(1).markdown()
+def test_hierarchical_says_why_it_was_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = dataclasses.replace(hierarchical.PAIRED, obstacle=lambda: "no permission")
+    monkeypatch.setattr(hierarchical, "PAIRED", refused)
+    assert run.measured(["hierarchical"], "run", LEAST_STARTS) == []
+    assert "not measured: no permission" in capsys.readouterr().out
 
 
 def test_all_reduces_still_run() -> None:
     found = allreduce.compare(2, {4: 1, 4_000: 2}, repeats=1)
     assert [nbytes for nbytes, _, _ in found] == [4, 4_000]
-    for _, medians, chosen in found:
-        assert [*medians] == ["gloo", *allreduce.COLUMNS]
-        assert all(seconds > 0 for seconds in medians.values())
+    for _, taken, chosen in found:
+        assert [*taken] == ["gloo", *allreduce.COLUMNS]
+        assert all(seconds > 0 for values in taken.values() for seconds in values)
         assert chosen in ("tree", "halving_doubling", "ring")
 
 
@@ -225,6 +226,23 @@ def test_servers_still_run(monkeypatch, tmp_path) -> None:
     assert [row[0] for row in table.rows] == ["torch DDP", *parameter_server.WAYS]
     parameter_server.plot(tmp_path / "losses.png")
     assert (tmp_path / "losses.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_newer_exercises_equal_what_stands_beside_them() -> None:
+    """Numbers are compared by the benchmarks themselves."""
+    found = [
+        context_parallel.compare(2, 64, repeats=1),
+        experts.compare(2, repeats=1),
+        sync_batch_norm.compare((4, 8, 4, 4), 2, repeats=1),
+        low_precision.compare(16, 32, 16, repeats=1),
+        mesh.compare(mesh.GRIDS[0], mesh.STEP, repeats=1),
+    ]
+    assert all(len(values) == 1 for taken in found for values in taken.values())
+    assert [len(times) for times in uneven.compare("digits CNN", 2, repeats=1)] == [1, 1]
+    made = per_parameter.CONTESTANTS
+    seconds, peaks = fsdp.compare("tiny GPT", 2, repeats=1, contestants=made)
+    assert [*seconds] == [*made]
+    assert peaks[0] <= 1.1 * peaks[1]
 
 
 def test_zero_still_runs_and_shards() -> None:

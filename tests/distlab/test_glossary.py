@@ -25,7 +25,10 @@ PLACES = {
     "given/devices.py",
     "given/launched.py",
     "solutions/phase3_multi_node/topology.py",
+    "solutions/phase4_production/engine.py",
+    "solutions/phase4_production/mesh_engine.py",
     "solutions/phase4_production/trainer_hooks.py",
+    "solutions/phase4_production/trainer_loop.py",
 }
 # fields older than the glossary: learners' code reads them
 KEPT_PLACES = {
@@ -34,6 +37,7 @@ KEPT_PLACES = {
     "solutions/phase2_advanced/parallel_gpt.py",
     "solutions/phase3_multi_node/fsdp.py",
     "solutions/phase3_multi_node/fsdp_checkpoint.py",
+    "solutions/phase3_multi_node/mesh_layers.py",
     "solutions/phase3_multi_node/parameter_client.py",
     "solutions/phase4_production/watchdog.py",
 }

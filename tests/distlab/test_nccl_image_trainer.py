@@ -18,7 +18,9 @@ from distlab.ranks import RankContext
 from distlab.virtual import run_virtual
 from given.step_profile import Profile
 from solutions.phase4_production import trainer_loop, trainer_setup, training_plan
+from solutions.phase4_production.trainer_config import Config
 from solutions.phase4_production.trainer_loop import Trainer
+from tests.phase4 import text_runs
 from tests.phase4.image_runs import PROFILES, STEPS, config_of, few_digits, loss_curve, losses
 
 assert torch._dynamo
@@ -36,6 +38,11 @@ STRATEGIES = {
     "halving and doubling": ["--pattern=halving_doubling"],
     "all of random-K": ["--compression=randomk", "--compression-ratio=1.0"],
 }
+MESHES = {  # and by which rules
+    "tensor 2 x pipeline 2": ("nccl2", ["--tensor=2", "--pipeline=2"]),
+    "shard 2 x context 2": ("legacy lazy", ["--shard=2", "--context=2"]),
+}
+ON_GPUS = ["--device=cuda", "--async-save=false"]
 ROUNDED = ("bf16", "int8", "onebit", "powersgd", "topk")
 
 
@@ -55,22 +62,27 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fl
 
 def curves(data: Path, profile: Profile, out: Path, arguments: list[str]) -> list[list[float]]:
     """The losses in each way in which PyTorch runs NCCL."""
+    size = 4 if "--strategy=hybrid" in arguments else 2
     found = []
     for rules in ("nccl2", "legacy lazy", "legacy eager"):
-        config = config_of(data, out / rules, "--device=cuda", "--async-save=false", *arguments)
-
-        def body(ctx: RankContext, config=config) -> bool:  # type: ignore[no-untyped-def]
-            signal.signal = lambda *_: None  # type: ignore[assignment]
-            trainer_setup.matmul_peak = lambda device, dtype, n: 1e9  # type: ignore[assignment]
-            training_plan.profile_of = lambda *_: profile  # type: ignore[assignment]
-            trainer_loop.write_report = lambda logs: None  # type: ignore[assignment]
-            return Trainer(config, ctx.device).run()
-
-        options = {"rules": rules, "learner_files": FILES, "timeout": 100}
-        size = 4 if "--strategy=hybrid" in arguments else 2
-        assert [*run_virtual(body, size, **options)] == [True] * size
-        found.append(loss_curve(config))
+        config = config_of(data, out / rules, *ON_GPUS, *arguments)
+        found.append(curve(config, rules, size, profile))
     return found
+
+
+def curve(config: Config, rules: str, size: int, profile: Profile | None = None) -> list[float]:
+    """The losses of ``size`` virtual ranks by ``rules``."""
+
+    def body(ctx: RankContext) -> bool:
+        signal.signal = lambda *_: None  # type: ignore[assignment]
+        trainer_setup.matmul_peak = lambda device, dtype, n: 1e9  # type: ignore[assignment]
+        training_plan.profile_of = lambda *_: profile  # type: ignore[assignment]
+        trainer_loop.write_report = lambda logs: None  # type: ignore[assignment]
+        return Trainer(config, ctx.device).run()
+
+    options = {"rules": rules, "learner_files": FILES, "timeout": 100}
+    assert [*run_virtual(body, size, **options)] == [True] * size
+    return loss_curve(config)
 
 
 @pytest.mark.parametrize("arguments", STRATEGIES.values(), ids=STRATEGIES)
@@ -81,6 +93,22 @@ def test_every_strategy_trains_by_the_rules_of_nccl(
     assert len(right) == STEPS
     for losses_of_mode in curves(data, profile, tmp_path, arguments):
         assert losses_of_mode == pytest.approx(right, rel=2e-4)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A folder of texts, and the losses of one process on the CPU."""
+    folder = text_runs.few_texts(tmp_path_factory.mktemp("texts"))
+    return folder, losses(text_runs.config_of(folder, tmp_path_factory.mktemp("alone")), 1)
+
+
+@pytest.mark.parametrize(("rules", "axes"), MESHES.values(), ids=MESHES)
+def test_a_mesh_trains_by_the_rules_of_nccl(
+    texts: tuple[Path, list[float]], tmp_path: Path, rules: str, axes: list[str]
+) -> None:
+    folder, right = texts
+    config = text_runs.config_of(folder, tmp_path, *ON_GPUS, "--strategy=mesh", *axes)
+    assert curve(config, rules, 4) == pytest.approx(right, rel=2e-4)
 
 
 @pytest.mark.parametrize("compression", ROUNDED)

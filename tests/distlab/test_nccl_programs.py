@@ -28,6 +28,7 @@ from solutions.phase2_advanced import train_gpt
 from solutions.phase3_multi_node import (
     allreduce_choice,
     hierarchical_allreduce,
+    train_mesh,
     train_two_nodes,
     two_node_measuring,
 )
@@ -39,6 +40,7 @@ PROGRAMS = {
     "trainer": trainer,
     "collectives": collectives,
     "train_gpt": train_gpt,
+    "train_mesh": train_mesh,
     "allreduce_choice": allreduce_choice,
     "hierarchical_allreduce": hierarchical_allreduce,
 }
@@ -88,6 +90,12 @@ def test_tensor_and_pipeline_parallel_training() -> None:
     arguments = ("--tensor", "2", "--pipeline", "2", "--steps", "2", "--device", "cuda")
     results = run("train_gpt", 4, *arguments)
     assert "tensor 2 x pipeline 2 x data 1, 1f1b, on cuda" in results.output[0]
+
+
+def test_training_on_a_mesh() -> None:
+    axes = ("--context", "2", "--experts", "2", "--micro-batches", "1", "--batch", "4")
+    results = run("train_mesh", 4, *axes, "--steps", "1", "--device", "cuda")
+    assert "expert 2 x context 2, 1f1b, on cuda" in results.output[0]
 
 
 @pytest.mark.parametrize("rules", ["nccl2", "legacy lazy", "legacy eager"])

@@ -24,6 +24,7 @@ PROGRAMS = {
     "train_gpt": ["solutions.phase2_advanced.train_gpt", CPU, "--pipeline=3", "--batch=12"],
     "allreduce_choice": [f"{PHASE3}.allreduce_choice", CPU],
     "hierarchical_allreduce": [f"{PHASE3}.hierarchical_allreduce", CPU],
+    "train_mesh": [f"{PHASE3}.train_mesh", CPU, "--shard=3", "--batch=12"],
     "train_two_nodes": [f"{PHASE3}.train_two_nodes", *STEPS],
     "train_elastic": [f"{PHASE4}.train_elastic"],
     "imagenet_trainer": [f"{PHASE4}.imagenet_trainer", CPU],

@@ -121,6 +121,11 @@ FEATURES = {
         "def checkpoint(fn",
         "import torch.utils.checkpoint as c; return c.checkpoint(fn, *args, use_reentrant=False)",
     ),
+    "torch's choice of operators": (
+        "2.27",
+        "def selective_checkpoint(",
+        "import torch.utils.checkpoint as c; c.create_selective_checkpoint_contexts([])",
+    ),
     "collectives with gradients": (
         "2.14",
         "def forward(ctx",

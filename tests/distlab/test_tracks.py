@@ -89,7 +89,7 @@ def test_a_beginner_sees_one_phase_and_what_comes_next() -> None:
     text = shown()
     assert "Sharded sampler" in text
     assert "Micro-batches" not in text, "one line for a phase that nobody has begun"
-    assert "28 exercises, 435 points, about" in text
+    assert "29 exercises, 450 points, about" in text
     assert len(text.splitlines()) < 40
     whole = shown(whole=True)
     assert all(e.title.split()[0] in whole for e in COURSE.exercises)

@@ -23,6 +23,7 @@ PROGRAMS = [
     "solutions.phase2_advanced.train_gpt",
     "solutions.phase3_multi_node.allreduce_choice",
     "solutions.phase3_multi_node.hierarchical_allreduce",
+    "solutions.phase3_multi_node.train_mesh",
     "solutions.phase3_multi_node.train_two_nodes",
     "solutions.phase4_production.imagenet_trainer",
     "solutions.phase4_production.train_elastic",

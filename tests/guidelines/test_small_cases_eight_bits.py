@@ -18,7 +18,7 @@ def test_2_29() -> None:
     for block, scale in ((4, 0.25), (2, 128)):
         short = quantise_blocks(ROW, block, E4M3)
         found = restore(short).tolist()
-        assert 1 / short.unit[0] == scale
+        assert 1 / short.inverse_scale[0] == scale
         says(2, "2.29", f"the scale {'is ' if block == 4 else ''}{scale:g}")
         says(2, "2.29", f"0.02 becomes {found[1]:.8g}")
         if block == 4:

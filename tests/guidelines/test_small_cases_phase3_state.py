@@ -14,6 +14,7 @@ from given.step_profile import Phase, Profile
 from solutions.phase3_multi_node.fsdp import FlatParameter
 from solutions.phase3_multi_node.fsdp_checkpoint import parts_of
 from solutions.phase3_multi_node.local_sgd import DiLoCo
+from solutions.phase3_multi_node.mesh import Grid, Spec, bytes_leaving
 from solutions.phase3_multi_node.parameter_client import LEAVE, PULL, PUSH, place_keys
 from solutions.phase3_multi_node.parameter_server import Request, Server, serve_bounded
 from solutions.phase3_multi_node.per_parameter_sharding import PerParameterFSDP
@@ -95,6 +96,18 @@ def test_3_32() -> None:
     says(3, "3.32", f"3 · (4 + 1) = {3 * message} elements", f"the flat vector 3 · 4 = {3 * chunk}")
     says(3, "3.32", "keep {}, {} and {} elements".format(*(sum(kept) for kept, *_ in results)))
     says(3, "3.32", "{}, {} and {} of the flat vector".format(*(own for *_, own in results)))
+
+
+def test_3_33() -> None:
+    sent = {"shard": 100.0, "expert": 60.0}
+    near, far = Grid({"expert": 2, "shard": 16}), Grid({"shard": 16, "expert": 2})
+    alone = bytes_leaving(near, sent | {"expert": 0.0}, 8)
+    says(3, "3.33", f"100 = {alone:.0f} MB", f"{bytes_leaving(near, sent, 8) - alone:.0f} MB")
+    says(3, "3.33", f"Together {bytes_leaving(near, sent, 8):.0f} MB")
+    says(3, "3.33", f"100 = {bytes_leaving(far, sent, 8):.0f} MB")
+    rank = next(r for r in range(32) if near.coordinates(r) == {"expert": 1, "shard": 1})
+    (first, end), _ = Spec(shape=(6, 4), cut={"expert": 0, "shard": 0}).bounds(near, rank)
+    says(3, "3.33", f"= {end - first} row goes to each shard: row {first}")
 
 
 def test_3_27() -> None:

@@ -7,6 +7,7 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch import nn
 from distlab.ranks import RankContext
 from distlab.virtual import run_virtual
 from given import safe_format
+from given.profile_files import Span, Trace
 from given.safe_format import write_trees
 from solutions.phase1_data_parallel.data_loader import ShardedBatchSampler, ShardedSampler
+from solutions.phase4_production import profile_reading
 from solutions.phase4_production.checkpoint_folder import ASIDE, CheckpointFolder
 from solutions.phase4_production.elastic import chunk_of
 from solutions.phase4_production.elastic_sampler import ElasticSampler, loss_weight
@@ -218,6 +221,28 @@ def test_4_11() -> None:
     says(4, "4.11", f"median is {median:g}", f"MAD {mad:g}", f"{statistics.mean(own)} ms")
     says(4, "4.11", f"{sigma:.2f} ms", f"{(20 - statistics.mean(own)) / sigma:.2f}")
     assert [w for w in range(2, 30) if (w - 1) / math.sqrt(w) < 3][-1] == 10
+
+
+def test_4_19() -> None:
+    host, stream = (1, 1), (0, 7)
+    kernels = [(30, 60, 26), (75, 80, 74), (90, 95, 89)]
+    spans = [
+        Span("step", "step", host, 0, 100, 0),
+        Span("data", "data", host, 0, 25, 0),
+        Span("optimizer", "optimizer", host, 70, 100, 70),
+        *(Span("compute", "kernel", stream, *times) for times in kernels),
+        Span("communication", "all-gather", (0, 20), 50, 70, 48),
+    ]
+    trace = Trace(tuple(spans))
+    found = profile_reading.parts(trace)
+    assert sum(found.values()) == 100
+    for name in ("compute", "communication", "data", "optimizer", "launch"):
+        assert f"{name} {found[name]} µs" in answer(4, "4.19").lower()
+    second, third = (launch - end for (_, end, _), (_, _, launch) in pairwise(kernels))
+    says(4, "4.19", f"74 - 60 = {second} µs", f"89 - 80 = {third} µs")
+    says(4, "4.19", f"so {profile_reading.launch_gaps(trace)[stream]} µs")
+    worst = profile_reading.bottleneck(trace)
+    says(4, "4.19", f"is {worst.part}, with {worst.amount} of {worst.whole} µs")
 
 
 def test_4_12() -> None:

@@ -207,7 +207,7 @@ def test_the_curve_shows_that_predictions_become_better(tmp_path: Path) -> None:
     ("argv", "line"),
     [
         (["2.3"], "clipping sends nothing"),
-        (["3.33"], "did you mean 3.3"),
+        (["3.77"], "did you mean 3.7"),
         (["M99"], "they are M01 to M20"),
         (["M07", "--seed", "3"], "its numbers are fixed"),
         (["3.7", "--impl", "solutions"], "numbers are missing"),

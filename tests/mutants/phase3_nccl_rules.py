@@ -57,6 +57,16 @@ MUTANTS = [
         tier="nccl",
     ),
     Mutant(
+        id="streaming-packed-on-the-host",
+        exercise="3.34",
+        mistake="the differences are packed on the host: NCCL moves GPU memory only",
+        text="            mine = pack_e3m0(flat)\n",
+        becomes="            mine = pack_e3m0(flat.cpu())\n",
+        caught_by="test_four_bits_travel",
+        told_as="exception",
+        tier="nccl",
+    ),
+    Mutant(
         id="ring-check-on-the-host",
         exercise="3.3",
         mistake="what the ranks compare is made on the CPU, and NCCL moves GPU memory only",

@@ -94,6 +94,15 @@ MUTANTS = [
         told_as="summed",
     ),
     Mutant(
+        id="rows-mean-over-the-world",
+        exercise="3.32",
+        mistake="the sum over the ranks of the group is divided by the number of all ranks",
+        text="own.div_(self.world_size).split(",
+        becomes="own.div_(dist.get_world_size()).split(",
+        caught_by="test_the_mean_is_over_the_group",
+        told_as="wrong",
+    ),
+    Mutant(
         id="rows-last-gradient-wins",
         exercise="3.32",
         mistake="a second backward replaces the first one's gradient",

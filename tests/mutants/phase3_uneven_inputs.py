@@ -130,6 +130,52 @@ MUTANTS = [
         told_as="wrong",
     ),
     Mutant(
+        id="uneven-share-stays-after-a-failure",
+        exercise="3.31",
+        mistake="only a join that ends well gives DDP its mean back",
+        text="""            yield self._steps(batches, weight, throw)
+        finally:
+""",
+        becomes="""            yield self._steps(batches, weight, throw)
+            self.share = 1 / dist.get_world_size(self.group)
+        finally:
+""",
+        more=(
+            (
+                "            self.over, self.share = True, 1 / dist.get_world_size(self.group)\n",
+                "            self.over = True\n",
+            ),
+        ),
+        caught_by="test_a_group_after_a_rank_has_left",
+        told_as="old-share",
+    ),
+    Mutant(
+        id="uneven-names-the-global-rank",
+        exercise="3.31",
+        mistake="StepAborted has the number in the world, not the one in the group",
+        text="StepAborted(left[0])",
+        becomes="StepAborted(dist.get_global_rank(self.group or dist.group.WORLD, left[0]))",
+        caught_by="test_a_group_after_a_rank_has_left",
+        told_as="failure-not-told",
+    ),
+    Mutant(
+        id="uneven-refused-join-ends-all",
+        exercise="3.31",
+        mistake="a join that is refused tells the other ranks that the running one is left",
+        text="""        if not self.over:
+            raise RuntimeError("a join of this wrapper is running: end it first")
+        self.over = False
+        try:
+""",
+        becomes="""        try:
+            if not self.over:
+                raise RuntimeError("a join of this wrapper is running: end it first")
+            self.over = False
+""",
+        caught_by="test_a_refused_join_leaves_the_running_one",
+        told_as="join-ended",
+    ),
+    Mutant(
         id="uneven-tells-the-world",
         exercise="3.31",
         mistake="the weights are those of all ranks, not of the group",

@@ -23,6 +23,7 @@ EXPECTED = {
     "phase2_advanced": (6, "rounding"),
     "phase3_multi_node": (5, "14        7,000       7,000"),
     "phase4_production": (5, "largest difference from the run without a kill: 0.0\n"),
+    "context_and_experts": (7, "ZB-V                         5.9%             8        96"),
     "virtual_cluster": (4, "sum 64; virtual time 428.610000 µs, formula 428.610000 µs"),
 }
 # the same cells, less often around: text of a cell, and what runs instead
@@ -41,6 +42,7 @@ SMALL = {
         "EPOCHS, EVERY, KILLED = 4, 20, 57": "EPOCHS, EVERY, KILLED = 2, 10, 27",
         "LR, STEPS = 0.1, 6 * 22": "LR, STEPS = 0.1, 23",
     },
+    "context_and_experts": {"8, 256, 240": "8, 256, 12"},
     "virtual_cluster": {
         "train, w, 3, cluster": "train, w, 1, cluster",
         "GPUS = (1, 2, 4, 8, 16, 32)": "GPUS = (1, 2, 4)",

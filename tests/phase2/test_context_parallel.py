@@ -11,7 +11,7 @@ from tests.phase2.attention import NAMES, at, drawn, one_process, zigzag
 from tests.phase2.parallel_values import values
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
-DOCUMENTS = ([5, 16, 1, 7], [23], [12, 12])
+DOCUMENTS = {0.7: [5, 16, 1, 7], 1.0: [23], 0.0: [12, 12]}  # by their scale
 
 
 def step(impl, q, k, v, grad, *more, **named):
@@ -22,12 +22,17 @@ def step(impl, q, k, v, grad, *more, **named):
     return [t.detach().cpu() for t in found]
 
 
-def compare(got, want, positions, what: str, rank: int, **options) -> None:
-    """The rows of real positions of result and gradients against those of one process."""
+def compare(got, want, positions, what: str, rank: int, unscaled=None, **options) -> None:
+    """The rows of real positions of result and gradients against those of one process.
+
+    ``unscaled`` is the result if nobody had given a scale.
+    """
     real = positions >= 0
     for name, mine, whole in zip(NAMES, got, want, strict=True):
         right = whole[:, :, positions[real]].to(mine.dtype)
         rules = [own_block_only] if name == NAMES[0] else []
+        if rules and unscaled is not None:
+            rules.append(default_scale(unscaled[:, :, positions[real]]))
         where = f"{name}, {what}"
         expect_close(mine[:, :, real], right, what=where, rank=rank, rules=rules, **options)
 
@@ -37,6 +42,17 @@ def own_block_only(case: Case) -> Diagnosis | None:
     if torch.isfinite(case.got).all():
         return None
     return Diagnosis("no-key", "some queries have no finite result: did each see its own key?")
+
+
+def default_scale(unscaled: torch.Tensor):
+    """A rule: the result is that of the scale 1/√d, and another one was given."""
+
+    def rule(case: Case) -> Diagnosis | None:
+        if not case.fits(unscaled):
+            return None
+        return Diagnosis("default-scale", "the scale was 1/√d, which holds only if none is given")
+
+    return rule
 
 
 @exercise("2.22", "virtual gloo cuda", nccl=True, asserts="result grouped")
@@ -61,24 +77,25 @@ LONG = 24  # divides by 2, 4, 6 and 8
 
 @exercise("2.22", "virtual", asserts="result positions documents scale alone")
 def test_documents_do_not_see_each_other(impl, run, seed, cases):
-    """Documents of different lengths, one of a single position, padding; a scale."""
+    """Documents of different lengths, one of a single position, padding; a scale, also of 0."""
     worlds = cases(3, 1, 2, 4)
 
     def body(ctx):
         found = []
-        for lengths in DOCUMENTS:
+        for scale, lengths in DOCUMENTS.items():
             rows = zigzag(lengths, ctx.rank, ctx.world_size)
             q, k, v, grad = (at(t, rows) for t in drawn(seed, sum(lengths), 3, 1))
             q, k, v = (t + 3.0 * (rows < 0)[:, None] for t in (q, k, v))  # padding has values
-            found.append(step(impl, q, k, v, grad, tuple(lengths), scale=0.7))
+            found.append(step(impl, q, k, v, grad, tuple(lengths), scale=scale))
         return found
 
     for w, results in zip(worlds, run.worlds(body, worlds), strict=True):
         for rank, each in enumerate(results):
-            for lengths, got in zip(DOCUMENTS, each, strict=True):
-                want = one_process(*drawn(seed, sum(lengths), 3, 1), lengths, 0.7)
-                what = f"documents of {lengths} positions, {w} ranks"
-                compare(got, want, zigzag(lengths, rank, w), what, rank, **EXACT)
+            for (scale, lengths), got in zip(DOCUMENTS.items(), each, strict=True):
+                whole, rows = drawn(seed, sum(lengths), 3, 1), zigzag(lengths, rank, w)
+                want, unscaled = (one_process(*whole, lengths, s) for s in (scale, None))
+                what = f"documents of {lengths} positions, scale={scale}, {w} ranks"
+                compare(got, want, rows, what, rank, unscaled[0], **EXACT)
 
 
 @exercise("2.22", "virtual gloo", asserts="group layout life")

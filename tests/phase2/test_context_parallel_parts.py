@@ -105,6 +105,29 @@ def test_parts_of_keys_merge_exactly(impl, run, seed):
         expect_close(got, want, what=f"scores {what}", **EXACT)
 
 
+@exercise("2.22", "virtual", asserts="merge")
+def test_a_pair_over_no_keys_weighs_nothing(impl, run, seed):
+    """Either pair may be over no keys, with any finite mean: the other pair is the result."""
+    means = [values(seed, 50 + n, 2, 2, 6, 3) for n in range(2)]
+    lses = [values(seed, 52 + n, 2, 2, 6, 1) for n in range(2)]
+    queries = {"the first pair is over no keys": slice(2), "the second pair is": slice(2, 4)}
+    for lse, empty in zip(lses, queries.values(), strict=True):
+        lse[:, :, empty] = -torch.inf
+
+    def body(ctx):
+        (out, more), (lse, more_lse) = ([t.clone() for t in pair] for pair in (means, lses))
+        impl.merge_(out, lse, more, more_lse)
+        return out, lse
+
+    out, lse = run(body, 1)[0]
+    both = torch.stack(lses)
+    want = (both.softmax(0) * torch.stack(means)).sum(0)
+    for what, rows in (*queries.items(), ("both have keys", slice(4, 6))):
+        for name, got, right in (("results", out, want), ("logarithms", lse, both.logsumexp(0))):
+            what_of = f"merged {name} where {what}"
+            expect_close(got[:, :, rows], right[:, :, rows], what=what_of, **EXACT)
+
+
 def one_part(seed: int):
     """q and the result's gradient, k and v of this part, and other keys and values."""
     shapes = [(2, 2, 3, 5, 6)] * 2 + [(2, 2, 1, 5, 6)] * 2 + [(2, 2, 1, 4, 6)] * 2

@@ -155,10 +155,11 @@ def test_blocks_have_their_own_scales(impl, run, seed):
             before = x.clone()
             for block, dtype in settings:
                 short = impl.quantise_blocks(x, block, dtype)
-                kinds = short.data.dtype, short.unit.dtype, short.block
-                shapes = tuple(short.data.shape), tuple(short.unit.shape)
+                kinds = short.data.dtype, short.inverse_scale.dtype, short.block
+                shapes = tuple(short.data.shape), tuple(short.inverse_scale.shape)
                 data = short.data.float().cpu()
-                out.append((data, short.unit.cpu(), kinds, shapes, impl.restore(short).cpu()))
+                restored = impl.restore(short).cpu()
+                out.append((data, short.inverse_scale.cpu(), kinds, shapes, restored))
             same = torch.equal(x.nan_to_num(), before.nan_to_num())
             out[-1] += (same,)
         return out
@@ -166,22 +167,22 @@ def test_blocks_have_their_own_scales(impl, run, seed):
     found = iter(run(body, 1)[0])
     for x in block_inputs(seed):
         for block, dtype in settings:
-            data, unit, kinds, shapes, restored, *same = next(found)
+            data, inverse, kinds, shapes, restored, *same = next(found)
             count = math.ceil(x.shape[-1] / block)
             what = f"{tuple(x.shape)} of {x.dtype} in blocks of {block}, {dtype}: "
             expect_equal(kinds, (dtype, torch.float32, block), what=f"{what}kinds", cause="dtype")
             wanted = (tuple(x.shape), (*x.shape[:-1], count))
-            expect_equal(shapes, wanted, what=f"{what}shapes of data and unit", cause="shape")
+            expect_equal(shapes, wanted, what=f"{what}shapes of data and scales", cause="shape")
             want = in_blocks(x, block, dtype)
             expect_same(restored, want, f"{what}values", "wrong-blocks")
-            each = unit.repeat_interleave(block, -1)[..., : x.shape[-1]].double()
-            expect_same(data.double() * each, want, f"{what}data times unit", "wrong-blocks")
+            each = inverse.repeat_interleave(block, -1)[..., : x.shape[-1]].double()
+            expect_same(data.double() * each, want, f"{what}data times inverse", "wrong-blocks")
             expect_equal(same, [True] * len(same), what=f"{what}x stays", cause="input-changed")
 
 
 @exercise("2.29", "virtual cuda", asserts="restored multiplied dtype")
 def test_products_of_restored_values(impl, run, seed):
-    """data·unit, and a·bᵀ in float32, also under autocast; with one unit and with blocks."""
+    """data·inverse, and a·bᵀ in float32, also under autocast; with one scale and with blocks."""
 
     def shorts(impl, device):
         a, b = values(seed, 5, 6, 70).float().to(device), values(seed, 6, 4, 70).float().to(device)
@@ -197,7 +198,8 @@ def test_products_of_restored_values(impl, run, seed):
             plain = impl.multiply(a, b)
             with torch.autocast(ctx.device.type, dtype=torch.bfloat16):
                 mixed = impl.multiply(a, b)
-            single = impl.Float8(a.data[:0], a.unit if a.block is None else a.unit[:0], a.block)
+            inverse = a.inverse_scale if a.block is None else a.inverse_scale[:0]
+            single = impl.Float8(a.data[:0], inverse, a.block)
             nothing = tuple(impl.multiply(single, b).shape)
             out.append([t.cpu() for t in (plain, mixed, impl.restore(a), impl.restore(b))])
             out[-1].append(nothing)

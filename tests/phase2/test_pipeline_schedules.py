@@ -34,6 +34,15 @@ def all_forwards_first(ranks: int, m: int) -> Schedule:
     return [[(k, r, i) for k in "FB" for i in range(m)] for r in range(ranks)]
 
 
+def one_forward_one_backward() -> Schedule:
+    """Rank 0 sends an activation while rank 1 sends a gradient: of orders by chance, few do."""
+    kinds = ("FFBFBFBB", "FBFBFBFB")
+    return [
+        [(kind, rank, steps[:at].count(kind)) for at, kind in enumerate(steps)]
+        for rank, steps in enumerate(kinds)
+    ]
+
+
 def weights_last(ranks: int, m: int) -> Schedule:
     order = one_after_another(ranks, m)
     return [[*steps, *(("W", r, i) for i in range(m))] for r, steps in enumerate(order)]
@@ -44,6 +53,7 @@ def orders(seed: int) -> list[tuple[str, int, int, Schedule]]:
     found = [
         ("all forwards first, 4 ranks", 4, 3, all_forwards_first(4, 3)),
         ("one micro-batch after another, 3 ranks", 3, 4, one_after_another(3, 4)),
+        ("one forward, one backward, 2 ranks", 2, 4, one_forward_one_backward()),
         ("one rank, one stage", 1, 2, all_forwards_first(1, 2)),
         ("one rank with three stages", 3, 2, any_order(seed, [0, 0, 0], 2)),
         ("the only order of three stages on a rank", 3, 1, any_order(seed, [0, 0, 0], 1)),

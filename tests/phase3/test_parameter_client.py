@@ -42,7 +42,7 @@ def test_keys_are_placed_by_size(impl, run, seed):
         sizes = torch.randint(1, 1000, (keys,), generator=generator).tolist()
         sizes[keys // 2] = 2500
         asked += [(sizes, servers) for servers in (1, 2, 3, 5)]
-    asked += [([0, 3, 0], 3), ([0, 0, 0, 0], 4)]
+    asked += [([0, 3, 0], 3), ([0, 0, 0, 0], 4), ([900, 1] * 8, 2)]  # in turn: 7,200 and 8
 
     def body(ctx):
         found = []

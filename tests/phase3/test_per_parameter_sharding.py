@@ -230,6 +230,24 @@ def test_groups_and_freezing(impl, run, seed):
         expect_close(moments[name], value, what=what, rtol=1e-6, atol=1e-9)
 
 
+@exercise("3.32", "virtual", asserts="group mean-added")
+@use_of_freed_is_told()
+def test_the_mean_is_over_the_group(impl, run):
+    """Two groups of unequal sizes: gradients are divided by the ranks of the own group."""
+
+    def body(ctx):
+        groups = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
+        inner = nn.Linear(1, 2, bias=False)
+        model = impl.PerParameterFSDP(inner, group=groups[ctx.rank % 2])
+        model(torch.full((1, 1), 1.0 + ctx.rank)).sum().backward()
+        return inner.weight.grad
+
+    for rank, got in enumerate(run(body, 3)):
+        want = torch.full((1 + rank % 2, 1), 2.0)
+        what = "the mean gradient in the groups [0, 2] and [1], where rank r has r + 1"
+        expect_close(got, want, what=what, rank=rank)
+
+
 @exercise("3.32", "virtual", asserts="group values unused order-no-value life")
 @use_of_freed_is_told()
 def test_another_order_costs_no_value(impl, run, seed):

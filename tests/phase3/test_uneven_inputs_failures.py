@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from distlab.grading import exercise, expect_close, expect_equal, fail
@@ -117,6 +118,46 @@ def test_a_rank_that_fails_ends_the_join_of_all(impl, run, seed, cases):
                 expect_close(got, value, what=f"{what}: a gradient", rank=rank, rtol=1e-9)
 
 
+@exercise("3.31", "virtual", asserts="told left ddp group life")
+def test_a_group_after_a_rank_has_left(impl, run):
+    """The others hear the number in the group; a backward after the join has DDP's mean."""
+
+    def join(wrapped, rank):
+        """How the join ends, where rank 1 has one batch, and rank 2 raises at its second one."""
+        try:
+            with wrapped.join([torch.ones(1, 1)] * rank) as steps:
+                for number, x in enumerate(steps):
+                    if number == 1 and rank == 2:
+                        raise KeyError("the body broke, as asked for")
+                    wrapped.shadow() if x is None else wrapped(x).sum().backward()
+        except impl.StepAborted as error:
+            return f"StepAborted of rank {error.rank}"
+        except KeyError:
+            return "KeyError"
+        return "end"
+
+    def body(ctx):
+        group, found = dist.new_group([1, 2]), []
+        for agree in (False, True) if ctx.rank else ():
+            model = nn.Linear(1, 1, bias=False)
+            wrapped = impl.UnevenDDP(model, group=group, agree=agree)
+            how = join(wrapped, ctx.rank)
+            wrapped.zero_grad()
+            wrapped(torch.full((1, 1), float(ctx.rank))).sum().backward()
+            found.append((how, model.weight.grad))
+        return found
+
+    for rank, found in enumerate(run(body, 3)):
+        for agree, (how, grad) in zip((False, True), found, strict=False):
+            want = "KeyError" if rank == 2 else "StepAborted of rank 1"
+            what = f"number 1 of the group [1, 2] fails, agree={agree}: how the join ends"
+            expect_equal(how, want, what=what, rank=rank, cause="failure-not-told")
+            if grad.item() != 1.5:
+                said = "after the join that failed ranks 1 and 2 have gradients of 1 and 2"
+                text = f"{said}: rank {rank} got {grad.item():g} as their mean, expected 1.5"
+                fail(text, cause="old-share", rank=rank)
+
+
 @exercise("3.31", "virtual", asserts="told left mean")
 def test_a_step_that_fails_is_left_out(impl, run, seed):
     """The body catches what its step raises: with agree no rank steps, and the join goes on."""
@@ -207,6 +248,37 @@ def test_throw_ends_all_ranks_at_the_first_end(impl, run, seed):
         want = [(2, "RuntimeError"), (2, "end")]
         what = "steps and end with 3, 2, 4 and with 2, 2, 2 batches"
         expect_equal(found, want, what=what, rank=rank, cause="throw")
+
+
+@exercise("3.31", "virtual", asserts="refusals steps")
+def test_a_refused_join_leaves_the_running_one(impl, run):
+    """A join in a join sends nothing; a body that catches the refusal goes on as before."""
+
+    def body(ctx):
+        model = nn.Linear(1, 1, bias=False)
+        wrapped, found = impl.UnevenDDP(model), []
+        own = [torch.full((1, 1), 1.0 + ctx.rank)] * 2
+        with wrapped.join(own, weight=lambda _: 1.0 + 2 * ctx.rank) as steps:
+            for x in steps:
+                wrapped.zero_grad()
+                refused = False
+                try:
+                    with ctx.region("refused"), wrapped.join(own):
+                        pass
+                except RuntimeError:
+                    refused = True
+                wrapped(x).sum().backward()
+                found.append((refused, model.weight.grad.item()))
+        return found
+
+    results = run(body, 2)
+    for rank, found in enumerate(results):
+        what = "in both steps of a join: whether a join in it is refused, and the step's gradient"
+        expect_equal(found, [(True, 1.75)] * 2, what=what, rank=rank, cause="join-ended")
+        sent = results.logs[rank].select(region="refused").events
+        if sent:
+            text = f"rank {rank} issued {sent[0]} for a join that it refuses"
+            fail(text, cause="late-check", rank=rank, line=sent[0].line)
 
 
 @exercise("3.31", "virtual", asserts="refusals weight")

@@ -21,10 +21,12 @@ from distlab.ranks import RankContext, run_ranks
 from given.step_profile import Profile
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase4_production import engines, trainer_loop, trainer_setup, training_plan
+from solutions.phase4_production.config_sources import make_config
 from solutions.phase4_production.digits_folder import write_digits
 from solutions.phase4_production.flops import matmul_peak
 from solutions.phase4_production.recipe import make_optimizer_class
-from solutions.phase4_production.trainer_config import Config, make_config
+from solutions.phase4_production.task import Task
+from solutions.phase4_production.trainer_config import Config
 from solutions.phase4_production.trainer_loop import Trainer
 from solutions.phase4_production.training_plan import profile_of
 
@@ -75,7 +77,7 @@ def train(
     is not profiled again, which takes longer than to train. ``environ``: what the ranks find in
     their environment beside the rest. DDP makes several buckets, as of a larger model.
     """
-    if config.model != "small_cnn":
+    if config.model not in ("small_cnn", "gpt"):
         importlib.import_module("torchvision")  # here once, not in every rank
     if config.parallel == "torch":
         importlib.import_module("solutions.phase4_production.torch_engines")
@@ -107,14 +109,16 @@ def train(
 
 
 def profile_once(
-    config: Config, model: torch.nn.Module, micro_batch: int, device: torch.device
+    task: Task, model: torch.nn.Module, micro_batch: int, device: torch.device
 ) -> Profile:
     """``profile_of``, which depends on these alone."""
+    config = task.config
     strides = [tensor.stride() for tensor in model.state_dict().values()]
-    steps = config.image_size, config.precision, config.activation_checkpointing, micro_batch
-    key = str((model, strides, make_optimizer_class(config), *steps, device))
+    sizes = config.image_size, config.length, micro_batch
+    steps = config.precision, config.activation_checkpointing
+    key = str((model, strides, make_optimizer_class(config), *sizes, *steps, device))
     if key not in PROFILES:
-        PROFILES[key] = profile_of(config, model, micro_batch, device)
+        PROFILES[key] = profile_of(task, model, micro_batch, device)
     return PROFILES[key]
 
 

@@ -19,15 +19,10 @@ import yaml
 from distlab.course.catalogue import root
 from distlab.ranks import RankFailure
 from solutions.phase4_production import watchdog
+from solutions.phase4_production.config_sources import make_config, parse, read_yaml
 from solutions.phase4_production.exit_codes import CRASHED, DONE, HUNG, MEANING, PREEMPTED, REFUSED
 from solutions.phase4_production.preflight import check
-from solutions.phase4_production.trainer_config import (
-    Config,
-    ConfigError,
-    make_config,
-    parse,
-    read_yaml,
-)
+from solutions.phase4_production.trainer_config import Config, ConfigError
 from tests import forked_commands
 from tests.forked_agents import processes_of
 from tests.phase4.image_runs import STEPS, config_of, few_digits, fields_of, losses, records, train

@@ -81,6 +81,25 @@ def _recomputed(ctx: RankContext, impl: Implementation, case: Case) -> Work:
     return work
 
 
+def _chosen(ctx: RankContext, impl: Implementation, case: Case) -> Work:
+    width = case["D"]
+    parts: list[nn.Module] = []
+    for _ in range(case["n"]):
+        up = nn.Linear(width, case["q"] * width, bias=False)
+        parts += [up, nn.Tanh(), nn.Linear(case["q"] * width, width, bias=False)]
+    x = torch.ones(ROWS, width, requires_grad=True)
+
+    def work() -> Found:
+        keep = impl.at_least(case["f"] * width / 2)
+        with PeakMemory() as memory:
+            loss = impl.selective_checkpoint(keep, nn.Sequential(*parts), x * 1.0).sum()
+            kept = memory.current
+        loss.backward()
+        return {"kept": float(kept)}
+
+    return work
+
+
 def _input_bytes(case: Case) -> int:
     return ROWS * case["D"] * 4
 
@@ -195,6 +214,26 @@ SCENES = (
                 "kept",
                 lambda c: (c["s"] - 1 + c["n"] // c["s"] * c["q"]) * _input_bytes(c),
                 "(s-1)·A + n/s·L, A = bytes of an input, L = q·A",
+                asks="bytes that are kept for backward when the forward ends",
+                tolerance=0.01,
+                why="1 %: the loss is a number, too",
+            ),
+        ),
+        doubled=ON_ONE,
+    ),
+    Scene(
+        exercise="2.27",
+        tells="One rank runs n = {n} layers as one segment, in float32. A layer is a product of "
+        f"{ROWS} x {{D}} numbers with D x qD, q = {{q}}, then tanh, then a product with qD x D, "
+        "without bias. The policy keeps what saves at least {f}·D/2 FLOPs per byte.",
+        draw=draws("2.27", [1], n=[4, 6, 8], q=[2, 3, 4], f=[1, 2], D=[256, 512]),
+        prepare=_chosen,
+        quantities=(
+            held(
+                "kept",
+                lambda c: (c["n"] + (c["f"] == 1) * c["n"] * c["q"]) * _input_bytes(c),
+                "(1 + n-1)·A, and n·q·A if f = 1: the input, outputs of all second products but "
+                "the last, and outputs of the first ones",
                 asks="bytes that are kept for backward when the forward ends",
                 tolerance=0.01,
                 why="1 %: the loss is a number, too",

@@ -282,9 +282,9 @@ def bottleneck(seconds: Callable[[Case], float]) -> Quantity:
     )
 
 
-def ring_seconds(case: Case, nbytes: float) -> float:
-    """An all-reduce of the backend by a ring."""
-    w = case["W"]
+def ring_seconds(case: Case, nbytes: float, ranks: int | None = None) -> float:
+    """An all-reduce of the backend by a ring of ``ranks`` (default: of all)."""
+    w = ranks or case["W"]
     return case.machine.launch + 2 * (w - 1) * (case.alpha + nbytes / w * case.beta)
 
 

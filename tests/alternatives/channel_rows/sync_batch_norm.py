@@ -102,7 +102,7 @@ class SyncBatchNorm(nn.BatchNorm1d):
         factor = torch.where(some, factor, torch.zeros_like(factor))
         bessel = torch.where(some, n / (n - 1), torch.ones_like(n))
         for old, new in ((self.running_mean, mean), (self.running_var, var * bessel)):
-            old.copy_(torch.lerp(old.double(), new, factor))
+            old.copy_(torch.where(some, torch.lerp(old.double(), new, factor), old.double()))
 
 
 def convert_batch_norms(module, group=None):

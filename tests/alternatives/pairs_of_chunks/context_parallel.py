@@ -156,11 +156,7 @@ def ring_attention(q, k, v, lengths=None, *, scale=None, group=None):
     if sum(sizes) != positions / 2:
         raise ValueError("lengths don't fit")
     each = q.shape[1] // groups
-    grouped = (
-        q.view(samples, groups, each, positions, features)
-        if q.is_contiguous()
-        else (torch.stack(q.split(each, 1), 1))
-    )
+    grouped = q.reshape(samples, groups, each, positions, features)
     scale = 1 / math.sqrt(features) if scale is None else scale
     result = _Ring.apply(grouped, k[:, :, None], v[:, :, None], sizes, scale, group)
     return result.reshape(q.shape)

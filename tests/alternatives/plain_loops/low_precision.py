@@ -18,7 +18,7 @@ FORMATS = [E4M3, E4M3, E5M2]
 
 class Float8(NamedTuple):
     data: torch.Tensor
-    unit: torch.Tensor
+    inverse_scale: torch.Tensor
     block: int | None = None
 
 
@@ -52,23 +52,23 @@ def quantise_blocks(x, block, dtype):
     if not block >= 1:
         raise ValueError(block)
     x = x.detach().float()
-    data, units = torch.zeros(x.shape, device=x.device), []
+    data, inverses = torch.zeros(x.shape, device=x.device), []
     for first in range(0, x.shape[-1], block):
         part = x[..., first : first + block]
         scale = scale_for(part.abs().amax(-1), dtype)
         data[..., first : first + block] = part * scale.unsqueeze(-1)
-        units.append(scale.reciprocal())
+        inverses.append(scale.reciprocal())
     empty = x.new_zeros(*x.shape[:-1], 0)
-    return Float8(saturate(data, dtype), torch.stack(units, -1) if units else empty, block)
+    return Float8(saturate(data, dtype), torch.stack(inverses, -1) if inverses else empty, block)
 
 
 def restore(short):
     values = short.data.float()
     if not short.block:
-        return values * short.unit
-    for number in range(short.unit.shape[-1]):
+        return values * short.inverse_scale
+    for number in range(short.inverse_scale.shape[-1]):
         part = slice(number * short.block, (number + 1) * short.block)
-        values[..., part] *= short.unit[..., number : number + 1]
+        values[..., part] *= short.inverse_scale[..., number : number + 1]
     return values
 
 
@@ -82,7 +82,7 @@ class Three(torch.autograd.Function):
     def forward(x, weight, layer):
         a, a_turned = layer.quantise(x, INPUT)
         b, b_turned = layer.quantise(weight, WEIGHT)
-        kept = [a_turned.data, a_turned.unit, b_turned.data, b_turned.unit]
+        kept = [a_turned.data, a_turned.inverse_scale, b_turned.data, b_turned.inverse_scale]
         return multiply(a, b), *kept
 
     @staticmethod
@@ -95,12 +95,12 @@ class Three(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, *_):
         block = ctx.layer.block
-        x, x_unit, weight, weight_unit = ctx.saved_tensors
+        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
         g, g_turned = ctx.layer.quantise(grad, GRADIENT)
         wants_x, wants_weight, _ = ctx.needs_input_grad
         return (
-            multiply(g, Float8(weight, weight_unit, block)) if wants_x else None,
-            multiply(g_turned, Float8(x, x_unit, block)) if wants_weight else None,
+            multiply(g, Float8(weight, weight_inverse, block)) if wants_x else None,
+            multiply(g_turned, Float8(x, x_inverse, block)) if wants_weight else None,
             None,
         )
 
@@ -130,7 +130,7 @@ class Float8Linear(nn.Module):
         old = self.scale_T[kind]
         scale = torch.where(old == 0, scale_for(amax, dtype, self.margin), old)
         short = Float8(saturate(x.float() * scale, dtype), scale.reciprocal())
-        return short, Float8(short.data.t(), short.unit)
+        return short, Float8(short.data.t(), short.inverse_scale)
 
     def forward(self, x):
         width = self.weight.shape[1]

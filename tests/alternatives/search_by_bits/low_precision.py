@@ -18,7 +18,7 @@ FORMATS = (E4M3, E4M3, E5M2)
 
 class Float8(NamedTuple):
     data: torch.Tensor
-    unit: torch.Tensor
+    inverse_scale: torch.Tensor
     block: int | None = None
 
 
@@ -67,24 +67,24 @@ def largest_in(x):
 def quantise_blocks(x, block, dtype):
     if block <= 0:
         raise ValueError("empty blocks")
-    parts, units = [], []
+    parts, inverses = [], []
     for part in x.detach().float().split(block, -1) if x.shape[-1] else []:
         amax = part.abs().amax(-1)
         scale = scale_for(amax, dtype)
         parts.append(saturate(part * scale[..., None], dtype).view(torch.uint8))
-        units.append(1 / scale)
+        inverses.append(1 / scale)
     if not parts:
         nothing = x.new_zeros(x.shape, dtype=torch.float32)
         return Float8(nothing.to(dtype), nothing, block)
-    return Float8(torch.cat(parts, -1).view(dtype), torch.stack(units, -1), block)
+    return Float8(torch.cat(parts, -1).view(dtype), torch.stack(inverses, -1), block)
 
 
 def restore(short):
     values = short.data.to(torch.float32)
     if short.block is None:
-        return values * short.unit
+        return values * short.inverse_scale
     places = torch.arange(values.shape[-1], device=values.device) // short.block
-    return values * short.unit[..., places]
+    return values * short.inverse_scale[..., places]
 
 
 @torch.no_grad()

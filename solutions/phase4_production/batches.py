@@ -1,4 +1,4 @@
-"""Micro-batches of images: which rank trains on which and when, and the processes that load them.
+"""Micro-batches of samples: which rank trains on which and when, and the processes that load them.
 
 Step k of an epoch takes
 
@@ -6,8 +6,8 @@ Step k of an epoch takes
 
 at every world size W (exercise 4.18), in micro-batches, equally many on every rank.
 
-A file that can't be decoded still has its position in the order, so no other rank's samples move.
-It is left out of its batch and named once. The mean loss is over the images that could be read.
+A sample that can't be read still has its position in the order, so no other rank's samples move.
+It is left out of its batch and named once. The mean loss is over the samples that could be read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 from typing import NamedTuple
 
 import torch
@@ -28,52 +28,50 @@ from solutions.phase1_data_parallel.data_loader import ShardedBatchSampler, Shar
 from solutions.phase2_advanced.gradient_accumulation import IGNORED
 
 from .elastic_sampler import ElasticSampler
-from .image_folder import MEAN, STD, DataError, Decoded, Sample, blank
 
+Sample = tuple[int, int]  # epoch, index; epoch -1: not augmented
+Decoded = tuple[Tensor, Tensor, int]  # inputs, targets, index; all targets IGNORED: unreadable
 PREEMPTION = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class Batch(NamedTuple):
-    """The parts of one micro-batch: at least one row, whose target may be IGNORED."""
+class DataError(ValueError):
+    """An error in the data folder, in one sentence."""
 
-    images: Tensor  # (n, 3, size, size) uint8
-    targets: Tensor  # (n,) int64
+
+class Batch(NamedTuple):
+    """The parts of one micro-batch: at least one row, whose targets may be IGNORED."""
+
+    inputs: Tensor  # (n, …): images of uint8, tokens of int64
+    targets: Tensor  # (n,) or (n, tokens) int64
     unreadable: list[int]  # indices that were left out
 
     def pin_memory(self) -> Batch:
         """The same batch in memory from which a GPU can copy asynchronously."""
-        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.unreadable)
-
-
-def normalised(images: Tensor, device: torch.device, channels_last: bool) -> Tensor:
-    """uint8 to float32 with mean 0 and deviation 1 (of ImageNet), on ``device``."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    images = images.to(device, non_blocking=True).to(torch.float32, memory_format=layout)
-    mean, std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (MEAN, STD))
-    return images.mul_(1 / (255 * std)).sub_(mean / std)
+        return Batch(self.inputs.pin_memory(), self.targets.pin_memory(), self.unreadable)
 
 
 class Collate:
-    """Stacks the images that could be read; without any, one blank row with target IGNORED.
+    """Stacks the samples that could be read; without any, ``blank``, whose targets are IGNORED.
 
     A batch is never empty, so that the model runs, and communicates, equally often on every rank.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, blank: tuple[Tensor, Tensor]) -> None:
+        self.blank = blank
 
     def __call__(self, samples: Sequence[Decoded]) -> Batch:
-        good = [(image, label) for image, label, _ in samples if label != IGNORED]
-        bad = [index for _, label, index in samples if label == IGNORED]
-        images, labels = zip(*(good or [(blank(self.size), IGNORED)]), strict=True)
-        return Batch(torch.stack(images), torch.tensor(labels), bad)
+        readable = [bool((targets != IGNORED).any()) for _, targets, _ in samples]
+        good = [(inputs, targets) for inputs, targets, _ in compress(samples, readable)]
+        bad = [index for (_, _, index), known in zip(samples, readable, strict=True) if not known]
+        inputs, targets = zip(*(good or [self.blank]), strict=True)
+        return Batch(torch.stack(inputs), torch.stack(targets), bad)
 
 
 class RunBatches(Sampler[list[Sample]]):
     """This rank's micro-batches from step ``first_step`` to ``steps`` of the whole run.
 
     One loader serves all epochs: its workers start once and read ahead over the ends of epochs.
-    Raises DataError if there are fewer images than ranks.
+    Raises DataError if there are fewer samples than ranks.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class RunBatches(Sampler[list[Sample]]):
     ) -> None:
         if sampler.dataset_size < sampler.world_size:
             raise DataError(
-                f"{sampler.dataset_size} images are too few for {sampler.world_size} ranks: each "
+                f"{sampler.dataset_size} samples are too few for {sampler.world_size} ranks: each "
                 "needs one"
             )
         self.sampler, self.micro_batch = sampler, micro_batch
@@ -113,7 +111,7 @@ class RunBatches(Sampler[list[Sample]]):
 
 
 class EvaluationBatches(Sampler[list[Sample]]):
-    """This rank's part of every image once, in order, in equally many batches on every rank."""
+    """This rank's part of every sample once, in order, in equally many batches on every rank."""
 
     def __init__(self, size: int, batch: int, *, rank: int, world_size: int) -> None:
         sampler = ShardedSampler(
@@ -160,7 +158,7 @@ def make_loader(
     dataset: Dataset[Decoded],
     batches: Sampler[list[Sample]],
     *,
-    size: int,
+    blank: tuple[Tensor, Tensor],
     workers: int,
     prefetch: int,
     device: torch.device,
@@ -169,7 +167,7 @@ def make_loader(
     return Steady(
         dataset,
         batch_sampler=batches,
-        collate_fn=Collate(size),
+        collate_fn=Collate(blank),
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
         persistent_workers=workers > 0,

@@ -1,0 +1,129 @@
+"""Raw numbers of paired benchmarks: one folder per run, one JSON file per table.
+
+A start that other programs disturbed stays in the file, is marked, and does not count. A run that
+was interrupted goes on where it was. A case whose sources have changed since is measured anew.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from distlab.course import progress
+from distlab.course.catalogue import root
+
+from .machine import Load, fingerprint, name_of
+from .pairs import Case, Paired, Values
+from .ratio import Ratio, of_start, over_starts
+
+FOLDER = "benchmarks/results"
+SOURCES = ("solutions", "given", "distlab/ranks", "distlab/reference")
+
+
+@dataclass
+class Book:
+    """The starts of one table in one run."""
+
+    machine: dict[str, Any]
+    table: str
+    date: str
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)  # name: sources, starts
+
+    def starts(self, name: str) -> list[dict[str, Any]]:
+        """Those of a case that count."""
+        return [s for s in self.cases.get(name, {}).get("starts", []) if s["alone"]]
+
+    def ratio(self, name: str, ours: str, theirs: str) -> Ratio | None:
+        """The ratio of two contestants in a case; None before it was measured."""
+        starts = self.starts(name)
+        if not starts or not {ours, theirs} <= {*starts[0]["values"]}:
+            return None
+        return over_starts([of_start(s["values"][ours], s["values"][theirs]) for s in starts])
+
+
+@cache
+def sources(module: str) -> str:
+    """A digest of the solutions, of what runs them, and of the benchmark's module."""
+    files = sorted(p for folder in SOURCES for p in (root() / folder).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in (*files, root() / "benchmarks" / f"{module}.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def new_run() -> str:
+    """The name of today's run on this machine."""
+    return f"{datetime.date.today().isoformat()}-{name_of(fingerprint())}"
+
+
+def path_of(run: str, table: Paired) -> Path:
+    """The file of a table."""
+    return root() / FOLDER / run / f"{table.slug}.json"
+
+
+def new_book(table: Paired) -> Book:
+    """An empty one, for this machine and today."""
+    return Book(fingerprint(), table.title, datetime.date.today().isoformat())
+
+
+def read(run: str, table: Paired) -> Book:
+    """What is there of a table; an empty book if there is nothing."""
+    path = path_of(run, table)
+    if path.exists():
+        return Book(**json.loads(path.read_text(encoding="utf-8")))
+    return new_book(table)
+
+
+def runs() -> list[str]:
+    """All runs that are kept, oldest first."""
+    folder = root() / FOLDER
+    return sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+
+
+def one_start(case: Case, rounds: int, number: int) -> dict[str, Any]:
+    """Start the ranks once, and what is kept of it."""
+    with Load() as load:
+        found = case.start(rounds, number)
+    values: Values = {who: [float(f"{v:.5g}") for v in each] for who, each in found.values.items()}
+    told = {"number": number, "alone": load.alone, **asdict(load)}
+    return told | {"values": values, "facts": {**found.facts}}
+
+
+def measure(table: Paired, module: str, run: str, most: int, say: Callable[[str], None]) -> Book:
+    """Measure what the run lacks of the table, by at most ``most`` starts per case; saved after
+    each start."""
+    book, path = read(run, table), path_of(run, table)
+    path.parent.parent.mkdir(exist_ok=True)
+    for case in table.cases():
+        entry = book.cases.get(case.name)
+        if entry is None or entry["sources"] != sources(module):
+            book.cases[case.name] = {"sources": sources(module), "starts": []}
+        for _ in more_starts(book, table, case, most):
+            progress.write(path, asdict(book))
+        say(told(book, table, case))
+    return book
+
+
+def more_starts(book: Book, table: Paired, case: Case, most: int) -> Iterator[None]:
+    """Add starts of a case to the book until its ratios are told: ``most`` that count, or twice
+    as many on a machine that others disturb."""
+    starts = book.cases[case.name]["starts"]
+    while len(starts) < 2 * most and len(book.starts(case.name)) < most:
+        ratios = [book.ratio(case.name, *pair) for pair in table.pairs]
+        if all(ratio is not None and ratio.told for ratio in ratios):
+            return
+        starts.append(one_start(case, table.rounds, len(starts)))
+        yield
+
+
+def told(book: Book, table: Paired, case: Case) -> str:
+    """A case's ratios in one line."""
+    ratios = "; ".join(f"{a} : {b} {book.ratio(case.name, a, b)}" for a, b in table.pairs)
+    disturbed = len(book.cases[case.name]["starts"]) - len(book.starts(case.name))
+    return f"{case.name}: {ratios}" + (f" ({disturbed} starts disturbed)" if disturbed else "")

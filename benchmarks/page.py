@@ -1,0 +1,82 @@
+"""benchmarks/README.md: paired tables from the raw numbers of all runs, other tables as printed."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from . import book
+from .common import Table
+from .machine import described, fingerprint
+from .pairs import Paired
+from .ratio import EQUAL, LEAST_STARTS
+
+HEAD = f"""# Benchmarks
+
+`make bench` measures everything, alone on the machine, in about two hours; it can be interrupted,
+and goes on where it was. `make bench QUICK=1` measures in five minutes what texts claim.
+
+**How to read a ratio.** Contestants take turns in the same ranks, in alternating order. Ranks are
+started anew at least {LEAST_STARTS} times, because placement, memory and sockets stay as they are
+for a whole start. "0.94 [0.91, 0.97] faster" is the median over starts, with its 95 % interval
+(bootstrap over starts). The word is "equal" if the whole interval lies within ±{EQUAL:.0%} of 1,
+"faster" or "slower" if the interval leaves out 1, and else "unknown". A start in which other
+programs used more than a tenth of a processor does not count. Raw numbers, with the machine and its
+load, are in [results](results). Times in ms are medians of the newest run.
+
+`make soak` writes the table of wrong verdicts. `python -m benchmarks.kernels --out FILE` times the
+kernels of one GPU, and whole steps of training. [kernels_h100.json](kernels_h100.json) has the
+times of an H100, with torch 2.11.
+"""
+
+
+def sections(text: str) -> dict[str, str]:
+    """The tables of a page by their titles."""
+    parts = text.split("\n## ")[1:]
+    return {part.partition("\n")[0]: f"## {part.strip()}" for part in parts}
+
+
+def page(old: str, paired: Sequence[Paired], tables: Sequence[Table]) -> str:
+    """The whole page: ratios from the raw numbers, the other tables of ``old`` or new ones."""
+    today = datetime.date.today().isoformat()
+    others = f"Measured on {described(fingerprint())}; {today}."
+    new = {t.title: f"{t.markdown()}\n\n{others}" for t in tables}
+    ratios = {t.title: table for t in paired if (table := section(t)) is not None}
+    return "\n\n".join([HEAD.rstrip(), *(sections(old) | new | ratios).values()]) + "\n"
+
+
+def section(table: Paired) -> str | None:
+    """A paired table over all runs; None if no run has it."""
+    books = [found for run in book.runs() if (found := book.read(run, table)).cases]
+    if not books:
+        return None
+    header = [*table.labels, *(_times(table) if len(table.pairs) == 1 else []), *table.facts]
+    columns = [(a, b, found) for a, b in table.pairs for found in books]
+    header += [f"{a} : {b}, {_short(found)}" for a, b, found in columns]
+    rows = []
+    for case in table.cases():
+        starts = books[-1].starts(case.name)
+        if not starts:
+            continue
+        row = [*case.labels]
+        if len(table.pairs) == 1:
+            row += [f"{_median(starts, who):.3g}" for who in table.pairs[0]]
+        row += [str(starts[-1]["facts"].get(fact, "")) for fact in table.facts]
+        row += [str(found.ratio(case.name, a, b) or "") for a, b, found in columns]
+        rows.append(row)
+    machines = (f"{_short(found)}: {described(found.machine)}." for found in books)
+    return Table(table.title, header, rows, table.note).markdown() + "\n\n" + "\n".join(machines)
+
+
+def _times(table: Paired) -> list[str]:
+    return [f"{who}, {table.unit}" for who in table.pairs[0]]
+
+
+def _median(starts: Sequence[dict[str, Any]], who: str) -> float:
+    return statistics.median(v for start in starts for v in start["values"][who])
+
+
+def _short(found: book.Book) -> str:
+    return f"{found.date}"

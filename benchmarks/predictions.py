@@ -1,0 +1,130 @@
+"""Published measurements beside predictions: ``docs/validation.md`` and what it rests on.
+
+``python -m benchmarks.predictions`` predicts every row of ``clusters/published.csv`` whose inputs
+have changed since it was recorded, keeps each in ``clusters/predicted.json`` when it is done, and
+writes the page. ``--again ROW …`` predicts these anew, ``--minutes`` ends in time. ``--fit`` prints
+the constants that the recorded rows lead to (``prediction_fit.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from distlab.simulate.plan import Plan
+from distlab.simulate.prediction import simulate
+from distlab.simulate.published import RECORD, Row, digest, predict_collective, recorded, rows
+
+from . import prediction_fit, predictions_page
+
+EXACT = 8  # digits that are kept
+LAYERS, BATCHES = (4, 6), (1, 2)  # that are run, of models with more layers and batches
+
+
+def plan_of(row: Row) -> Plan:
+    """How a training run is simulated: two ranks stand for all."""
+    two_ranks = row.run["gpus"] > 1
+    return Plan(**row.run | {"gpus": (row.run["gpus"],), "two_ranks": two_ranks})
+
+
+def predict(row: Row) -> dict[str, Any]:
+    """An entry of the record."""
+    if row.is_collective:
+        return {"predicted": _short(predict_collective(row))}
+    plan = plan_of(row)
+    foldable = plan.strategy == "fsdp" and plan.spec.layers > LAYERS[1]
+    found = folded(plan) if foldable else times(plan)
+    step = sum(found.values())
+    units = plan.samples * plan.accumulate * plan.spec.per_sample
+    predicted = step if row.unit == "s" else units / step
+    parts = {part: _short(seconds) for part, seconds in sorted(found.items()) if part != "waits"}
+    return {"predicted": _short(predicted), "parts": parts, "waits": _short(found["waits"])}
+
+
+def times(plan: Plan) -> dict[str, float]:
+    """The seconds of a step: each kind of kernel, and the time in which the GPU waits."""
+    (answer,) = simulate(plan)
+    return {"waits": answer.exposed + answer.host, **answer.parts}
+
+
+def folded(plan: Plan) -> dict[str, float]:
+    """The same, of few layers and batches: equal layers and equal batches take equal times."""
+    most = plan.spec.layers
+    batches = min(plan.accumulate, BATCHES[1])
+    ends = []
+    for count in sorted({batches, min(plan.accumulate, BATCHES[0])}):
+        few, more = (
+            times(dataclasses.replace(plan, layers=layers, accumulate=count)) for layers in LAYERS
+        )
+        ends.append(_line(few, more, (most - LAYERS[0]) / (LAYERS[1] - LAYERS[0])))
+    beyond = (plan.accumulate - BATCHES[0]) / (BATCHES[1] - BATCHES[0])
+    return ends[0] if len(ends) == 1 else _line(ends[0], ends[1], beyond)
+
+
+def _line(at_0: dict[str, float], at_1: dict[str, float], at: float) -> dict[str, float]:
+    """The value at ``at`` of the line through the values at 0 and 1."""
+    return {name: at_0[name] + at * (at_1[name] - at_0[name]) for name in at_1}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{EXACT}g}")
+
+
+def stale(known: dict[str, dict[str, Any]]) -> list[Row]:
+    """The rows to predict, whose record is missing or rests on other inputs."""
+    can = [row for row in rows() if row.run]
+    return [row for row in can if known.get(row.id, {}).get("digest") != digest(row)]
+
+
+def record(again: Sequence[str], until: float) -> dict[str, dict[str, Any]]:
+    """Predict what is stale, until a time."""
+    torch.set_num_threads(1)
+    known = dict(recorded()) if RECORD.exists() else {}
+    chosen = [row for row in rows() if row.id in again] if again else stale(known)
+    for row in chosen:
+        if time.time() > until:
+            break
+        begun = time.perf_counter()
+        known[row.id] = {"digest": digest(row), **predict(row)}
+        write(known)
+        error = known[row.id]["predicted"] / row.value - 1
+        print(
+            f"{row.id} {row.config[:60]}: {error:+.1%}, {time.perf_counter() - begun:.0f} s",
+            flush=True,
+        )
+    return known
+
+
+def write(known: dict[str, dict[str, Any]]) -> None:
+    """Keep the record, one row to a line, with the errors of rows left out of the fit."""
+    order = [row.id for row in rows() if row.id in known]
+    lines = ",\n".join(f'"{each}": {json.dumps(known[each])}' for each in order)
+    RECORD.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    recorded.cache_clear()
+
+
+def main() -> None:
+    """Record, then write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--again", nargs="+", default=[], metavar="ROW")
+    parser.add_argument("--minutes", type=float, default=600.0, help="begin no row after these")
+    parser.add_argument("--fit", action="store_true", help="print the constants to fit")
+    options = parser.parse_args()
+    known = record(options.again, time.time() + 60 * options.minutes)
+    if options.fit:
+        for name in prediction_fit.FITTED:
+            print(name, *(f"{value:.3f}" for value in prediction_fit.fit(name, known)))
+    for row_id, predicted in prediction_fit.held_out(known).items():
+        known[row_id]["held_out"] = _short(predicted)
+    write(known)
+    print(predictions_page.write())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The paragraphs of ``docs/validation.md``."""
+
+from __future__ import annotations
+
+INTRODUCTION = """# Predictions against published runs
+
+Written by `python -m benchmarks.predictions`. It sets {rows} published measurements beside
+predictions of `distlab simulate`, and {simulated} of them can be simulated.
+`clusters/published.csv` has the measurements with their sources, and `clusters/predicted.json` the
+predictions. An error is predicted over published, less 1: with a positive error the real run was
+slower.
+
+A prediction rests on numbers of three kinds, and each number has its source in the data files:
+
+- *Measured.* The times of 920 kernels of one H100 (`benchmarks/kernels_h100.json`) give the shares
+  of the peak rates that products, attention, convolutions and other kernels reach
+  (`clusters/kernels/h100.yaml`). Published curves give the bandwidth of collectives over their
+  size.
+- *From vendors.* Peaks, memory, links, and the latencies in NCCL's source.
+- *Fitted.* Kernels take longer in a cluster that trains for days than alone: power limits, other
+  software, other versions. Three loads per GPU tell by how much, and one number tells how a step
+  grows with each doubling of the nodes. They are fitted to all runs of one project together. No
+  number belongs to a single run.
+
+The A100 and the H200 take the shares of the H100.
+
+All layers of a language model are equal, and so are the batches of a step that accumulates. So few
+of them are run, and the line through their times gives the rest. A test compares with a run of all.
+
+*Apart* is the error without the row's own data. A run that loads were fitted to is predicted with
+the loads that come out without all runs of its model. A point of a curve is predicted from the rest
+of the curve.
+"""
+AFTER = """
+`distlab simulate` shows the column *9 in 10* of *apart* beside each rate, for the kind of its plan.
+Collectives count from 4 MiB: below, latency decides, and no curve tells it.
+"""
+WORST = """
+These rows have the largest errors. The reasons are what the sources tell. No run was repeated to
+prove them.
+"""
+NOT_SIMULATED = """
+These rows need what the simulator does not have, or what their source does not state.
+"""
+WHY = {
+    "r151": "a V100 has no measured kernels: the roofline has one rate for all convolutions",
+    "r266": "the source falls from 0.13 to 0.05 after 64 GPUs, then hardly; the formula is smooth",
+    "r255": "the source has 0.50 with 16 GPUs and 0.53 with 32; the formula falls",
+    "r275": "the source halves from 256 to 512 GPUs; the formula falls by less",
+    "r143": "convolution, batch norm and ReLU are one kernel there; here they are three",
+    "r239": "left out of its curve, the point is far from its neighbours, 1 and 256 MiB",
+    "r270": "the source has nearly the same with 128 and 256 GPUs; the formula halves",
+    "r279": "the source hardly falls from 512 to 1,024 GPUs; the formula halves",
+}

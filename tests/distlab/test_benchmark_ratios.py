@@ -1,0 +1,198 @@
+"""How benchmarks tell: ratios over fresh starts, words, disturbed starts, runs, claims."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks import book, common, machine, page, run
+from benchmarks.claims import Claim, broken, claims
+from benchmarks.pairs import Case, Paired, Start
+from benchmarks.ratio import LEAST_STARTS, MOST_STARTS, Ratio, of_start, over_starts
+from distlab.course.catalogue import root
+
+
+def test_interval_holds_the_true_ratio() -> None:
+    """In at least 92 % of 300 draws of starts that differ by 1.5 %."""
+    draw = random.Random(0)
+    held = 0
+    for _ in range(300):
+        found = over_starts([1.1 * draw.gauss(1, 0.015) for _ in range(LEAST_STARTS)])
+        held += found.low <= 1.1 <= found.high
+    assert held >= 0.92 * 300
+
+
+def test_one_start_tells_nothing() -> None:
+    assert over_starts([0.5]).word == "unknown"
+    assert not over_starts([0.5]).told
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (0.97, 1.03, "equal"),
+        (0.98, 0.99, "equal"),
+        (0.90, 0.99, "faster"),
+        (1.01, 1.20, "slower"),
+        (0.96, 1.02, "unknown"),
+        (0.99, 1.04, "unknown"),
+    ],
+)
+def test_words(low: float, high: float, word: str) -> None:
+    assert Ratio((low + high) / 2, low, high, 9).word == word
+
+
+def test_starts_end_when_the_interval_is_narrow_wherever_it_lies() -> None:
+    assert Ratio(2.0, 1.98, 2.02, LEAST_STARTS).told
+    assert not Ratio(1.0, 0.9, 1.1, LEAST_STARTS).told
+    assert not Ratio(0.5, 0.4, 0.6, LEAST_STARTS).told  # though it is clearly faster
+    assert not Ratio(1.0, 1.0, 1.0, LEAST_STARTS - 1).told
+    assert Ratio(1.0, 0.9, 1.1, MOST_STARTS).told
+
+
+def test_a_start_is_the_median_of_its_pairs() -> None:
+    """A moment that slows both in one round does not count."""
+    assert of_start([1.0, 50.0, 3.0], [2.0, 100.0, 6.0]) == 0.5
+    with pytest.raises(ValueError, match="zip"):
+        of_start([1.0], [1.0, 2.0])
+
+
+def test_contestants_take_turns_in_alternating_order() -> None:
+    assert [*common.turns("ab", 3)] == ["a", "b", "b", "a", "a", "b"]
+    assert [*common.turns("ab", 2, number=1)] == ["b", "a", "a", "b"]
+    order: list[str] = []
+    values = common.in_turn(
+        {name: lambda name=name: order.append(name) or float(len(order)) for name in "ab"}, 2
+    )
+    assert order == ["a", "b", "b", "a"]
+    assert values == {"a": [1.0, 4.0], "b": [2.0, 3.0]}
+
+
+class Ranks:
+    """A start that takes no time: ``ratio`` of one, with noise that a seed draws."""
+
+    def __init__(self, ratio: float, noise: float = 0.0) -> None:
+        self.ratio, self.noise, self.numbers = ratio, noise, list[int]()
+
+    def start(self, rounds: int, number: int) -> Start:
+        self.numbers.append(number)
+        of_this = 1 + self.noise * random.Random(number).gauss(0, 1)
+        return Start({"ours": [self.ratio * of_this] * rounds, "theirs": [1.0] * rounds})
+
+
+def table(**ranks: Ranks) -> Paired:
+    cases = [Case((name,), each.start) for name, each in ranks.items()]
+    pairs = [("ours", "theirs")]
+    return Paired("A table: of two", ("case",), "ms", pairs, lambda: cases, 3, "a note")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results go to a folder of their own, and the machine is otherwise idle."""
+    (tmp_path / "benchmarks").mkdir()
+    monkeypatch.setattr(book, "root", lambda: tmp_path)
+    monkeypatch.setattr(book, "sources", lambda module: "as they are")
+    monkeypatch.setattr(machine, "_busy_seconds", lambda: 0.0)
+
+
+def test_a_run_goes_on_where_it_was_interrupted() -> None:
+    steady, noisy = Ranks(0.5), Ranks(1.0, noise=0.1)
+    told: list[str] = []
+    book.measure(table(steady=steady), "module", "run", MOST_STARTS, told.append)
+    book.measure(table(steady=steady, noisy=noisy), "module", "run", MOST_STARTS, told.append)
+    assert steady.numbers == [*range(LEAST_STARTS)]
+    assert noisy.numbers == [*range(MOST_STARTS)]
+    assert told[0] == told[1] == "steady: ours : theirs 0.50 [0.50, 0.50] faster"
+    assert told[2].endswith("unknown")
+
+
+def test_a_case_is_measured_anew_when_its_sources_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(0.5)
+    book.measure(table(case=ranks), "module", "run", MOST_STARTS, lambda line: None)
+    monkeypatch.setattr(book, "sources", lambda module: "changed")
+    book.measure(table(case=ranks), "module", "run", MOST_STARTS, lambda line: None)
+    assert ranks.numbers == [*range(LEAST_STARTS)] * 2
+
+
+def test_disturbed_starts_are_kept_and_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program works in every second start, and makes ours look slow."""
+    ranks = Ranks(1.0)
+    clock = [0.0]
+
+    def start(rounds: int, number: int) -> Start:
+        found = ranks.start(rounds, number)
+        if number % 2:
+            clock[0] += 1000.0
+            return Start({"ours": [9.0] * rounds, "theirs": [1.0] * rounds})
+        return found
+
+    monkeypatch.setattr(machine, "_busy_seconds", lambda: clock[0])
+    pair = table(case=ranks)
+    lazy = Paired(**{**vars(pair), "cases": lambda: [Case(("case",), start)]})
+    told: list[str] = []
+    found = book.measure(lazy, "module", "run", MOST_STARTS, told.append)
+    starts = found.cases["case"]["starts"]
+    assert [s["alone"] for s in starts] == [n % 2 == 0 for n in range(2 * LEAST_STARTS - 1)]
+    assert starts[1]["others"] > machine.BUSY
+    ratio = found.ratio("case", "ours", "theirs")
+    assert ratio is not None
+    assert (ratio.median, ratio.starts) == (1.0, LEAST_STARTS)
+    assert told == [f"case: ours : theirs {ratio} ({LEAST_STARTS - 1} starts disturbed)"]
+
+
+def test_load_of_others_is_what_this_process_did_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([10.0, 10.5])
+    monkeypatch.setattr(machine, "_busy_seconds", lambda: next(seconds))
+    monkeypatch.setattr(machine, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(machine.time, "monotonic", iter([0.0, 1.0]).__next__)
+    with machine.Load() as load:
+        pass
+    assert load.others == 0.5
+    assert not load.alone
+
+
+def test_the_page_shows_every_run_and_keeps_other_tables() -> None:
+    pair = table(quick=Ranks(0.5))
+    for name in ("2026-01-01-aaaa", "2026-01-02-bbbb"):
+        book.measure(pair, "module", name, MOST_STARTS, lambda line: None)
+    old = page.page("", [], [common.Table("Another", ["a"], [["1"]], "its note")])
+    text = page.page(old, [pair], [])
+    assert text.count("0.50 [0.50, 0.50] faster") == 2
+    assert "| case | ours, ms | theirs, ms |" in text
+    assert "## Another\n\nits note\n\n| a |\n| --- |\n| 1 |\n\nMeasured on " in text
+    assert page.page(text, [pair], []) == text
+
+
+def test_modules_have_tables_that_fit_together() -> None:
+    tables = [run.paired(name) for name in run.PAIRED]
+    assert len({each.slug for each in tables}) == len(tables)
+    for each in tables:
+        cases = each.cases()
+        assert len({case.name for case in cases}) == len(cases) > 0
+        assert all(len(case.labels) == len(each.labels) for case in cases)
+
+
+def test_texts_claim_what_tables_bear() -> None:
+    """Each sentence is there, names a case that exists, and every run that is kept bears it."""
+    for claim in claims():
+        text = " ".join((root() / claim.file).read_text(encoding="utf-8").split())
+        assert claim.words in text, claim.where
+        pair = run.paired(claim.table)
+        assert claim.case in {case.name for case in pair.cases()}, claim.where
+        assert (claim.ours, claim.theirs) in pair.pairs, claim.where
+
+
+def test_a_claim_breaks_by_the_upper_end_of_its_interval() -> None:
+    claim = Claim("README.md", "as fast", "ddp", "case", "ours", "theirs", 1.1)
+    found = book.new_book(table())
+    found.cases[claim.case] = {"sources": "", "starts": []}
+    assert broken(claim, found) is None  # not measured
+    for number in range(LEAST_STARTS):
+        slow = claim.most * (1.02 if number % 2 else 0.98)
+        values = {claim.ours: [slow], claim.theirs: [1.0]}
+        found.cases[claim.case]["starts"].append({"alone": True, "values": values, "facts": {}})
+    told = broken(claim, found)
+    assert told is not None
+    assert told.startswith(f"claimed: at most {claim.most}; measured: ")
