@@ -153,8 +153,8 @@ def test_16_bits_are_summed_in_float32(impl, run, seed):
             expect_equal(kinds, [dtype] * 4, what="dtypes of result and gradients", rank=rank)
             rows = zigzag([96], rank, 4)
             for name, mine, whole in zip(NAMES, got, want, strict=True):
-                # A gradient also has the rounding of the result: D is grad·out, summed. Of 800 draws
-                # the largest such error was 3.5 roundings
+                # A gradient also has the rounding of the result: D is grad·out, summed. The
+                # largest such error of 800 draws was 3.5 roundings
                 near = rounding * (8 if name != NAMES[0] else 0.25)
                 right, what = whole[:, :, rows], f"{name} in {dtype}"
                 expect_close(mine.double(), right, what=what, rank=rank, rtol=rounding, atol=near)
