@@ -263,7 +263,9 @@ def test_commands_without_solutions(learner: Learner) -> None:
     assert "Phase 2" not in said
 
 
-def test_watching_an_exercise_that_needs_an_unsolved_one(learner: Learner) -> None:
+def test_watching_an_exercise_that_needs_an_unsolved_one(
+    learner: Learner, interruptible: None
+) -> None:
     """It grades once by itself, and says in one line what is to be solved first."""
     learner.writes("1.2", blank="1.1")
     command = [sys.executable, "-m", "distlab", "watch", "1.2"]
