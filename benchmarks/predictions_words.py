@@ -44,11 +44,11 @@ These rows need what the simulator does not have, or what their source does not 
 """
 WHY = {
     "r151": "a V100 has no measured kernels: the roofline has one rate for all convolutions",
+    "r185": "Megatron's kernels of 2022 are fused further, and its links are waited for less",
     "r266": "the source falls from 0.13 to 0.05 after 64 GPUs, then hardly; the formula is smooth",
     "r255": "the source has 0.50 with 16 GPUs and 0.53 with 32; the formula falls",
+    "r183": "as r185: sums, dropout and bias are a kernel each here, and one there",
     "r275": "the source halves from 256 to 512 GPUs; the formula falls by less",
     "r143": "convolution, batch norm and ReLU are one kernel there; here they are three",
-    "r239": "left out of its curve, the point is far from its neighbours, 1 and 256 MiB",
-    "r270": "the source has nearly the same with 128 and 256 GPUs; the formula halves",
-    "r279": "the source hardly falls from 512 to 1,024 GPUs; the formula halves",
+    "r181": "as r185: the A100's load of products comes from another cluster and program",
 }
