@@ -25,7 +25,14 @@ A prediction rests on numbers of three kinds, and each number has its source in 
 The A100 and the H200 take the shares of the H100.
 
 All layers of a language model are equal, and so are the batches of a step that accumulates. So few
-of them are run, and the line through their times gives the rest. A test compares with a run of all.
+of them are run, and the line through their times gives the rest. The same holds for the stages and
+micro-batches of a pipeline. Tests compare with a run of all.
+
+The memory rows are a formula of their source, which counts the layers alone. Their state is set
+beside that of a stage without embedding. Their activations are set beside the most that the first
+stage keeps after a forward, less its state. The SimAI rows are shares of a rate that their source
+does not name. Its code divides them by the last one before it multiplies by the 48.5 GB/s that a
+card reaches. So they are taken as shares of the line rate, 50 GB/s.
 
 *Apart* is the error without the row's own data. A run that loads were fitted to is predicted with
 the loads that come out without all runs of its model. A point of a curve is predicted from the rest

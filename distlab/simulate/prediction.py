@@ -46,7 +46,8 @@ class Answer:
     """One row: seconds, bytes and rates of a step with ``gpus`` GPUs.
 
     ``states`` and ``kept``: of each rank that ran, its bytes before the step (weights, optimizer,
-    and gradients that stay) and its most after a forward, with tensor or pipeline parallelism. ``parts``: the compute by kind of kernel. ``host``: the time in which a GPU waits for its host.
+    and gradients that stay) and its most after a forward, with tensor or pipeline parallelism.
+    ``parts``: the compute by kind of kernel. ``host``: the time in which a GPU waits for its host.
     ``likely``: how far off predictions of such a step were.
     """
 

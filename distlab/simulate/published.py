@@ -2,7 +2,8 @@
 
 ``clusters/published.csv`` has the measurements. ``run`` is how a row is simulated: the fields of a
 ``Plan``, or a collective. ``reads``: the memory that the row tells, the state before a step or the
-activations that are kept for backward. ``rests_on`` says what of the data files comes from the row itself.
+activations that are kept for backward. ``line_rate``: bytes/s of a card, of which the row is a
+share. ``rests_on`` says what of the data files comes from the row itself.
 ``clusters/predicted.json`` has the predictions (``python -m benchmarks.predictions``), each with a
 digest of what it was made from.
 
@@ -161,7 +162,7 @@ def predict_collective(row: Row) -> float:
     seconds = collective_time(op, given, tuple(range(ranks)), cluster, run["algorithm"])
     bus = ROUNDS.get(op, 1) * (ranks - 1) / ranks * nbytes / seconds
     if row.unit == "ratio":
-        return bus / (cluster.nics_per_node * cluster.between.bandwidth)
+        return bus / (cluster.nics_per_node * run["line_rate"])
     return bus / 1e9
 
 
