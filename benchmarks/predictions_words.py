@@ -42,6 +42,11 @@ AFTER = """
 `distlab simulate` shows the column *9 in 10* of *apart* beside each rate, for the kind of its plan.
 Collectives count from 4 MiB: below, latency decides, and no curve tells it.
 """
+LEFT_OUT = """
+All fitted rows come from one project. The training runs of every other project, in the table above,
+are so predicted without any row of theirs. Here each table of the fitted project is left out as a
+whole: *apart* is with the constants that the other table of the same GPU gives alone.
+"""
 WORST = """
 These rows have the largest errors. The reasons are what the sources tell. No run was repeated to
 prove them.

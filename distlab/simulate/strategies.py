@@ -17,20 +17,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..course.catalogue import load_course
 from ..grading.implementation import Implementation, solution
 from ..grading.sources import Source, find_source
 from ..hardware.clusters import load_cluster
-from ..virtual.isolation import entered
 from ..virtual.shadows import HostOnMeta
 from .autocast import Autocast
 from .models import blocks_of
 from .plan import Plan
-from .recompute import compute_again
-from .transformer import drop_out
+from .split import as_planned, follow
 
 TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
 Trained = tuple[nn.Module, TrainStep]
@@ -224,45 +221,6 @@ def zero2(plan: Plan, model: nn.Module) -> Iterator[Trained]:
         step_of(model, plan)(model, sharded[0], inputs, targets)
 
     yield model, step
-
-
-def as_planned(plan: Plan, share: Any) -> None:
-    """Let a rank's share of a GPT recompute and drop out."""
-    layers = [layer for chunk in share.chunks for layer in chunk]
-    blocks = [layer for layer in layers if hasattr(layer, "qkv")]
-    if plan.dropout:
-        drop_out(share, plan.dropout, [each for each in layers if hasattr(each, "places")])
-    if plan.recompute == "none":
-        return
-    for block in blocks if plan.sequence_parallel else ():  # exercise 2.18
-        block.qkv.regather = block.up.regather = True
-    if plan.recompute == "full":
-        compute_again(blocks, plan.recompute, contextlib.nullcontext)
-
-
-class Sent(GradientEdge):
-    """In place of an output that is sent: backward needs its node only."""
-
-    requires_grad = True
-
-
-def follow(pipeline: Any, share: Any, free: bool) -> None:
-    """Note in ``share.kept`` the most memory after a forward; ``free`` the outputs that are sent.
-
-    Backward needs no output of a stage, only its node (arXiv 2205.05198, appendix B).
-    """
-    take = pipeline.take
-
-    def taking(step: Any) -> None:
-        take(step)
-        key = step.stage, step.micro_batch
-        if step.kind == "F":
-            share.kept = max(share.kept, entered().mine.model.memory.current)
-        elif step.kind == "send F" and free:
-            x, output = pipeline.kept[key]
-            pipeline.kept[key] = x, Sent(*get_gradient_edge(output))
-
-    pipeline.take = taking
 
 
 @contextlib.contextmanager

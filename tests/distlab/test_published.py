@@ -184,6 +184,17 @@ def test_a_model_left_out_of_the_fit_is_predicted_without_it() -> None:
         assert known[row.id]["held_out"] != pytest.approx(known[row.id]["predicted"], rel=1e-6)
 
 
+def test_each_table_of_the_fitted_source_is_left_out_as_a_whole() -> None:
+    found = prediction_fit.tables_left_out(recorded())
+    used = [
+        row for name in prediction_fit.FITTED for row in prediction_fit.rows_of(name, recorded())
+    ]
+    assert set(found) == {row.source for row in used}
+    assert sum(map(len, found.values())) == len(used)
+    for errors in found.values():
+        assert all(now != apart for now, apart in errors)
+
+
 # -- how good they are ----------------------------------------------------------------------------
 def sizes(chosen: list[Row]) -> list[float]:
     return [abs(error_of(row)) for row in chosen]
