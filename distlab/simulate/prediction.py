@@ -37,7 +37,7 @@ from .recompute import compute_again
 from .strategies import casts, learners, trainer_of
 from .transformer import drop_out, written_attention
 
-SHOWN_RANKS = 8  # in the timeline
+SHOWN_RANKS = 8  # in the timeline, where all do the same
 FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
 
 
@@ -175,6 +175,14 @@ def simulate(plan: Plan) -> Iterator[Answer]:
         yield answer
 
 
+def shown(plan: Plan, gpus: int) -> range:
+    """The ranks in the timeline: one of each stage, as the others of a stage do the same."""
+    if plan.model_ranks == 1:
+        return range(min(gpus, SHOWN_RANKS))
+    stage = gpus // plan.pipeline
+    return range(0, gpus, stage)
+
+
 def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
     workers = plan.workers(gpus)
     ran = [rank for rank in workers if results[rank] is not None]
@@ -221,7 +229,7 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         likely=likely(
             kind_of(plan.cluster, plan.model, plan.strategy, gpus, plan.model_ranks, plan.roofline)
         ),
-        spans=spans_of(results.logs[:SHOWN_RANKS]),
+        spans=spans_of([results.logs[rank] for rank in shown(plan, gpus)]),
     )
 
 
