@@ -64,8 +64,8 @@ def with_constants(row: Row, entry: dict[str, Any], constants: Sequence[float]) 
 
 
 def fit(name: str, known: Entries, without: str = "") -> list[float]:
-    """The constants of a GPU, from all its rows but those of one model."""
-    used = [row for row in rows_of(name, known) if row.run["model"] != without]
+    """The constants of a GPU, from all its rows but those of one model or of one table."""
+    used = [row for row in rows_of(name, known) if without not in (row.run["model"], row.source)]
 
     def residuals(constants: Any) -> list[float]:
         errors = [
@@ -88,4 +88,23 @@ def held_out(known: Entries) -> dict[str, float]:
             for row in used:
                 if row.run["model"] == model:
                     found[row.id] = with_constants(row, known[row.id], constants)
+    return found
+
+
+def tables_left_out(known: Entries) -> dict[str, list[tuple[float, float]]]:
+    """By table of the fitted source: the errors of its rows now, and with the constants that come
+    out of the other tables alone."""
+    found = {}
+    for name in FITTED:
+        used = rows_of(name, known)
+        for source in dict.fromkeys(row.source for row in used):
+            constants = fit(name, known, without=source)
+            found[source] = [
+                (
+                    known[row.id]["predicted"] / row.value - 1,
+                    with_constants(row, known[row.id], constants) / row.value - 1,
+                )
+                for row in used
+                if row.source == source
+            ]
     return found

@@ -21,16 +21,17 @@ from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import simulate
 from distlab.simulate.published import RECORD, Row, digest, predict_collective, recorded, rows
 
-from . import prediction_fit, predictions_page
+from . import prediction_fit, prediction_split, predictions_page
 
 EXACT = 8  # digits that are kept
 LAYERS, BATCHES = (4, 6), (1, 2)  # that are run, of models with more layers and batches
 
 
 def plan_of(row: Row) -> Plan:
-    """How a training run is simulated: two ranks stand for all."""
-    two_ranks = row.run["gpus"] > 1
-    return Plan(**row.run | {"gpus": (row.run["gpus"],), "two_ranks": two_ranks})
+    """How a training run is simulated: two ranks stand for all, if all do the same."""
+    fields = {name: value for name, value in row.run.items() if name != "reads"}
+    plan = Plan(**fields | {"gpus": (row.run["gpus"],)})
+    return dataclasses.replace(plan, two_ranks=row.run["gpus"] > 1 and plan.model_ranks == 1)
 
 
 def predict(row: Row) -> dict[str, Any]:
@@ -38,6 +39,8 @@ def predict(row: Row) -> dict[str, Any]:
     if row.is_collective:
         return {"predicted": _short(predict_collective(row))}
     plan = plan_of(row)
+    if plan.model_ranks > 1:
+        return {"predicted": _short(of_split(row, plan))}
     foldable = plan.strategy == "fsdp" and plan.spec.layers > LAYERS[1]
     found = folded(plan) if foldable else times(plan)
     step = sum(found.values())
@@ -45,6 +48,16 @@ def predict(row: Row) -> dict[str, Any]:
     predicted = step if row.unit == "s" else units / step
     parts = {part: _short(seconds) for part, seconds in sorted(found.items()) if part != "waits"}
     return {"predicted": _short(predicted), "parts": parts, "waits": _short(found["waits"])}
+
+
+def of_split(row: Row, plan: Plan) -> float:
+    """The prediction of a run with tensor or pipeline parallelism, in the row's unit."""
+    found = prediction_split.folded(plan)
+    if row.is_memory:
+        return (found.least if row.run["reads"] == "state" else found.kept) / 2**30
+    if row.unit == "s":
+        return found.step
+    return prediction_split.hardware_flops(plan) / plan.gpus[0] / found.step / 1e12
 
 
 def times(plan: Plan) -> dict[str, float]:

@@ -11,9 +11,9 @@ from distlab.course.catalogue import root
 from distlab.hardware.kernels import MOST_FITTED, fitted_numbers, load_kernels
 from distlab.simulate.published import Row, error_of, nine_in_ten, recorded, rows
 
-from .prediction_fit import FITTED, rows_of
+from .prediction_fit import FITTED, rows_of, tables_left_out
 from .predictions_picture import draw
-from .predictions_words import AFTER, INTRODUCTION, NOT_SIMULATED, WHY, WORST
+from .predictions_words import AFTER, INTRODUCTION, LEFT_OUT, NOT_SIMULATED, WHY, WORST
 from .scaling_page import table
 
 LARGE = 2**22  # bytes of a collective that counts in the short table
@@ -64,6 +64,15 @@ def grouped(chosen: Iterable[Row], name: Callable[[Row], str]) -> list[list[str]
 def kind_in_words(row: Row) -> str:
     """The kind, as the tables name it."""
     return f"collectives, {row.kind.way}" if row.is_collective else str(row.kind)
+
+
+def left_out() -> list[list[str]]:
+    """Each table of the fitted source, predicted with constants from the other tables."""
+    found = []
+    for source, errors in tables_left_out(recorded()).items():
+        now, apart = (spread(each) for each in zip(*errors, strict=True))
+        found.append([source.partition('"')[2].rstrip('"'), *now, *apart[1:]])
+    return found
 
 
 HEADS = ["rows", "median", "9 in 10", "worst", "apart: median", "9 in 10", "worst"]
@@ -119,6 +128,9 @@ def page() -> str:
         AFTER.strip(),
         "## By source",
         table(["source", *HEADS], grouped(large, lambda row: row.project)),
+        "## Whole tables left out",
+        LEFT_OUT.strip(),
+        table(["table", *HEADS], left_out()),
         "## Constants that published runs gave",
         table(["GPU", *["load of"] * 3, "per doubling", "fitted", "rows"], constants()),
         "## What is worst, and why",

@@ -25,7 +25,14 @@ A prediction rests on numbers of three kinds, and each number has its source in 
 The A100 and the H200 take the shares of the H100.
 
 All layers of a language model are equal, and so are the batches of a step that accumulates. So few
-of them are run, and the line through their times gives the rest. A test compares with a run of all.
+of them are run, and the line through their times gives the rest. The same holds for the stages and
+micro-batches of a pipeline. Tests compare with a run of all.
+
+The memory rows are a formula of their source, which counts the layers alone. Their state is set
+beside that of a stage without embedding. Their activations are set beside the most that the first
+stage keeps after a forward, less its state. The SimAI rows are shares of a rate that their source
+does not name. Its code divides them by the last one before it multiplies by the 48.5 GB/s that a
+card reaches. So they are taken as shares of the line rate, 50 GB/s.
 
 *Apart* is the error without the row's own data. A run that loads were fitted to is predicted with
 the loads that come out without all runs of its model. A point of a curve is predicted from the rest
@@ -34,6 +41,11 @@ of the curve.
 AFTER = """
 `distlab simulate` shows the column *9 in 10* of *apart* beside each rate, for the kind of its plan.
 Collectives count from 4 MiB: below, latency decides, and no curve tells it.
+"""
+LEFT_OUT = """
+All fitted rows come from one project. The training runs of every other project, in the table above,
+are so predicted without any row of theirs. Here each table of the fitted project is left out as a
+whole: *apart* is with the constants that the other table of the same GPU gives alone.
 """
 WORST = """
 These rows have the largest errors. The reasons are what the sources tell. No run was repeated to
@@ -44,11 +56,11 @@ These rows need what the simulator does not have, or what their source does not 
 """
 WHY = {
     "r151": "a V100 has no measured kernels: the roofline has one rate for all convolutions",
+    "r185": "Megatron's kernels of 2022 are fused further, and its links are waited for less",
     "r266": "the source falls from 0.13 to 0.05 after 64 GPUs, then hardly; the formula is smooth",
     "r255": "the source has 0.50 with 16 GPUs and 0.53 with 32; the formula falls",
+    "r183": "as r185: sums, dropout and bias are a kernel each here, and one there",
     "r275": "the source halves from 256 to 512 GPUs; the formula falls by less",
     "r143": "convolution, batch norm and ReLU are one kernel there; here they are three",
-    "r239": "left out of its curve, the point is far from its neighbours, 1 and 256 MiB",
-    "r270": "the source has nearly the same with 128 and 256 GPUs; the formula halves",
-    "r279": "the source hardly falls from 512 to 1,024 GPUs; the formula halves",
+    "r181": "as r185: the A100's load of products comes from another cluster and program",
 }

@@ -156,6 +156,23 @@ MODELS = {
                 "70b": (80, 8192, 64),
             }.items()
         ),
+        *(
+            _gpt(f"gpt-{name}", *sizes, 2048, 1, vocabulary=51_200)
+            for name, sizes in {  # layers, width, heads
+                # Narayanan et al. 2021 (arXiv 2104.04473), table 1
+                "3.6b": (30, 3072, 32),
+                "18b": (40, 6144, 48),
+                "39b": (48, 8192, 64),
+                "76b": (60, 10_240, 80),
+                "145b": (80, 12_288, 96),
+                "310b": (96, 16_384, 128),
+                "1t": (128, 25_600, 160),
+                # Korthikanti et al. 2022 (arXiv 2205.05198), table 3
+                "22b": (48, 6144, 64),
+                "175b": (96, 12_288, 96),
+                "530b": (105, 20_480, 128),
+            }.items()
+        ),
         # layers, width, heads of queries, of keys, hidden
         _llama("llama-8b", 128_256, 8192, 32, 4096, 32, 8, 14_336),
         _llama("llama-70b", 128_256, 8192, 80, 8192, 64, 8, 28_672),

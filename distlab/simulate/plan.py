@@ -40,9 +40,11 @@ ACCUMULATE = ("bucketed", "zero2", "fsdp", "hybrid")
 ALIKE = tuple(name for name, kind in STRATEGIES.items() if kind.alike)
 IMPLS = ("solutions", "mine", "torch")
 COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
-# 16 bits with float32 weights: by torch.autocast, or by the shards of FSDP; products in tfloat32
+# 16 bits with float32 weights: by torch.autocast, or in the optimizer (FSDP's shards, or copies);
+# products in tfloat32
 PRECISIONS = ("autocast", "mixed", "tf32")
 RECOMPUTED = ("none", "selective", "full")
+ATTENTION = ("fused", "written")
 
 
 def _option(default: Any, help: str, metavar: str | None = None) -> Any:
@@ -72,6 +74,8 @@ class Plan:
     layers: int = _option(0, "of a language model; default: the model's")
     precision: str = _option("", f"instead of one dtype: {', '.join(PRECISIONS)}")
     recompute: str = _option("none", f"of each block: {', '.join(RECOMPUTED)}")
+    attention: str = _option("fused", "fused, or written as products and softmax (GPTs)")
+    dropout: float = _option(0.0, "share of the activations (GPTs)")
     accumulate: int = _option(1, "batches before each optimizer step")
     fused: bool = _option(False, "the optimizer updates all parameters in one kernel")
     roofline: bool = _option(False, "kernels at the rates of the cluster's file, none measured")
@@ -82,9 +86,11 @@ class Plan:
     tensor: int = _option(1, "GPUs that share every layer")
     pipeline: int = _option(1, "GPUs that share the layers")
     chunks: int = _option(1, "stages per GPU, interleaved")
+    copy_batch: int = _option(0, "samples per copy of the model; default: batch x its GPUs")
     micro_batches: int = _option(0, "per step; default: up to 4 per stage")
     schedule: str = _option("1f1b", "gpipe, 1f1b, interleaved or zero-bubble")
     sequence_parallel: bool = _option(False, "split what is between tensor parallel layers, too")
+    free_outputs: bool = _option(False, "free a stage's output when it is sent, as Megatron")
     two_ranks: bool = _option(
         False, "run the first and the last GPU only, where all do the same: much faster"
     )
@@ -100,6 +106,7 @@ class Plan:
             ("collective", self.collective, COLLECTIVES),
             ("precision", self.precision, ("", *PRECISIONS)),
             ("recompute", self.recompute, RECOMPUTED),
+            ("attention", self.attention, ATTENTION),
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
@@ -136,27 +143,46 @@ class Plan:
             raise ValueError(f"the staleness must be at least 0, got {self.staleness}")
 
     def _check_step(self) -> None:
-        if self.precision == "mixed" and self.strategy not in ("fsdp", "hybrid"):
-            raise ValueError("precision mixed is FSDP's: it needs --strategy fsdp or hybrid")
-        no_casts = self.strategy == "parameter-server" or self.model_ranks > 1
-        if no_casts and (self.precision == "autocast" or self.recompute != "none"):
-            raise ValueError(f"{self.how} has neither autocast nor recomputation")
+        sharded = self.strategy in ("fsdp", "hybrid")
+        if self.precision == "mixed" and not sharded and self.model_ranks == 1:
+            raise ValueError(
+                "precision mixed needs --strategy fsdp or hybrid, or tensor or pipeline parallelism"
+            )
+        served = self.strategy == "parameter-server"
+        if self.precision == "autocast" and (served or self.model_ranks > 1):
+            raise ValueError(f"{self.how} has no autocast")
+        if served and self.recompute != "none":
+            raise ValueError(f"{self.how} has no recomputation")
+        self._check_transformer()
         if self.accumulate < 1 or min(self.length, self.layers) < 0:
             raise ValueError("accumulate, length and layers must be positive")
         if self.accumulate > 1 and self.strategy not in ACCUMULATE:
             raise ValueError(f"accumulate goes with {', '.join(ACCUMULATE)}, not {self.strategy}")
 
+    def _check_transformer(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if (self.attention != "fused" or self.dropout) and not self.is_gpt:
+            raise ValueError(f"written attention and dropout are for the GPTs, not {self.model}")
+        if self.model_ranks > 1 and self.recompute == "selective" and self.attention == "fused":
+            raise ValueError(
+                "with tensor or pipeline parallelism selective recomputation is that of written "
+                "attention: --attention written (fused attention keeps no scores)"
+            )
+
     def _check_layout(self) -> None:
         if min(self.tensor, self.pipeline, self.chunks) < 1 or self.micro_batches < 0:
             raise ValueError("tensor, pipeline, chunks and micro-batches must be positive")
         if self.model_ranks == 1:
+            if self.copy_batch or self.free_outputs:
+                raise ValueError("copy_batch and free_outputs need --tensor or --pipeline")
             return
         if self.impl == "torch" or self.strategy != "ddp":
             raise ValueError(
                 "tensor and pipeline parallelism go with --strategy ddp and the "
                 "implementations solutions and mine"
             )
-        if not self.model.startswith("gpt"):
+        if not self.is_gpt:
             raise ValueError(f"tensor and pipeline parallelism are for the GPTs, not {self.model}")
         odd = [gpus for gpus in self.gpus if gpus % self.model_ranks]
         if odd:
@@ -192,6 +218,11 @@ class Plan:
         return self.dtype or self.spec.dtype
 
     @property
+    def is_gpt(self) -> bool:
+        """Whether the model is made of the course's own blocks."""
+        return self.model.startswith(("gpt", "mpt"))
+
+    @property
     def model_ranks(self) -> int:
         """The GPUs that share one copy of the model."""
         return self.tensor * self.pipeline
@@ -218,4 +249,4 @@ class Plan:
     @property
     def samples(self) -> int:
         """Samples per step of one copy of the model."""
-        return (self.batch or self.spec.batch) * self.model_ranks
+        return self.copy_batch or (self.batch or self.spec.batch) * self.model_ranks

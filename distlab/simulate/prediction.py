@@ -29,13 +29,15 @@ from ..ranks.context import RankContext
 from ..virtual.isolation import entered
 from ..virtual.reports import VirtualResults
 from ..virtual.run import run_virtual
+from .masters import optimizer_of
 from .models import blocks_of
 from .plan import Plan
 from .published import Likely, kind_of, likely
 from .recompute import compute_again
 from .strategies import casts, learners, trainer_of
+from .transformer import drop_out, written_attention
 
-SHOWN_RANKS = 8  # in the timeline
+SHOWN_RANKS = 8  # in the timeline, where all do the same
 FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
 
 
@@ -43,6 +45,8 @@ FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
 class Answer:
     """One row: seconds, bytes and rates of a step with ``gpus`` GPUs.
 
+    ``states`` and ``kept``: of each rank that ran, its bytes before the step (weights, optimizer,
+    and gradients that stay) and its most after a forward, with tensor or pipeline parallelism.
     ``parts``: the compute by kind of kernel. ``host``: the time in which a GPU waits for its host.
     ``likely``: how far off predictions of such a step were.
     """
@@ -57,6 +61,8 @@ class Answer:
     unit: str
     efficiency: float
     memory: int
+    states: list[int]
+    kept: list[int]
     fits: bool
     mfu: float
     bubble: float
@@ -74,45 +80,65 @@ class Answer:
     def row(self) -> dict[str, Any]:
         """Plain data, without the timeline."""
         data = asdict(self)
-        del data["spans"]
+        for name in ("spans", "states", "kept"):
+            del data[name]
         return data | {
             "communication_share": self.communication_share,
             "error": self.likely.share,
         }
 
 
-def _body(ctx: RankContext, plan: Plan) -> tuple[float, float, float, dict[str, float]]:
-    """One rank: build the model, train; begin, end, FLOPs and compute of the step that counts."""
+def _body(
+    ctx: RankContext, plan: Plan
+) -> tuple[float, float, float, dict[str, float], tuple[int, int]]:
+    """One rank: build the model, train; begin, end, FLOPs, compute and memory of the step that
+    counts."""
     import time
 
     spec = plan.spec
-    dtype = torch.float32 if plan.precision else getattr(torch, plan.dtype or spec.dtype)
+    masters = plan.precision == "mixed" and plan.model_ranks > 1
+    wide = plan.precision and not masters
+    dtype = torch.float32 if wide else getattr(torch, plan.dtype or spec.dtype)
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"  # of this child process
     with torch.device("meta"):
         model = spec.build().to(dtype)
-    if plan.recompute != "none":
-        compute_again(blocks_of(model), plan.recompute, partial(casts, plan))
+    if plan.attention == "written":  # in this child process
+        again = plan.recompute == "selective"
+        torch.nn.functional.scaled_dot_product_attention = written_attention(plan.dropout, again)
+    if plan.model_ranks == 1:  # else each rank's share does these
+        if plan.dropout:
+            drop_out(model, plan.dropout)
+        if plan.recompute != "none":
+            compute_again(blocks_of(model), plan.recompute, partial(casts, plan))
     if plan.precision == "autocast" and spec.unit == "images":  # the layout of tensor cores
         model = model.to(memory_format=torch.channels_last)
     inputs, targets = spec.inputs(plan.samples, "meta", dtype)
     with trainer_of(plan)(plan, model) as (trained, train_step):
         del model
-        optimizer = spec.optimizer([p for p in trained.parameters() if p.requires_grad])
-        optimizer.runs_fused = plan.fused
+        optimizer = optimizer_of(trained.parameters(), spec.optimizer, plan.fused, masters)
         if plan.model_ranks == 1:  # DDP makes its buckets after the first step
             for _ in range(plan.calls):
                 train_step(trained, optimizer, inputs, targets)
+        elif masters:
+            optimizer.step()
         else:  # one step is long, and it would only make the optimizer's state
             _make_state(optimizer)
         ctx.start_picture()
         model_of_rank = entered().mine.model
-        model_of_rank.memory.peak = model_of_rank.memory.current  # building it may have taken more
+        state = model_of_rank.memory.current
+        model_of_rank.memory.peak = state  # building it may have taken more
         begin, flops = time.perf_counter(), model_of_rank.flops
         model_of_rank.spent.clear()
         for _ in range(plan.calls):
             train_step(trained, optimizer, inputs, targets)
         spent = dict(model_of_rank.spent)
-        return begin, time.perf_counter(), model_of_rank.flops - flops, spent
+        return (
+            begin,
+            time.perf_counter(),
+            model_of_rank.flops - flops,
+            spent,
+            (state, getattr(trained, "kept", 0)),
+        )
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -149,12 +175,20 @@ def simulate(plan: Plan) -> Iterator[Answer]:
         yield answer
 
 
+def shown(plan: Plan, gpus: int) -> range:
+    """The ranks in the timeline: one of each stage, as the others of a stage do the same."""
+    if plan.model_ranks == 1:
+        return range(min(gpus, SHOWN_RANKS))
+    stage = gpus // plan.pipeline
+    return range(0, gpus, stage)
+
+
 def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
     workers = plan.workers(gpus)
     ran = [rank for rank in workers if results[rank] is not None]
     # of ranks that differ by rounding alone it is the first
     slowest = max(ran, key=lambda rank: float(f"{results[rank][1] - results[rank][0]:.9g}"))
-    begin, end, flops, spent = results[slowest]
+    begin, end, flops, spent, _ = results[slowest]
     count = plan.steps
     step = (end - begin) / count
     log = results.logs[slowest]
@@ -184,6 +218,8 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         unit=spec.unit,
         efficiency=1.0,
         memory=max(results.peaks),
+        states=[results[rank][4][0] for rank in ran],
+        kept=[results[rank][4][1] for rank in ran],
         fits=max(results.peaks) <= cluster.gpu.memory,
         mfu=flops / count / step / peak,
         bubble=_bubble(results),
@@ -193,7 +229,7 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         likely=likely(
             kind_of(plan.cluster, plan.model, plan.strategy, gpus, plan.model_ranks, plan.roofline)
         ),
-        spans=spans_of(results.logs[:SHOWN_RANKS]),
+        spans=spans_of([results.logs[rank] for rank in shown(plan, gpus)]),
     )
 
 

@@ -1,7 +1,9 @@
 """Published measurements beside predictions, and what they say of a prediction's error.
 
 ``clusters/published.csv`` has the measurements. ``run`` is how a row is simulated: the fields of a
-``Plan``, or a collective. ``rests_on`` says what of the data files comes from the row itself.
+``Plan``, or a collective. ``reads``: the memory that the row tells, the state before a step or the
+activations that are kept for backward. ``line_rate``: bytes/s of a card, of which the row is a
+share. ``rests_on`` says what of the data files comes from the row itself.
 ``clusters/predicted.json`` has the predictions (``python -m benchmarks.predictions``), each with a
 digest of what it was made from.
 
@@ -65,14 +67,26 @@ class Row:
         return "collective" in self.run
 
     @property
+    def is_training(self) -> bool:
+        """Whether the row tells the time of a training step, or its rate."""
+        return not self.is_collective and not self.is_memory
+
+    @property
+    def is_memory(self) -> bool:
+        return "reads" in self.run
+
+    @property
     def kind(self) -> Kind:
         """The kind of the row, which can be simulated."""
         gpus = self.run["gpus"]
+        if self.is_memory:
+            return Kind("any", "memory", "of a GPU")
         if self.is_collective:
             inside = gpus <= load_cluster(self.run["cluster"]).gpus_per_node
             return Kind("any", "collective", "inside a node" if inside else "between nodes")
         strategy = self.run.get("strategy", "ddp")
-        return kind_of(self.run["cluster"], self.run["model"], strategy, gpus)
+        ranks = self.run.get("tensor", 1) * self.run.get("pipeline", 1)
+        return kind_of(self.run["cluster"], self.run["model"], strategy, gpus, ranks)
 
     @property
     def project(self) -> str:
@@ -111,8 +125,8 @@ def _row(entry: dict[str, str]) -> Row:
 
 @functools.cache
 def kinds() -> dict[Row, Kind]:
-    """The training runs that are recorded, each with its kind."""
-    trained = (row for row in rows() if row.id in recorded() and not row.is_collective)
+    """The training runs whose time is recorded, each with its kind."""
+    trained = (row for row in rows() if row.id in recorded() and row.is_training)
     return {row: row.kind for row in trained}
 
 
@@ -148,7 +162,7 @@ def predict_collective(row: Row) -> float:
     seconds = collective_time(op, given, tuple(range(ranks)), cluster, run["algorithm"])
     bus = ROUNDS.get(op, 1) * (ranks - 1) / ranks * nbytes / seconds
     if row.unit == "ratio":
-        return bus / (cluster.nics_per_node * cluster.between.bandwidth)
+        return bus / (cluster.nics_per_node * run["line_rate"])
     return bus / 1e9
 
 

@@ -27,6 +27,7 @@ from ..virtual.shadows import HostOnMeta
 from .autocast import Autocast
 from .models import blocks_of
 from .plan import Plan
+from .split import as_planned, follow
 
 TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
 Trained = tuple[nn.Module, TrainStep]
@@ -238,8 +239,12 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
         sequence_parallel=plan.sequence_parallel,
     )
     share = parts.ParallelGPT(model, layout, parts.make_groups(layout))
+    del model  # the whole one takes no memory of a rank
+    as_planned(plan, share)
     length = plan.spec.per_sample
     pipeline = share.pipeline(plan.samples, length)
+    share.kept = 0
+    follow(pipeline, share, plan.free_outputs)
 
     def step(_: nn.Module, optimizer: Any, tokens: Tensor, targets: Tensor) -> None:
         parts.train_step(share, pipeline, optimizer, tokens, targets.view(-1, length))

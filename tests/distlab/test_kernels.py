@@ -206,9 +206,16 @@ def test_precisions_order_the_speed_of_convolutions() -> None:
         ({"recompute": "some"}, "recompute must be one of"),
         (
             {"precision": "autocast", "strategy": "parameter-server", "gpus": (4,)},
-            "neither autocast nor",
+            "has no autocast",
         ),
-        ({"model": "gpt-1b", "tensor": 2, "gpus": (2,), "recompute": "full"}, "nor recomputation"),
+        (
+            {"model": "gpt-1b", "tensor": 2, "gpus": (2,), "recompute": "selective"},
+            "is that of written",
+        ),
+        ({"model": "mlp", "dropout": 0.1}, "are for the GPTs"),
+        ({"model": "gpt-1b", "dropout": 1.0}, "dropout must be in"),
+        ({"model": "gpt-1b", "attention": "flash"}, "attention must be one of"),
+        ({"model": "gpt-1b", "copy_batch": 4}, "need --tensor or --pipeline"),
         ({"accumulate": 0}, "must be positive"),
         ({"accumulate": 2}, "accumulate goes with"),
         ({"model": "resnet50", "length": 10}, "has no sequences"),

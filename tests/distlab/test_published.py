@@ -11,18 +11,28 @@ import pytest
 import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 from rich.console import Console
 
-from benchmarks import prediction_fit, predictions, predictions_page
+from benchmarks import prediction_fit, prediction_split, predictions, predictions_page
 from benchmarks.predictions_words import WHY
 from distlab.hardware.clusters import KINDS, load_cluster, names, numbers
 from distlab.hardware.kernels import MOST_FITTED, fitted_numbers, load_kernels
 from distlab.simulate import published, report
 from distlab.simulate.plan import Plan
+from distlab.simulate.prediction import simulate
 from distlab.simulate.published import Kind, Row, error_of, likely, recorded, rows
 
 FOLDER = published.FOLDER
-TRAINED = [row for row in rows() if row.run and not row.is_collective]
+TRAINED = [row for row in rows() if row.run and row.is_training]
+MEMORY = [row for row in rows() if row.is_memory]
 COLLECTIVES = [row for row in rows() if row.is_collective]
-SAMPLE = ("r061", "r097", "r141")  # predicted again in the tests: the quickest
+SAMPLE = (
+    "r061",
+    "r097",
+    "r141",
+    "r170",
+    "r179",
+    "r188",
+    "r189",
+)  # predicted again in the tests: the quickest
 
 
 # -- the data files -------------------------------------------------------------------------------
@@ -34,8 +44,9 @@ def test_every_row_has_a_source_and_can_be_simulated_or_says_why_not() -> None:
         assert bool(row.run) != bool(row.why_not), row.id
         if row.run:
             assert row.run["cluster"] in names(), row.id
-    for row in TRAINED:
+    for row in (*TRAINED, *MEMORY):
         assert predictions.plan_of(row).spec.per_sample, row.id
+    assert sum(bool(row.run) for row in rows()) >= 0.8 * len(rows())
 
 
 @pytest.mark.parametrize("name", names())
@@ -103,11 +114,11 @@ def test_collectives_come_out_again() -> None:
 
 @pytest.mark.parametrize("chosen", SAMPLE)
 def test_sample_of_trainings_comes_out_again(chosen: str) -> None:
-    (row,) = (row for row in TRAINED if row.id == chosen)
+    (row,) = (row for row in (*TRAINED, *MEMORY) if row.id == chosen)
     again = predictions.predict(row)
     known = recorded()[row.id]
     assert again["predicted"] == pytest.approx(known["predicted"], rel=1e-6)
-    assert again["parts"] == pytest.approx(known["parts"], rel=1e-6)
+    assert again.get("parts", {}) == pytest.approx(known.get("parts", {}), rel=1e-6)
 
 
 def test_equal_layers_and_batches_are_run_once() -> None:
@@ -115,6 +126,43 @@ def test_equal_layers_and_batches_are_run_once() -> None:
     fields = {"model": "mpt-125m", "strategy": "fsdp", "precision": "mixed", "two_ranks": True}
     plan = Plan(gpus=(16,), batch=1, layers=8, accumulate=3, **fields)
     assert predictions.folded(plan) == pytest.approx(predictions.times(plan), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "stages", "layers"),
+    [("1f1b", 1, 5, 3), ("interleaved", 2, 5, 1), ("1f1b", 1, 1, 4)],
+)
+def test_few_stages_tell_what_all_of_them_would(
+    schedule: str, chunks: int, stages: int, layers: int
+) -> None:
+    fields = {"cluster": "dgx-a100", "model": "gpt-22b", "precision": "mixed", "dropout": 0.1}
+    fields |= {"schedule": schedule, "chunks": chunks, "recompute": "full", "free_outputs": True}
+    plan = Plan(
+        gpus=(2 * stages,) if stages == 1 else (stages,),
+        tensor=2 if stages == 1 else 1,
+        pipeline=stages,
+        layers=layers * stages * chunks,
+        micro_batches=4 * stages,
+        copy_batch=4 * stages,
+        **fields,
+    )
+    (whole,) = simulate(plan)
+    found = prediction_split.folded(plan)
+    assert found.step == pytest.approx(whole.step, rel=0.01)
+    assert found.most == pytest.approx(max(whole.states), rel=1e-6)
+    assert found.least == pytest.approx(min(whole.states), rel=1e-6)
+    # one message more or less may be under way
+    assert found.kept == pytest.approx(whole.kept[0] - whole.states[0], rel=0.05)
+
+
+def test_copies_of_the_model_sum_their_gradients() -> None:
+    fields = {"cluster": "dgx-a100", "model": "gpt-22b", "precision": "mixed", "layers": 2}
+    fields |= {"tensor": 2, "micro_batches": 2, "copy_batch": 2}
+    (alone,), (four,) = (simulate(Plan(gpus=(gpus,), **fields)) for gpus in (2, 8))
+    found = prediction_split.folded(Plan(gpus=(8,), **fields))
+    assert found.step > alone.step
+    # the simulated program also copies the gradients to one tensor, and back
+    assert found.step == pytest.approx(four.step, rel=0.06)
 
 
 @pytest.mark.parametrize("name", prediction_fit.FITTED)
@@ -136,6 +184,17 @@ def test_a_model_left_out_of_the_fit_is_predicted_without_it() -> None:
         assert known[row.id]["held_out"] != pytest.approx(known[row.id]["predicted"], rel=1e-6)
 
 
+def test_each_table_of_the_fitted_source_is_left_out_as_a_whole() -> None:
+    found = prediction_fit.tables_left_out(recorded())
+    used = [
+        row for name in prediction_fit.FITTED for row in prediction_fit.rows_of(name, recorded())
+    ]
+    assert set(found) == {row.source for row in used}
+    assert sum(map(len, found.values())) == len(used)
+    for errors in found.values():
+        assert all(now != apart for now, apart in errors)
+
+
 # -- how good they are ----------------------------------------------------------------------------
 def sizes(chosen: list[Row]) -> list[float]:
     return [abs(error_of(row)) for row in chosen]
@@ -150,7 +209,12 @@ def test_trainings_are_within_the_goals() -> None:
 def test_collectives_are_within_the_goals() -> None:
     errors = sizes([row for row in COLLECTIVES if predictions_page.counts(row)])
     assert statistics.median(errors) <= 0.10
-    assert max(errors) <= 0.33
+    assert max(errors) <= 0.30
+
+
+def test_memory_is_within_the_goal() -> None:
+    assert len(MEMORY) == 6
+    assert max(sizes(MEMORY)) <= 0.08
 
 
 def test_page_is_what_the_records_make() -> None:

@@ -216,6 +216,9 @@ def test_tensor_and_pipeline_parallelism_cut_memory_and_cost_a_bubble(short_gpt:
     assert max(tensor.memory, pipeline.memory, combined.memory) < 0.7 * whole.memory
     assert sequence.memory < tensor.memory
     assert tensor.bubble == sequence.bubble == 0 < combined.bubble
+    # the timeline has one rank of each stage
+    shown = [{span.rank for span in a.spans} for a in (tensor, pipeline, combined)]
+    assert shown == [{0}, {0, 1, 2, 3}, {0, 2}]
     # stages of the same length: (p-1) / (m + p-1) of the step, but for the optimizer's part
     assert pipeline.bubble == pytest.approx(3 / 11, rel=0.2)
     rates = [a.rate for a in (whole, tensor, sequence, pipeline, combined)]

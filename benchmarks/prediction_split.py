@@ -1,0 +1,120 @@
+"""Runs with tensor and pipeline parallelism, predicted from few stages, layers and micro-batches.
+
+All ranks of a tensor group do the same, and so do copies of the model. Stages differ only at the
+ends. So one copy runs, with 2 and 3 stages, 1 and 2 layers per stage, and two numbers of
+micro-batches. The time of a step is S·m + I for m micro-batches: S is the slowest stage's time of
+one, I that of filling and draining. S is the same for any number of stages, and I grows by the
+same with each; both grow by the same with each layer. The bytes that a stage keeps grow in the same
+way. A test compares with a run of all stages.
+
+The copies then sum their gradients, which nothing hides in the simulated program: one all-reduce
+more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from distlab.hardware.clusters import load_cluster
+from distlab.hardware.collectives import collective_time
+from distlab.hardware.kernels import load_kernels
+from distlab.simulate.plan import Plan
+from distlab.simulate.prediction import simulate
+
+STAGES, LAYERS = (2, 3), (1, 2)  # that are run
+GROWING = np.array([1, 0, 0, 1])  # the step and what is kept, but not a stage's state
+ROUNDS = (2, 3)  # micro-batches per stage
+GRADIENTS = 4 / 18  # of the bytes before a step in mixed precision: masters.py
+Numbers = Any  # an array: step, bytes before it on the largest and the smallest rank, kept
+
+
+class Found(NamedTuple):
+    """Seconds of a step; bytes of weights, gradients and optimizer on the rank that has most and
+    on the one that has least; bytes of activations that the first rank keeps for backward."""
+
+    step: float
+    most: float
+    least: float
+    kept: float
+
+
+def folded(plan: Plan) -> Found:
+    """A step of the plan with all its GPUs."""
+    layers = plan.spec.layers / (plan.pipeline * plan.chunks)
+    ends = [_over_layers(plan, stages, layers) for stages in STAGES if stages <= plan.pipeline]
+    if plan.pipeline == 1:
+        ends = [_over_layers(plan, 1, layers)]
+    slope, begin = ends[-1]
+    if plan.pipeline > STAGES[1]:
+        per_stage = GROWING * (begin - ends[0][1])
+        begin = begin + (plan.pipeline - STAGES[1]) * per_stage
+    step, most, least, kept = (float(value) for value in slope * _micro_batches(plan) + begin)
+    return Found(step + _reduced(plan, GRADIENTS * most), most, least, kept)
+
+
+def _micro_batches(plan: Plan) -> int:
+    return plan.micro_batches or 1
+
+
+def _over_layers(plan: Plan, stages: int, layers: float) -> tuple[Numbers, Numbers]:
+    """Slope and begin over micro-batches, on so many stages of ``layers`` layers each."""
+    if layers <= LAYERS[1]:
+        return _over_micro_batches(plan, stages, round(layers))
+    few, more = (_over_micro_batches(plan, stages, count) for count in LAYERS)
+    beyond = (layers - LAYERS[0]) / (LAYERS[1] - LAYERS[0])
+    slope, begin = (a + beyond * (b - a) for a, b in zip(few, more, strict=True))
+    return slope, begin
+
+
+def _over_micro_batches(plan: Plan, stages: int, layers: int) -> tuple[Numbers, Numbers]:
+    few, more = ROUNDS if stages > 1 else LAYERS
+    at = [_run(plan, stages, layers, count * stages) for count in (few, more)]
+    slope = (at[1] - at[0]) / ((more - few) * stages)
+    return slope, at[0] - few * stages * slope
+
+
+def _run(plan: Plan, stages: int, layers: int, micro_batches: int) -> Numbers:
+    """One copy of a smaller model, as slow as it is on all nodes of the plan."""
+    one = dataclasses.replace(
+        plan,
+        gpus=(plan.tensor * stages,),
+        pipeline=stages,
+        layers=layers * stages * plan.chunks,
+        micro_batches=micro_batches,
+        copy_batch=plan.samples // _micro_batches(plan) * micro_batches,
+    )
+    (answer,) = simulate(one)
+    slower = _growing(plan, plan.gpus[0]) / _growing(plan, answer.gpus)
+    kept = max(0, answer.kept[0] - answer.states[0])
+    return np.array([answer.step * slower, max(answer.states), min(answer.states), kept])
+
+
+def _growing(plan: Plan, gpus: int) -> float:
+    """How many times longer a step takes on so many GPUs than on one node."""
+    cluster = load_cluster(plan.cluster)
+    if plan.roofline or not cluster.gpu.kernels:
+        return 1.0
+    return load_kernels(cluster.gpu.kernels).growing(math.ceil(gpus / cluster.gpus_per_node))
+
+
+def _reduced(plan: Plan, nbytes: float) -> float:
+    """Seconds in which the copies of the model sum their gradients."""
+    copies = plan.gpus[0] // plan.model_ranks
+    group = tuple(range(0, copies * plan.tensor, plan.tensor))
+    return collective_time("all_reduce", nbytes, group, load_cluster(plan.cluster))
+
+
+def hardware_flops(plan: Plan) -> float:
+    """FLOPs of a step on all GPUs with full recomputation: arXiv 2104.04473, section 5.1."""
+    with torch.device("meta"):
+        model: Any = plan.spec.build()
+    vocabulary, width = model.tokens.weight.shape
+    length, layers = plan.spec.per_sample, plan.spec.layers
+    samples = plan.samples * plan.gpus[0] // plan.model_ranks
+    more = 1 + length / (6 * width) + vocabulary / (16 * layers * width)
+    return float(96 * samples * length * layers * width**2 * more)
