@@ -14,6 +14,11 @@ import torch
 from torch import nn
 
 
+def can_be() -> bool:
+    """Whether this torch lets a 16-bit parameter have a float32 gradient: 2.10 and newer."""
+    return hasattr(torch.Tensor, "grad_dtype")
+
+
 class Masters:
     """An optimizer of 16-bit ``parameters`` by ``make``'s of their float32 copies."""
 

@@ -223,6 +223,11 @@ class Plan:
         return self.model.startswith(("gpt", "mpt"))
 
     @property
+    def masters(self) -> bool:
+        """Whether the optimizer has float32 copies of 16-bit weights (``Masters``)."""
+        return self.precision == "mixed" and self.model_ranks > 1
+
+    @property
     def model_ranks(self) -> int:
         """The GPUs that share one copy of the model."""
         return self.tensor * self.pipeline

@@ -29,7 +29,7 @@ from ..ranks.context import RankContext
 from ..virtual.isolation import entered
 from ..virtual.reports import VirtualResults
 from ..virtual.run import run_virtual
-from .masters import optimizer_of
+from .masters import can_be, optimizer_of
 from .models import blocks_of
 from .plan import Plan
 from .published import Likely, kind_of, likely
@@ -96,8 +96,7 @@ def _body(
     import time
 
     spec = plan.spec
-    masters = plan.precision == "mixed" and plan.model_ranks > 1
-    wide = plan.precision and not masters
+    wide = plan.precision and not plan.masters
     dtype = torch.float32 if wide else getattr(torch, plan.dtype or spec.dtype)
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"  # of this child process
     with torch.device("meta"):
@@ -115,11 +114,11 @@ def _body(
     inputs, targets = spec.inputs(plan.samples, "meta", dtype)
     with trainer_of(plan)(plan, model) as (trained, train_step):
         del model
-        optimizer = optimizer_of(trained.parameters(), spec.optimizer, plan.fused, masters)
+        optimizer = optimizer_of(trained.parameters(), spec.optimizer, plan.fused, plan.masters)
         if plan.model_ranks == 1:  # DDP makes its buckets after the first step
             for _ in range(plan.calls):
                 train_step(trained, optimizer, inputs, targets)
-        elif masters:
+        elif plan.masters:
             optimizer.step()
         else:  # one step is long, and it would only make the optimizer's state
             _make_state(optimizer)
@@ -153,8 +152,14 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 def simulate(plan: Plan) -> Iterator[Answer]:
     """A prediction for each number of GPUs in ``plan``, as each is done.
 
-    Raises RankFailure with the rank and line if the implementation fails on the way.
+    Raises RankFailure with the rank and line if the implementation fails on the way, and
+    ValueError if this torch is too old for the plan.
     """
+    if plan.masters and not can_be():
+        raise ValueError(
+            "precision mixed with tensor or pipeline parallelism needs torch 2.10 or newer: "
+            "leave out --precision, or call `pip install --upgrade torch`"
+        )
     cluster, alone = load_cluster(plan.cluster), 0.0
     files = [file for phase in (1, 2, 3) for file in learners(phase).files()]
     for gpus in plan.gpus:
