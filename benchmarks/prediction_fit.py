@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def with_constants(row: Row, entry: dict[str, Any], constants: Sequence[float]) 
 
 def fit(name: str, known: Entries, without: str = "") -> list[float]:
     """The constants of a GPU, from all its rows but those of one model or of one table."""
-    used = [row for row in rows_of(name, known) if without not in (row.run["model"], row.source)]
+    used = [row for row in rows_of(name, known) if without not in (model_of(row), table_of(row))]
 
     def residuals(constants: Any) -> list[float]:
         errors = [
@@ -78,33 +78,24 @@ def fit(name: str, known: Entries, without: str = "") -> list[float]:
     return [float(value) for value in np.asarray(found.x)]
 
 
-def held_out(known: Entries) -> dict[str, float]:
-    """The rows of the fits, each predicted without the rows of its model."""
+def model_of(row: Row) -> str:
+    """The model of a run."""
+    return str(row.run["model"])
+
+
+def table_of(row: Row) -> str:
+    """The table of the fitted source that has a row."""
+    return row.source
+
+
+def held_out(known: Entries, group: Callable[[Row], str] = model_of) -> dict[str, float]:
+    """The rows of the fits, each predicted without the rows of its ``group``."""
     found = {}
     for name in FITTED:
         used = rows_of(name, known)
-        for model in dict.fromkeys(row.run["model"] for row in used):
-            constants = fit(name, known, without=model)
+        for left_out in dict.fromkeys(map(group, used)):
+            constants = fit(name, known, without=left_out)
             for row in used:
-                if row.run["model"] == model:
+                if group(row) == left_out:
                     found[row.id] = with_constants(row, known[row.id], constants)
-    return found
-
-
-def tables_left_out(known: Entries) -> dict[str, list[tuple[float, float]]]:
-    """By table of the fitted source: the errors of its rows now, and with the constants that come
-    out of the other tables alone."""
-    found = {}
-    for name in FITTED:
-        used = rows_of(name, known)
-        for source in dict.fromkeys(row.source for row in used):
-            constants = fit(name, known, without=source)
-            found[source] = [
-                (
-                    known[row.id]["predicted"] / row.value - 1,
-                    with_constants(row, known[row.id], constants) / row.value - 1,
-                )
-                for row in used
-                if row.source == source
-            ]
     return found

@@ -28,7 +28,7 @@ from distlab.simulate.prediction import simulate
 
 STAGES, LAYERS = (2, 3), (1, 2)  # that are run
 GROWING = np.array([1, 0, 0, 1])  # the step and what is kept, but not a stage's state
-ROUNDS = (2, 3)  # micro-batches per stage
+ROUNDS, FEW = (2, 3), (1, 2)  # micro-batches per stage; with one stage nothing is filled
 GRADIENTS = 4 / 18  # of the bytes before a step in mixed precision: masters.py
 Numbers = Any  # an array: step, bytes before it on the largest and the smallest rank, kept
 
@@ -72,7 +72,7 @@ def _over_layers(plan: Plan, stages: int, layers: float) -> tuple[Numbers, Numbe
 
 
 def _over_micro_batches(plan: Plan, stages: int, layers: int) -> tuple[Numbers, Numbers]:
-    few, more = ROUNDS if stages > 1 else LAYERS
+    few, more = ROUNDS if stages > 1 else FEW
     at = [_run(plan, stages, layers, count * stages) for count in (few, more)]
     slope = (at[1] - at[0]) / ((more - few) * stages)
     return slope, at[0] - few * stages * slope

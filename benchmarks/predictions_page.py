@@ -11,7 +11,7 @@ from distlab.course.catalogue import root
 from distlab.hardware.kernels import MOST_FITTED, fitted_numbers, load_kernels
 from distlab.simulate.published import Row, error_of, nine_in_ten, recorded, rows
 
-from .prediction_fit import FITTED, rows_of, tables_left_out
+from .prediction_fit import FITTED, held_out, rows_of, table_of
 from .predictions_picture import draw
 from .predictions_words import AFTER, INTRODUCTION, LEFT_OUT, NOT_SIMULATED, WHY, WORST
 from .scaling_page import table
@@ -49,14 +49,16 @@ def spread(errors: Errors) -> list[str]:
     ]
 
 
-def grouped(chosen: Iterable[Row], name: Callable[[Row], str]) -> list[list[str]]:
-    """A row of the table for each group: errors now, and without the row's own data."""
+def grouped(
+    chosen: Iterable[Row], name: Callable[[Row], str], without: Callable[[Row], float] = error_of
+) -> list[list[str]]:
+    """A row of the table for each group: errors now, and ``without`` the row's own data."""
     groups: dict[str, list[Row]] = {}
     for row in chosen:
         groups.setdefault(name(row), []).append(row)
     found = []
     for each, members in groups.items():
-        now, apart = (spread([f(row) for row in members]) for f in (in_sample, error_of))
+        now, apart = (spread([f(row) for row in members]) for f in (in_sample, without))
         found.append([each, *now, *apart[1:]])
     return found
 
@@ -68,11 +70,13 @@ def kind_in_words(row: Row) -> str:
 
 def left_out() -> list[list[str]]:
     """Each table of the fitted source, predicted with constants from the other tables."""
-    found = []
-    for source, errors in tables_left_out(recorded()).items():
-        now, apart = (spread(each) for each in zip(*errors, strict=True))
-        found.append([source.partition('"')[2].rstrip('"'), *now, *apart[1:]])
-    return found
+    values = held_out(recorded(), table_of)
+    used = [row for row in rows() if row.id in values]
+    return grouped(
+        used,
+        lambda row: table_of(row).partition('"')[2].rstrip('"'),
+        lambda row: values[row.id] / row.value - 1,
+    )
 
 
 HEADS = ["rows", "median", "9 in 10", "worst", "apart: median", "9 in 10", "worst"]

@@ -48,19 +48,19 @@ are so predicted without any row of theirs. Here each table of the fitted projec
 whole: *apart* is with the constants that the other table of the same GPU gives alone.
 """
 WORST = """
-These rows have the largest errors. The reasons are what the sources tell. No run was repeated to
-prove them.
+These rows have the largest errors. The reasons are what the sources and the data files tell. No run
+was repeated to prove them.
 """
 NOT_SIMULATED = """
 These rows need what the simulator does not have, or what their source does not state.
 """
 WHY = {
     "r151": "a V100 has no measured kernels: the roofline has one rate for all convolutions",
-    "r185": "Megatron's kernels of 2022 are fused further, and its links are waited for less",
+    "r185": "bias, dropout and sums are fused there (arXiv 2104.04473, section 4.2), not here",
     "r266": "the source falls from 0.13 to 0.05 after 64 GPUs, then hardly; the formula is smooth",
     "r255": "the source has 0.50 with 16 GPUs and 0.53 with 32; the formula falls",
-    "r183": "as r185: sums, dropout and bias are a kernel each here, and one there",
+    "r183": "as r185: each of them is a kernel of its own here",
     "r275": "the source halves from 256 to 512 GPUs; the formula falls by less",
     "r143": "convolution, batch norm and ReLU are one kernel there; here they are three",
-    "r181": "as r185: the A100's load of products comes from another cluster and program",
+    "r181": "as r185, and the A100's load of products comes from another cluster and program",
 }

@@ -190,14 +190,15 @@ def test_a_model_left_out_of_the_fit_is_predicted_without_it() -> None:
 
 
 def test_each_table_of_the_fitted_source_is_left_out_as_a_whole() -> None:
-    found = prediction_fit.tables_left_out(recorded())
-    used = [
-        row for name in prediction_fit.FITTED for row in prediction_fit.rows_of(name, recorded())
-    ]
-    assert set(found) == {row.source for row in used}
-    assert sum(map(len, found.values())) == len(used)
-    for errors in found.values():
-        assert all(now != apart for now, apart in errors)
+    known = recorded()
+    found = prediction_fit.held_out(known, prediction_fit.table_of)
+    used = [row for name in prediction_fit.FITTED for row in prediction_fit.rows_of(name, known)]
+    assert set(found) == {row.id for row in used}
+    for row in used:
+        assert found[row.id] != known[row.id]["predicted"]
+    assert {line[0] for line in predictions_page.left_out()} == {
+        row.source.split('"')[1] for row in used
+    }
 
 
 # -- how good they are ----------------------------------------------------------------------------
