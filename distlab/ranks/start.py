@@ -26,7 +26,7 @@ def spawn(
     *task: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a rank as a new Python; used where forking this process is not safe."""
-    import cloudpickle
+    from .carried import carried  # start-up time: most ranks are forked
 
     # its own path first, because functions of modules are pickled by name
     code = f"import sys; sys.path[:] = {sys.path}; from distlab.ranks import process; "
@@ -39,7 +39,7 @@ def spawn(
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:  # it has died, and tells why itself
-        cloudpickle.dump((rank, world_size, *task), process.stdin)
+        process.stdin.write(carried((rank, world_size, *task)))
     return process
 
 

@@ -48,9 +48,9 @@ class Zygote:
 
     def start(self, fds: tuple[int, ...], rank: int, world_size: int, *task: Any) -> int:
         """Fork a rank with these descriptors; its pid. Raises OSError if the zygote is gone."""
-        import cloudpickle  # start-up time: only ranks of GPUs and new processes need it
+        from .carried import carried  # start-up time: only ranks of GPUs and new processes need it
 
-        told = cloudpickle.dumps((rank, world_size, *task))
+        told = carried((rank, world_size, *task))
         content = pickle.dumps((gpus.environment(), sys.path, fds, told))
         socket.send_fds(self.socket, [len(content).to_bytes(8, "little")], fds)
         self.socket.sendall(content)

@@ -6,7 +6,6 @@ the body uses go along.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
@@ -17,15 +16,15 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from ..ranks.carried import Pickler, carried
+
 _IMPORT = re.compile(r"^(?:import|from) ([\w.]+)", re.M)
 
 
 def pickled(request: object, course: Path) -> bytes:
     """The request as the agent of a sandbox reads it, with ``pickle``."""
     _travel_with_checks(course)
-    buffer = io.BytesIO()
-    _Pickler(buffer).dump(request)
-    return buffer.getvalue()
+    return carried(request, _Pickler)
 
 
 def imported(body: Any, course: Path) -> list[str]:
@@ -55,7 +54,7 @@ def _travel_with_checks(course: Path) -> None:
             cloudpickle.register_pickle_by_value(module)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(Pickler):
     """A pickler for objects of torch that have no name by which they could be imported."""
 
     def reducer_override(self, value: Any) -> Any:

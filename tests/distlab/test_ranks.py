@@ -305,7 +305,10 @@ def test_where_fork_is_unsafe_ranks_are_spawned(monkeypatch: pytest.MonkeyPatch)
         return value.item() * factor
 
     with pytest.warns(UserWarning, match="a test says so"):
-        assert list(run_ranks(body, 2, 10, timeout=120)) == [30.0, 30.0]
+        results = run_ranks(body, 2, 10, timeout=120)
+    assert list(results) == [30.0, 30.0]
+    lines = {event.line.rpartition(":")[0] for log in results.logs for event in log.events}
+    assert lines == {__file__}  # what carries functions keeps the names of their files
 
 
 def test_spawned_ranks_find_what_checks_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
