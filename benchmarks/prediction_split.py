@@ -14,7 +14,6 @@ more.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ import torch
 
 from distlab.hardware.clusters import load_cluster
 from distlab.hardware.collectives import collective_time
-from distlab.hardware.kernels import load_kernels
 from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import simulate
 
@@ -79,7 +77,7 @@ def _over_micro_batches(plan: Plan, stages: int, layers: int) -> tuple[Numbers, 
 
 
 def _run(plan: Plan, stages: int, layers: int, micro_batches: int) -> Numbers:
-    """One copy of a smaller model, as slow as it is on all nodes of the plan."""
+    """One copy of a smaller model."""
     one = dataclasses.replace(
         plan,
         gpus=(plan.tensor * stages,),
@@ -89,17 +87,8 @@ def _run(plan: Plan, stages: int, layers: int, micro_batches: int) -> Numbers:
         copy_batch=plan.samples // _micro_batches(plan) * micro_batches,
     )
     (answer,) = simulate(one)
-    slower = _growing(plan, plan.gpus[0]) / _growing(plan, answer.gpus)
     kept = max(0, answer.kept[0] - answer.states[0])
-    return np.array([answer.step * slower, max(answer.states), min(answer.states), kept])
-
-
-def _growing(plan: Plan, gpus: int) -> float:
-    """How many times longer a step takes on so many GPUs than on one node."""
-    cluster = load_cluster(plan.cluster)
-    if plan.roofline or not cluster.gpu.kernels:
-        return 1.0
-    return load_kernels(cluster.gpu.kernels).growing(math.ceil(gpus / cluster.gpus_per_node))
+    return np.array([answer.step, max(answer.states), min(answer.states), kept])
 
 
 def _reduced(plan: Plan, nbytes: float) -> float:

@@ -19,10 +19,14 @@ A prediction rests on numbers of three kinds, and each number has its source in 
 - *From vendors.* Peaks, memory, links, and the latencies in NCCL's source.
 - *Fitted.* Kernels take longer in a cluster that trains for days than alone: power limits, other
   software, other versions. Three loads per GPU tell by how much, and one number tells how a step
-  grows with each doubling of the nodes. They are fitted to all runs of one project together. No
-  number belongs to a single run.
+  grows with each doubling of the nodes whose ranks wait for each other in every layer. With FSDP
+  these are all nodes; stages of a pipeline and its copies meet less often, and do not count. The
+  numbers are fitted to all runs of one project together. No number belongs to a single run.
 
 The A100 and the H200 take the shares of the H100.
+
+Programs that fuse operators are predicted so (`--fused`): a result that stays inside a fused kernel
+is neither written to memory nor read again.
 
 All layers of a language model are equal, and so are the batches of a step that accumulates. So few
 of them are run, and the line through their times gives the rest. The same holds for the stages and

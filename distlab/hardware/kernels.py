@@ -86,7 +86,8 @@ class Kernels:
 
     ``load``: how many times longer products, attention and other operators take in a cluster that
     trains for days (power limits, older kernels) than alone. ``growth``: the share by which a step
-    grows with each doubling of the nodes (stragglers, congestion).
+    grows with each doubling of the nodes whose ranks wait for each other in every layer
+    (stragglers, congestion).
     """
 
     name: str

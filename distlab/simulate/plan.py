@@ -10,6 +10,7 @@ import torch._dynamo
 
 from ..course.catalogue import has_solutions, need_solutions
 from ..hardware import load_cluster
+from ..virtual.fusion import RULES
 from .models import ModelSpec, model_spec
 
 
@@ -45,6 +46,7 @@ COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
 PRECISIONS = ("autocast", "mixed", "tf32")
 RECOMPUTED = ("none", "selective", "full")
 ATTENTION = ("fused", "written")
+FUSED = ("optimizer", *RULES)  # its update of all parameters; chains of operators
 
 
 def _option(default: Any, help: str, metavar: str | None = None) -> Any:
@@ -77,7 +79,7 @@ class Plan:
     attention: str = _option("fused", "fused, or written as products and softmax (GPTs)")
     dropout: float = _option(0.0, "share of the activations (GPTs)")
     accumulate: int = _option(1, "batches before each optimizer step")
-    fused: bool = _option(False, "the optimizer updates all parameters in one kernel")
+    fused: tuple[str, ...] = _option((), f"into one kernel: {', '.join(FUSED)}", metavar="WHAT")
     roofline: bool = _option(False, "kernels at the rates of the cluster's file, none measured")
     bucket_mb: float = _option(25.0, "of a bucket, MiB")
     every: int = _option(8, "steps in local-sgd's round", metavar="H")
@@ -107,6 +109,7 @@ class Plan:
             ("precision", self.precision, ("", *PRECISIONS)),
             ("recompute", self.recompute, RECOMPUTED),
             ("attention", self.attention, ATTENTION),
+            *(("fused", name, FUSED) for name in self.fused),
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
@@ -231,6 +234,16 @@ class Plan:
     def model_ranks(self) -> int:
         """The GPUs that share one copy of the model."""
         return self.tensor * self.pipeline
+
+    @property
+    def fused_chains(self) -> tuple[str, ...]:
+        """The rules by which operators of the model are one kernel."""
+        return tuple(name for name in self.fused if name in RULES)
+
+    def meeting(self, gpus: int) -> int:
+        """The GPUs that wait for each other in every layer. Stages and copies of the model meet
+        less often."""
+        return self.tensor if self.model_ranks > 1 else gpus
 
     def only(self, gpus: int) -> tuple[int, ...]:
         """The ranks that run, if not all do."""

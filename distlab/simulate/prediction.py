@@ -26,6 +26,7 @@ from ..hardware.clusters import Cluster, load_cluster
 from ..observe.log import P2P, Log
 from ..picture import Span, covered, spans_of
 from ..ranks.context import RankContext
+from ..virtual.fusion import Fusion
 from ..virtual.isolation import entered
 from ..virtual.reports import VirtualResults
 from ..virtual.run import run_virtual
@@ -114,7 +115,8 @@ def _body(
     inputs, targets = spec.inputs(plan.samples, "meta", dtype)
     with trainer_of(plan)(plan, model) as (trained, train_step):
         del model
-        optimizer = optimizer_of(trained.parameters(), spec.optimizer, plan.fused, plan.masters)
+        fused = "optimizer" in plan.fused
+        optimizer = optimizer_of(trained.parameters(), spec.optimizer, fused, plan.masters)
         if plan.model_ranks == 1:  # DDP makes its buckets after the first step
             for _ in range(plan.calls):
                 train_step(trained, optimizer, inputs, targets)
@@ -124,6 +126,8 @@ def _body(
             _make_state(optimizer)
         ctx.start_picture()
         model_of_rank = entered().mine.model
+        model_of_rank.meet(plan.meeting(ctx.world_size))
+        model_of_rank.fusion = Fusion(plan.fused_chains) if plan.fused_chains else None
         state = model_of_rank.memory.current
         model_of_rank.memory.peak = state  # building it may have taken more
         begin, flops = time.perf_counter(), model_of_rank.flops

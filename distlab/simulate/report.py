@@ -47,6 +47,9 @@ def load_plan(config: Path | None, given: dict[str, Any]) -> Plan:
     values |= {k: v for k, v in given.items() if v is not None}
     if "gpus" in values:
         values["gpus"] = tuple(dict.fromkeys(map(int, values["gpus"])))
+    if "fused" in values:  # YAML may name one without a list
+        named = values["fused"]
+        values["fused"] = (named,) if isinstance(named, str) else tuple(named)
     return Plan(**values)
 
 

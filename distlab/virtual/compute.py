@@ -19,6 +19,7 @@ Source: Williams, Waterman & Patterson 2009 (the roofline model).
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..observe.memory import PeakMemory, following
+from .fusion import Fusion
 from .isolation import entered
 from .kernel_time import NOTHING, Cost, kernel_cost, nbytes_of, update_seconds
 from .meta_functions import skip_initial_values, use_fused_functions
@@ -66,8 +68,9 @@ class ComputeModel(TorchDispatchMode):
         super().__init__()
         self.world, self.state, self.gpu = world, state, world.network.cluster.gpu
         self.kernels = world.kernels
-        nodes = {world.network.cluster.node(rank.index) for rank in world.scheduler.ranks}
-        self.slower = self.kernels.growing(len(nodes)) if self.kernels else 1.0
+        self.slower = 1.0
+        self.meet(len(world.states))
+        self.fusion: Fusion | None = None
         self.host = 0.0  # the time until which the host has launched kernels
         self.updating = 0  # an optimizer's step has a time of its own
         self.memory = PeakMemory()
@@ -78,6 +81,13 @@ class ComputeModel(TorchDispatchMode):
             use_fused_functions()
             skip_initial_values()
             _follow_phases()
+
+    def meet(self, ranks: int) -> None:
+        """So many neighbours wait for each other in every layer: kernels are as slow as the slowest
+        rank's on their nodes."""
+        if self.kernels is not None:
+            nodes = math.ceil(ranks / self.world.network.cluster.gpus_per_node)
+            self.slower = self.kernels.growing(nodes)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -102,7 +112,8 @@ class ComputeModel(TorchDispatchMode):
             if func is torch.ops.aten._to_copy.default and out.is_meta:
                 self.memory.note(out)  # another dtype takes memory of its own
             if self.kernels and isinstance(out, Tensor) and out.is_meta and shadow_of(out) is None:
-                self.spend(kernel_cost(self.kernels, self.gpu, func, args, kwargs, out, 0.0))
+                cost = kernel_cost(self.kernels, self.gpu, func, args, kwargs, out, 0.0)
+                self.account(cost, func, args, kwargs, out)
             return out
         if kind == "view":
             if args and args[0].is_meta and shadow_of(args[0]) is None:
@@ -123,16 +134,25 @@ class ComputeModel(TorchDispatchMode):
         if kind == "unknown":
             self.unmodelled[str(func)] += 1
         if known.cost.seconds:
-            self.spend(known.cost)
+            self.account(known.cost, func, args, kwargs, out)
         return out
 
-    def spend(self, cost: Cost) -> None:
+    def account(self, cost: Cost, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Spend an operator's time: that of a kernel of its own, or of a part of the last one."""
+        share = self.fusion.left(func, args, kwargs, out) if self.fusion is not None else None
+        if share is None:
+            self.spend(cost)
+        else:
+            self.spend(Cost(cost.part, cost.seconds * share), launched=False)
+
+    def spend(self, cost: Cost, launched: bool = True) -> None:
         """Run a kernel: it begins when the host has launched it and the kernel before it ended."""
         seconds = cost.seconds
         if self.kernels is not None:
             if self.updating:
                 return
-            self.host += self.kernels.host
+            if launched:
+                self.host += self.kernels.host
             self.state.rank.clock = max(self.state.rank.clock, self.host)
             seconds *= self.slower
         self.spent[cost.part] += seconds

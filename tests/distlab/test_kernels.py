@@ -18,6 +18,8 @@ from distlab.ranks import RankContext
 from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import Answer, simulate
 from distlab.virtual import run_virtual
+from distlab.virtual.fusion import Fusion
+from distlab.virtual.isolation import entered
 
 NODE = load_cluster("dgx-h100")
 H100 = load_kernels("h100")
@@ -91,9 +93,49 @@ def test_more_nodes_make_kernels_slower() -> None:
 
 
 def test_optimizer_that_is_fused_is_faster() -> None:
-    slow, fused = step(), step(fused=True)
+    slow, fused = step(), step(fused=("optimizer",))
     ratio = H100.optimizer["fused"] / H100.optimizer["foreach"]
     assert slow.parts["optimizer"] == pytest.approx(ratio * fused.parts["optimizer"])
+
+
+def test_a_result_inside_a_fused_kernel_is_neither_written_nor_read() -> None:
+    """Bias, dropout and residual sum of N elements move 4N, 5N and 6N bytes, fused 7N."""
+
+    def body(ctx: RankContext, rules: tuple[str, ...]) -> dict[str, float]:
+        model = entered().mine.model
+        model.fusion = Fusion(rules) if rules else None
+        x, bias = (torch.empty(4096, 8192, device="meta", dtype=torch.bfloat16) for _ in range(2))
+        y = x + bias[0]
+        dropped, _ = torch.native_dropout(y, 0.1, True)
+        del y
+        z = x + dropped
+        (x.sum(), z.sum())  # a sum is no part of a chain
+        return {"seconds": model.spent["memory"], "host": model.host}
+
+    plain, fused, compiled = (
+        run_virtual(body, 1, rules, cluster=NODE, compute="kernels", ledger=False)[0]
+        for rules in ((), ("residual",), ("pointwise",))
+    )
+    count = 4096 * 8192
+    add, dropout, sums = (
+        H100.moved(NODE.gpu, name, count) for name in ("add", "native_dropout", "sum")
+    )
+    bias = H100.moved(NODE.gpu, "add", 2 * 8192)
+    apart = 4 * add + bias + 5 * dropout + 6 * add + 2 * 2 * sums
+    together = 4 * add + bias + 1 * dropout + 2 * add + 2 * 2 * sums
+    assert plain["seconds"] == pytest.approx(apart, rel=1e-3)
+    assert fused["seconds"] == compiled["seconds"] == pytest.approx(together, rel=1e-3)
+    assert plain["host"] - fused["host"] == pytest.approx(2 * H100.host)
+
+
+def test_only_ranks_that_meet_in_every_layer_slow_each_other_down() -> None:
+    fields = {"cluster": "dgx-h100", "model": "gpt-1b", "layers": 2, "tensor": 8}
+    one, four = simulate(Plan(gpus=(8, 32), **fields))
+    assert four.parts["product"] == pytest.approx(one.parts["product"])
+    alone, many = simulate(
+        Plan(gpus=(8, 32), model="gpt-1b", layers=2, strategy="fsdp", two_ranks=True)
+    )
+    assert many.parts["product"] / alone.parts["product"] == pytest.approx(H100.growing(4))
 
 
 # -- files ----------------------------------------------------------------------------------------
