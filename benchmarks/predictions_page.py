@@ -68,11 +68,19 @@ def kind_in_words(row: Row) -> str:
     return f"collectives, {row.kind.way}" if row.is_collective else str(row.kind)
 
 
+def untouched() -> list[Row]:
+    """The trainings of projects of which no row was fitted."""
+    fitted = {row.project for row in rows() if row.rests_on.startswith("loads")}
+    return [row for row in simulated() if row.is_training and row.project not in fitted]
+
+
 def left_out() -> list[list[str]]:
-    """Each table of the fitted source, predicted with constants from the other tables."""
+    """All trainings of other projects, then each table of the fitted one, predicted with constants
+    from the other tables."""
     values = held_out(recorded(), table_of)
     used = [row for row in rows() if row.id in values]
-    return grouped(
+    others = grouped(untouched(), lambda row: "all other projects")
+    return others + grouped(
         used,
         lambda row: table_of(row).partition('"')[2].rstrip('"'),
         lambda row: values[row.id] / row.value - 1,
@@ -132,7 +140,7 @@ def page() -> str:
         AFTER.strip(),
         "## By source",
         table(["source", *HEADS], grouped(large, lambda row: row.project)),
-        "## Whole tables left out",
+        "## Whole sources left out",
         LEFT_OUT.strip(),
         table(["table", *HEADS], left_out()),
         "## Constants that published runs gave",

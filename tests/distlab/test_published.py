@@ -196,7 +196,7 @@ def test_each_table_of_the_fitted_source_is_left_out_as_a_whole() -> None:
     assert set(found) == {row.id for row in used}
     for row in used:
         assert found[row.id] != known[row.id]["predicted"]
-    assert {line[0] for line in predictions_page.left_out()} == {
+    assert {line[0] for line in predictions_page.left_out()[1:]} == {
         row.source.split('"')[1] for row in used
     }
 
@@ -210,6 +210,14 @@ def test_trainings_are_within_the_goals() -> None:
     errors = sizes(TRAINED)
     assert statistics.median(errors) <= 0.08
     assert published.nine_in_ten(errors) <= 0.20
+
+
+def test_trainings_of_projects_that_gave_no_constant_are_nearly_as_good() -> None:
+    """Their errors may be half as large again."""
+    errors = sizes(predictions_page.untouched())
+    assert len(errors) >= 15
+    assert statistics.median(errors) <= 1.5 * 0.08
+    assert published.nine_in_ten(errors) <= 1.5 * 0.20
 
 
 def test_collectives_are_within_the_goals() -> None:
