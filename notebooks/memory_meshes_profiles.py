@@ -43,7 +43,9 @@ from distlab.reference.workloads import Block, build_model, digits
 from distlab.virtual import run_virtual
 from given.operators import Mode, Operation
 
-phase2, phase3, phase4 = (Notebook(n, IMPL, run=run_virtual) for n in (2, 3, 4))
+phase2 = Notebook(2, IMPL, run=run_virtual)
+phase3 = Notebook(3, IMPL, run=run_virtual)
+phase4 = Notebook(4, IMPL, run=run_virtual)
 digits(), digits(train=False)
 HATCHES = ("", "//", "..", "xx")
 
