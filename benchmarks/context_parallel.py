@@ -154,5 +154,8 @@ PAIRED = Paired(
     note=f"Batch {BATCH}, {HEADS} heads of {WIDTH} features, float32, causal; the slowest rank's "
     "time. PyTorch's ring runs once with the products of phase 2, and once with the CPU's fused "
     "kernel of attention, which never writes its scores to memory. The exercise writes its "
-    "products out, so only a ring with the same products does the same work.",
+    "products out, so only a ring with the same products does the same work. In one process with "
+    "1,024 positions, half of the exercise's time is its seven products, and the fused kernel "
+    "takes 1.2 times as long as these alone. Tried: tiles of 32, 64, 256 and 512 queries take 1.1 "
+    "to 1.6 times as long as 128. Gradients of k and v that are added without a copy save 4 %.",
 )

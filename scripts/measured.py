@@ -26,9 +26,9 @@ def line(exercise: Exercise) -> str:
     scenario = scenario_of(exercise)
     run = (scenario.__doc__ or "").split("\n")[0].rstrip(".")
     tells = QUANTITIES[scenario.trace_of[exercise.id]].tells
-    text = (
-        f"{HEAD} `distlab measure {exercise.id}` tells {tells}. The run: {run[0].lower()}{run[1:]}."
-    )
+    if not run[1].isupper():  # "ZB-V" stays
+        run = run[0].lower() + run[1:]
+    text = f"{HEAD} `distlab measure {exercise.id}` tells {tells}. The run: {run}."
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 

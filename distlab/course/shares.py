@@ -156,7 +156,7 @@ def notebooks_of(course: Course, part: Course, source: Path) -> dict[str, str]:
     found = {}
     for path in sorted((source / "notebooks").glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        used = {int(number) for number in re.findall(r"^notebook = Notebook\((\d)", text, re.M)}
+        used = {int(number) for number in re.findall(r"^\w+ = Notebook\((\d)", text, re.M)}
         if used <= whole and "from solutions" not in text:
             found[f"notebooks/{path.name}"] = _on_templates(text)
             cells = path.with_suffix(".ipynb").read_text(encoding="utf-8")

@@ -146,8 +146,9 @@ def peaks(sheet: Sheet) -> None:
     sheet.note(
         f"Tiny GPT, {found['ranks']} ranks in two nodes, 20 Mbit/s between them, "
         f"{found['step'] * 1000:.0f} ms per step, H = {every}, F = {found['fragments']}, "
-        f"τ = {found['delay']}. kB: what a rank sends on the average. Mbit/s: at this rate the "
-        "link carries the largest message within a step, or within τ steps when streaming. "
+        f"τ = {found['delay']}. kB: what a rank sends on the average. Mbit/s: two thirds "
+        "of that cross the link; at this rate the largest message takes a step, or τ steps when "
+        "streaming. "
         "Waiting: per step. Loss: on test data at the end, mean of three seeds."
     )
 

@@ -24,6 +24,7 @@ EXPECTED = {
     "phase3_multi_node": (5, "14        7,000       7,000"),
     "phase4_production": (5, "largest difference from the run without a kill: 0.0\n"),
     "context_and_experts": (7, "ZB-V                         5.9%             8        96"),
+    "memory_meshes_profiles": (8, "weights beside one process: rounding"),
     "virtual_cluster": (4, "sum 64; virtual time 428.610000 µs, formula 428.610000 µs"),
 }
 # the same cells, less often around: text of a cell, and what runs instead
