@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+RESIDUAL: tuple[Any, ...] = (torch.ops.aten.add, torch.ops.aten.native_dropout)
 RULES: dict[str, Callable[[Any], bool]] = {
     "residual": lambda func: func.overloadpacket in RESIDUAL,
     "pointwise": lambda func: torch.Tag.pointwise in func.tags or func.overloadpacket in RESIDUAL,
 }
-RESIDUAL = (torch.ops.aten.add, torch.ops.aten.native_dropout)
 
 
 class Fusion:

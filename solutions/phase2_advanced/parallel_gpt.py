@@ -215,7 +215,7 @@ class ParallelGPT(nn.Module):
         if batch % layout.micro_batches or length % parts:
             raise ValueError(
                 f"{batch} sequences of {length} tokens don't divide into {layout.micro_batches} "
-                f"micro-batches and {parts} parts of each sequence"
+                f"micro-batches and {parts} part(s) of each sequence: take multiples of both"
             )
         p = next(self.parameters())
         boundary = torch.empty(

@@ -97,6 +97,7 @@ def plot(tables: dict[str, list[Row]], title: str, path: Path) -> None:
     )
     figure.suptitle(title)
     colours = ["#888888", "#0072B2", "#56B4E9", "#888888", "#009E73", "#E69F00", "#CC79A7"]
+    colours += ["#D55E00"]
     for line, (name, rows) in zip(axes, tables.items(), strict=True):
         label, form, _ = SCORES[workload(name).data]
         columns = {
