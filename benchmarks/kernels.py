@@ -261,6 +261,7 @@ def main() -> None:
     """Measure everything, and write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--no-steps", action="store_true", help="kernels only")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.kernels needs a GPU")
@@ -277,7 +278,7 @@ def main() -> None:
     for row in measure():
         data["kernels"].append(row)
     sealed.write(options.out, data)
-    for row in steps():
+    for row in () if options.no_steps else steps():
         data["steps"].append(row)
         sealed.write(options.out, data)
     print(f"{options.out}: {len(data['kernels'])} kernels, {len(data['steps'])} steps")

@@ -11,9 +11,18 @@ from distlab.course.catalogue import root
 from distlab.hardware.kernels import MOST_FITTED, fitted_numbers, load_kernels
 from distlab.simulate.published import Row, error_of, nine_in_ten, recorded, rows
 
+from . import this_machine
 from .prediction_fit import FITTED, held_out, rows_of, table_of
 from .predictions_picture import draw
-from .predictions_words import AFTER, INTRODUCTION, LEFT_OUT, NOT_SIMULATED, WHY, WORST
+from .predictions_words import (
+    AFTER,
+    INTRODUCTION,
+    LEFT_OUT,
+    NOT_SIMULATED,
+    THIS_MACHINE,
+    WHY,
+    WORST,
+)
 from .scaling_page import table
 
 LARGE = 2**22  # bytes of a collective that counts in the short table
@@ -126,6 +135,26 @@ def all_rows(chosen: Iterable[Row]) -> list[list[str]]:
     return found
 
 
+def on_this_machine() -> list[str]:
+    """The section of the machine that was calibrated; empty before one was."""
+    record = this_machine.read()
+    if record is None:
+        return []
+    words = THIS_MACHINE.format(
+        calibrated=record.calibrated,
+        verdict=this_machine.verdict(record.points),
+        machine=record.machine,
+        date=record.date,
+    ).strip()
+    heads = ["program", "ranks", "measured, ms", "predicted, ms", "error"]
+    return [
+        "## This machine",
+        words,
+        table(list(this_machine.HEADER), this_machine.by_program(record.points)),
+        table(heads, this_machine.all_points(record.points)),
+    ]
+
+
 def page() -> str:
     """The text of the page."""
     known = simulated()
@@ -145,6 +174,7 @@ def page() -> str:
         table(["table", *HEADS], left_out()),
         "## Constants that published runs gave",
         table(["GPU", *["load of"] * 3, "per doubling", "fitted", "rows"], constants()),
+        *on_this_machine(),
         "## What is worst, and why",
         WORST.strip(),
         table(["row", "system", "run", "error", "why"], worst(large)),

@@ -51,6 +51,22 @@ All fitted rows come from one project. So the trainings of every other project a
 any row of theirs: the first line has them together. Then each table of the fitted project is left
 out as a whole: *apart* is with the constants that the other table of the same GPU gives alone.
 """
+THIS_MACHINE = """
+`distlab calibrate` measured one machine, and the same programs ran on virtual and on real ranks
+there: the all-reduces of exercise 1.8, and training steps of exercise 1.5. Neither these programs
+nor these sizes were used to calibrate. {calibrated}
+
+{verdict} An error is predicted over measured, less 1. A measurement is the median of fresh starts
+of the ranks. A start in which other programs used more than a tenth of a processor does not count.
+`distlab simulate` refuses more ranks than cores. There a rank that is woken waits for a time slice
+of up to 4 ms, in some runs and not in others. Three effects of a CPU are not modelled. A thread of
+gloo that is woken while another thread has its core waits for the rest of that thread's time slice,
+about 3 ms: a step of short collectives is then much longer than predicted. Collectives beside
+compute take processors from it. The C library keeps a part of the memory that is modelled as new.
+
+Measured on {machine}; {date}. `python -m benchmarks.run validation` measures it anew.
+"""
+
 WORST = """
 These rows have the largest errors. The reasons are what the sources and the data files tell. No run
 was repeated to prove them.

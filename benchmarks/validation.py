@@ -1,203 +1,188 @@
-"""How well virtual time predicts real time: on this machine.
+"""How well virtual time predicts real time on this machine, as ``distlab calibrate`` measured it.
 
-α, β and the time to issue an operator are fitted from messages between two ranks, the launch of a
-collective from tiny ones of two ranks, and of three (more than the cores). Compute is this
-machine's CPU time of the same code. Then the same programs run on virtual and on real ranks: the
-all-reduce strategies of exercise 1.8 over sizes, and training steps. ``published.py`` compares with
-measurements of others.
+Calibration times kernels, a small program of its own, messages and collectives of other sizes; none
+of the programs below. Then the same code runs on virtual ranks, as ``distlab simulate`` runs it,
+and on real ranks: the all-reduce strategies of exercise 1.8 over sizes, and training steps. More
+ranks than cores are refused, and so not measured. ``python -m benchmarks.run validation`` writes
+the pages; this module alone prints every point. ``published.py`` compares with measurements of
+others.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # imported by torch.optim: once here
-import torch.distributed as dist
+from torch import Tensor
 
+from distlab.hardware.clusters import Cluster
 from distlab.ranks import RankContext, run_ranks
 from distlab.reference.workloads import digits
-from distlab.virtual import Cluster, load_cluster, run_virtual
+from distlab.simulate.calibrate import calibrate, counts
+from distlab.virtual import run_virtual
 from solutions.phase1_data_parallel import collectives
-from solutions.phase1_data_parallel.data_loader import build_loader
 
+from . import predictions_page, this_machine
 from .common import Table
+from .machine import Load, described, fingerprint
+from .this_machine import Point, Record
 from .trainer import MODELS, solution_step
 
 SIZES = (4_000, 40_000, 400_000, 4_000_000)
-WORLDS = (2, 3, 4)
-PING = (4, 16_384, 262_144, 4_194_304)
-BATCH = 96  # global; divides by 2, 3 and 4
+BATCH = 96  # global; divides by 1, 2, 3 and 4
+STEPS, REPEATS, STARTS = 60, 15, 9
+VIRTUAL = 4  # steps and repeats of a virtual run, where all are equal
+
+BUSY = "validation: other programs use the processors"
+Times = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Point:
-    """One prediction beside its measurement, in seconds."""
-
-    what: str
-    ranks: int
-    measured: float
-    predicted: float
-
-    @property
-    def error(self) -> float:
-        """Relative: positive if the prediction is too slow."""
-        return self.predicted / self.measured - 1
+def _strategies(ctx: RankContext, device: str, repeats: int) -> Times:
+    """Median seconds of each strategy and size."""
+    rows = collectives.compare_strategies(SIZES, warmup=2, repeats=repeats, device=device)
+    return {f"all-reduce {row.strategy}, {row.nbytes:,} B": row.seconds for row in rows}
 
 
-# -- this machine ---------------------------------------------------------------------------------
-def _ping(ctx: RankContext, repeats: int) -> list[float]:
-    """Seconds of one message of each size in PING, of issuing one, and of a tiny all-reduce."""
+def _training(ctx: RankContext, device: str, steps: int) -> Times:
+    """Median seconds of a step of each model, after some that warm up."""
     import time
 
-    out = []
-    for nbytes in PING:
-        tensor, times = torch.zeros(nbytes // 4), []
-        for _ in range(repeats):
-            dist.barrier()
+    inputs, targets = _batch(ctx, device)
+    found = {}
+    for name, make in MODELS.items():
+        with torch.device(device):
+            step, taken = solution_step(make()), []
+        for _ in range(steps):
             begun = time.perf_counter()
-            dist.send(tensor, 1) if ctx.rank == 0 else dist.recv(tensor, 0)
-            dist.recv(tensor, 1) if ctx.rank == 0 else dist.send(tensor, 0)
-            times.append((time.perf_counter() - begun) / 2)
-        out.append(statistics.median(times))
-    posted, tensor = [], torch.zeros(1)
-    for _ in range(repeats):
-        dist.barrier()
-        begun = time.perf_counter()
-        work = dist.isend(tensor, 1) if ctx.rank == 0 else dist.irecv(tensor, 0)
-        posted.append(time.perf_counter() - begun)
-        work.wait()
-    return [*out, statistics.median(posted), _tiny(ctx, repeats)]
+            step(inputs, targets)
+            taken.append(time.perf_counter() - begun)
+        found[f"training step, {name}"] = statistics.median(taken[steps // 4 :])
+    return found
 
 
-def _tiny(ctx: RankContext, repeats: int) -> float:
-    """Seconds of an all-reduce of one element."""
-    return collectives.time_collective(lambda: dist.all_reduce(torch.zeros(1)), repeats=repeats)
+def _batch(ctx: RankContext, device: str) -> tuple[Tensor, Tensor]:
+    """This rank's part of the first batch of the digits."""
+    share = BATCH // ctx.world_size
+    data = [digits()[ctx.rank * share + at] for at in range(share)]
+    images = torch.stack([torch.as_tensor(image) for image, _ in data])
+    return images.to(device), torch.tensor([int(target) for _, target in data]).to(device)
 
 
-def _small(ctx: RankContext, repeats: int) -> float:
-    """The same among the other strategies, as it is used below."""
-    rows = collectives.compare_strategies((4,), warmup=2, repeats=repeats)
-    return next(row.seconds for row in rows if row.strategy == "backend")
+PROGRAMS: tuple[tuple[Callable[..., Times], int, int], ...] = (  # how often, fewest ranks
+    (_strategies, REPEATS, 2),
+    (_training, STEPS, 1),
+)
 
 
-def fit(repeats: int = 15) -> Cluster:
-    """This machine as a cluster: a line through the times of messages between two ranks."""
-    *times, overhead, tiny = run_ranks(_ping, 2, repeats, ledger=False, timeout=60)[0]
-    weights = torch.tensor([1 / t for t in times], dtype=torch.float64)  # relative errors count
-    columns = torch.tensor([[1.0, n] for n in PING], dtype=torch.float64)
-    solved = torch.linalg.lstsq(columns * weights[:, None], torch.ones(len(PING), 1).double())
-    alpha, beta = (max(float(v), 1e-12) for v in solved.solution.flatten())
-    laptop = load_cluster("laptop")
-    alpha = max(alpha - overhead, 1e-9)  # a message is issued, then it travels
-    crowded = run_ranks(_small, laptop.processors + 1, repeats, ledger=False)[0]
-    return dataclasses.replace(
-        laptop,
-        name="this machine",
-        inside=dataclasses.replace(laptop.inside, alpha=alpha, bandwidth=1 / beta),
-        launch=max(0.0, tiny - 2 * alpha - overhead),
-        crowded_launch=max(0.0, crowded - 4 * alpha - overhead),
-        overhead=overhead,
-    )
+def quiet(run: Callable[[], Any], anyway: bool, tries: int = 3) -> Any:
+    """The result of a run that other programs left alone; None if none of the tries was."""
+    for _ in range(tries):
+        with Load() as load:
+            found = run()
+        if load.alone or anyway:
+            return found
+    return None
 
 
-def _strategies(ctx: RankContext, repeats: int) -> list[tuple[str, int, float]]:
-    rows = collectives.compare_strategies(SIZES, warmup=2, repeats=repeats)
-    return [(row.strategy, row.nbytes, row.seconds) for row in rows]
-
-
-def _training(ctx: RankContext, name: str, epochs: int) -> list[float]:
-    """Seconds of each step after the first epoch."""
-    import time
-
-    loader = build_loader(
-        digits(), rank=ctx.rank, world_size=ctx.world_size, global_batch_size=BATCH
-    )
-    step, times = solution_step(MODELS[name]()), []
-    for _ in range(epochs + 1):
-        for inputs, targets in loader:
-            if len(targets) * ctx.world_size == BATCH:
-                begun = time.perf_counter()
-                step(inputs, targets)
-                times.append(time.perf_counter() - begun)
-    return times[len(times) // (epochs + 1) :]
-
-
-def on_this_machine(repeats: int = 15) -> tuple[Cluster, list[Point]]:
-    """The fitted cluster and all predictions beside their measurements."""
-    cluster, points = fit(repeats), []
+def on_this_machine(anyway: bool = False, say: Callable[[str], None] = print) -> Record:
+    """Calibrate, predict and measure. Ends the program where others are too busy;
+    ``anyway`` counts their starts, too."""
     torch.set_num_threads(1)
-    for w in WORLDS:
-        real = run_ranks(_strategies, w, repeats, ledger=False, timeout=120)[0]
-        virtual = run_virtual(_strategies, w, 3, cluster=cluster, compute="measured", ledger=False)
-        for (name, nbytes, a), (_, _, b) in zip(real, virtual[0], strict=True):
-            points.append(Point(f"all-reduce {name}, {nbytes:,} B", w, a, b))
     digits()
-    for name in MODELS:
-        for w in WORLDS:
-            real = run_ranks(_training, w, name, 3, ledger=False, timeout=120)[0]
-            virtual = run_virtual(
-                _training, w, name, 1, cluster=cluster, compute="measured", timeout=120
-            )
-            a, b = statistics.median(real), statistics.median(virtual[0])
-            points.append(Point(f"training step, {name}", w, a, b))
-    return cluster, points
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "this-machine.yaml"
+        made = quiet(lambda: calibrate(path, False, say), anyway)
+        if made is None:
+            raise SystemExit(f"{BUSY}: no calibration was left alone")
+        cluster, points = made[0], []
+        for program, often, least in PROGRAMS:
+            for ranks in [r for r in (1, *counts(cluster.gpus_per_node)) if r >= least]:
+                say(f"programs on {this_machine.ranks(ranks)}")
+                points += _compared(program, often, ranks, cluster, anyway)
+    machine = fingerprint()
+    return Record(described(machine), _today(), in_words(cluster), tuple(points))
 
 
-def local_table(repeats: int = 15) -> Table:
-    """The distribution of errors, by program, and the worst."""
-    cluster, points = on_this_machine(repeats)
-    rows = []
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        cores = "a core each" if point.ranks <= cluster.processors else "more ranks than cores"
-        groups.setdefault(f"{point.what.split(',')[0]}, {cores}", []).append(point)
-    groups["all of them"] = points
-    for name, members in sorted(groups.items()):
-        worst = max(members, key=lambda p: abs(p.error))
-        rows.append(
-            [
-                name,
-                str(len(members)),
-                f"{statistics.median(abs(p.error) for p in members):.0%}",
-                f"{worst.error:+.0%}",
-                f"{worst.what}, {worst.ranks} ranks: {worst.measured * 1e3:.3f} ms measured, "
-                f"{worst.predicted * 1e3:.3f} ms predicted",
-            ]
-        )
+def _today() -> str:
+    import datetime
+
+    return datetime.date.today().isoformat()
+
+
+def _compared(
+    program: Callable[..., Times], often: int, ranks: int, cluster: Cluster, anyway: bool
+) -> list[Point]:
+    virtual = run_virtual(
+        program, ranks, "meta", VIRTUAL, cluster=cluster, compute="kernels", timeout=300
+    )[0]
+    options = {"ledger": False, "timeout": 300}
+    tried = [
+        quiet(lambda: run_ranks(program, ranks, "cpu", often, **options)[0], anyway)
+        for _ in range(STARTS)
+    ]
+    real = [start for start in tried if start is not None]
+    if not real:
+        raise SystemExit(f"{BUSY}: no start of the ranks was left alone")
+    return [
+        Point(what, ranks, statistics.median(each[what] for each in real), predicted, len(real))
+        for what, predicted in virtual.items()
+    ]
+
+
+def in_words(cluster: Cluster) -> str:
+    """The numbers that calibration found for links."""
     link = cluster.inside
+    return (
+        f"A message between two ranks takes {link.alpha * 1e6:.0f} µs beside its bytes, and "
+        f"{cluster.overhead * 1e6:.0f} µs to issue. A collective takes "
+        f"{cluster.collective_overhead * 1e6:.0f} µs to issue. With {cluster.gpus_per_node} ranks "
+        f"at once a rank computes {cluster.company:.2f} times as long."
+    )
+
+
+def table(record: Record) -> Table:
+    """The distribution of errors, by program, and the worst."""
     return Table(
         "Virtual time against this machine",
-        ["program", "predictions", "median error", "worst", "where"],
-        rows,
-        f"Fitted: α {link.alpha * 1e6:.0f} µs and {link.bandwidth / 1e9:.2f} GB/s. The launch of "
-        f"a collective takes {cluster.launch * 1e6:.0f} µs, and with more ranks than the "
-        f"{cluster.processors} processors {cluster.crowded_launch * 1e6:.0f} µs. To issue an "
-        f"operator takes {cluster.overhead * 1e6:.0f} µs. A positive error means: predicted "
-        "slower than measured. Goals: median 10 %, worst 25 %. The largest errors are where "
-        "ranks outnumber cores. There a rank that is woken waits for a time slice of up to 4 ms, "
-        "in some runs and not in others. No α and β can tell that.",
+        this_machine.HEADER,
+        this_machine.by_program(record.points),
+        f"`distlab calibrate` measured this machine, and the same programs ran on virtual and on "
+        f"real ranks. {record.calibrated} A positive error means: predicted slower than measured. "
+        f"{this_machine.verdict(record.points)} More ranks than cores are refused: they wait for "
+        "time slices. [docs/validation.md](../docs/validation.md) has every prediction.",
     )
 
 
-def measure(repeats: int = 15) -> Table:
-    """What ``make bench`` prints."""
-    return local_table(repeats)
+def measure() -> Table:
+    """What ``make bench`` prints; the page of all predictions is written, too."""
+    record = on_this_machine()
+    this_machine.write(record)
+    predictions_page.write()
+    return table(record)
 
 
 def points_of(points: Sequence[Point]) -> str:
     """All points, one per line."""
     return "\n".join(
         f"{p.what:40} {p.ranks} {p.measured * 1e3:10.3f} ms {p.predicted * 1e3:10.3f} ms "
-        f"{p.error:+7.0%}"
+        f"{p.error:+7.0%}  {p.starts} starts"
         for p in points
     )
 
 
+def main() -> None:
+    """Print every point; writes nothing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--anyway", action="store_true", help="count starts that were disturbed")
+    found = on_this_machine(parser.parse_args().anyway)
+    print(found.calibrated, points_of(found.points), table(found).markdown(), sep="\n\n")
+
+
 if __name__ == "__main__":
-    fitted, found = on_this_machine()
-    print(fitted)
-    print(points_of(found))
+    main()

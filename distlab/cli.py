@@ -45,6 +45,7 @@ PLAIN: dict[str, tuple[str, ModuleType]] = {
 # the same, whose modules import torch or jinja2: start-up time
 LATE = {
     "certificate": "a page that says that a phase is done",
+    "calibrate": "measure this machine, for simulate",
     "simulate": "predict how training scales on a cluster",
     "lab": "labs: find the bug in a program, and mend it",
     "predict": "predict numbers of a run, then run it",

@@ -29,7 +29,10 @@ import yaml
 from .curves import Curve
 
 KINDS = ("measured", "vendor", "assumed", "chosen", "fitted")
-MAY_BE_ZERO = ("launch", "crowded_launch", "overhead", "processors")
+MAY_BE_ZERO = (
+    "launch", "crowded_launch", "overhead", "collective_overhead", "handling", "processors",
+    "nodes", "company",
+)  # fmt: skip
 FOLDER = Path(__file__).resolve().parents[2] / "clusters"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C is twenty times as fast
 
@@ -72,13 +75,16 @@ class Cluster:
     ``inside``: a GPU's port to the others of its node. ``between``: one network card; a node has
     ``nics_per_node``. ``oversubscription``: bandwidth of all cards over that of the network's core.
     ``processors``: cores of a node that compute for its ranks and move their bytes. Two cores are
-    busy with each message (0: GPUs compute, and links move bytes). ``launch``: seconds that a
-    collective of the backend needs before its first byte moves. ``crowded_launch``: the same where
-    a node's ranks outnumber its processors (0: no difference). ``overhead``: seconds of a rank's
-    own time to issue an operator (LogP's o). ``in_network``: the switch in a node can sum. The
-    value has the latency of the whole all-reduce and the bandwidth per GPU. ``curves``: measured
-    bandwidth of the backend's collectives over size. ``sources`` and ``kinds`` say where each
-    number is from: ``KINDS``.
+    busy with each message (0: GPUs compute, and links move bytes). ``company``: how many times
+    longer a rank computes if all processors of its node do (0: as long as alone). ``nodes``: how
+    many there are (0: any number). ``launch``: seconds that a collective of the backend needs
+    before its first byte moves. ``crowded_launch``: the same where a node's ranks outnumber its
+    processors (0: no difference). ``overhead``: seconds of a rank's own time to issue a message
+    (LogP's o), and ``collective_overhead`` those for a collective (0: as for a message).
+    ``handling``: seconds for which a message keeps the processors busy, beside those for its bytes.
+    ``in_network``: the switch in a node can sum. The value has the latency of the whole all-reduce
+    and the bandwidth per GPU. ``curves``: measured bandwidth of messages and of the backend's
+    collectives over size. ``sources`` and ``kinds`` say where each number is from: ``KINDS``.
     """
 
     name: str
@@ -89,22 +95,52 @@ class Cluster:
     between: Link
     oversubscription: float = 1.0
     processors: int = 0
+    company: float = 0.0
+    nodes: int = 0
     launch: float = 0.0
     crowded_launch: float = 0.0
     overhead: float = 0.0
+    collective_overhead: float = 0.0
+    handling: float = 0.0
     in_network: Link | None = None
     curves: tuple[Curve, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def overheads(self) -> tuple[float, float]:
+        """A rank's own seconds to issue a collective, and a message."""
+        return self.collective_overhead or self.overhead, self.overhead
 
     def node(self, rank: int) -> int:
         """The node that ``rank`` is on."""
         return rank // self.gpus_per_node
 
     def crowding(self, ranks: int) -> float:
-        """How much slower each rank computes because ``ranks`` of a node share its processors."""
+        """How much slower each rank computes because ``ranks`` of a node compute beside it."""
         on_node = min(ranks, self.gpus_per_node)
-        return max(1.0, on_node / self.processors) if self.processors else 1.0
+        if not self.processors:
+            return 1.0
+        others = min(on_node, self.processors) - 1
+        beside = 1 + ((self.company or 1.0) - 1) * others / max(self.processors - 1, 1)
+        return beside * max(1.0, on_node / self.processors)
+
+    def crowded(self, ranks: int) -> bool:
+        """Whether so many ranks have fewer processors on a node than ranks."""
+        return min(ranks, self.gpus_per_node) > self.processors > 0
+
+    def why_not(self, ranks: int) -> str:
+        """Why nobody can predict a run on so many ranks; empty if it can be simulated."""
+        most = self.nodes * self.gpus_per_node
+        if not (most and ranks > most) and not self.crowded(ranks):
+            return ""
+        unit = "cores" if self.processors else "GPUs"
+        has = self.processors or most
+        waits = "; ranks that share a core wait for time slices, which nobody can predict"
+        return (
+            f"{self.name} has {has} {unit}, which is fewer than {ranks} ranks"
+            f"{waits if self.processors else ''}: give --gpus {has} or less"
+        )
 
     def nic(self, rank: int) -> tuple[int, int]:
         """The network card that ``rank`` uses: (node, number on the node)."""
@@ -129,9 +165,18 @@ def load_cluster(name: str | Path) -> Cluster:
         raise ValueError(f"no cluster {name!r}{guess} There are: {', '.join(names())}")
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), LOADER)
-        return _cluster({"name": path.stem, **data})
+        return _beside(path, _cluster({"name": path.stem, **data}))
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: not a cluster description: {error}") from None
+
+
+def _beside(path: Path, cluster: Cluster) -> Cluster:
+    """A file of kernels that a cluster's file names lies in the same folder."""
+    name = cluster.gpu.kernels
+    if not name.endswith((".yaml", ".yml")):
+        return cluster
+    gpu = dataclasses.replace(cluster.gpu, kernels=str(path.parent / name))
+    return dataclasses.replace(cluster, gpu=gpu)
 
 
 def _cluster(data: dict[str, Any]) -> Cluster:
@@ -142,7 +187,7 @@ def _cluster(data: dict[str, Any]) -> Cluster:
         raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
     curves = tuple(_curve(curve) for curve in data.pop("curves", ()))
     data = {k: _number(v) for k, v in data.items()} | {"curves": curves}
-    for name in ("gpus_per_node", "nics_per_node", "processors"):
+    for name in ("gpus_per_node", "nics_per_node", "processors", "nodes"):
         data[name] = int(data.get(name, 0))
     gpu = Gpu(**{k: _number(v) for k, v in data["gpu"].items()})
     links: dict[str, Link] = {

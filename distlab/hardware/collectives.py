@@ -48,10 +48,11 @@ def collective_time(
         return 0.0
     nodes = len({cluster.node(rank) for rank in group})
     shape = ranks, nodes, math.ceil(ranks / nodes)
-    crowded = cluster.crowding(ranks) > 1 and cluster.crowded_launch > 0
+    crowded = cluster.crowded(ranks) and cluster.crowded_launch > 0
     launch = cluster.crowded_launch if crowded else cluster.launch
     seconds = launch + _unshared(op, nbytes, shape, cluster, algorithm)
-    if cluster.curves and algorithm == "backend":
+    measured = algorithm == "backend" and any(curve.op == op for curve in cluster.curves)
+    if measured:
 
         def closed_form(curve: Curve, size: float) -> float:
             shape = curve.ranks, curve.nodes, math.ceil(curve.ranks / curve.nodes)
@@ -59,10 +60,21 @@ def collective_time(
 
         size = nbytes * parts(op, ranks)
         seconds /= reach(cluster.curves, op, size, ranks, nodes, closed_form)
-    if not cluster.processors:
+    if measured or not cluster.processors:
         return seconds
     moved = sum(traffic(op, ranks, int(nbytes), is_root=r == 0)[0] for r in range(ranks))
     return max(seconds, moved / nodes * cluster.inside.beta * 2 / cluster.processors)
+
+
+def message_factor(nbytes: float, cluster: Cluster, nodes: int) -> float:
+    """How many times longer than α + nβ a message was measured to take, inside a node or between
+    two; 1 where none was measured."""
+    link = cluster.inside if nodes == 1 else cluster.between
+
+    def closed_form(_: Curve, size: float) -> float:
+        return link.alpha + size * link.beta
+
+    return 1 / reach(cluster.curves, "send", nbytes, 2, nodes, closed_form)
 
 
 def parts(op: str, ranks: int) -> int:

@@ -7,7 +7,8 @@ up to 1, and below the smallest size it stays. Other numbers of ranks have the r
 curve for the same operator: one curve inside a node never speaks for several nodes.
 
 Bus bandwidth is what nccl-tests calls so (doc/PERFORMANCE.md): 2(W-1)/W times the bytes of an
-all-reduce over its time, (W-1)/W times those of an all-gather or reduce-scatter of all bytes.
+all-reduce over its time, (W-1)/W times those of an all-gather or reduce-scatter of all bytes, and
+the bytes themselves for a broadcast. The bandwidth of messages ("send") is bytes over time, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+AS_THEY_ARE = ("broadcast", "reduce", "send")  # whose bus bandwidth counts all bytes once
 Point = tuple[float, float]  # logarithm of the bytes, reach
 
 
@@ -35,6 +37,8 @@ class Curve:
 
     def seconds(self, nbytes: int) -> float:
         """The measured time for a size of the curve."""
+        if self.op in AS_THEY_ARE:
+            return nbytes / self.bandwidth[nbytes]
         rounds = 2 if self.op == "all_reduce" else 1
         return rounds * (self.ranks - 1) / self.ranks * nbytes / self.bandwidth[nbytes]
 

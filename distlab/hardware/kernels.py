@@ -12,7 +12,8 @@ other operators   n / (share · B), the share by the operator's name
 optimizer         n / (share · B), n the bytes of parameters, gradients and state, by implementation
 ================  ==============================================================================
 
-No kernel takes less than ``kernel`` seconds, and the host needs ``host`` seconds to launch one.
+No kernel takes less than ``kernel`` seconds, and the host needs ``host`` seconds to launch one. A
+CPU is its own host: the times add up.
 ``clusters/kernels/*.yaml`` has the constants. Each constant has a source and a kind there:
 measured, assumed or fitted. The form is a roofline with terms that add up (Williams, Waterman &
 Patterson 2009); the constants are regressions.
@@ -29,8 +30,10 @@ from typing import Any
 import yaml
 
 from .clusters import FOLDER, KINDS, LOADER, Gpu
+from .curves import interpolated
 
 MOST_FITTED = 6  # constants that may be fitted to published runs, per kind of GPU
+NEW_FROM = 2**20  # bytes of a result; the C library gives such pieces back when they are freed
 NEAREST = 3  # measured convolutions that give the share of another one
 
 
@@ -87,7 +90,10 @@ class Kernels:
     ``load``: how many times longer products, attention and other operators take in a cluster that
     trains for days (power limits, older kernels) than alone. ``growth``: the share by which a step
     grows with each doubling of the nodes whose ranks wait for each other in every layer
-    (stragglers, congestion).
+    (stragglers, congestion). ``phases``: the host's seconds for an operator in forward, in backward
+    and in the optimizer, where they are not ``host``. ``cached``: how many times faster than a long
+    one a kernel is that is bound by memory, by its bytes. ``new``: seconds per byte of a result of
+    NEW_FROM or more, whose memory is new.
     """
 
     name: str
@@ -100,6 +106,9 @@ class Kernels:
     host: float
     load: dict[str, float]
     growth: float
+    phases: dict[str, float] = field(default_factory=dict)
+    cached: dict[int, float] = field(default_factory=dict)
+    new: float = 0.0
     sources: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
 
@@ -137,7 +146,14 @@ class Kernels:
     def moved(self, gpu: Gpu, name: str, nbytes: float) -> float:
         """Seconds of an operator that is bound by memory."""
         share = self.memory.get(name, self.memory["other"])
+        if self.cached and nbytes:
+            points = [(math.log2(size), faster) for size, faster in sorted(self.cached.items())]
+            share *= interpolated(points, math.log2(nbytes))
         return nbytes / (share * gpu.bandwidth) * self.load["memory"]
+
+    def touched(self, nbytes: float) -> float:
+        """Seconds for the first touch of a result's memory."""
+        return self.new * nbytes if nbytes >= NEW_FROM else 0.0
 
     def growing(self, nodes: int) -> float:
         """How many times longer a kernel takes on so many nodes than on one."""
@@ -187,6 +203,8 @@ def _kernels(data: dict[str, Any]) -> Kernels:
     kernels = Kernels(**data)
     for name in kernels.__dataclass_fields__:
         if name in ("name", "sources", "kinds"):
+            continue
+        if name in ("phases", "cached", "new") and not getattr(kernels, name):
             continue
         if kernels.sources.get(name) is None or kernels.kinds.get(name) not in KINDS:
             raise ValueError(f"sources or kinds says nothing about {name}")

@@ -99,7 +99,7 @@ class Plan:
     timeout: float = _option(1800.0, "seconds that one number of GPUs may take")
 
     def __post_init__(self) -> None:
-        load_cluster(self.cluster)
+        cluster = load_cluster(self.cluster)
         model_spec(self.model)
         if self.strategy not in STRATEGIES:
             raise ValueError(f"no strategy {self.strategy!r}: there is {', '.join(STRATEGIES)}")
@@ -119,6 +119,8 @@ class Plan:
             raise ValueError(f"strategy {self.strategy} is simulated with solutions or mine")
         if not self.gpus or min(self.gpus) < 1:
             raise ValueError(f"numbers of GPUs must be positive, got {list(self.gpus)}")
+        if why_not := cluster.why_not(max(self.gpus)):
+            raise ValueError(why_not)
         if self.batch < 0 or self.bucket_mb <= 0 or self.every < 1:
             raise ValueError("batch, bucket size and steps in a round must be positive")
         self._check_servers()

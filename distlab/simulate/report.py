@@ -174,7 +174,8 @@ def not_modelled(plan: Plan) -> list[str]:
 def write(plan: Plan, answers: Sequence[Answer], folder: Path) -> list[Path]:
     """Table as CSV and JSON, the scaling picture, and the timeline of a small run."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{plan.model}-{plan.how.replace(' ', '-')}-{plan.impl}-{plan.cluster}"
+    cluster = load_cluster(plan.cluster).name
+    name = f"{plan.model}-{plan.how.replace(' ', '-')}-{plan.impl}-{cluster}"
     rows = [a.row() for a in answers]
     paths = [folder / f"{name}{end}" for end in (".json", ".csv", ".png")]
     told = {"plan": asdict(plan), "rows": rows, "not_modelled": not_modelled(plan)}

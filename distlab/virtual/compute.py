@@ -9,7 +9,8 @@ arithmetic. Operators whose tensors' sizes say nothing about their work are coun
 ``unmodelled``.
 
 If the run asks for measured kernels, a GPU that has them takes their times (``kernel_time.py``).
-Its kernels also wait until the host has launched them. This waiting is no compute.
+Its kernels also wait until the host has launched them. This waiting is no compute. A CPU is its own
+host: each operator, a view as well, takes the host's time and then its kernel's.
 
 Programs still look at some values; see ``shadows.py``. Attention counts as the fused kernel that
 GPUs run; this kernel never writes its matrix of scores (Dao et al. 2022, arXiv 2205.14135).
@@ -22,7 +23,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -40,11 +40,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..observe.memory import PeakMemory, following
+from .calls import Call, call_key
 from .fusion import Fusion
 from .isolation import entered
-from .kernel_time import NOTHING, Cost, kernel_cost, nbytes_of, update_seconds
+from .kernel_time import Cost, kernel_cost, nbytes_of, update_seconds
 from .meta_functions import skip_initial_values, use_fused_functions
-from .shadows import READS_VALUES, read_value, set_shadow, shadow_of, with_shadow
+from .shadows import READS_VALUES, read_value, shadow_of, with_shadow
 from .state import RankState
 from .world import World
 
@@ -71,6 +72,8 @@ class ComputeModel(TorchDispatchMode):
         self.slower = 1.0
         self.meet(len(world.states))
         self.fusion: Fusion | None = None
+        self.is_host = self.kernels is not None and world.network.cluster.processors > 0
+        self.operators: Counter[str] = Counter()  # that the host has run, by phase
         self.host = 0.0  # the time until which the host has launched kernels
         self.updating = 0  # an optimizer's step has a time of its own
         self.memory = PeakMemory()
@@ -107,6 +110,8 @@ class ComputeModel(TorchDispatchMode):
         kind = self.kind.get(func)
         if kind is None:
             kind = self.kind[func] = _kind(func)
+        if self.is_host and func.namespace == "aten":
+            self.host_runs()
         if kind == "value":
             out = read_value(func, args, kwargs)
             if func is torch.ops.aten._to_copy.default and out.is_meta:
@@ -148,7 +153,7 @@ class ComputeModel(TorchDispatchMode):
     def spend(self, cost: Cost, launched: bool = True) -> None:
         """Run a kernel: it begins when the host has launched it and the kernel before it ended."""
         seconds = cost.seconds
-        if self.kernels is not None:
+        if self.kernels is not None and not self.is_host:
             if self.updating:
                 return
             if launched:
@@ -158,9 +163,17 @@ class ComputeModel(TorchDispatchMode):
         self.spent[cost.part] += seconds
         self.world.compute(self.state, seconds)
 
+    def host_runs(self) -> None:
+        """Spend the host's own time for an operator, on a CPU."""
+        assert self.kernels is not None
+        phase = self.world.phase(self.state)
+        self.operators[phase] += 1
+        self.spent["host"] += (seconds := self.kernels.phases.get(phase, self.kernels.host))
+        self.world.compute(self.state, seconds)
+
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Spend the time of a whole step of ``optimizer``."""
-        if self.kernels is not None:
+        """Spend the time of a whole step of ``optimizer``; a CPU has spent it, tensor by tensor."""
+        if self.kernels is not None and not self.is_host:
             seconds = update_seconds(self.kernels, self.gpu, optimizer)
             self.spent["optimizer"] += seconds
             self.world.compute(self.state, seconds)
@@ -190,72 +203,6 @@ class ComputeModel(TorchDispatchMode):
     def _rate(self, dtype: torch.dtype) -> float:
         name = str(dtype).removeprefix("torch.")
         return self.gpu.flops.get(name, self.gpu.flops["float32"])
-
-
-@dataclass
-class Call:
-    """One operator on given shapes: cost, FLOPs, and how to make its results again.
-
-    ``made``: shape, stride and dtype of each new tensor, None for a result that is None. ``first``:
-    the result is the first argument, changed in place. ``given``: it is the argument ``out``.
-    """
-
-    repeatable: bool
-    first: bool = False
-    given: bool = False
-    several: type | None = None
-    made: list[tuple[Any, Any, torch.dtype] | None] = field(default_factory=list)
-    out: Any = None
-    cost: Cost = NOTHING
-    flops: float = 0.0
-
-    @classmethod
-    def of(cls, func: Any, args: Any, kwargs: Any, out: Any) -> Call:
-        """The call that gave ``out``; not repeatable if a value or a view might be in it."""
-        if isinstance(out, Tensor) and out is kwargs.get("out"):
-            return cls(repeatable=out.is_meta, given=True, out=out)
-        if args and out is args[0] and isinstance(out, Tensor):
-            return cls(repeatable=out.is_meta, first=True, out=out)
-        outs = [out] if isinstance(out, Tensor) else out
-        plain = isinstance(outs, (list, tuple)) and all(
-            t is None or (isinstance(t, Tensor) and t.is_meta and shadow_of(t) is None)
-            for t in outs
-        )
-        mutates = any(a.alias_info is not None for a in func._schema.returns)
-        if not plain or mutates:
-            return cls(repeatable=False, out=out)
-        made = [None if t is None else (t.shape, t.stride(), t.dtype) for t in outs]
-        several = None if isinstance(out, Tensor) else type(out)
-        return cls(repeatable=True, several=several, made=made, out=out)
-
-    def repeat(self, args: Any, kwargs: Any) -> Any:
-        """The results of the same call."""
-        if self.first or self.given:
-            changed = args[0] if self.first else kwargs["out"]
-            set_shadow(changed, None)
-            return changed
-        outs = [m and torch.empty_strided(m[0], m[1], dtype=m[2], device="meta") for m in self.made]
-        return outs[0] if self.several is None else self.several(outs)
-
-
-def call_key(func: Any, args: Any, kwargs: Any) -> Any:
-    """The key that decides the result of an operator on meta tensors; None if values might decide
-    it.
-
-    One tensor of unknown values is enough to make the results' values unknown as well.
-    """
-    unknown: list[bool] = []
-    key = func, _key(args, unknown), _key(tuple(kwargs.items()), unknown)
-    return key if True in unknown and None not in unknown else None
-
-
-def _key(value: Any, unknown: list[Any]) -> Any:
-    if isinstance(value, Tensor):
-        unknown.append(shadow_of(value) is None if value.is_meta else None)
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, (list, tuple)):
-        return tuple([_key(item, unknown) for item in value])
-    return value if value.__hash__ else repr(value)
 
 
 def _kind(func: Any) -> str:

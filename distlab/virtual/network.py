@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..hardware.clusters import Cluster
-from ..hardware.collectives import collective_time
+from ..hardware.collectives import collective_time, message_factor
 from .part import Part
 
 
@@ -21,6 +21,7 @@ class Route:
 
     def __post_init__(self) -> None:
         self.beta = max(beta for _, beta in self.links)
+        self.nodes = 2 if any(link[0] == "nic out" for link, _ in self.links) else 1
 
 
 class Network:
@@ -34,6 +35,7 @@ class Network:
         self.free: dict[Any, float] = {}
         self.bytes: Counter[str] = Counter()
         self._paths: dict[tuple[int, int], Route] = {}
+        self.messages_measured = any(curve.op == "send" for curve in cluster.curves)
 
     def path(self, source: int, target: int) -> Route:
         """The way of a message from ``source`` to ``target``."""
@@ -78,10 +80,13 @@ class Network:
             since = free.get(link, 0.0)
             if since > start:
                 start = since
+        slower = message_factor(nbytes, self.cluster, path.nodes) if self.messages_measured else 1.0
         for link, beta in path.links:
-            free[link] = start + nbytes * beta
+            free[link] = start + nbytes * beta * slower
+        if self.cluster.handling:
+            free["processors", self.cluster.node(send.rank.index)] += self.cluster.handling
         path.nbytes += nbytes
-        send.finish = receive.finish = start + path.alpha + nbytes * path.beta
+        send.finish = receive.finish = start + (path.alpha + nbytes * path.beta) * slower
 
     def traffic(self) -> dict[str, int]:
         """Bytes by kind of link."""

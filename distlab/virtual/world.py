@@ -1,5 +1,4 @@
-"""The state that each virtual rank has of its own: groups, random state, environment, clock,
-output.
+"""Each virtual rank's own state: groups, random state, environment, clock, output.
 
 Only one rank runs at a time, so global state can be swapped when the baton changes hands.
 ``install`` puts a rank's own state in place, and ``remove`` takes it away again. Clocks and
@@ -20,6 +19,7 @@ import torch
 
 from ..observe.failure import CheckFailed
 from ..observe.lines import learner_line, source_line
+from ..observe.log import P2P
 from . import internals
 from .flight import Flight
 from .group import VirtualGroup
@@ -81,8 +81,9 @@ class World:
         self.store = VirtualStore(self.scheduler)
         self.learner_files = frozenset(options.learner_files)
         self.lose, self.note, self.patience = options.lose, note, options.patience
-        self.slow_ranks, self.overhead = options.slow_ranks, self.network.cluster.overhead
-        self.crowding = self.network.cluster.crowding(world_size)
+        self.slow_ranks, cluster = options.slow_ranks, self.network.cluster
+        self.overhead = (0.0, 0.0) if self.measured else cluster.overheads  # it is in CPU time
+        self.crowding = cluster.crowding(world_size)
         self.mismatch: Mismatched | None = None
         self.states = [self._state(r, world_size, options.base_seed) for r in self.scheduler.ranks]
 
@@ -205,8 +206,7 @@ class World:
     def compute(self, state: RankState, seconds: float, name: str = "") -> None:
         """The rank computes for ``seconds``."""
         rank = state.rank
-        if name != "sleep":
-            seconds *= self.crowding
+        seconds *= 1.0 if name == "sleep" else self.crowding
         seconds *= self.slow_ranks.get(rank.index, 1.0)
         start, rank.clock = rank.clock, rank.clock + seconds
         if self.record and seconds:
@@ -232,8 +232,8 @@ class World:
             self._maybe_lose(state)
         if self.scheduler.random is not None:
             self.scheduler.pause(rank)
-        if self.overhead:
-            self.compute(state, self.overhead, "other")
+        if overhead := self.overhead[part.op in P2P]:
+            self.compute(state, overhead, "other")
         part.posted = rank.clock
         if self.record:
             where = learner_line(sys._getframe(1), self.learner_files)
