@@ -40,6 +40,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..observe.memory import PeakMemory, following
 from .isolation import entered
+from .journal import Journal
 from .kernel_time import NOTHING, Cost, kernel_cost, nbytes_of, update_seconds
 from .meta_functions import skip_initial_values, use_fused_functions
 from .shadows import READS_VALUES, read_value, set_shadow, shadow_of, with_shadow
@@ -66,14 +67,15 @@ class ComputeModel(TorchDispatchMode):
         super().__init__()
         self.world, self.state, self.gpu = world, state, world.network.cluster.gpu
         self.kernels = world.kernels
-        nodes = {world.network.cluster.node(rank.index) for rank in world.scheduler.ranks}
-        self.slower = self.kernels.growing(len(nodes)) if self.kernels else 1.0
+        nodes = world.network.cluster.node(world.size - 1) + 1
+        self.slower = self.kernels.growing(nodes) if self.kernels else 1.0
         self.host = 0.0  # the time until which the host has launched kernels
         self.updating = 0  # an optimizer's step has a time of its own
         self.memory = PeakMemory()
         self.unmodelled: Counter[str] = Counter()
         self.spent: dict[str, float] = defaultdict(float)  # seconds of compute by kind of kernel
         self.flops = 0.0
+        self.journal: Journal | None = None
         if not _prepared:
             use_fused_functions()
             skip_initial_values()
@@ -82,6 +84,10 @@ class ComputeModel(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # see Ledger
+
+    def write(self, journal: Journal | None) -> None:
+        """Note in ``journal`` what the rank does from now on; None: nowhere."""
+        self.journal = self.memory.follower = self.state.journal = journal
 
     def __enter__(self) -> ComputeModel:
         following().append(self.memory)
@@ -120,6 +126,8 @@ class ComputeModel(TorchDispatchMode):
             out = known.repeat(args, kwargs)
             self.memory.note(out if known.made else ())
         self.flops += known.flops
+        if self.journal is not None and known.flops:
+            self.journal.counted(known.flops)
         if kind == "unknown":
             self.unmodelled[str(func)] += 1
         if known.cost.seconds:
@@ -129,6 +137,8 @@ class ComputeModel(TorchDispatchMode):
     def spend(self, cost: Cost) -> None:
         """Run a kernel: it begins when the host has launched it and the kernel before it ended."""
         seconds = cost.seconds
+        if self.journal is not None:
+            self.journal.spent(cost)
         if self.kernels is not None:
             if self.updating:
                 return
