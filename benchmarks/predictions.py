@@ -28,11 +28,10 @@ LAYERS, BATCHES = (4, 6), (1, 2)  # that are run, of models with more layers and
 
 
 def plan_of(row: Row) -> Plan:
-    """How a training run is simulated: two ranks stand for all, if all do the same."""
+    """How a training run is simulated."""
     fields = {name: value for name, value in row.run.items() if name != "reads"}
     fields |= {"gpus": (row.run["gpus"],), "fused": tuple(row.run.get("fused", ()))}
-    plan = Plan(**fields)
-    return dataclasses.replace(plan, two_ranks=row.run["gpus"] > 1 and plan.model_ranks == 1)
+    return Plan(**fields)
 
 
 def predict(row: Row) -> dict[str, Any]:

@@ -56,6 +56,7 @@ TABLES = (
     "parameter_server",
     "compression_digits",
     "virtual",
+    "scale",
     "validation",
     "published",
 )

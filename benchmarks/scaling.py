@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from distlab.simulate.plan import Plan
+from distlab.simulate.plan import ALIKE, Plan
 from distlab.simulate.prediction import simulate
 
 from . import scaling_page
@@ -35,13 +35,12 @@ LIMIT = 1800.0  # real seconds of a cell
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the tables; ``most`` GPUs are simulated, by two ranks or by all."""
+    """A row of the tables; ``most`` GPUs are simulated."""
 
     name: str
     strategy: str
     most: int = 256
     least: int = 1
-    two_ranks: bool = False
     servers: int = 0  # 1 in so many GPUs; 0: one in all
     asynchronous: bool = False
 
@@ -59,7 +58,6 @@ class Row:
             model=model,
             gpus=(gpus,),
             strategy=self.strategy,
-            two_ranks=self.two_ranks,
             roofline=True,
             timeout=LIMIT,
             **options,
@@ -68,13 +66,13 @@ class Row:
 
 MESSAGES = ("ring", "tree", "halving-doubling", "hierarchical")
 ROWS = (
-    Row(name="all-reduce, nothing hidden", strategy="ddp", two_ranks=True),
-    Row(name="DDP in buckets", strategy="bucketed", two_ranks=True),
-    Row(name="ZeRO-1", strategy="zero1", two_ranks=True),
-    Row(name="ZeRO-2", strategy="zero2", two_ranks=True),
-    Row(name="FSDP with prefetch", strategy="fsdp", two_ranks=True),
-    Row(name="hybrid FSDP", strategy="hybrid", two_ranks=True),
-    Row(name="local SGD, 8 steps", strategy="local-sgd", two_ranks=True),
+    Row(name="all-reduce, nothing hidden", strategy="ddp"),
+    Row(name="DDP in buckets", strategy="bucketed"),
+    Row(name="ZeRO-1", strategy="zero1"),
+    Row(name="ZeRO-2", strategy="zero2"),
+    Row(name="FSDP with prefetch", strategy="fsdp"),
+    Row(name="hybrid FSDP", strategy="hybrid"),
+    Row(name="local SGD, 8 steps", strategy="local-sgd"),
     Row(name="DDP, own ring", strategy="ring", least=2),
     Row(name="DDP, own tree", strategy="tree", least=2),
     Row(name="DDP, own halving-doubling", strategy="halving-doubling", least=2),
@@ -101,8 +99,8 @@ def cells(model: str) -> Iterator[tuple[str, Row, int]]:
         for gpus in COUNTS
         if row.least <= gpus <= row.most
     ]
-    cost = {True: lambda gpus: gpus / 64, False: lambda gpus: gpus}
-    yield from sorted(found, key=lambda cell: cost[cell[1].two_ranks](cell[2]))
+    cost = {True: lambda gpus: gpus / 64, False: lambda gpus: gpus}  # of many that do the same
+    yield from sorted(found, key=lambda cell: cost[cell[1].strategy in ALIKE](cell[2]))
 
 
 def key_of(cluster: str, row: Row, gpus: int) -> str:

@@ -26,8 +26,8 @@ the GPUs, so the ideal is a row that stays as it is.
 | GPT-7B | 6.7 billion | bfloat16 | 1 sequence of 2,048 tokens | AdamW |
 
 - *all-reduce, nothing hidden* is phase 1's trainer. *DDP in buckets* to *hybrid FSDP* are phase 3's
-  (hybrid shards inside a node). In these rows all GPUs do the same. So only the first and the last
-  rank run, and stand for all (`--two-ranks`). Tests compare with runs of every rank, to the last
+  (hybrid shards inside a node). In these rows many GPUs do the same. So one of them runs, and
+  stands for all of its role. Tests compare with runs of every rank (`--every-rank`), to the last
   digit.
 - *DDP, own …* sends its all-reduces message by message, as phase 3's exercises write them. Backward
   stops while they run. So compare these four rows with each other and with the first row. Their
@@ -60,7 +60,8 @@ step on one GPU takes 21.8 instead of 24.1 ms, and FSDP's takes 21.3 instead of 
 
 With 128 and more GPUs FSDP falls off. A gather or reduce-scatter goes round all GPUs step by step,
 and each of 17 small units pays that latency three times. Hybrid FSDP goes round 8 GPUs and stays
-level.
+level on `dgx-h100`. On `ethernet-v100` the 8 GPUs of a node share one card. Their all-reduces
+between the nodes take turns there, and with 256 GPUs each GPU is 8 % slower than with 8.
 
 Between nodes the own all-reduces differ. The hierarchical one sends 1/8 of the bytes over each
 network card, and wins from 16 GPUs on. It wins most on `ethernet-v100`, where 8 GPUs share one
@@ -79,7 +80,7 @@ here. Without the optimizer's time FSDP and DDP differ by 1 % on 16 GPUs.
 Inside a node ZeRO-1 and ZeRO-2 win by the same shorter update. But they gather the new parameters
 when no compute is left that could hide it. From 16 GPUs on they lose because of their buckets.
 These rows have buckets of 25 MiB, and each bucket pays the latency of a ring of all GPUs. With
-buckets of 250 MiB a ZeRO-1 step on 64 GPUs takes 130 instead of 175 ms, and DDP's step takes 147
+buckets of 250 MiB a ZeRO-1 step on 64 GPUs takes 131 instead of 175 ms, and DDP's step takes 147
 ms.
 
 Of the all-reduces that are written from messages, only the hierarchical one stays close to the
@@ -97,15 +98,16 @@ Up to 64 GPUs FSDP is also 1.3 to 1.8 times as fast in the table. Most of that i
 16 GPUs AdamW takes 105 ms of DDP's step of 246 ms, and 6 ms of FSDP's step. A fused AdamW with 14
 bytes per parameter would take 31 and 2 ms. Then FSDP is 1.2 times as fast instead of 1.7 times.
 
-Hybrid FSDP is behind full FSDP. The eight cards of a node carry a ring through all GPUs as fast as
-NVLink carries a ring inside the node. So hybrid FSDP saves no time. It also loses some, because
-transfers inside a node and between nodes wait for each other at a GPU's port. In this model a port
-does one transfer at a time, while a real GPU may overlap them.
+Up to 128 GPUs hybrid FSDP is behind full FSDP. The eight cards of a node carry a ring through all
+GPUs as fast as NVLink carries a ring inside the node. So hybrid FSDP saves no time there. It also
+loses some, because transfers inside a node and between nodes wait for each other at a GPU's port.
+In this model a port does one transfer at a time, while a real GPU may overlap them. With 256 GPUs
+the latency of a ring through all GPUs costs more, and hybrid FSDP is 1.2 times as fast.
 """,
 }
 AFTER = """
-If few strategies fit, 3.21 chooses the fastest one. If several fit, its choice is right about
-bytes, and bytes are not time:
+If few strategies fit, 3.21 chooses the fastest one, but for GPT-7B on 256 GPUs. If several fit,
+its choice is right about bytes, and bytes are not time:
 
 - *Hiding.* The estimate assumes that nothing is hidden. FSDP sends half as many bytes again as DDP,
   but before they are needed. ZeRO-1 and ZeRO-2 gather the new parameters when no compute is left
@@ -114,6 +116,7 @@ bytes, and bytes are not time:
   AdamW that saves the GPTs more time than the wire takes. With a fused AdamW it saves less than a
   third of that.
 - *Latency.* The estimate leaves it out as well. For ZeRO-2 on 256 GPUs latency is most of the step.
+  For FSDP with GPT-7B on 256 GPUs it is so long that hybrid FSDP is faster.
 
 So ask 3.21's table which strategies fit and how many bytes they send. Ask a simulation which one is
 fastest. With slow links, several backward passes or little memory the two agree. Offload is not

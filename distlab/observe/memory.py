@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,16 @@ class SavedActivations:
         self.hooks.__exit__(*exc)
 
 
+class Follower(Protocol):
+    """Somebody who is told of each storage that is made or freed, by its key."""
+
+    def made(self, key: int, nbytes: int) -> None:
+        """A storage was made."""
+
+    def freed(self, key: int, nbytes: int) -> None:
+        """A storage was freed."""
+
+
 class PeakMemory(TorchDispatchMode):
     """Follow the bytes of all storages that operators make inside the context.
 
@@ -118,6 +128,7 @@ class PeakMemory(TorchDispatchMode):
         self.current = 0
         self.peak = 0
         self.alive: dict[int, int] = {}
+        self.follower: Follower | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -162,13 +173,27 @@ class PeakMemory(TorchDispatchMode):
             self._made(storage, nbytes)
         self.peak = max(self.peak, self.current)
 
+    def change(self, nbytes: int) -> None:
+        """Count bytes of storages that nobody makes."""
+        self.current += nbytes
+        self.peak = max(self.peak, self.current)
+
+    def forget(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage as freed."""
+        self._freed(storage._cdata)
+
     def _made(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         self.alive[storage._cdata] = nbytes
         self.current += nbytes
+        if self.follower is not None:
+            self.follower.made(storage._cdata, nbytes)
         weakref.finalize(storage, self._freed, storage._cdata)
 
     def _freed(self, key: int) -> None:
-        self.current -= self.alive.pop(key, 0)
+        nbytes = self.alive.pop(key, 0)
+        self.current -= nbytes
+        if self.follower is not None and nbytes:
+            self.follower.freed(key, nbytes)
 
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:

@@ -77,13 +77,14 @@ def spans_of(run: RankResults | Sequence[Log]) -> list[Span]:
     ready, messages = _ready(logs), _messages(logs)
     moments = [span[2] for log in logs for span in log.spans]
     moments += [t for log in logs for e in log.events for t in (e.start, e.end) if t is not None]
+    horizon = max(moments, default=0.0)
     spans: list[Span] = []
     for log in logs:
         mine = _computed(log)
         for event in log.events:
             key = (log.rank, event.index)
             until, whom = ready.get(key, (event.start, None))
-            mine += _communicated(log.rank, event, until, whom, messages.get(key), max(moments))
+            mine += _communicated(log.rank, event, until, whom, messages.get(key), horizon)
         spans += [span for span in mine if span.start >= log.picture_from]
     return sorted(spans, key=lambda s: (s.rank, s.start, s.end))
 

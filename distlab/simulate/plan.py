@@ -16,8 +16,8 @@ from .models import ModelSpec, model_spec
 
 @dataclass(frozen=True)
 class Kind:
-    """Facts about a strategy. ``alike``: every rank does the same steps. ``of_torch``: torch has it
-    as well, for ``--impl torch``."""
+    """Facts about a strategy. ``alike``: ranks with equal shards do the same steps. ``of_torch``:
+    torch has it as well, for ``--impl torch``."""
 
     alike: bool = False
     of_torch: bool = False
@@ -60,8 +60,7 @@ class Plan:
     "".
 
     ``staleness``: the limit of a parameter server without rounds, infinity for no limit; None for
-    rounds. ``two_ranks``: only the first and the last rank run; the other ranks count as copies of
-    the last.
+    rounds. ``every_rank``: also ranks run that do the same as another one (``roles.py``).
     """
 
     cluster: str = _option("dgx-h100", "name in clusters/, or a YAML file")
@@ -93,9 +92,8 @@ class Plan:
     schedule: str = _option("1f1b", "gpipe, 1f1b, interleaved or zero-bubble")
     sequence_parallel: bool = _option(False, "split what is between tensor parallel layers, too")
     free_outputs: bool = _option(False, "free a stage's output when it is sent, as Megatron")
-    two_ranks: bool = _option(
-        False, "run the first and the last GPU only, where all do the same: much faster"
-    )
+    every_rank: bool = _option(False, "run also GPUs that do the same as another one: slow")
+    every_micro_batch: bool = _option(False, "run also micro-batches that do the same as another")
     timeout: float = _option(1800.0, "seconds that one number of GPUs may take")
 
     def __post_init__(self) -> None:
@@ -128,13 +126,6 @@ class Plan:
         if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
         self._check_layout()
-        if self.two_ranks and (self.strategy not in ALIKE or self.model_ranks > 1):
-            raise ValueError(
-                f"with {self.how} the ranks do not all do the same: every one must run; two ranks "
-                f"are enough for {', '.join(ALIKE)}"
-            )
-        if self.two_ranks and self.strategy == "zero1" and self.impl == "torch":
-            raise ValueError("torch's ZeRO-1 gives each rank other parameters: every one must run")
 
     def _check_servers(self) -> None:
         if self.strategy != "parameter-server":
@@ -247,9 +238,27 @@ class Plan:
         less often."""
         return self.tensor if self.model_ranks > 1 else gpus
 
-    def only(self, gpus: int) -> tuple[int, ...]:
-        """The ranks that run, if not all do."""
-        return tuple(sorted({0, gpus - 1})) if self.two_ranks else ()
+    @property
+    def folds(self) -> bool:
+        """Whether one rank can run for all that do the same: torch's ZeRO-1 gives each rank other
+        parameters, and in a ring, a tree or around a server ranks differ."""
+        return self.strategy in ALIKE and (self.strategy, self.impl) != ("zero1", "torch")
+
+    @property
+    def repeats(self) -> bool:
+        """Whether equal micro-batches need not run (``repeat.py``). A learner's interpreter may do
+        anything with its stages, zero bubble takes them apart, and a CPU's own time is in no
+        journal."""
+        plain = self.impl == "solutions" and self.schedule != "zero-bubble"
+        return plain and not self.every_micro_batch and not load_cluster(self.cluster).processors
+
+    @property
+    def weights(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        wide = self.precision and not self.masters
+        found = torch.float32 if wide else getattr(torch, self.dtype or self.spec.dtype)
+        assert isinstance(found, torch.dtype)
+        return found
 
     def workers(self, gpus: int) -> range:
         """The ranks that train."""

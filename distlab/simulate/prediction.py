@@ -14,6 +14,8 @@ states for that time. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), ap
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -21,25 +23,27 @@ from typing import Any
 
 import torch
 import torch._dynamo  # torch.optim imports it, and can't inside a dispatch mode
+from torch import nn
 
 from ..hardware.clusters import Cluster, load_cluster
-from ..observe.log import P2P, Log
-from ..picture import Span, covered, spans_of
+from ..picture import Span, covered
 from ..ranks.context import RankContext
+from ..ranks.results import RankFailure
 from ..virtual.fusion import Fusion
 from ..virtual.isolation import entered
 from ..virtual.reports import VirtualResults
 from ..virtual.run import run_virtual
 from .masters import can_be, optimizer_of
 from .models import blocks_of
+from .over_ranks import bubble, sent, shown_spans
 from .plan import Plan
 from .published import Likely, kind_of, likely
 from .recompute import compute_again
+from .repeat import NOT_REPEATABLE
+from .roles import roles
+from .split import whole_model
 from .strategies import casts, learners, trainer_of
 from .transformer import drop_out, written_attention
-
-SHOWN_RANKS = 8  # in the timeline, where all do the same
-FROM_STAGES = {*P2P, "broadcast"}  # activations, gradients, the loss
 
 
 @dataclass(kw_only=True)
@@ -89,19 +93,11 @@ class Answer:
         }
 
 
-def _body(
-    ctx: RankContext, plan: Plan
-) -> tuple[float, float, float, dict[str, float], tuple[int, int]]:
-    """One rank: build the model, train; begin, end, FLOPs, compute and memory of the step that
-    counts."""
-    import time
-
+def _model(plan: Plan) -> nn.Module:
+    """The plan's model on the meta device, which recomputes and drops out as the plan says."""
     spec = plan.spec
-    wide = plan.precision and not plan.masters
-    dtype = torch.float32 if wide else getattr(torch, plan.dtype or spec.dtype)
-    torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"  # of this child process
     with torch.device("meta"):
-        model = spec.build().to(dtype)
+        model = whole_model(plan).to(plan.weights)
     if plan.attention == "written":  # in this child process
         again = plan.recompute == "selective"
         torch.nn.functional.scaled_dot_product_attention = written_attention(plan.dropout, again)
@@ -112,7 +108,20 @@ def _body(
             compute_again(blocks_of(model), plan.recompute, partial(casts, plan))
     if plan.precision == "autocast" and spec.unit == "images":  # the layout of tensor cores
         model = model.to(memory_format=torch.channels_last)
-    inputs, targets = spec.inputs(plan.samples, "meta", dtype)
+    return model
+
+
+def _body(
+    ctx: RankContext, plan: Plan
+) -> tuple[float, float, float, dict[str, float], tuple[int, int]]:
+    """One rank: build the model, train; begin, end, FLOPs, compute and memory of the step that
+    counts."""
+    import time
+
+    spec = plan.spec
+    torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"  # of this child process
+    model = _model(plan)
+    inputs, targets = spec.inputs(plan.samples, "meta", plan.weights)
     with trainer_of(plan)(plan, model) as (trained, train_step):
         del model
         fused = "optimizer" in plan.fused
@@ -166,33 +175,32 @@ def simulate(plan: Plan) -> Iterator[Answer]:
         )
     cluster, alone = load_cluster(plan.cluster), 0.0
     files = [file for phase in (1, 2, 3) for file in learners(phase).files()]
+    options: dict[str, Any] = {
+        "cluster": cluster,
+        "compute": "roofline" if plan.roofline else "kernels",
+        "algorithm": plan.collective,
+        "timeout": plan.timeout,
+        "learner_files": tuple(files),
+    }
     for gpus in plan.gpus:
-        results = run_virtual(
-            _body,
-            gpus,
-            plan,
-            cluster=cluster,
-            compute="roofline" if plan.roofline else "kernels",
-            algorithm=plan.collective,
-            timeout=plan.timeout,
-            learner_files=tuple(files),
-            only=plan.only(gpus),
-        )
-        answer = _answer(plan, cluster, gpus, results)
+        run_by = roles(plan, gpus)
+        try:
+            results = run_virtual(_body, gpus, plan, roles=run_by, **options)
+        except RankFailure as failure:
+            if failure.cause != NOT_REPEATABLE:
+                raise
+            each = dataclasses.replace(plan, every_micro_batch=True)
+            results = run_virtual(_body, gpus, each, roles=run_by, **options)
+        answer = _answer(plan, cluster, run_by or tuple(range(gpus)), results)
         alone = alone or answer.rate / answer.gpus  # relative to the smallest number of GPUs
         answer.efficiency = answer.rate / (answer.gpus * alone)
         yield answer
 
 
-def shown(plan: Plan, gpus: int) -> range:
-    """The ranks in the timeline: one of each stage, as the others of a stage do the same."""
-    if plan.model_ranks == 1:
-        return range(min(gpus, SHOWN_RANKS))
-    stage = gpus // plan.pipeline
-    return range(0, gpus, stage)
-
-
-def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) -> Answer:
+def _answer(
+    plan: Plan, cluster: Cluster, run_by: tuple[int, ...], results: VirtualResults
+) -> Answer:
+    gpus, times = len(run_by), Counter(run_by)
     workers = plan.workers(gpus)
     ran = [rank for rank in workers if results[rank] is not None]
     # of ranks that differ by rounding alone it is the first
@@ -209,7 +217,6 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         if e.start >= begin
     ]
     together, apart = covered([*busy, *moving]) / count, covered(moving) / count
-    spec = plan.spec
     peak = cluster.gpu.peak_flops.get(plan.arithmetic, cluster.gpu.peak_flops["float32"])
     return Answer(
         gpus=gpus,
@@ -222,56 +229,21 @@ def _answer(plan: Plan, cluster: Cluster, gpus: int, results: VirtualResults) ->
         * plan.samples
         * plan.accumulate
         / plan.model_ranks
-        * spec.per_sample
+        * plan.spec.per_sample
         / step,
-        unit=spec.unit,
+        unit=plan.spec.unit,
         efficiency=1.0,
         memory=max(results.peaks),
         states=[results[rank][4][0] for rank in ran],
         kept=[results[rank][4][1] for rank in ran],
         fits=max(results.peaks) <= cluster.gpu.memory,
         mfu=flops / count / step / peak,
-        bubble=_bubble(results),
+        bubble=bubble(results, times),
         parts={part: seconds / count for part, seconds in spent.items()},
-        bytes_per_link={k: n // count for k, n in _bytes_per_link(cluster, results).items()},
+        bytes_per_link={k: n // count for k, n in sent(cluster, results, times).items()},
         unmodelled=results.unmodelled,
         likely=likely(
             kind_of(plan.cluster, plan.model, plan.strategy, gpus, plan.model_ranks, plan.roofline)
         ),
-        spans=spans_of([results.logs[rank] for rank in shown(plan, gpus)]),
+        spans=shown_spans(plan, run_by, results),
     )
-
-
-def _steps(results: VirtualResults) -> list[tuple[float, float, Log]]:
-    """(begin, end, log) of the step of each rank that ran."""
-    ran = [(r, log) for r, log in zip(results, results.logs, strict=True) if r is not None]
-    return [(begin, end, log) for (begin, end, *_), log in ran]
-
-
-def _bubble(results: VirtualResults) -> float:
-    """The share of all ranks' steps in which a rank has nothing to do but wait for a stage."""
-    shares = []
-    for begin, end, log in _steps(results):
-        rest = [Span(log.rank, "compute", n, a, b) for n, a, b in log.spans if a >= begin]
-        messages: list[Span] = []
-        for event in log.events:
-            if event.start >= begin:
-                span = Span(log.rank, "communication", event.op, event.start, event.end or end)
-                (messages if event.op in FROM_STAGES else rest).append(span)
-        shares.append((covered([*rest, *messages]) - covered(rest)) / (end - begin))
-    return sum(shares) / len(shares)
-
-
-def _bytes_per_link(cluster: Cluster, results: VirtualResults) -> dict[str, int]:
-    """Bytes that all ranks together sent in the step: inside the nodes, and between them."""
-    sent = {"inside": 0, "between": 0}
-    steps = _steps(results)
-    absent = len(results) - len(steps)  # each does the same as the last
-    for begin, _, log in steps:
-        times = 1 + absent if log is steps[-1][2] else 1
-        for event in log.events:
-            if event.start >= begin:
-                members = event.group if event.peer is None else (log.rank, event.peer)
-                near = len({cluster.node(rank) for rank in members}) == 1
-                sent["inside" if near else "between"] += event.sent * times
-    return sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from rich.text import Text
 from ..hardware.clusters import load_cluster
 from ..picture import chrome_trace, draw
 from ..ranks.results import RankFailure
-from .plan import ALIKE, Plan
+from .plan import Plan
 from .prediction import Answer, simulate
 
 LONG = 120.0  # real seconds that are worth a word beforehand
@@ -56,6 +57,7 @@ def load_plan(config: Path | None, given: dict[str, Any]) -> Plan:
 def run(plan: Plan, folder: Path, out: Console) -> int:
     """Simulate, print the table, write ``folder``'s files; returns the exit status."""
     torch.set_num_threads(1)
+    gc.freeze()  # what torch has made is not searched again for each thousand of ranks
     answers: list[Answer] = []
     columns = [*Progress.get_default_columns()]
     try:
@@ -78,8 +80,8 @@ def run(plan: Plan, folder: Path, out: Console) -> int:
 
 def _forecast(plan: Plan, answers: Sequence[Answer], took: float) -> list[str]:
     """A warning if the next number of GPUs will take long, judged from the seconds of the last."""
-    following = plan.gpus[len(answers) :][:1]
-    more = [took * gpus / answers[-1].gpus for gpus in following if not plan.two_ranks]
+    following = plan.gpus[len(answers) :][:1] if plan.every_rank or not plan.folds else ()
+    more = [took * gpus / answers[-1].gpus for gpus in following]
     return [
         f"{following[0]} GPUs take {seconds / 60:.0f} minutes here or longer: {_faster(plan)}"
         for seconds in more
@@ -89,10 +91,9 @@ def _forecast(plan: Plan, answers: Sequence[Answer], took: float) -> list[str]:
 
 def _faster(plan: Plan) -> str:
     """A way to make a simulation faster."""
-    if plan.two_ranks or plan.model_ranks > 1:
-        return "nothing but patience helps"
-    if plan.strategy in ALIKE:
-        return "--two-ranks runs only two, which is the same if all do the same"
+    if plan.folds:
+        again = "without --every-rank one GPU runs for all that do the same"
+        return again if plan.every_rank else "nothing but patience helps"
     return "every rank must run, and each of its messages; a larger --bucket-mb has fewer"
 
 

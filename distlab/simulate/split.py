@@ -5,12 +5,27 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..virtual.isolation import entered
+from .models import blocks_of, model_spec
 from .plan import Plan
 from .recompute import compute_again
 from .transformer import drop_out
+
+
+def whole_model(plan: Plan) -> nn.Module:
+    """The model that each rank cuts its share from, on the device that is the default.
+
+    The solutions neither change nor keep it. So its equal blocks are one block: each rank makes
+    the whole model, and 96 blocks take it half a second.
+    """
+    if plan.model_ranks == 1 or plan.impl != "solutions":
+        return plan.spec.build()
+    model = model_spec(plan.model, plan.length, layers=1).build()
+    model.blocks = nn.ModuleList(blocks_of(model) * plan.spec.layers)
+    return model
 
 
 def as_planned(plan: Plan, share: Any) -> None:

@@ -27,6 +27,7 @@ from ..virtual.shadows import HostOnMeta
 from .autocast import Autocast
 from .models import blocks_of
 from .plan import Plan
+from .repeat import repeat
 from .split import as_planned, follow
 
 TrainStep = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], object]
@@ -245,6 +246,8 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     pipeline = share.pipeline(plan.samples, length)
     share.kept = 0
     follow(pipeline, share, plan.free_outputs)
+    if plan.repeats:
+        repeat(pipeline)
 
     def step(_: nn.Module, optimizer: Any, tokens: Tensor, targets: Tensor) -> None:
         parts.train_step(share, pipeline, optimizer, tokens, targets.view(-1, length))

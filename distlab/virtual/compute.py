@@ -43,6 +43,7 @@ from ..observe.memory import PeakMemory, following
 from .calls import Call, call_key
 from .fusion import Fusion
 from .isolation import entered
+from .journal import Journal
 from .kernel_time import Cost, kernel_cost, nbytes_of, update_seconds
 from .meta_functions import skip_initial_values, use_fused_functions
 from .shadows import READS_VALUES, read_value, shadow_of, with_shadow
@@ -70,7 +71,7 @@ class ComputeModel(TorchDispatchMode):
         self.world, self.state, self.gpu = world, state, world.network.cluster.gpu
         self.kernels = world.kernels
         self.slower = 1.0
-        self.meet(len(world.states))
+        self.meet(world.size)
         self.fusion: Fusion | None = None
         self.is_host = self.kernels is not None and world.network.cluster.processors > 0
         self.operators: Counter[str] = Counter()  # that the host has run, by phase
@@ -80,6 +81,7 @@ class ComputeModel(TorchDispatchMode):
         self.unmodelled: Counter[str] = Counter()
         self.spent: dict[str, float] = defaultdict(float)  # seconds of compute by kind of kernel
         self.flops = 0.0
+        self.journal: Journal | None = None
         if not _prepared:
             use_fused_functions()
             skip_initial_values()
@@ -95,6 +97,10 @@ class ComputeModel(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # see Ledger
+
+    def write(self, journal: Journal | None) -> None:
+        """Note in ``journal`` what the rank does from now on; None: nowhere."""
+        self.journal = self.memory.follower = self.state.journal = journal
 
     def __enter__(self) -> ComputeModel:
         following().append(self.memory)
@@ -136,6 +142,8 @@ class ComputeModel(TorchDispatchMode):
             out = known.repeat(args, kwargs)
             self.memory.note(out if known.made else ())
         self.flops += known.flops
+        if self.journal is not None and known.flops:
+            self.journal.counted(known.flops)
         if kind == "unknown":
             self.unmodelled[str(func)] += 1
         if known.cost.seconds:
@@ -153,6 +161,8 @@ class ComputeModel(TorchDispatchMode):
     def spend(self, cost: Cost, launched: bool = True) -> None:
         """Run a kernel: it begins when the host has launched it and the kernel before it ended."""
         seconds = cost.seconds
+        if self.journal is not None:
+            self.journal.spent(cost, launched)
         if self.kernels is not None and not self.is_host:
             if self.updating:
                 return

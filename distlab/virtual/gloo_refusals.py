@@ -24,6 +24,7 @@ from torch.distributed import ReduceOp
 
 from ..observe.log import P2P
 from .part import Part
+from .shards import wholes_of
 
 AS_IT_LIES = {"all_reduce", "broadcast", "reduce", "scatter", "reduce_scatter"}
 INTEGERS = {torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64}
@@ -37,7 +38,7 @@ def refuse(part: Part) -> None:
     if part.op in P2P:
         _refuse_message(part)
         return
-    for tensor in (*part.gives, *part.gets):
+    for tensor in (*wholes_of(part.gives), *wholes_of(part.gets)):
         dtype = tensor.dtype
         if dtype not in DTYPES and not (dtype.is_complex and part.op != "gather"):
             raise RuntimeError(
@@ -94,7 +95,7 @@ def _refuse_message(part: Part) -> None:
 
 
 def _refuse_reduction(part: Part) -> None:
-    op, dtypes = part.reduce_op, {tensor.dtype for tensor in part.gets}
+    op, dtypes = part.reduce_op, {tensor.dtype for tensor in wholes_of(part.gets)}
     if op is None:
         return
     name = next((name for name, each in BITWISE.items() if op == each), None)

@@ -24,6 +24,7 @@ from .gloo_refusals import refuse
 from .machine import Machine
 from .moves import COMBINE
 from .part import Part
+from .shards import cut, wholes_of
 from .work import VirtualWork
 
 
@@ -77,7 +78,7 @@ class VirtualGroup(dist.ProcessGroup):
 
     # -- posting --------------------------------------------------------------------------------
     def _post(self, op: str, outputs: Sequence[Tensor], **fields: Any) -> VirtualWork:
-        for tensor in (*fields.get("gives", ()), *fields.get("gets", ())):
+        for tensor in (*wholes_of(fields.get("gives", ())), *wholes_of(fields.get("gets", ()))):
             if tensor.is_sparse or (tensor.is_cuda and not self.world.rules.nccl):
                 kind = "sparse" if tensor.is_sparse else "CUDA"
                 raise ValueError(f"virtual ranks can't communicate a {kind} tensor")
@@ -189,9 +190,7 @@ class VirtualGroup(dist.ProcessGroup):
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, *_: Any) -> VirtualWork:
         """Every rank gets all inputs, joined."""
         gives, wholes = _many(inputs), _many(outputs)
-        gets = [
-            chunk for out in wholes for chunk in _flat(out, "all_gather").chunk(len(self.ranks))
-        ]
+        gets = cut([_flat(out, "all_gather") for out in wholes], len(self.ranks))
         return self._post("all_gather", wholes, gives=gives, gets=gets, payload=gives)
 
     all_gather_single = all_gather_single_coalesced = allgather_into_tensor_coalesced
@@ -212,9 +211,7 @@ class VirtualGroup(dist.ProcessGroup):
     ) -> VirtualWork:
         """Rank r gets the reduction of everybody's r-th chunk."""
         mine, wholes = _many(outputs), _many(inputs)
-        gives = [
-            chunk for t in wholes for chunk in _flat(t, "reduce_scatter").chunk(len(self.ranks))
-        ]
+        gives = cut([_flat(whole, "reduce_scatter") for whole in wholes], len(self.ranks))
         op = self._reduction(opts, mine)
         return self._post(
             "reduce_scatter", mine, gives=gives, gets=mine, payload=wholes, reduce_op=op

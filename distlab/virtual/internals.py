@@ -79,6 +79,31 @@ def stand_in(
     c10d.get_backend_config = dist.get_backend_config = get_backend_config
 
 
+def make_groups_without(absent: Callable[[Any], bool]) -> None:
+    """Let nobody make a group of ranks of which none runs (``absent``): thousands take minutes."""
+    group_of, groups_of = c10d.new_group, c10d.new_subgroups_by_enumeration
+
+    @functools.wraps(group_of)
+    def new_group(ranks: Any = None, *args: Any, **more: Any) -> Any:
+        if ranks is not None and absent(ranks):
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return group_of(ranks, *args, **more)
+
+    @functools.wraps(groups_of)
+    def new_subgroups_by_enumeration(lists: Any, *args: Any, **more: Any) -> Any:
+        present = [ranks for ranks in lists if not absent(ranks)]
+        if len(present) in (0, len(lists)):
+            return groups_of(lists, *args, **more)
+        mine, made = groups_of(present, *args, **more)
+        outside = dist.GroupMember.NON_GROUP_MEMBER
+        rest = iter(made)
+        return mine, [outside if absent(ranks) else next(rest) for ranks in lists]
+
+    c10d.new_group = dist.new_group = new_group
+    c10d.new_subgroups_by_enumeration = new_subgroups_by_enumeration
+    dist.new_subgroups_by_enumeration = new_subgroups_by_enumeration
+
+
 def batch_at_once() -> None:
     """Let groups that support it issue batches of messages at once, also where torch (2.8) asks for
     the class ``ProcessGroup`` itself."""

@@ -38,6 +38,7 @@ def enter(world: World) -> None:
     if _world is None:
         internals.register(lambda options, _: entered().create_group(options))
         internals.stand_in(lambda *new: entered().making(*new), _backend_name, _environment)
+        internals.make_groups_without(lambda ranks: entered().fold.without(ranks))
         _own_clock()
         _own_random()
         _no_cuda()
@@ -187,7 +188,7 @@ def _backend_name(group: Any) -> str | None:
 
 def _environment() -> dict[str, Any]:
     world = entered()
-    rank, size = world.scheduler.me.index, len(world.states)
+    rank, size = world.scheduler.me.index, world.size
     return {"store": world.store, "rank": rank, "world_size": size}
 
 

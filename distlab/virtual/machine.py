@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +26,8 @@ class Machine(Protocol):
         """Source files whose frames are named as the learner's line."""
 
     @property
-    def states(self) -> Sequence[Any]:
-        """The state of each rank."""
+    def states(self) -> Mapping[int, Any]:
+        """The state of each rank that runs."""
 
     def post(self, part: Part, channel: Any) -> None:
         """Issue a part on a group."""

@@ -27,9 +27,9 @@ class VirtualOptions(RunOptions):
     at its n-th communication, and messages between it and other ranks raise RuntimeError there,
     like gloo's. ``survivable``: the run does not fail of it, and the lost rank's result is None.
     ``slow_ranks``, ``slow_links``: factors by rank. ``base_seed`` seeds the ranks' random state.
-    ``patience``: the virtual time beyond which a rank's sleep ends the run as a hang. ``only``: run
-    these ranks. Every other rank counts as a copy of one of them: its part of a collective comes
-    with theirs, and its result is None. These ranks must not send messages.
+    ``patience``: the virtual time beyond which a rank's sleep ends the run as a hang. ``roles``:
+    for each rank the one that runs in its place (none: each rank runs itself). Ranks of one role do
+    the same: their parts of a collective come with the one that runs, and their results are None.
     ``rules``: the rules of issue, ``"gloo"``, the name of one of ``rules.NCCL``, or ``"nccl"`` for
     each of these in turn, like interleavings.
     """
@@ -45,7 +45,7 @@ class VirtualOptions(RunOptions):
     slow_ranks: dict[int, float] = field(default_factory=dict)
     slow_links: dict[int, float] = field(default_factory=dict)
     patience: float = math.inf
-    only: tuple[int, ...] = ()
+    roles: tuple[int, ...] = ()
     rules: str = GLOO.name
 
     @property
@@ -56,7 +56,7 @@ class VirtualOptions(RunOptions):
     def __post_init__(self) -> None:
         if self.seeds < 1 or (self.seeds > 1 and self.seed is None):
             raise ValueError("seeds counts the interleavings from a seed on: give a seed as well")
-        special = self.only or self.lose or self.modelled
+        special = self.roles or self.lose or self.modelled
         if rules_named(self.rules)[0].nccl and special:
             raise ValueError("NCCL's rules are for runs of all ranks, of which none is lost")
 

@@ -28,6 +28,7 @@ class Part:
     tag: int = 0
     reduce_op: Any = None
     payload: Sequence[Tensor] = ()
+    number: int = 0  # of what its rank has issued so far
     posted: float = 0.0
     finish: float = 0.0
     done: bool = False

@@ -160,8 +160,9 @@ def results_of(
 def _load(members: list[Member], data: dict[str, Any]) -> None:
     """Take in the record of one rank."""
     member = members[data["rank"]]
+    groups = [tuple(group) for group in data["groups"]]
     for event in data["events"]:
-        member.began(event)
+        member.began(event | {"group": groups[event["group"]]})
     member.error = data["error"]
     member.notices = data["notices"]
     member.spans = {"spans": data["spans"], "picture_from": data["picture_from"]}

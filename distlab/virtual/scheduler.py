@@ -34,6 +34,11 @@ class Pending(Protocol):
     delivered: bool
 
     @property
+    def turn(self) -> tuple[int, ...]:
+        """Its place among the transfers that are ready at the same time, where the order in which
+        the ranks ran must not decide."""
+
+    @property
     def all_wait(self) -> bool:
         """Whether every rank that takes part waits for it."""
 
@@ -70,7 +75,8 @@ class Scheduler:
 
     ``install(rank)`` is called whenever a rank gets the baton, ``remove(rank)`` when it loses it.
     ``runs``: the ranks that have a body, if not all have. ``ordered``: a transfer that nobody waits
-    for may hold up another, so it is delivered when nothing else can be.
+    for may hold up another, so it is delivered when nothing else can be. ``by_turn``: transfers
+    that are ready at the same time take links by their ``turn``, else as their ranks come to run.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Scheduler:
         remove: Callable[[VirtualRank], None],
         runs: tuple[int, ...] = (),
         ordered: bool = False,
+        by_turn: bool = False,
     ) -> None:
         self.ranks = [VirtualRank(index) for index in range(world_size)]
         self.runs = [self.ranks[index] for index in runs] or self.ranks
@@ -88,15 +95,16 @@ class Scheduler:
             rank.finished = rank not in self.runs
         self.seed = seed
         self.random = None if seed is None else random.Random(seed)
-        self.install, self.remove, self.ordered = install, remove, ordered
+        self.install, self.remove = install, remove
+        self.ordered, self.by_turn = ordered, by_turn
         self.local = threading.local()
         self.over = threading.Event()
         self.deadlocked = False
         self.running: VirtualRank | None = None
         self._order = 0
         self._ready: list[Any] = []  # heap of (clock, order, rank), or plain list if adversarial
-        self._matched: list[Any] = []  # heap of (ready_at, order, transfer); adversarial: a plain
-        # list of those that at least one rank waits for
+        self._matched: list[Any] = []  # heap of (ready_at, turn, order, transfer); adversarial: a
+        # plain list of those that at least one rank waits for
         self._unwaited: list[Any] = []  # adversarial, where an earlier transfer must come first
 
     @property
@@ -145,7 +153,9 @@ class Scheduler:
     def add(self, transfer: Pending) -> None:
         """All ranks of ``transfer`` have issued it."""
         if self.random is None:
-            heapq.heappush(self._matched, (transfer.ready_at, self._next_order(), transfer))
+            turn = transfer.turn if self.by_turn else ()
+            entry = transfer.ready_at, turn, self._next_order(), transfer
+            heapq.heappush(self._matched, entry)
             return
         transfer.reserve()
         if transfer.waiters:
@@ -240,7 +250,9 @@ class Scheduler:
         """The rank with the smallest clock, after all transfers that are due before it."""
         ready, matched = self._ready, self._matched
         while matched and (not ready or matched[0][0] <= ready[0][0]):
-            transfer = heapq.heappop(matched)[2]
+            if self.by_turn and ready and matched[0][0] == ready[0][0]:
+                break  # this rank may issue another one for the same time
+            transfer = heapq.heappop(matched)[3]
             transfer.reserve()
             transfer.deliver()
         return heapq.heappop(ready)[2] if ready else None

@@ -1,4 +1,4 @@
-"""The state of one virtual rank."""
+"""The state of one virtual rank, and of a group."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ from ..observe.notices import Notice
 from . import internals
 from .scheduler import VirtualRank
 from .work import VirtualWork
+
+
+@dataclass(eq=False)
+class Channel:
+    """The state that the members of a group share; compared by identity, which is fast."""
+
+    name: str
+    shared: dict[Any, Any] = field(default_factory=dict)
 
 
 class VirtualLedger:
@@ -64,6 +72,7 @@ class RankState:
     compute_since: float = 0.0
     looks: Looks = field(default_factory=Looks)  # taken where it sleeps for long
     model: Any = None
+    journal: Any = None  # of what the rank does now
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     notices: dict[str, Notice] = field(default_factory=dict)
     reads: list[tuple[str, str, str]] = field(default_factory=list)  # its host waited for its GPU:

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..observe.failure import CheckFailed
 from ..observe.log import P2P, signature
 from ..observe.operators import Sending
 from .flight import hold
+from .fold import Fold
 from .gloo_refusals import other_strides
 from .internals import Unseen
 from .moves import MOVE, copy, own_parts
@@ -26,6 +26,7 @@ from .order import IssueOrder, is_first
 from .part import Part
 from .scheduler import Scheduler, VirtualRank
 from .shadows import shadow
+from .shards import wholes_of
 
 
 class Mismatched(Exception):
@@ -52,6 +53,13 @@ class Transfer:
     def all_wait(self) -> bool:
         """Whether all ranks wait for it."""
         return len(self.waiters) == self.needed
+
+    @property
+    def turn(self) -> tuple[int, ...]:
+        """By the numbers of the parts on their ranks, then by the first rank: equal for ranks of
+        one role."""
+        numbers = [part.number for part in self.parts]
+        return max(numbers), min(numbers), min(part.rank.index for part in self.parts)
 
     def join(self, part: Part) -> None:
         """Add a rank's part; the last one hands the transfer to the scheduler."""
@@ -80,7 +88,7 @@ class Transfer:
                 copy(receive.gets[0], send.gives[0])
         elif not self.transfers.modelled or any(map(_known, parts)):
             with Unseen():
-                MOVE[parts[0].op](_of_all(parts))
+                MOVE[parts[0].op](self.transfers.of_all(parts))
         for part in parts:
             part.done, part.transfer = True, None  # no cycle is left behind
             if part.entry is not None and part.rank.waiting is not part:
@@ -92,30 +100,17 @@ class Transfer:
 
 def _known(part: Part) -> bool:
     """Whether a part has values to move: unknown values of meta tensors don't count."""
-    return any(shadow(t) is not None for t in (*part.gives, *part.gets))
-
-
-def _of_all(parts: list[Part]) -> list[Part]:
-    """The parts in the order of the group. A rank that does not run has the
-    part of one that does."""
-    of_rank = {part.rank.index: part for part in parts}
-    one = of_rank[max(of_rank)]
-    found = []
-    for rank in one.group:
-        one = of_rank.get(rank, one)
-        found.append(one)
-    return found
+    tensors = (*wholes_of(part.gives), *wholes_of(part.gets))
+    return any(shadow(tensor) is not None for tensor in tensors)
 
 
 class Transfers:
     """All open transfers of one run."""
 
-    def __init__(
-        self, scheduler: Scheduler, network: Network, modelled: bool, runs: tuple[int, ...]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, network: Network, modelled: bool, fold: Fold) -> None:
         self.scheduler, self.network, self.order = scheduler, network, IssueOrder()
-        self.modelled, self.runs = modelled, frozenset(runs)
-        self.all_run = len(runs) == len(scheduler.ranks)
+        self.modelled, self.fold = modelled, fold
+        self.needed: dict[Any, int] = {}  # members of the group of a channel that run
         self.sends: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, from, to, tag)
         self.receives: dict[Any, deque[Part]] = defaultdict(deque)  # by (group, to, tag)
         self.issued: Counter[Any] = Counter()
@@ -124,13 +119,8 @@ class Transfers:
 
     def post(self, part: Part, channel: Any) -> Part:
         """Issue a part on the group ``channel`` and match it. Raises Mismatched."""
-        if not self.all_run and part.op in P2P:
-            raise CheckFailed(
-                f"rank {part.rank.index} sends to or receives from rank {part.peer}, but only "
-                f"ranks {sorted(self.runs)} run: messages need all",
-                cause="absent-rank",
-                rank=part.rank.index,
-            )
+        if part.op in P2P:
+            self.fold.refuse_absent(part.rank.index, part.peer)
         if part.entry is not None:
             self.order.enter(part, channel)
         if part.op in P2P and part.peer in self.lost:
@@ -142,6 +132,12 @@ class Transfers:
         else:
             self._collective(part, channel)
         return part
+
+    def of_all(self, parts: list[Part]) -> list[Part]:
+        """The parts in the order of the group. A rank that does not run has the part of the one
+        that runs in its place."""
+        of_rank = {part.rank.index: part for part in parts}
+        return [of_rank[role] for role in self.fold.roles(parts[0].group)]
 
     def complete(self, transfer: Transfer) -> None:
         """All ranks have issued it: it can be delivered as soon as its parts are first."""
@@ -230,14 +226,16 @@ class Transfers:
         key = channel, position
         transfer = self.open.get(key)
         if transfer is None:
-            needed = len(part.group) if self.all_run else len(self.runs.intersection(part.group))
+            needed = self.needed.get(channel)
+            if needed is None:
+                needed = self.needed[channel] = self.fold.running(part.group)
             transfer = self.open[key] = Transfer(self, needed)
         if transfer.parts:
             self._compare(transfer.parts[0], part)
         if len(transfer.parts) + 1 == transfer.needed:
             del self.open[key]
             if part.op == "all_to_all":
-                _check_splits(_of_all([*transfer.parts, part]))
+                _check_splits(self.of_all([*transfer.parts, part]))
         transfer.join(part)
 
     def _compare(self, first: Part, part: Part) -> None:

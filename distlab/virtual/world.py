@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..observe.lines import learner_line, source_line
 from ..observe.log import P2P
 from . import internals
 from .flight import Flight
+from .fold import Fold
 from .group import VirtualGroup
 from .internals import cpu_time
 from .nccl_group import NcclGroup
@@ -30,7 +31,7 @@ from .options import VirtualOptions
 from .part import Part
 from .rules import GLOO, Rules
 from .scheduler import Scheduler, VirtualRank
-from .state import RankState
+from .state import Channel, RankState
 from .store import VirtualStore
 from .transport import Mismatched, Transfers
 from .work import VirtualWork
@@ -43,14 +44,6 @@ _set_dtype = torch.set_default_dtype  # the one that tells nobody
 
 class RankLost(Exception):
     """The run was asked to lose this rank here."""
-
-
-@dataclass(eq=False)
-class Channel:
-    """The state that the members of a group share; compared by identity, which is fast."""
-
-    name: str
-    shared: dict[Any, Any] = field(default_factory=dict)
 
 
 class World:
@@ -67,34 +60,34 @@ class World:
         note: Callable[[int], None] = lambda rank: None,
         rules: Rules = GLOO,
     ) -> None:
-        runs = tuple(sorted(options.only)) or tuple(range(world_size))
-        self.network = Network(options.machine(), options.algorithm, options.slow_links)
-        self.record, self.values = options.ledger, options.values
-        self.measured = options.compute == "measured"
-        self.modelled, self.kernels = options.modelled, options.kernels()
-        self.rules = rules
-        install, remove, ordered = self.install, self.remove, rules.nccl
-        self.scheduler = Scheduler(world_size, seed, install, remove, runs, ordered)
-        self.transfers = Transfers(self.scheduler, self.network, self.modelled, runs)
+        self.fold = Fold(options.roles or range(world_size))
+        machine = options.machine()
+        self.network = Network(machine, self.fold, options.algorithm, options.slow_links)
+        self.record, self.values, self.rules = options.ledger, options.values, rules
+        self.measured, self.modelled = options.compute == "measured", options.modelled
+        self.kernels = options.kernels()
+        swap, runs = (self.install, self.remove), self.fold.runs
+        self.scheduler = Scheduler(world_size, seed, *swap, runs, rules.nccl, options.modelled)
+        self.transfers = Transfers(self.scheduler, self.network, self.modelled, self.fold)
         self.channels: dict[Any, Channel] = {}
         self.named: dict[tuple[int, str], tuple[int, ...]] = {}  # ranks of the groups made so far
         self.store = VirtualStore(self.scheduler)
-        self.learner_files = frozenset(options.learner_files)
-        self.lose, self.note, self.patience = options.lose, note, options.patience
-        self.slow_ranks, cluster = options.slow_ranks, self.network.cluster
-        self.overhead = (0.0, 0.0) if self.measured else cluster.overheads  # it is in CPU time
-        self.crowding = cluster.crowding(world_size)
+        self.learner_files, self.lose = frozenset(options.learner_files), options.lose
+        self.note, self.patience = note, options.patience
+        self.slow_ranks = options.slow_ranks
+        self.overhead = (0.0, 0.0) if self.measured else machine.overheads  # it is in CPU time
+        self.size, self.crowding = world_size, machine.crowding(world_size)
         self.mismatch: Mismatched | None = None
-        self.states = [self._state(r, world_size, options.base_seed) for r in self.scheduler.ranks]
+        self.states = {r.index: self._state(r, options.base_seed) for r in self.scheduler.runs}
 
-    def _state(self, rank: VirtualRank, world_size: int, base_seed: int) -> RankState:
+    def _state(self, rank: VirtualRank, base_seed: int) -> RankState:
         own_seed = base_seed * 1_000_003 + rank.index  # ranks that don't synchronise must differ
         local = self.network.cluster.gpus_per_node
         environ = {
             "RANK": rank.index,
             "LOCAL_RANK": rank.index % local,
-            "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": min(local, world_size),
+            "WORLD_SIZE": self.size,
+            "LOCAL_WORLD_SIZE": min(local, self.size),
             "GROUP_RANK": rank.index // local,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": 29500,
@@ -115,7 +108,7 @@ class World:
         torch numbers groups in a rank's order, and the store mixes up two groups of one number.
         Raises CheckFailed if another rank has made another group at this point.
         """
-        ranks = tuple(options.global_ranks_in_group) or tuple(range(len(self.states)))
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(self.size))
         state = self.mine
         state.inits += not state.groups.pg_map
         theirs = self.named.setdefault((state.inits, options.group_id), ranks)
@@ -127,6 +120,7 @@ class World:
                 cause="mismatch",
                 rank=state.rank.index,
             )
+        ranks = theirs  # one tuple for all members
         key = options.group_id, ranks, state.inits if self.rules.nccl else 0
         channel = self.channels.setdefault(key, Channel(options.group_id))
         by_gloo = VirtualGroup(self, ranks, channel, options.group_rank)
@@ -228,6 +222,7 @@ class World:
         state = self.states[rank.index]
         if self.measured:
             self.charge(state)
+        state.communications += 1
         if self.lose is not None:
             self._maybe_lose(state)
         if self.scheduler.random is not None:
@@ -235,12 +230,15 @@ class World:
         if overhead := self.overhead[part.op in P2P]:
             self.compute(state, overhead, "other")
         part.posted = rank.clock
+        part.number = state.communications
         if self.record:
             where = learner_line(sys._getframe(1), self.learner_files)
             part.event = part.describe(where, self.values)
             part.event.region, part.event.phase = state.ledger.region, self.phase(state)
             part.event.index = len(state.ledger.events)
             state.ledger.events.append(part.event)
+        if state.journal is not None:
+            state.journal.posted(part, channel)
         try:
             self.transfers.post(part, channel)
         except Mismatched as found:
@@ -250,7 +248,6 @@ class World:
 
     def _maybe_lose(self, state: RankState) -> None:
         """A lost rank sends nothing more, not even if it catches the exception."""
-        state.communications += 1
         assert self.lose is not None
         rank, number = self.lose
         if rank == state.rank.index and state.communications >= number:
@@ -276,6 +273,8 @@ class World:
         if self.measured:
             state.compute_since = cpu_time()
         state.works.pop(id(work), None)
+        if state.journal is not None:
+            state.journal.waited(work.part)
         if work.future is not None and not work.future.done():
             if work in state.expecting:
                 state.expecting.remove(work)

@@ -133,7 +133,7 @@ def test_only_ranks_that_meet_in_every_layer_slow_each_other_down() -> None:
     one, four = simulate(Plan(gpus=(8, 32), **fields))
     assert four.parts["product"] == pytest.approx(one.parts["product"])
     alone, many = simulate(
-        Plan(gpus=(8, 32), model="gpt-1b", layers=2, strategy="fsdp", two_ranks=True)
+        Plan(gpus=(8, 32), model="gpt-1b", layers=2, strategy="fsdp")
     )
     assert many.parts["product"] / alone.parts["product"] == pytest.approx(H100.growing(4))
 

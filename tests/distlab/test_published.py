@@ -126,7 +126,7 @@ def test_sample_of_trainings_comes_out_again(chosen: str) -> None:
 
 def test_equal_layers_and_batches_are_run_once() -> None:
     """Few of both tell what all of them would have told."""
-    fields = {"model": "mpt-125m", "strategy": "fsdp", "precision": "mixed", "two_ranks": True}
+    fields = {"model": "mpt-125m", "strategy": "fsdp", "precision": "mixed"}
     plan = Plan(gpus=(16,), batch=1, layers=8, accumulate=3, **fields)
     assert predictions.folded(plan) == pytest.approx(predictions.times(plan), rel=1e-9)
 
@@ -268,7 +268,7 @@ def test_few_runs_give_the_worst_and_none_give_nothing() -> None:
 
 def test_command_shows_the_interval_and_what_is_not_modelled(tmp_path: Path) -> None:
     out = Console(file=io.StringIO(), width=200)
-    plan = Plan(cluster="dgx-a100", gpus=(8,), model="mpt-125m", strategy="fsdp", two_ranks=True)
+    plan = Plan(cluster="dgx-a100", gpus=(8,), model="mpt-125m", strategy="fsdp")
     assert report.run(plan, tmp_path, out) == 0
     told = likely(Kind("A100", "transformer", "sharded"))
     said = out.file.getvalue()  # type: ignore[attr-defined]

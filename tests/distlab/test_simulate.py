@@ -18,11 +18,9 @@ from distlab.cli import main
 from distlab.ranks import RankFailure
 from distlab.simulate import report as show
 from distlab.simulate.models import GPT, MODELS
-from distlab.simulate.plan import ALIKE, IMPLS, Plan
+from distlab.simulate.plan import IMPLS, Plan
 from distlab.simulate.prediction import Answer, simulate
 
-# of alike ranks only two run: test_two_ranks_tell_what_all_of_them_do
-TWO = {"two_ranks": True}
 NO_HOST = {"roofline": True}  # a step as short as the MLP's waits for the launch of its kernels
 
 
@@ -38,8 +36,11 @@ def answers_of(**fields) -> tuple[Answer, ...]:
 @pytest.fixture
 def short_gpt(monkeypatch: pytest.MonkeyPatch) -> str:
     """GPT-1B with 8 of its 24 layers, and a head so small that stages are of the same length."""
-    build = functools.partial(GPT, 1024, 2048, 8, 2048, 16)
-    spec = dataclasses.replace(MODELS["gpt-1b"], name="gpt-short", build=build)
+
+    def build(positions: int = 2048, layers: int = 8) -> GPT:
+        return GPT(1024, positions, layers, 2048, 16)
+
+    spec = dataclasses.replace(MODELS["gpt-1b"], name="gpt-short", build=build, layers=8)
     monkeypatch.setitem(MODELS, spec.name, spec)
     return spec.name
 
@@ -69,7 +70,7 @@ def test_bytes_flops_and_memory_of_a_known_model() -> None:
 
 
 def test_torchs_ddp_hides_communication_and_ours_does_not() -> None:
-    common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100", **TWO}
+    common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100"}
     (torchs,), (ours,) = answers_of(impl="torch", **common), answers_of(impl="solutions", **common)
     assert torchs.hidden > 0.8 * (torchs.hidden + torchs.exposed)
     assert ours.hidden < 0.1 * ours.exposed
@@ -77,7 +78,7 @@ def test_torchs_ddp_hides_communication_and_ours_does_not() -> None:
 
 
 def test_bucketed_hides_what_torchs_ddp_hides() -> None:
-    common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100", **TWO}
+    common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100"}
     common |= {"strategy": "bucketed"}
     (ours,), (torchs,) = answers_of(impl="solutions", **common), answers_of(impl="torch", **common)
     assert ours.hidden > 0.8 * (ours.hidden + ours.exposed)
@@ -103,7 +104,7 @@ def test_local_sgd_communicates_once_in_a_round() -> None:
 
 def test_zero1_shards_the_state_and_sends_half_as_much_again() -> None:
     common = {"model": "gpt-1b", "gpus": (4,), "cluster": "p4d-a100", "impl": "solutions"}
-    (whole,), (sharded,) = (answers_of(strategy=s, **common, **TWO) for s in ("bucketed", "zero1"))
+    (whole,), (sharded,) = (answers_of(strategy=s, **common) for s in ("bucketed", "zero1"))
     sent = [sum(answer.bytes_per_link.values()) for answer in (whole, sharded)]
     assert sent[1] == pytest.approx(1.5 * sent[0], rel=0.02)
     assert sharded.memory < whole.memory
@@ -168,17 +169,6 @@ def test_parameter_servers_of_any_size_need_no_memory_here() -> None:
     assert answer.bytes_per_link["inside"] == pytest.approx(2 * 2 * 2 * 1.31e9, rel=0.02)
 
 
-@pytest.mark.parametrize("strategy", ALIKE)
-def test_two_ranks_tell_what_all_of_them_do(strategy: str) -> None:
-    common = {"model": "mlp", "gpus": (16,), "strategy": strategy}
-    (whole,), (two,) = (answers_of(two_ranks=two, **common, **NO_HOST) for two in (False, True))
-    assert two.row() == whole.row()
-    if strategy in ("fsdp", "hybrid"):  # where a rank waits for others, it may wait for its host
-        (whole,), (two,) = (answers_of(two_ranks=two, **common) for two in (False, True))
-        for field in ("step", "compute", "memory", "rate"):
-            assert getattr(two, field) == pytest.approx(getattr(whole, field), rel=1e-9), field
-
-
 def test_vision_transformers_attention_is_fused_as_a_gpus_is() -> None:
     """nn.MultiheadAttention gives mask and dropout by position: still no matrix of scores."""
     (answer,) = answers_of(model="vit_b16", gpus=(1,), batch=8)
@@ -189,13 +179,12 @@ def test_vision_transformers_attention_is_fused_as_a_gpus_is() -> None:
 
 def test_slower_networks_and_algorithms_tell() -> None:
     fast, slow = (
-        answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c, **TWO)[0].exposed
+        answers_of(model="resnet50", gpus=(16,), batch=8, cluster=c)[0].exposed
         for c in ("dgx-h100", "ethernet-v100")
     )
     assert slow > 3 * fast
     ring, tree = (
-        answers_of(model="mlp", gpus=(64,), collective=c, **TWO)[0].exposed
-        for c in ("ring", "tree")
+        answers_of(model="mlp", gpus=(64,), collective=c)[0].exposed for c in ("ring", "tree")
     )
     assert ring > tree  # small messages: latency of 64 hops against that of a tree
 
@@ -208,7 +197,7 @@ def test_seven_billion_parameters_need_no_memory_here() -> None:
 
 def test_tensor_and_pipeline_parallelism_cut_memory_and_cost_a_bubble(short_gpt: str) -> None:
     common = {"model": short_gpt, "gpus": (4,), "batch": 2}
-    (whole,) = answers_of(**common, **TWO)
+    (whole,) = answers_of(**common)
     (tensor,) = answers_of(tensor=4, **common)
     (sequence,) = answers_of(tensor=4, sequence_parallel=True, **common)
     (pipeline,) = answers_of(pipeline=4, micro_batches=8, **common)
@@ -235,7 +224,7 @@ def test_better_schedules_have_smaller_bubbles(short_gpt: str) -> None:
 
 
 def test_sharding_saves_memory_and_hides_its_messages() -> None:
-    common = {"model": "gpt-1b", "cluster": "p4d-a100", "gpus": (4,), **TWO}
+    common = {"model": "gpt-1b", "cluster": "p4d-a100", "gpus": (4,)}
     (sharded,) = answers_of(strategy="fsdp", **common)
     (replicated,) = answers_of(strategy="ddp", impl="torch", **common)
     state = 4 * 2 * 1.31e9  # weights, gradients and two moments in 16 bits
@@ -248,7 +237,7 @@ def test_sharding_saves_memory_and_hides_its_messages() -> None:
 
 
 def test_hybrid_sharding_keeps_gathers_in_the_node() -> None:
-    common = {"model": "gpt-1b", "cluster": "p4d-a100", "batch": 1, "gpus": (16,), **TWO}
+    common = {"model": "gpt-1b", "cluster": "p4d-a100", "batch": 1, "gpus": (16,)}
     (full,), (hybrid,) = (answers_of(strategy=s, **common) for s in ("fsdp", "hybrid"))
     assert full.bytes_per_link["inside"] == 0
     between = hybrid.bytes_per_link["between"] / 16
@@ -300,8 +289,11 @@ def test_what_will_take_long_is_said_beforehand(monkeypatch, tmp_path: Path, cap
     monkeypatch.setattr(show, "LONG", 0.0)
     monkeypatch.setattr(show, "simulate", answers)
     monkeypatch.setattr(show, "write", lambda *_: [])
-    for strategy, words in (("ddp", "--two-ranks runs only two"), ("tree", "larger --bucket-mb")):
-        arguments = ["--model", "mlp", "--gpus", "1", "2", "--strategy", strategy]
+    for given, words in (
+        (["--every-rank"], "without --every-rank"),
+        (["--strategy", "tree"], "larger --bucket-mb"),
+    ):
+        arguments = ["--model", "mlp", "--gpus", "1", "2", *given]
         assert main(["simulate", *arguments, "--out", str(tmp_path)]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "2 GPUs take" in said
@@ -332,8 +324,6 @@ def test_installed_command_works_from_any_folder(tmp_path: Path) -> None:
         (["--strategy", "ring", "--impl", "torch"], "with solutions or mine"),
         (["--strategy", "parameter-server", "--gpus", "1"], "1 servers need more than 1 GPUs"),
         (["--strategy", "parameter-server", "--staleness", "-1", "--gpus", "2"], "at least 0"),
-        (["--strategy", "ring", "--two-ranks"], "every one must run"),
-        (["--strategy", "zero1", "--impl", "torch", "--two-ranks"], "every one must run"),
         (["--every", "0"], "must be positive"),
         (["--dtype", "float12"], "dtype must be one of"),
         (["--config", "missing.yaml"], "missing.yaml"),

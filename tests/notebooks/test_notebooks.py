@@ -48,7 +48,6 @@ SMALL = {
         "train, w, 3, cluster": "train, w, 1, cluster",
         "GPUS = (1, 2, 4, 8, 16, 32)": "GPUS = (1, 2, 4)",
         '"p4d-a100", "ethernet-v100", "bigbasin-p100")': '"p4d-a100")',
-        "gpus=(16,), impl=MINE": "gpus=(16,), impl=MINE, two_ranks=True",
     },
 }
 # what `python -m ipykernel_launcher` does; matplotlib anew: tests leave figures and a backend in it

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attacks import Loud
 
-OWN = {"rank": 0, "events": [], "waiting": None, "line": "", "error": None, "spans": []}
-OWN |= {"picture_from": 0.0, "output": "", "notices": {}, "reads": []}
+OWN = {"rank": 0, "groups": [], "events": [], "waiting": None, "line": "", "error": None}
+OWN |= {"spans": [], "picture_from": 0.0, "output": "", "notices": {}, "reads": []}
 DONE = {"verdict": "done", "seed": 1, "rules": "gloo", "stacks": {}, "clocks": [0.0] * 3}
 DONE |= {"traffic": {}, "unmodelled": {}, "peaks": [0], "flops": [0.0], "loops": {}}
 # frames as the toolkit in a rank writes them, into every descriptor

@@ -209,7 +209,7 @@ def _top_k_loses_from(ratio: float) -> int:
 
 def step_of(gpus: int, **numbers: Any) -> float:
     """Seconds of a simulated step."""
-    return next(simulate(Plan(gpus=(gpus,), two_ranks=True, **numbers))).step
+    return next(simulate(Plan(gpus=(gpus,), **numbers))).step
 
 
 def _efficiency(alone: float, **numbers: Any) -> float:
