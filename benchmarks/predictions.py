@@ -9,7 +9,6 @@ the constants that the recorded rows lead to (``prediction_fit.py``).
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -17,14 +16,14 @@ from typing import Any
 
 import torch
 
+from distlab.simulate.lines import times
 from distlab.simulate.plan import Plan
-from distlab.simulate.prediction import simulate
 from distlab.simulate.published import RECORD, Row, digest, predict_collective, recorded, rows
+from distlab.simulate.stages import all_stages
 
-from . import prediction_fit, prediction_split, predictions_page
+from . import prediction_fit, predictions_page
 
 EXACT = 8  # digits that are kept
-LAYERS, BATCHES = (4, 6), (1, 2)  # that are run, of models with more layers and batches
 
 
 def plan_of(row: Row) -> Plan:
@@ -41,8 +40,7 @@ def predict(row: Row) -> dict[str, Any]:
     plan = plan_of(row)
     if plan.model_ranks > 1:
         return {"predicted": _short(of_split(row, plan))}
-    foldable = plan.strategy == "fsdp" and plan.spec.layers > LAYERS[1]
-    found = folded(plan) if foldable else times(plan)
+    found = times(plan)
     step = sum(found.values())
     units = plan.samples * plan.accumulate * plan.spec.per_sample
     predicted = step if row.unit == "s" else units / step
@@ -52,37 +50,23 @@ def predict(row: Row) -> dict[str, Any]:
 
 def of_split(row: Row, plan: Plan) -> float:
     """The prediction of a run with tensor or pipeline parallelism, in the row's unit."""
-    found = prediction_split.folded(plan)
+    found = all_stages(plan)
     if row.is_memory:
         return (found.least if row.run["reads"] == "state" else found.kept) / 2**30
     if row.unit == "s":
         return found.step
-    return prediction_split.hardware_flops(plan) / plan.gpus[0] / found.step / 1e12
+    return hardware_flops(plan) / plan.gpus[0] / found.step / 1e12
 
 
-def times(plan: Plan) -> dict[str, float]:
-    """The seconds of a step: each kind of kernel, and the time in which the GPU waits."""
-    (answer,) = simulate(plan)
-    return {"waits": answer.exposed + answer.host, **answer.parts}
-
-
-def folded(plan: Plan) -> dict[str, float]:
-    """The same, of few layers and batches: equal layers and equal batches take equal times."""
-    most = plan.spec.layers
-    batches = min(plan.accumulate, BATCHES[1])
-    ends = []
-    for count in sorted({batches, min(plan.accumulate, BATCHES[0])}):
-        few, more = (
-            times(dataclasses.replace(plan, layers=layers, accumulate=count)) for layers in LAYERS
-        )
-        ends.append(_line(few, more, (most - LAYERS[0]) / (LAYERS[1] - LAYERS[0])))
-    beyond = (plan.accumulate - BATCHES[0]) / (BATCHES[1] - BATCHES[0])
-    return ends[0] if len(ends) == 1 else _line(ends[0], ends[1], beyond)
-
-
-def _line(at_0: dict[str, float], at_1: dict[str, float], at: float) -> dict[str, float]:
-    """The value at ``at`` of the line through the values at 0 and 1."""
-    return {name: at_0[name] + at * (at_1[name] - at_0[name]) for name in at_1}
+def hardware_flops(plan: Plan) -> float:
+    """FLOPs of a step on all GPUs with full recomputation: arXiv 2104.04473, section 5.1."""
+    with torch.device("meta"):
+        model: Any = plan.spec.build()
+    vocabulary, width = model.tokens.weight.shape
+    length, layers = plan.spec.per_sample, plan.spec.layers
+    samples = plan.samples * plan.gpus[0] // plan.model_ranks
+    more = 1 + length / (6 * width) + vocabulary / (16 * layers * width)
+    return float(96 * samples * length * layers * width**2 * more)
 
 
 def _short(value: float) -> float:

@@ -47,6 +47,7 @@ LATE = {
     "certificate": "a page that says that a phase is done",
     "calibrate": "measure this machine, for simulate",
     "simulate": "predict how training scales on a cluster",
+    "plan": "which layout for a training, its days and GPU hours",
     "lab": "labs: find the bug in a program, and mend it",
     "predict": "predict numbers of a run, then run it",
     "contribute": "what your tests have found, as a patch",

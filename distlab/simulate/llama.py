@@ -10,6 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, size: int) -> Tensor:
+    """Causal attention of heads with ``size`` features; the keys' heads serve several queries."""
+    q, k, v = (t.unflatten(-1, (-1, size)) for t in (q, k, v))
+    table = q.new_empty(q.shape[1], 1, size)
+    q, k = q * table, k * table
+    k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], dim=2) for t in (k, v))
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return mixed.transpose(1, 2).flatten(2)
+
+
 class LlamaBlock(nn.Module):
     """One layer; ``pairs`` of keys and values serve ``heads`` of queries."""
 
@@ -26,13 +37,7 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         y = self.norms[0](x_BTD)
-        q, k, v = (t.unflatten(-1, (-1, self.size)) for t in (self.q(y), self.k(y), self.v(y)))
-        table = q.new_empty(q.shape[1], 1, self.size)
-        q, k = q * table, k * table
-        k, v = (t.repeat_interleave(self.heads // self.pairs, dim=2) for t in (k, v))
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x_BTD = x_BTD + self.out(mixed.transpose(1, 2).flatten(2))
+        x_BTD = x_BTD + self.out(attend(self.q(y), self.k(y), self.v(y), self.size))
         y = self.norms[1](x_BTD)
         return x_BTD + self.down(F.silu(self.gate(y)) * self.up(y))
 

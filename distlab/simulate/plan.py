@@ -84,6 +84,7 @@ class Plan:
     every: int = _option(8, "steps in local-sgd's round", metavar="H")
     servers: int = _option(1, "of parameter-server")
     staleness: float | None = _option(None, "parameter-server without rounds; or inf", metavar="S")
+    shards: int = _option(0, "GPUs that share a copy with hybrid; default: those of a node")
     tensor: int = _option(1, "GPUs that share every layer")
     pipeline: int = _option(1, "GPUs that share the layers")
     chunks: int = _option(1, "stages per GPU, interleaved")
@@ -150,6 +151,11 @@ class Plan:
         if served and self.recompute != "none":
             raise ValueError(f"{self.how} has no recomputation")
         self._check_transformer()
+        if self.shards < 0 or (self.shards and self.strategy != "hybrid"):
+            raise ValueError("shards are the GPUs that share a copy with --strategy hybrid")
+        odd = [gpus for gpus in self.gpus if self.shards and gpus % self.shards]
+        if odd:
+            raise ValueError(f"{odd[0]} GPUs are no multiple of {self.shards} shards")
         if self.accumulate < 1 or min(self.length, self.layers) < 0:
             raise ValueError("accumulate, length and layers must be positive")
         if self.accumulate > 1 and self.strategy not in ACCUMULATE:
@@ -178,8 +184,10 @@ class Plan:
                 "tensor and pipeline parallelism go with --strategy ddp and the "
                 "implementations solutions and mine"
             )
-        if not self.is_gpt:
-            raise ValueError(f"tensor and pipeline parallelism are for the GPTs, not {self.model}")
+        if not self.is_gpt and not self.is_llama:
+            raise ValueError(
+                f"tensor and pipeline parallelism are for the GPTs and Llamas, not {self.model}"
+            )
         odd = [gpus for gpus in self.gpus if gpus % self.model_ranks]
         if odd:
             raise ValueError(
@@ -217,6 +225,11 @@ class Plan:
     def is_gpt(self) -> bool:
         """Whether the model is made of the course's own blocks."""
         return self.model.startswith(("gpt", "mpt"))
+
+    @property
+    def is_llama(self) -> bool:
+        """Whether the model is one of ``llama``."""
+        return self.model.startswith("llama")
 
     @property
     def masters(self) -> bool:

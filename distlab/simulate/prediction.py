@@ -50,8 +50,9 @@ from .transformer import drop_out, written_attention
 class Answer:
     """One row: seconds, bytes and rates of a step with ``gpus`` GPUs.
 
-    ``states`` and ``kept``: of each rank that ran, its bytes before the step (weights, optimizer,
-    and gradients that stay) and its most after a forward, with tensor or pipeline parallelism.
+    ``states``, ``kept`` and ``peaks``: of each rank that ran, its bytes before the step (weights,
+    optimizer, and gradients that stay), its most after a forward, with tensor or pipeline
+    parallelism, and its most at all.
     ``parts``: the compute by kind of kernel. ``host``: the time in which a GPU waits for its host.
     ``likely``: how far off predictions of such a step were.
     """
@@ -68,6 +69,7 @@ class Answer:
     memory: int
     states: list[int]
     kept: list[int]
+    peaks: list[int]
     fits: bool
     mfu: float
     bubble: float
@@ -85,7 +87,7 @@ class Answer:
     def row(self) -> dict[str, Any]:
         """Plain data, without the timeline."""
         data = asdict(self)
-        for name in ("spans", "states", "kept"):
+        for name in ("spans", "states", "kept", "peaks"):
             del data[name]
         return data | {
             "communication_share": self.communication_share,
@@ -236,6 +238,7 @@ def _answer(
         memory=max(results.peaks),
         states=[results[rank][4][0] for rank in ran],
         kept=[results[rank][4][1] for rank in ran],
+        peaks=results.peaks,
         fits=max(results.peaks) <= cluster.gpu.memory,
         mfu=flops / count / step / peak,
         bubble=bubble(results, times),

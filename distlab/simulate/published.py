@@ -210,14 +210,21 @@ def error_of(row: Row) -> float:
 def likely(kind: Kind) -> Likely:
     """The error to expect of a prediction of this kind."""
     known = kinds()
-    alike = [row for row, other in known.items() if other == kind]
-    if alike:
-        return _likely(alike, f"like this one ({kind})")
+    if kind in known.values():
+        return of_kind(kind)
     near = [r for r, k in known.items() if (k.gpu, k.family) == (kind.gpu, kind.family)]
     if near:
         ways = ", ".join(sorted({known[row].way for row in near}))
         words = f"of {kind.family}s on {kind.gpu}, {ways}; none is {kind.way}"
         return _likely(near, words)
+    return of_kind(kind)
+
+
+def of_kind(kind: Kind) -> Likely:
+    """The same, from published runs of exactly this kind."""
+    alike = [row for row, other in kinds().items() if other == kind]
+    if alike:
+        return _likely(alike, f"like this one ({kind})")
     return Likely(None, 0, f"no published run is like this one ({kind}): the error is unknown")
 
 

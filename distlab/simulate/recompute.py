@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -20,8 +20,6 @@ from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-
-Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
 def saved_operators() -> Callable[..., CheckpointPolicy]:
@@ -46,9 +44,13 @@ def compute_again(
     ``inside`` makes the context of the forward, for the second time: autograd's thread of
     execution does not know the modes that the first forward ran in.
     """
-    contexts: Contexts = lambda: (contextlib.nullcontext(), inside())
-    if how == "selective":
-        contexts = partial(create_selective_checkpoint_contexts, saved_operators())
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        if how == "full":
+            return contextlib.nullcontext(), inside()
+        keeping, again = create_selective_checkpoint_contexts(saved_operators())
+        return keeping, _both(inside(), again)
+
     for block in blocks:
         block.forward = partial(
             checkpoint,
@@ -57,3 +59,9 @@ def compute_again(
             preserve_rng_state=False,
             context_fn=contexts,
         )
+
+
+@contextlib.contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield

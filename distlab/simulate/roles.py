@@ -1,11 +1,11 @@
 """The ranks of a plan that do the same: one of each role runs, and stands for all of its role.
 
 Ranks lie in a grid of P stages, D copies and T places: rank = (p·D + d)·T + t, as in
-``parallel_gpt.py``. With hybrid sharding d is the node and t the place in it. Any other data
-parallelism has one stage and one place. Two copies are alike if they do the same in every stage and
-place, and two places are alike if they do in every stage and copy. A role is (stage, kind of copy,
-kind of place). So a rank that runs finds in each of its groups, and in its pipeline, ranks that run
-for all others.
+``parallel_gpt.py``. With hybrid sharding t is the place in a group of shards, and d the group. Any
+other data parallelism has one stage and one place. Two copies are alike if they do the same in
+every stage and place, and two places are alike if they do in every stage and copy. A role is
+(stage, kind of copy, kind of place). So a rank that runs finds in each of its groups, and in its
+pipeline, ranks that run for all others.
 
 "The same" is all that decides when a rank computes and communicates:
 
@@ -74,7 +74,8 @@ def roles(plan: Plan, gpus: int) -> tuple[int, ...]:
         shares: list[Hashable] = _words(plan)
         keys: list[Hashable] = [(t == 0, shares[t]) for _, _, t in grid.points()]
     else:
-        node = min(cluster.gpus_per_node, gpus) if plan.strategy == "hybrid" else 1
+        inside = plan.shards or min(cluster.gpus_per_node, gpus)
+        node = inside if plan.strategy == "hybrid" else 1
         if gpus % node:
             return ()  # the strategy says that this is impossible
         grid = Grid(1, gpus // node, node)

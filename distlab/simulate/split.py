@@ -1,4 +1,4 @@
-"""A rank's share of a GPT with tensor and pipeline parallelism, as a plan wants it."""
+"""A rank's share of a language model with tensor and pipeline parallelism, as a plan wants it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..virtual.isolation import entered
+from .llama import Llama
 from .models import blocks_of, model_spec
 from .plan import Plan
 from .recompute import compute_again
@@ -24,7 +25,8 @@ def whole_model(plan: Plan) -> nn.Module:
     if plan.model_ranks == 1 or plan.impl != "solutions":
         return plan.spec.build()
     model = model_spec(plan.model, plan.length, layers=1).build()
-    model.blocks = nn.ModuleList(blocks_of(model) * plan.spec.layers)
+    name = "layers" if isinstance(model, Llama) else "blocks"
+    setattr(model, name, nn.ModuleList(blocks_of(model) * plan.spec.layers))
     return model
 
 

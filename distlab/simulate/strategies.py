@@ -25,6 +25,8 @@ from ..grading.sources import Source, find_source
 from ..hardware.clusters import load_cluster
 from ..virtual.shadows import HostOnMeta
 from .autocast import Autocast
+from .llama import Llama
+from .llama_share import share_of
 from .models import blocks_of
 from .plan import Plan
 from .repeat import repeat
@@ -155,18 +157,29 @@ def parameter_server(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     yield model, step
 
 
+def narrow_sums(flat: Any, *where: Any) -> None:
+    """``make_full`` of a flat parameter whose gradients are summed in 16 bits: the hybrid one does
+    not pass this option on."""
+    flat.reduce_dtype = torch.bfloat16
+    super(type(flat), flat).make_full(*where)
+
+
 @contextlib.contextmanager
 def fully_sharded(plan: Plan, model: nn.Module, hybrid: bool = False) -> Iterator[Trained]:
-    """Phase 3's FSDP with prefetching, a unit per block; ``hybrid``: sharded inside the nodes."""
+    """Phase 3's FSDP with prefetching, a unit per block; ``hybrid``: sharded over ``plan.shards``
+    GPUs, or inside the nodes."""
     options: dict[str, Any] = {}
+    mixed = module_of(plan, 3, "fsdp_precision").MixedPrecisionFlat
+    if plan.precision == "mixed":
+        options["flat_type"] = partial(mixed, reduce_dtype=torch.bfloat16)
     if hybrid:
         module = module_of(plan, 3, "fsdp_hybrid")
-        size = min(load_cluster(plan.cluster).gpus_per_node, dist.get_world_size())
-        options["group"], replicas = module.node_groups(size)
-        options["flat_type"] = partial(module.HybridFlat, replicas=replicas)
-    if plan.precision == "mixed":
-        flat = module_of(plan, 3, "fsdp_precision").MixedPrecisionFlat
-        options["flat_type"] = partial(flat, reduce_dtype=torch.bfloat16)
+        inside = min(load_cluster(plan.cluster).gpus_per_node, dist.get_world_size())
+        options["group"], replicas = module.node_groups(plan.shards or inside)
+        flat = module.HybridFlat
+        if plan.precision == "mixed":
+            flat = type("MixedHybridFlat", (flat, mixed), {"make_full": narrow_sums})
+        options["flat_type"] = partial(flat, replicas=replicas)
     wrap = module_of(plan, 3, "fsdp_prefetch").PrefetchFSDP
     sharded = wrap(model, blocks_of(model), **options)
     yield sharded, step_of(sharded, plan)
@@ -239,7 +252,11 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
         schedule=plan.schedule,
         sequence_parallel=plan.sequence_parallel,
     )
-    share = parts.ParallelGPT(model, layout, parts.make_groups(layout))
+    groups = parts.make_groups(layout)
+    if isinstance(model, Llama):
+        share = share_of(parts, model, layout, groups)
+    else:
+        share = parts.ParallelGPT(model, layout, groups)
     del model  # the whole one takes no memory of a rank
     as_planned(plan, share)
     length = plan.spec.per_sample

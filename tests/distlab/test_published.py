@@ -11,15 +11,16 @@ import pytest
 import torchvision  # noqa: F401 (here, once: not in every process that simulates)
 from rich.console import Console
 
-from benchmarks import prediction_fit, prediction_split, predictions, predictions_page
+from benchmarks import prediction_fit, predictions, predictions_page
 from benchmarks.predictions_words import WHY
 from distlab.hardware.clusters import KINDS, load_cluster, names, numbers
 from distlab.hardware.kernels import MOST_FITTED, fitted_numbers, load_kernels
-from distlab.simulate import published, report
+from distlab.simulate import lines, published, report
 from distlab.simulate.masters import can_be
 from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import simulate
 from distlab.simulate.published import Kind, Row, error_of, likely, recorded, rows
+from distlab.simulate.stages import all_stages
 
 FOLDER = published.FOLDER
 TRAINED = [row for row in rows() if row.run and row.is_training]
@@ -128,7 +129,9 @@ def test_equal_layers_and_batches_are_run_once() -> None:
     """Few of both tell what all of them would have told."""
     fields = {"model": "mpt-125m", "strategy": "fsdp", "precision": "mixed"}
     plan = Plan(gpus=(16,), batch=1, layers=8, accumulate=3, **fields)
-    assert predictions.folded(plan) == pytest.approx(predictions.times(plan), rel=1e-9)
+    assert lines.all_layers(plan, lines.times_of) == pytest.approx(
+        lines.times_of(lines.run(plan)), rel=1e-9
+    )
 
 
 @pytest.mark.skipif(not can_be(), reason="torch before 2.10 has no gradients of another dtype")
@@ -151,10 +154,11 @@ def test_few_stages_tell_what_all_of_them_would(
         **fields,
     )
     (whole,) = simulate(plan)
-    found = prediction_split.folded(plan)
+    found = all_stages(plan)
     assert found.step == pytest.approx(whole.step, rel=0.01)
     assert found.most == pytest.approx(max(whole.states), rel=1e-6)
     assert found.least == pytest.approx(min(whole.states), rel=1e-6)
+    assert found.memory == pytest.approx(whole.memory, rel=0.05)
     # one message more or less may be under way
     assert found.kept == pytest.approx(whole.kept[0] - whole.states[0], rel=0.05)
 
@@ -164,7 +168,7 @@ def test_copies_of_the_model_sum_their_gradients() -> None:
     fields = {"cluster": "dgx-a100", "model": "gpt-22b", "precision": "mixed", "layers": 2}
     fields |= {"tensor": 2, "micro_batches": 2, "copy_batch": 2}
     (alone,), (four,) = (simulate(Plan(gpus=(gpus,), **fields)) for gpus in (2, 8))
-    found = prediction_split.folded(Plan(gpus=(8,), **fields))
+    found = all_stages(Plan(gpus=(8,), **fields))
     assert found.step > alone.step
     # the simulated program also copies the gradients to one tensor, and back
     assert found.step == pytest.approx(four.step, rel=0.06)

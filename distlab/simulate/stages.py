@@ -1,4 +1,4 @@
-"""Runs with tensor and pipeline parallelism, predicted from few stages, layers and micro-batches.
+"""All stages of a pipeline, predicted from few stages, layers and micro-batches.
 
 All ranks of a tensor group do the same, and so do copies of the model. Stages differ only at the
 ends. So one copy runs, with 2 and 3 stages, 1 and 2 layers per stage, and two numbers of
@@ -17,31 +17,35 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from distlab.hardware.clusters import load_cluster
-from distlab.hardware.collectives import collective_time
-from distlab.simulate.plan import Plan
-from distlab.simulate.prediction import simulate
+from ..hardware.clusters import load_cluster
+from ..hardware.collectives import collective_time
+from .plan import Plan
+from .prediction import simulate
 
 STAGES, LAYERS = (2, 3), (1, 2)  # that are run
-GROWING = np.array([1, 0, 0, 1])  # the step and what is kept, but not a stage's state
+# the step and what the first stage keeps, but neither a stage's state nor the last stage's peak
+GROWING = np.array([1, 0, 0, 1, 1, 0])
 ROUNDS, FEW = (2, 3), (1, 2)  # micro-batches per stage; with one stage nothing is filled
 GRADIENTS = 4 / 18  # of the bytes before a step in mixed precision: masters.py
-Numbers = Any  # an array: step, bytes before it on the largest and the smallest rank, kept
+# an array: step; bytes before it on the largest and the smallest rank; kept; the first and the last
+# stage's peak
+Numbers = Any
 
 
 class Found(NamedTuple):
     """Seconds of a step; bytes of weights, gradients and optimizer on the rank that has most and
-    on the one that has least; bytes of activations that the first rank keeps for backward."""
+    on the one that has least; bytes of activations that the first rank keeps for backward; the most
+    bytes of a rank."""
 
     step: float
     most: float
     least: float
     kept: float
+    memory: float
 
 
-def folded(plan: Plan) -> Found:
+def all_stages(plan: Plan) -> Found:
     """A step of the plan with all its GPUs."""
     layers = plan.spec.layers / (plan.pipeline * plan.chunks)
     ends = [_over_layers(plan, stages, layers) for stages in STAGES if stages <= plan.pipeline]
@@ -51,8 +55,9 @@ def folded(plan: Plan) -> Found:
     if plan.pipeline > STAGES[1]:
         per_stage = GROWING * (begin - ends[0][1])
         begin = begin + (plan.pipeline - STAGES[1]) * per_stage
-    step, most, least, kept = (float(value) for value in slope * _micro_batches(plan) + begin)
-    return Found(step + _reduced(plan, GRADIENTS * most), most, least, kept)
+    numbers = (float(value) for value in slope * _micro_batches(plan) + begin)
+    step, most, least, kept, *peaks = numbers
+    return Found(step + _reduced(plan, GRADIENTS * most), most, least, kept, max(peaks))
 
 
 def _micro_batches(plan: Plan) -> int:
@@ -88,7 +93,8 @@ def _run(plan: Plan, stages: int, layers: int, micro_batches: int) -> Numbers:
     )
     (answer,) = simulate(one)
     kept = max(0, answer.kept[0] - answer.states[0])
-    return np.array([answer.step, max(answer.states), min(answer.states), kept])
+    peaks = answer.peaks[0], answer.peaks[-1]
+    return np.array([answer.step, max(answer.states), min(answer.states), kept, *peaks])
 
 
 def _reduced(plan: Plan, nbytes: float) -> float:
@@ -96,14 +102,3 @@ def _reduced(plan: Plan, nbytes: float) -> float:
     copies = plan.gpus[0] // plan.model_ranks
     group = tuple(range(0, copies * plan.tensor, plan.tensor))
     return collective_time("all_reduce", nbytes, group, load_cluster(plan.cluster))
-
-
-def hardware_flops(plan: Plan) -> float:
-    """FLOPs of a step on all GPUs with full recomputation: arXiv 2104.04473, section 5.1."""
-    with torch.device("meta"):
-        model: Any = plan.spec.build()
-    vocabulary, width = model.tokens.weight.shape
-    length, layers = plan.spec.per_sample, plan.spec.layers
-    samples = plan.samples * plan.gpus[0] // plan.model_ranks
-    more = 1 + length / (6 * width) + vocabulary / (16 * layers * width)
-    return float(96 * samples * length * layers * width**2 * more)
