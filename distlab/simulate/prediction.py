@@ -219,6 +219,7 @@ def _answer(
         if e.start >= begin
     ]
     together, apart = covered([*busy, *moving]) / count, covered(moving) / count
+    samples = len(workers) * plan.samples * plan.accumulate / plan.model_ranks
     peak = cluster.gpu.peak_flops.get(plan.arithmetic, cluster.gpu.peak_flops["float32"])
     return Answer(
         gpus=gpus,
@@ -227,12 +228,7 @@ def _answer(
         exposed=max(0.0, together - compute),
         hidden=max(0.0, apart - (together - compute)),
         host=max(0.0, step - together),
-        rate=len(workers)
-        * plan.samples
-        * plan.accumulate
-        / plan.model_ranks
-        * plan.spec.per_sample
-        / step,
+        rate=samples * plan.spec.per_sample / step,
         unit=plan.spec.unit,
         efficiency=1.0,
         memory=max(results.peaks),
