@@ -57,6 +57,5 @@ The days and GPU hours of all tables include it.
 
 `--failures` gives the hours of one GPU between failures. A GPU without a row below takes the
 row with the most interruptions. `--storage` gives the GB/s that all GPUs write together. The
-default is 20 GB/s for each 256 GPUs (NVIDIA DGX SuperPOD reference architecture, storage
-performance "better"). `--restart` gives R; 600 s are assumed. All of a save counts as lost
-time. A program that saves beside compute loses less."""
+default is 20 GB/s for each 256 GPUs, which is assumed. `--restart` gives R; 600 s are assumed.
+All of a save counts as lost time. A program that saves beside compute loses less."""

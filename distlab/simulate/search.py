@@ -24,7 +24,7 @@ SLACK = 1.1  # the formula may say so much too much: the simulation decides
 TOP, EACH = 8, 2  # layouts that are simulated: in all, and of one way
 SPLIT = 1  # of them with tensor or pipeline ranks, which all run: that takes a minute
 SAVED = 12  # bytes per parameter in a checkpoint: float32 weights and AdamW's two moments
-# NVIDIA DGX SuperPOD reference architecture (H100), storage, row "better": 20 GB/s for 32 nodes
+# assumed: 20 GB/s for each 256 GPUs
 STORAGE = 20e9 / 256
 RESTART = 600.0  # assumed: to notice, to replace a node, to start and load
 
