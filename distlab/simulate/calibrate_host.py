@@ -88,8 +88,9 @@ def _sums(parameters: list[nn.Parameter]) -> None:
     joined = torch.cat(parts)
     norm = joined.clone().mul_(joined).sum()
     torch.add(norm, 1.0)
-    for p, part in zip(parameters, joined.split([p.numel() for p in parameters]), strict=True):
-        p.grad = part.view(p.shape)
+    counts = [p.numel() for p in parameters]
+    for p, own in zip(parameters, joined.split(counts), strict=True):
+        p.grad = own.view_as(p)
 
 
 def host_seconds(cluster: Path, steps: int = STEPS, starts: int = STARTS) -> dict[str, float]:
@@ -144,7 +145,8 @@ def _typical_compute(ctx: RankContext, repeats: int) -> list[float]:
     inputs, targets = torch.randn(BATCH, WIDTHS[0]), torch.zeros(BATCH, dtype=torch.int64)
 
     def step() -> Tensor:
-        loss = F.cross_entropy(model(inputs), targets)
+        out = model(inputs)
+        loss = F.cross_entropy(out, targets)
         loss.backward()
         return loss
 

@@ -98,7 +98,8 @@ def _timed(ctx: RankContext, run: Run, repeats: int) -> float:
         seconds.append(_now(ctx.device) - begun)
     slowest = torch.tensor(seconds[WARM_UP:], dtype=torch.float64, device=ctx.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return statistics.median(slowest.tolist())
+    each: list[float] = slowest.tolist()
+    return statistics.median(each)
 
 
 def _starts(ctx: RankContext) -> dict[str, Callable[[], list[Any]]]:

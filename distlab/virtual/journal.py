@@ -116,4 +116,5 @@ def _without_values(part: Part) -> Part:
 def _alike(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if isinstance(tensors, Shards):
         return Shards(_alike(tensors.wholes), tensors.ranks)
-    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
+    like = ((t.size(), t.stride(), t.dtype) for t in tensors)
+    return [torch.empty_strided(size, stride, dtype=of, device="meta") for size, stride, of in like]
