@@ -1,18 +1,18 @@
 """The ranks of a plan that do the same: one of each role runs, and stands for all of its role.
 
-Ranks lie in a grid of P stages, D copies and T places: rank = (p·D + d)·T + t, as in
-``parallel_gpt.py``. With hybrid sharding t is the place in a group of shards, and d the group. Any
-other data parallelism has one stage and one place. Two copies are alike if they do the same in
-every stage and place, and two places are alike if they do in every stage and copy. A role is
-(stage, kind of copy, kind of place). So a rank that runs finds in each of its groups, and in its
-pipeline, ranks that run for all others.
+Ranks lie in a grid of P stages, D copies and T positions: rank = (p·D + d)·T + t, as in
+``parallel_gpt.py``. With hybrid sharding t is the position in a group of shards, and d the group.
+Any other data parallelism has one stage and one position. Two copies are alike if they do the same
+in every stage and position, and two positions are alike if they do in every stage and copy. A role
+is (stage, kind of copy, kind of position). So a rank that runs finds in each of its groups, and in
+its pipeline, ranks that run for all others.
 
 "The same" is all that decides when a rank computes and communicates:
 
 - its share of the work: the elements of its shards, its words, whether it is first;
 - how many nodes its groups have, and which of its messages leave the node;
-- its place among the ranks with which it shares a network card or an uplink, and their roles: they
-  take turns there.
+- its position among the ranks with which it shares a network card or an uplink, and their roles:
+  they take turns there.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from .plan import Plan
 
 @dataclass(frozen=True)
 class Grid:
-    """The ranks as ``stages`` x ``copies`` x ``places``."""
+    """The ranks as ``stages`` x ``copies`` x ``positions``."""
 
     stages: int
     copies: int
-    places: int
+    positions: int
 
     def __len__(self) -> int:
-        return self.stages * self.copies * self.places
+        return self.stages * self.copies * self.positions
 
-    def at(self, stage: int, copy: int, place: int) -> int:
+    def at(self, stage: int, copy: int, position: int) -> int:
         """The rank at this point."""
-        return (stage * self.copies + copy) * self.places + place
+        return (stage * self.copies + copy) * self.positions + position
 
     def points(self) -> Iterator[tuple[int, int, int]]:
-        """Stage, copy and place of each rank."""
+        """Stage, copy and position of each rank."""
         for rank in range(len(self)):
-            rest, place = divmod(rank, self.places)
-            yield *divmod(rest, self.copies), place
+            rest, position = divmod(rank, self.positions)
+            yield *divmod(rest, self.copies), position
 
     def groups(self) -> Iterator[range]:
-        """The ranks that differ in their place only, in their copy only, in their stage only."""
-        width = self.copies * self.places
-        for begin in range(0, len(self), self.places):
-            yield range(begin, begin + self.places)
+        """The ranks that differ in their position only, in their copy only, in their stage only."""
+        width = self.copies * self.positions
+        for begin in range(0, len(self), self.positions):
+            yield range(begin, begin + self.positions)
         for begin in range(0, len(self), width):
-            for place in range(self.places):
-                yield range(begin + place, begin + width, self.places)
+            for position in range(self.positions):
+                yield range(begin + position, begin + width, self.positions)
         for begin in range(width):
             yield range(begin, len(self), width)
 
 
 def roles(plan: Plan, gpus: int) -> tuple[int, ...]:
-    """For each rank the one that runs in its place; empty if every rank runs.
+    """For each rank the one that runs for it; empty if every rank runs.
 
     Costs O(``gpus``) and one model without data.
     """
@@ -90,10 +90,10 @@ def roles(plan: Plan, gpus: int) -> tuple[int, ...]:
 def _roles(grid: Grid, keys: Iterable[Hashable]) -> list[int]:
     """The first rank of each rank's role, where ranks with different keys differ."""
     key = _numbered(keys)
-    stages, copies, places = (range(n) for n in (grid.stages, grid.copies, grid.places))
-    copy_of = _firsts(tuple(key[grid.at(p, d, t)] for p in stages for t in places) for d in copies)
-    place_of = _firsts(tuple(key[grid.at(p, d, t)] for p in stages for d in copies) for t in places)
-    return [grid.at(p, copy_of[d], place_of[t]) for p, d, t in grid.points()]
+    stages, copies, width = (range(n) for n in (grid.stages, grid.copies, grid.positions))
+    copy_of = _firsts(tuple(key[grid.at(p, d, t)] for p in stages for t in width) for d in copies)
+    like = _firsts(tuple(key[grid.at(p, d, t)] for p in stages for d in copies) for t in width)
+    return [grid.at(p, copy_of[d], like[t]) for p, d, t in grid.points()]
 
 
 def _numbered(keys: Iterable[Hashable]) -> list[int]:
@@ -117,7 +117,7 @@ def _crossings(grid: Grid, cluster: Cluster) -> Iterator[list[Any]]:
         for rank in group:
             nodes[rank].append(count)
     yield [tuple(counts) for counts in nodes]
-    for distance in (grid.copies * grid.places, len(grid) - grid.copies * grid.places):
+    for distance in (grid.copies * grid.positions, len(grid) - grid.copies * grid.positions):
         others = [(rank + distance) % len(grid) for rank in range(len(grid))]
         yield [cluster.node(rank) == cluster.node(other) for rank, other in enumerate(others)]
 
@@ -144,11 +144,11 @@ def _apart(grid: Grid, cluster: Cluster, found: list[int]) -> list[int]:
 
 
 def _words(plan: Plan) -> list[Hashable]:
-    """How many words each place of a tensor group has (``vocabulary_range``)."""
+    """How many words each position of a tensor group has (``vocabulary_range``)."""
     with torch.device("meta"):
         model: Any = model_spec(plan.model, layers=1).build()
-    words, places = len(model.tokens.weight), plan.tensor
-    return [words * (t + 1) // places - words * t // places for t in range(places)]
+    words, positions = len(model.tokens.weight), plan.tensor
+    return [words * (t + 1) // positions - words * t // positions for t in range(positions)]
 
 
 def _shards(plan: Plan, ranks: int) -> list[Hashable]:

@@ -35,7 +35,7 @@ class Pending(Protocol):
 
     @property
     def turn(self) -> tuple[int, ...]:
-        """Its place among the transfers that are ready at the same time, where the order in which
+        """Its position among transfers that are ready at the same time, where the order in which
         the ranks ran must not decide."""
 
     @property
