@@ -113,9 +113,10 @@ def lost(job: Job, run: Operation) -> str:
     seen = observed(job.machine.gpu.name)
     usual = f" ({seen.system}, {seen.gpu}: {seen.source})" if run.hours == seen.hours else ""
     return (
-        f"one GPU fails every {run.hours:,.0f} h{usual}, the job every {between / 3600:,.1f} h; a "
-        f"checkpoint takes {saving:,.0f} s, every {run.interval(job) / 60:,.0f} minutes (Daly; "
-        f"Young: {young(saving, between) / 60:,.0f}); a restart takes {run.restart:,.0f} s"
+        f"one GPU fails every {run.hours:,.0f} h{usual}. The job fails every "
+        f"{between / 3600:,.1f} h. A checkpoint takes {saving:,.0f} s, and is due every "
+        f"{run.interval(job) / 60:,.0f} minutes (Daly; Young: "
+        f"{young(saving, between) / 60:,.0f}). A restart takes {run.restart:,.0f} s"
     )
 
 

@@ -245,7 +245,7 @@ def test_command_shows_table_and_writes_files(tmp_path: Path, capsys) -> None:
     arguments += ["--top", "2", "--price", "3", "--json", str(data), "--out", str(tmp_path)]
     assert main(["plan", *arguments]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    told = ("1e9 tokens", "on 8 GPUs of", "GPU hours", "left/GPU", "±", "the job every")
+    told = ("1e9 tokens", "on 8 GPUs of", "GPU hours", "left/GPU", "±", "The job fails every")
     for words in (*told, "not modelled"):
         assert words in said
     entries = json.loads(data.read_text())["rows"]
