@@ -221,7 +221,7 @@ MUTANTS = [
         "            every[dist.get_rank(self.group)] = own\n"
         "            received = torch.stack(every).mean(0)\n",
         BITS,
-        "wrong",
+        ("wrong", "rounding"),  # by the numbers that are drawn
     ),
     wrong(
         "one-scale",
