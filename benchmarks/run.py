@@ -58,6 +58,7 @@ TABLES = (
     "virtual",
     "scale",
     "validation",
+    "curves",
     "published",
 )
 
