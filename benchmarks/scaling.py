@@ -173,7 +173,11 @@ def main() -> None:
     until = time.time() + 60 * options.minutes
     for model in options.model:
         record(model, options.gpus, until)
-    print(scaling_page.write({m: load(m) for m in CLUSTERS}, {row.name: row.strategy for row in ROWS}, COUNTS))
+    print(
+        scaling_page.write(
+            {m: load(m) for m in CLUSTERS}, {row.name: row.strategy for row in ROWS}, COUNTS
+        )
+    )
 
 
 if __name__ == "__main__":

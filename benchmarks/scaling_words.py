@@ -10,10 +10,20 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .scaling_choice import Cell, Cells
+from .scaling_choice import SIMULATED, Cell, Cells
 
 H100, A100 = "dgx-h100", "p4d-a100"
 WIDTH = 100
+OWN = ("DDP, own ring", "DDP, own tree", "DDP, own halving-doubling", "DDP, own hierarchical")
+RING, TREE, HALVING, HIERARCHICAL = OWN
+PLAIN, DDP, ZERO1, ZERO2 = "all-reduce, nothing hidden", "DDP in buckets", "ZeRO-1", "ZeRO-2"
+FSDP, HYBRID, LOCAL = "FSDP with prefetch", "hybrid FSDP", "local SGD, 8 steps"
+SERVER, SERVERS, FREE = (
+    "parameter server, 1",
+    "parameter servers, 1 in 4",
+    "asynchronous, servers 1 in 4",
+)
+CANDIDATES = tuple(SIMULATED.values())  # of exercise 3.21
 
 
 @dataclass(frozen=True)
@@ -76,14 +86,25 @@ def share(value: float, digits: int = 0) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
-def told(paragraphs: Iterable[Paragraph]) -> str:
-    """The paragraphs as Markdown. Raises ValueError for a sentence that the cells do not bear out."""
+def told(paragraphs: Iterable[Paragraph], listed: bool = False) -> str:
+    """The paragraphs as Markdown, or as a list of them.
+
+    Raises ValueError for a sentence that the cells do not bear out.
+    """
     texts = []
+    first, rest = ("- ", "  ") if listed else ("", "")
     for paragraph in paragraphs:
         sentences = [*paragraph]
         if wrong := [said.text for said in sentences if not said.holds]:
             raise ValueError(f"the cells do not say: {' '.join(wrong)}")
-        whole = " ".join(said.text for said in sentences)
-        texts.append(textwrap.fill(whole, WIDTH, break_on_hyphens=False, break_long_words=False))
-    return "\n\n".join(texts)
-
+        texts.append(
+            textwrap.fill(
+                " ".join(said.text for said in sentences),
+                WIDTH,
+                initial_indent=first,
+                subsequent_indent=rest,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+        )
+    return ("\n" if listed else "\n\n").join(texts)
