@@ -95,6 +95,10 @@ def _gpt_1b_others(f: Facts) -> Iterator[Paragraph]:
             0 < f.ahead(LOCAL, DDP, 16) < 0.03,
         ),
     )
+    yield from _gpt_1b_messages(f)
+
+
+def _gpt_1b_messages(f: Facts) -> Iterator[Paragraph]:
     yield (
         Said(
             "Of the all-reduces that are written from messages, only the hierarchical one stays "

@@ -19,7 +19,7 @@ solution (`distlab simulate`). It runs on virtual GPUs whose clock is a model of
 A cell comes out the same on every machine, and [`docs/scaling/`](scaling) keeps each cell with all
 its numbers. Settings are the defaults of `distlab simulate`. Compute takes the times of kernels
 that were measured on an H100. An A100 takes the H100's shares of its own peaks, with loads of its
-own. The links have closed forms, because nobody published curves of these two clusters
+own. The links have closed forms, because no measured curve of these two clusters is known
 ([validation.md](validation.md) says more). The batch grows with the GPUs, so the ideal is a row
 that stays as it is.
 
@@ -42,13 +42,14 @@ that stays as it is.
   (exercise 3.23), with 4 steps per worker.
 - *How sure?* The column *error* holds for the whole row. Predictions of published runs were at most
   so far off, in 9 of 10 runs. A line below each table says which runs these are. *Unknown*: no
-  published run is near enough. Most of an error is common to all rows, because all rows have the
-  same kernels. Nobody knows which part. So do not rely on small differences between rows.
-- *The optimizer* has the measured times of torch's default, `foreach`. A fused one (`--fused
-  optimizer`) takes 0.4 times as long. The texts below say what that changes.
+  published run is near enough. A part of an error is common to all rows, because all rows have the
+  same kernels. Nobody knows how large that part is. So do not rely on small differences between
+  rows. In the pictures a band around *DDP in buckets* shows its error.
+- *The optimizer* has the measured times of torch's default, `foreach`. A fused AdamW takes 0.4 times
+  as long (`--fused optimizer`). The texts below say what that changes.
 - † marks a strategy that does not fit into the memory of one GPU. – marks a cell that was not run.
-  Rows of messages end at 32 GPUs, because every rank runs there, and Python executes each of their
-  messages.
+  Rows of messages and of `p4d-a100` end at 16 GPUs. With messages every rank runs, and Python
+  executes each of them. Where two GPUs share a card, many ranks run.
 """
 CHOICE = """## Does exercise 3.21 choose what is fastest?
 

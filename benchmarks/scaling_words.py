@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .scaling_choice import SIMULATED, Cell, Cells
 
 H100, A100 = "dgx-h100", "p4d-a100"
-WIDTH = 100
+WIDTH, NO_BREAK = 100, "\u00a0"
 OWN = ("DDP, own ring", "DDP, own tree", "DDP, own halving-doubling", "DDP, own hierarchical")
 RING, TREE, HALVING, HIERARCHICAL = OWN
 PLAIN, DDP, ZERO1, ZERO2 = "all-reduce, nothing hidden", "DDP in buckets", "ZeRO-1", "ZeRO-2"
@@ -97,9 +97,10 @@ def told(paragraphs: Iterable[Paragraph], listed: bool = False) -> str:
         sentences = [*paragraph]
         if wrong := [said.text for said in sentences if not said.holds]:
             raise ValueError(f"the cells do not say: {' '.join(wrong)}")
+        whole = " ".join(said.text for said in sentences)
         texts.append(
             textwrap.fill(
-                " ".join(said.text for said in sentences),
+                whole.replace(" %", f"{NO_BREAK}%"),
                 WIDTH,
                 initial_indent=first,
                 subsequent_indent=rest,
@@ -107,4 +108,4 @@ def told(paragraphs: Iterable[Paragraph], listed: bool = False) -> str:
                 break_long_words=False,
             )
         )
-    return ("\n" if listed else "\n\n").join(texts)
+    return ("\n" if listed else "\n\n").join(texts).replace(NO_BREAK, " ")

@@ -159,6 +159,12 @@ def test_a_parameter_of_gpt_7b_is_counted_once() -> None:
     assert sum(p.numel() for p in model.parameters()) == scaling_gpts.PARAMETERS
 
 
+def test_a_fused_adamw_is_as_fast_as_the_page_says() -> None:
+    facts = scaling_words.Facts(cells_of("gpt-1b"))
+    part = facts.updating("DDP, fused AdamW", 16) / facts.updating("DDP in buckets", 16)
+    assert f"A fused AdamW takes {part:.1f} times" in scaling_page.INTRODUCTION
+
+
 def test_guideline_ranks_with_and_without_the_optimizer() -> None:
     text = (root() / "phase3_multi_node" / "guidelines.md").read_text(encoding="utf-8")
     facts = scaling_words.Facts(cells_of("gpt-1b"))
