@@ -192,7 +192,7 @@ def _gpt_7b_others(f: Facts) -> Iterator[Paragraph]:
             "The eight cards of a node carry a ring through all GPUs as fast as NVLink carries a "
             "ring inside the node."
         ),
-        Said("So hybrid FSDP saves no bytes' time there."),
+        Said("So hybrid FSDP saves no time there."),
         Said(
             "It also loses some, because transfers inside a node and between nodes wait for each "
             "other at a GPU's port."
@@ -209,12 +209,14 @@ def _gpt_7b_others(f: Facts) -> Iterator[Paragraph]:
             min(f.waits(ZERO1, 256), f.waits(ZERO2, 256)) > 4 * f.waits(FSDP, 256),
         ),
     )
-    rings = ", ".join(f"{share(f.ahead(PLAIN, own, 16))}" for own in (RING, TREE, HALVING))
+    ring, tree, halving, best = (
+        share(f.ahead(PLAIN, own, 16)) for own in (RING, TREE, HALVING, HIERARCHICAL)
+    )
     yield (
         Said(
             "With an all-reduce that is written from messages, the step on 16 GPUs takes longer "
-            f"than with the backend's: {rings} with a ring, a tree and halving-doubling, and "
-            f"{share(f.ahead(PLAIN, HIERARCHICAL, 16))} with the hierarchical one.",
+            f"than with the backend's: by {best} if it is hierarchical, by {halving} with "
+            f"halving-doubling, by {ring} with a ring, and by {tree} with a tree.",
             f.fastest(OWN, 16) == HIERARCHICAL,
         ),
         Said(

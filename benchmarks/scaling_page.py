@@ -45,8 +45,8 @@ that stays as it is.
   published run is near enough. A part of an error is common to all rows, because all rows have the
   same kernels. Nobody knows how large that part is. So do not rely on small differences between
   rows. In the pictures a band around *DDP in buckets* shows its error.
-- *The optimizer* has the measured times of torch's default, `foreach`. A fused AdamW takes 0.4 times
-  as long (`--fused optimizer`). The texts below say what that changes.
+- *The optimizer* has the measured times of torch's default, `foreach`. A fused AdamW takes 0.4
+  times as long (`--fused optimizer`). The texts below say what that changes.
 - † marks a strategy that does not fit into the memory of one GPU. – marks a cell that was not run.
   Rows of messages and of `p4d-a100` end at 16 GPUs. With messages every rank runs, and Python
   executes each of them. Where two GPUs share a card, many ranks run.

@@ -109,6 +109,9 @@ def test_choice_of_exercise_3_21_fits_and_is_fastest_where_memory_is_short() -> 
         for gpus in counts:
             chosen = scaling_choice.choice_of(profile, cluster, gpus, budget)
             assert chosen == scaling_choice.fastest_of(cells, CLUSTER, gpus, budget)[0][0], gpus
+    slow = load_cluster("p4d-a100")
+    images = scaling_choice.profile_of("resnet50")
+    assert scaling_choice.choice_of(images, slow, 16, slow.gpu.memory) == "hybrid"
     for budget in (80e9, 40e9):
         chosen = scaling_choice.choice_of(profile, cluster, 16, budget)
         assert chosen in dict(scaling_choice.fastest_of(cells, CLUSTER, 16, budget))
