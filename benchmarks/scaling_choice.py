@@ -82,7 +82,7 @@ def choices(cells: Cells, model: str, counts: tuple[int, ...]) -> Iterator[list[
         cluster = load_cluster(name)
         memory = cluster.gpu.memory
         for budget in (b for b in BUDGETS[model] if b <= memory or b == max(BUDGETS[model])):
-            for gpus in counts[1:]:
+            for gpus in (g for g in counts[1:] if (name, SIMULATED["ddp"], g) in cells):
                 chosen = choice_of(known, cluster, gpus, min(budget, memory))
                 fitting = fastest_of(cells, name, gpus, min(budget, memory))
                 of = dict(fitting)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from distlab.simulate.published import Likely, kind_of, likely
 
 from .scaling_choice import Cell, Cells, choices, merged
 from .scaling_picture import draw
+from .scaling_seen import after, seen
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "scaling"
 INTRODUCTION = """# 1 to 256 GPUs, strategy by strategy
 
 Written by `python -m benchmarks.scaling`. Every cell is a training step of the course's own
 solution (`distlab simulate`). It runs on virtual GPUs whose clock is a model of compute and links.
-Nothing here was measured on hardware. A cell comes out the same on every machine, and
-[`docs/scaling/`](scaling) keeps each cell with all its numbers. Settings are the defaults of
-`distlab simulate --roofline`: every kernel reaches the rates of the cluster's file. Without
-`--roofline` an H100 has the times of measured kernels, and steps are longer. The batch grows with
-the GPUs, so the ideal is a row that stays as it is.
+A cell comes out the same on every machine, and [`docs/scaling/`](scaling) keeps each cell with all
+its numbers. Settings are the defaults of `distlab simulate`. Compute takes the times of kernels
+that were measured on an H100. An A100 takes the H100's shares of its own peaks, with loads of its
+own. The links have closed forms, because no measured curve of these two clusters is known
+([validation.md](validation.md) says more). The batch grows with the GPUs, so the ideal is a row
+that stays as it is.
 
 | model | parameters | dtype | per GPU | optimizer |
 | --- | --- | --- | --- | --- |
@@ -36,91 +40,16 @@ the GPUs, so the ideal is a row that stays as it is.
 - *parameter servers*: servers do not train, but they are GPUs, too. The throughput of a GPU is the
   throughput of all workers, divided by the number of all GPUs. *asynchronous* runs without rounds
   (exercise 3.23), with 4 steps per worker.
-- *How sure?* A cell has no error bar of its own. [A table](../benchmarks/README.md) compares with
-  published measurements. Throughput and efficiency come out 1 to 44 % too high, and the time that
-  overlap saves comes out 68 % too low. The 44 % are FSDP's, on 8 H100. Nobody knows how much of an
-  error is common to all rows. So do not rely on small differences between rows. For a number to
-  plan with, take measured kernels: [validation.md](validation.md) shows their errors.
-- *The optimizer takes too long*. On meta tensors torch steps parameter by parameter. On CUDA
-  `foreach` is the default (`torch/utils/_foreach_utils.py`, 2.15), and a fused AdamW reads and
-  writes 14 bytes per bfloat16 parameter. Here AdamW moves about 50 bytes. The texts below say what
-  that changes.
-- † marks a strategy that does not fit into the memory of one GPU. – marks a cell that was not run,
-  because every rank would have to run there, and Python executes each of their messages.
-"""
-SEEN = {
-    "resnet50": """
-Everything fits, and 102 MB of gradients are little. Up to 64 GPUs every strategy that hides its
-messages stays within a few percent of one GPU.
-
-FSDP is ahead mostly because of the model of time. FSDP's optimizer steps 17 flat tensors, and DDP's
-steps 161 small ones. Each tensor takes several kernels of at least 5 µs. On one GPU nothing is
-shared, and this difference already makes 2.6 of the 2.8 ms between the two. With `foreach`, DDP's
-step on one GPU takes 21.8 instead of 24.1 ms, and FSDP's takes 21.3 instead of 21.5 ms.
-
-With 128 and more GPUs FSDP falls off. A gather or reduce-scatter goes round all GPUs step by step,
-and each of 17 small units pays that latency three times. Hybrid FSDP goes round 8 GPUs and stays
-level on `dgx-h100`. On `ethernet-v100` the 8 GPUs of a node share one card. Their all-reduces
-between the nodes take turns there, and with 256 GPUs each GPU is 8 % slower than with 8.
-
-Between nodes the own all-reduces differ. The hierarchical one sends 1/8 of the bytes over each
-network card, and wins from 16 GPUs on. It wins most on `ethernet-v100`, where 8 GPUs share one
-card, and where halving-doubling sends nearly all bytes through that card.
-
-One parameter server is at its limit with 8 GPUs. Twice as many workers then give hardly more
-images, because all values pass its one port. More servers move that limit. Without rounds no worker
-waits for the slowest one.
-""",
-    "gpt-1b": """
-There are 2.6 GB of gradients. DDP in buckets hides nearly all of their communication. If a step
-waits for it instead, that costs 9 %. FSDP is fastest from 2 GPUs on *and* needs least memory. Its
-gathers are hidden as well, and the ranks share the work of AdamW, which takes a fifth of DDP's step
-here. Without the optimizer's time FSDP and DDP differ by 1 % on 16 GPUs.
-
-Inside a node ZeRO-1 and ZeRO-2 win by the same shorter update. But they gather the new parameters
-when no compute is left that could hide it. From 16 GPUs on they lose because of their buckets.
-These rows have buckets of 25 MiB, and each bucket pays the latency of a ring of all GPUs. With
-buckets of 250 MiB a ZeRO-1 step on 64 GPUs takes 131 instead of 175 ms, and DDP's step takes 147
-ms.
-
-Of the all-reduces that are written from messages, only the hierarchical one stays close to the
-backend's between nodes. A ring in the order of the ranks leaves a node through one of its eight
-cards. A parameter server's memory includes the memory that it uses on the host.
-""",
-    "gpt-7b": """
-With one sequence per GPU there is little compute that could hide messages, and memory decides. DDP
-takes 62 of 80 GB, but only because everything is bfloat16 here, AdamW's moments too: 8 bytes per
-parameter. Exercise 3.17 says why one does not train like that. Float32 weights and moments beside
-16-bit copies take 16 bytes per parameter. That is 107 GB, and DDP does not fit. Phase 1's trainer
-joins the gradients and takes all of the 80 GB. FSDP takes 13 GB on 16 GPUs and 11 GB on 64 GPUs.
-
-Up to 64 GPUs FSDP is also 1.3 to 1.8 times as fast in the table. Most of that is the optimizer. On
-16 GPUs AdamW takes 105 ms of DDP's step of 246 ms, and 6 ms of FSDP's step. A fused AdamW with 14
-bytes per parameter would take 31 and 2 ms. Then FSDP is 1.2 times as fast instead of 1.7 times.
-
-Up to 128 GPUs hybrid FSDP is behind full FSDP. The eight cards of a node carry a ring through all
-GPUs as fast as NVLink carries a ring inside the node. So hybrid FSDP saves no time there. It also
-loses some, because transfers inside a node and between nodes wait for each other at a GPU's port.
-In this model a port does one transfer at a time, while a real GPU may overlap them. With 256 GPUs
-the latency of a ring through all GPUs costs more, and hybrid FSDP is 1.2 times as fast.
-""",
-}
-AFTER = """
-If few strategies fit, 3.21 chooses the fastest one, but for GPT-7B on 256 GPUs. If several fit,
-its choice is right about bytes, and bytes are not time:
-
-- *Hiding.* The estimate assumes that nothing is hidden. FSDP sends half as many bytes again as DDP,
-  but before they are needed. ZeRO-1 and ZeRO-2 gather the new parameters when no compute is left
-  beside it.
-- *The optimizer.* The estimate leaves it out. Sharding divides its time by W. With the simulator's
-  AdamW that saves the GPTs more time than the wire takes. With a fused AdamW it saves less than a
-  third of that.
-- *Latency.* The estimate leaves it out as well. For ZeRO-2 on 256 GPUs latency is most of the step.
-  For FSDP with GPT-7B on 256 GPUs it is so long that hybrid FSDP is faster.
-
-So ask 3.21's table which strategies fit and how many bytes they send. Ask a simulation which one is
-fastest. With slow links, several backward passes or little memory the two agree. Offload is not
-simulated.
+- *How sure?* The column *error* holds for the whole row. Predictions of published runs were at most
+  so far off, in 9 of 10 runs. A line below each table says which runs these are. *Unknown*: no
+  published run is near enough. A part of an error is common to all rows, because all rows have the
+  same kernels. Nobody knows how large that part is. So do not rely on small differences between
+  rows. In the pictures a band around *DDP in buckets* shows its error.
+- *The optimizer* has the measured times of torch's default, `foreach`. A fused AdamW takes 0.4
+  times as long (`--fused optimizer`). The texts below say what that changes.
+- † marks a strategy that does not fit into the memory of one GPU. – marks a cell that was not run.
+  Rows of messages and of `p4d-a100` end at 16 GPUs. With messages every rank runs, and Python
+  executes each of them. Where two GPUs share a card, many ranks run.
 """
 CHOICE = """## Does exercise 3.21 choose what is fastest?
 
@@ -129,8 +58,7 @@ takes the one with the fewest *seconds on the wire*. The table compares its choi
 simulated strategy that fits. The candidates are DDP in buckets, ZeRO-1, ZeRO-2, FSDP and, on
 several nodes, hybrid FSDP. A memory smaller than the GPU's stands for a smaller GPU of the same
 speed. The last column says how much longer a step takes with 3.21's choice. If a row joins several
-numbers of
-GPUs, it says so for the fewest and for the most."""
+numbers of GPUs, it says so for the fewest and for the most."""
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -142,7 +70,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def rows_of(
     cells: Cells,
     cluster: str,
-    names: list[str],
+    names: Iterable[str],
     counts: tuple[int, ...],
     show: Callable[[Cell], str],
 ) -> list[list[str]]:
@@ -153,6 +81,26 @@ def rows_of(
         if any(row):
             found.append([name, *("–" if cell is None else show(cell) for cell in row)])
     return found
+
+
+def sure(model: str, cluster: str, strategy: str) -> Likely:
+    """The error of a strategy's predictions on several GPUs."""
+    return likely(kind_of(cluster, model, strategy, gpus=2))
+
+
+def percent(error: Likely) -> str:
+    """The error as a cell."""
+    return "unknown" if error.share is None else f"±{error.share:.0%}"
+
+
+def sure_line(model: str, cluster: str) -> str:
+    """Which published runs the errors of a table are from."""
+    told = []
+    for rows, strategy in {"ZeRO and FSDP": "fsdp", "all other rows": "ddp"}.items():
+        error = sure(model, cluster, strategy)
+        share = "" if error.share is None else f"{percent(error)}, "
+        told.append(f"Error of {rows}: {share}{error.words}.")
+    return " ".join(told)
 
 
 def rate_of(cell: Cell) -> str:
@@ -175,33 +123,50 @@ def by_numbers(raw: dict[str, Cell]) -> Cells:
     return found
 
 
-def write(recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[int, ...]) -> Path:
+def write(
+    recorded: dict[str, dict[str, Cell]], strategies: dict[str, str], counts: tuple[int, ...]
+) -> Path:
     """The page and its pictures; ``recorded``: by model, then by key."""
     for model, raw in recorded.items():
         path, title = FOLDER / f"{model}.png", f"{model}: one step on virtual GPUs"
-        draw(by_numbers(raw), counts, path, title)
+        cells = by_numbers(raw)
+        errors = {cluster: sure(model, cluster, "bucketed").share for cluster, _, _ in cells}
+        draw(cells, counts, path, title, errors)
     page = FOLDER.parent / "scaling.md"
-    page.write_text(page_of(recorded, names, counts), encoding="utf-8")
+    page.write_text(page_of(recorded, strategies, counts), encoding="utf-8")
     return page
 
 
-def page_of(recorded: dict[str, dict[str, Cell]], names: list[str], counts: tuple[int, ...]) -> str:
-    """The text of the page."""
+def page_of(
+    recorded: dict[str, dict[str, Cell]], strategies: dict[str, str], counts: tuple[int, ...]
+) -> str:
+    """The text of the page; ``strategies``: by the name of the row."""
     parts = [INTRODUCTION.strip()]
     chosen: list[list[str]] = []
-    for model, raw in recorded.items():
-        cells = by_numbers(raw)
-        unit = next(iter(cells.values()))["unit"]
-        parts += [f"## {model}", SEEN[model].strip()]
+    every = {model: by_numbers(raw) for model, raw in recorded.items()}
+    for model, cells in every.items():
+        parts += [f"## {model}", seen(model, cells)]
         parts += [f"![{model}: throughput and memory](scaling/{model}.png)"]
-        heads = ["GPUs", *map(str, counts)]
-        for cluster in dict.fromkeys(cluster for cluster, _, _ in cells):
-            rates = rows_of(cells, cluster, names, counts, rate_of)
-            rest = rows_of(cells, cluster, names, counts, rest_of)
-            waits = "GB of memory per GPU · share of the step that waits for communication"
-            parts += [f"**{cluster}: {unit} per second and GPU**", table(heads, rates)]
-            parts += [f"**{cluster}: {waits}**", table(heads, rest)]
+        parts += tables_of(model, cells, strategies, counts)
         chosen += [[model, *row] for row in choices(cells, model, counts)]
     heads = ["model", "cluster", "memory", "GPUs", "3.21 chooses", "fastest", "difference"]
-    parts += [CHOICE.strip(), table(heads, merged(chosen)), AFTER.strip()]
+    parts += [CHOICE.strip(), table(heads, merged(chosen)), after(every)]
     return "\n\n".join(parts) + "\n"
+
+
+def tables_of(
+    model: str, cells: Cells, strategies: dict[str, str], counts: tuple[int, ...]
+) -> Iterator[str]:
+    """Throughput, then memory and waiting, on each cluster."""
+    unit = next(iter(cells.values()))["unit"]
+    heads = ["GPUs", *map(str, counts)]
+    for cluster in dict.fromkeys(cluster for cluster, _, _ in cells):
+        rates = rows_of(cells, cluster, strategies, counts, rate_of)
+        rates = [[*row, percent(sure(model, cluster, strategies[row[0]]))] for row in rates]
+        rest = rows_of(cells, cluster, strategies, counts, rest_of)
+        waits = "GB of memory per GPU · share of the step that waits for communication"
+        yield f"**{cluster}: {unit} per second and GPU**"
+        yield table([*heads, "error"], rates)
+        yield sure_line(model, cluster)
+        yield f"**{cluster}: {waits}**"
+        yield table(heads, rest)

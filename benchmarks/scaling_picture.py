@@ -1,13 +1,17 @@
 """The picture of a model's recorded cells: a column for each family of strategies.
 
 A row of panels for the throughput on each cluster, and one for the memory, which is the same on
-all clusters. ``REFERENCE`` is drawn in grey in every panel, so that families can be compared.
+all clusters. ``REFERENCE`` is drawn in grey in every panel, so that families can be compared, and
+around it what the error of its prediction leaves open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from distlab.hardware.clusters import load_cluster
 
@@ -41,11 +45,20 @@ STYLES = (
     ("#000000", "D", ":"),
 )
 GREY: dict[str, Any] = {"color": "#B0B0B0", "lw": 4, "solid_capstyle": "round", "zorder": 1}
-GIGABYTES = (1, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240, 320)
+GIGABYTES = (1, 2, 2.8, 2.9, 3, 3.1, 3.5, 4, 5, 6, 8, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240)
 
 
-def draw(cells: Cells, counts: tuple[int, ...], path: Path, title: str) -> None:
-    """Throughput per GPU and memory per GPU over the number of GPUs."""
+def draw(
+    cells: Cells,
+    counts: tuple[int, ...],
+    path: Path,
+    title: str,
+    errors: Mapping[str, float | None],
+) -> None:
+    """Throughput per GPU and memory per GPU over the number of GPUs.
+
+    ``errors``: of the reference on each cluster, None where it is unknown.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -57,13 +70,17 @@ def draw(cells: Cells, counts: tuple[int, ...], path: Path, title: str) -> None:
         rows, len(FAMILIES), figsize=(13, 1.6 + 2.5 * rows), layout="constrained", sharey="row",
         sharex=True, squeeze=False,
     )  # fmt: skip
-    figure.suptitle(f"{title} (grey: {REFERENCE})", weight="bold")
+    known = any(error is not None for error in errors.values())
+    grey = f"grey: {REFERENCE}" + (", and the error of its prediction" if known else "")
+    figure.suptitle(f"{title} ({grey})", weight="bold")
     unit = next(iter(cells.values()))["unit"]
     measures = [(c, f"{c}:\n{unit} per second and GPU", _rate) for c in clusters]
     measures.append((clusters[0], "GB of memory per GPU", _gigabytes))
     for line, (cluster, label, value) in zip(grid, measures, strict=True):
         for axes, names in zip(line, FAMILIES.values(), strict=True):
             _panel(axes, names, cells, cluster, value)
+            if value is _rate and (error := errors[cluster]) is not None:
+                _band(axes, error)
         line[0].set_ylabel(label)
     for axes in grid[:-1, 0]:
         axes.set_ylim(bottom=0)
@@ -93,6 +110,12 @@ def _panel(axes: Axes, names: tuple[str, ...], cells: Cells, cluster: str, value
         style = {"color": colour, "marker": marker, "ls": line, "ms": 5, "lw": 1.4}
         axes.plot(*points(name), label=name.removeprefix("DDP, "), **style)
     axes.grid(alpha=0.3)
+
+
+def _band(axes: Axes, error: float) -> None:
+    """Where the reference may really be: an error is predicted over measured, less 1."""
+    gpus, rates = (np.asarray(numbers) for numbers in axes.lines[0].get_data())
+    axes.fill_between(gpus, rates / (1 + error), rates / (1 - error), color="#E8E8E8", zorder=0)
 
 
 def _memory_axis(axes: Axes, capacity: float) -> None:

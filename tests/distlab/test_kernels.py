@@ -132,9 +132,7 @@ def test_only_ranks_that_meet_in_every_layer_slow_each_other_down() -> None:
     fields = {"cluster": "dgx-h100", "model": "gpt-1b", "layers": 2, "tensor": 8}
     one, four = simulate(Plan(gpus=(8, 32), **fields))
     assert four.parts["product"] == pytest.approx(one.parts["product"])
-    alone, many = simulate(
-        Plan(gpus=(8, 32), model="gpt-1b", layers=2, strategy="fsdp")
-    )
+    alone, many = simulate(Plan(gpus=(8, 32), model="gpt-1b", layers=2, strategy="fsdp"))
     assert many.parts["product"] / alone.parts["product"] == pytest.approx(H100.growing(4))
 
 

@@ -24,7 +24,8 @@ def test_a_panel_shows_its_family_and_the_reference(
     model, drawn = "gpt-7b", []
     monkeypatch.setattr(plt, "close", drawn.append)
     cells = by_numbers(scaling.load(model))
-    scaling_picture.draw(cells, scaling.COUNTS, tmp_path / "it.png", "a title")
+    errors = dict.fromkeys(scaling.CLUSTERS[model], 0.09)
+    scaling_picture.draw(cells, scaling.COUNTS, tmp_path / "it.png", "a title", errors)
     (figure,) = drawn
     rows = 1 + len(scaling.CLUSTERS[model])
     panels = figure.axes
