@@ -99,9 +99,12 @@ def terms_of_pattern(pattern: str, setting: Setting) -> tuple[float, ...]:
 
 
 def terms_of_step(setting: Setting) -> tuple[float, ...]:
-    """Seconds that a step always takes, those per tensor, and those per number of the model: it
-    computes and sends in proportion to them."""
-    return 1.0, float(setting.tensors), float(setting.numbers)
+    """Seconds that a step always takes, those per tensor, and those per number of the model, which
+    is computed with. Of collectives: seconds per rank of a ring, per round of a tree, and per
+    number that a rank sends."""
+    others, rounds = setting.ranks - 1, (setting.ranks - 1).bit_length()
+    sent = others / setting.ranks * setting.numbers
+    return 1.0, setting.tensors, setting.numbers, others, rounds, sent
 
 
 @dataclass(frozen=True)

@@ -136,12 +136,13 @@ def table() -> Table:
         [row(each, cores) for each in found],
         "The exponent is the slope of time on logarithmic axes: 1 means that twice as much takes "
         "twice as long. Brackets have the least and the most of single starts. The formula of an "
-        "all-reduce is messages times α plus bytes times β of its critical path. That of a step is "
-        "a constant, plus a time per tensor, plus a time per number. Their constants are fitted to "
-        'the curve. "Formula\'s error" is the median of its errors. Bytes are those of the rank '
-        "that sends most, and the last column is their largest deviation from the formula. With "
-        "more ranks than cores, ranks wait for processors, which no formula here has. Virtual "
-        "ranks have one GPU and one card per node, and their time is that of the links alone.\n\n"
+        "all-reduce is messages times α plus bytes times β of its critical path. That of a step "
+        "adds times per tensor, per number, per rank of a ring, per round of a tree, and per "
+        'number sent. Their constants are fitted to the curve. "Formula\'s error" is the median '
+        "of its errors. Bytes are those of the rank that sends most, and the last column is their "
+        "largest deviation from the formula. With more ranks than cores, ranks wait for "
+        "processors, which no formula here has. Virtual ranks have one GPU and one card per node, "
+        "and their time is that of the links alone.\n\n"
         f"![time and bytes over ranks, bytes and models]({PICTURE.name})",
     )
 
