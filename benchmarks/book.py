@@ -110,6 +110,15 @@ def measure(table: Paired, module: str, run: str, most: int, say: Callable[[str]
     return book
 
 
+def measured_apart(table: Paired, case: Case, source: str, most: int) -> Book:
+    """A case alone, in a book that belongs to no run and is not saved."""
+    found = new_book(table)
+    found.cases[case.name] = {"sources": source, "starts": []}
+    for _ in more_starts(found, table, case, most):
+        pass
+    return found
+
+
 def more_starts(book: Book, table: Paired, case: Case, most: int) -> Iterator[None]:
     """Add starts of a case to the book until its ratios are told: ``most`` that count, or twice
     as many on a machine that others disturb."""

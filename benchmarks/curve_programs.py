@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from distlab.hardware.clusters import Cluster, load_cluster
-from distlab.ranks import RankContext
 from solutions.phase3_multi_node.allreduce_choice import critical_path
 from solutions.phase3_multi_node.ddp import DDP
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
@@ -48,13 +47,13 @@ class Setting:
         return self.tensors * self.width**2
 
 
-def all_reduce(pattern: str, setting: Setting, ctx: RankContext) -> Callable[[], object]:
+def all_reduce(pattern: str, setting: Setting) -> Callable[[], object]:
     """One all-reduce."""
     tensor = torch.ones(setting.nbytes // ITEM)
     return partial(PATTERNS[pattern], tensor)
 
 
-def step(strategy: str, setting: Setting, ctx: RankContext) -> Callable[[], object]:
+def step(strategy: str, setting: Setting) -> Callable[[], object]:
     """One training step of a model of square layers."""
     torch.manual_seed(0)
     layers = [nn.Linear(setting.width, setting.width, bias=False) for _ in range(setting.tensors)]
@@ -118,7 +117,7 @@ class Curve:
     what: str
     over: str
     points: tuple[Setting, ...]
-    make: Callable[[Setting, RankContext], Callable[[], object]]
+    make: Callable[[Setting], Callable[[], object]]
     sent: Callable[[Setting], float]
     terms: Callable[[Setting], tuple[float, ...]]
     warm: bool = False  # the first call makes what later ones use

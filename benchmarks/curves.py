@@ -39,7 +39,7 @@ def seconds(curve: Curve, setting: Setting) -> float:
     """The median of some rounds in one start of the ranks; of each round the slowest rank."""
 
     def body(ctx: RankContext) -> list[float]:
-        once, taken = curve.make(setting, ctx), []
+        once, taken = curve.make(setting), []
         once()
         for _ in range(ROUNDS):
             dist.barrier()
@@ -56,7 +56,7 @@ def counted(curve: Curve, setting: Setting) -> tuple[int, float]:
     """The bytes of the rank that sends most, as events tell, and the time of the slowest rank."""
 
     def body(ctx: RankContext) -> float:
-        once = curve.make(setting, ctx)
+        once = curve.make(setting)
         if curve.warm:
             once()
         begun = now(ctx.device)
@@ -98,9 +98,9 @@ def read() -> dict[str, Any]:
 
 def measured() -> list[Measured]:
     """All curves whose points the file has."""
-    found = []
+    found, kept = [], read().get("curves", {})
     for curve in curves():
-        points = read().get("curves", {}).get(curve.name, {})
+        points = kept.get(curve.name, {})
         x = tuple(getattr(setting, curve.over) for setting in curve.points)
         if not all(points.get(str(each), {}).get("seconds") for each in x):
             continue

@@ -28,7 +28,7 @@ PARAMETERS = 6_658_596_864  # of GPT-7B
 
 
 def gpt_1b(f: Facts) -> Iterator[Paragraph]:
-    waits = f.step(PLAIN, 16) / f.step(DDP, 16) - 1
+    waits = f.ahead(DDP, PLAIN, 16)
     part = f.updating(DDP, 16) / f.step(DDP, 16)
     rest = (f.step(DDP, 16) - f.updating(DDP, 16)) / (f.step(FSDP, 16) - f.updating(FSDP, 16)) - 1
     fused = f.ahead("FSDP, fused AdamW", "DDP, fused AdamW", 16)

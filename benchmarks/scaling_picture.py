@@ -16,26 +16,30 @@ import numpy as np
 from distlab.hardware.clusters import load_cluster
 
 from .scaling_choice import Cells
+from .scaling_words import (
+    DDP,
+    FREE,
+    FSDP,
+    HYBRID,
+    LOCAL,
+    OWN,
+    PLAIN,
+    SERVER,
+    SERVERS,
+    ZERO1,
+    ZERO2,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-REFERENCE = "DDP in buckets"
+REFERENCE = DDP
 FAMILIES = {
-    "replicas": ("all-reduce, nothing hidden", REFERENCE, "local SGD, 8 steps"),
-    "sharded": ("ZeRO-1", "ZeRO-2", "FSDP with prefetch", "hybrid FSDP"),
-    "DDP with an all-reduce of our own": (
-        "DDP, own ring",
-        "DDP, own tree",
-        "DDP, own halving-doubling",
-        "DDP, own hierarchical",
-    ),
-    "parameter servers": (
-        "parameter server, 1",
-        "parameter servers, 1 in 4",
-        "asynchronous, servers 1 in 4",
-    ),
+    "replicas": (PLAIN, REFERENCE, LOCAL),
+    "sharded": (ZERO1, ZERO2, FSDP, HYBRID),
+    "DDP with an all-reduce of our own": OWN,
+    "parameter servers": (SERVER, SERVERS, FREE),
 }
 # Okabe & Ito 2008: colour-blind readers tell them apart; in print markers and lines do
 STYLES = (

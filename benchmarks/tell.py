@@ -70,10 +70,7 @@ def run(what: str, most: int) -> dict[str, Any]:
     """One run: its word, its ratio, and its starts."""
     paired = table(what)
     (case,) = paired.cases()
-    found = book.new_book(paired)
-    found.cases[case.name] = {"sources": "", "starts": []}
-    for _ in book.more_starts(found, paired, case, most):
-        pass
+    found = book.measured_apart(paired, case, "", most)
     ratio = found.ratio(case.name, *paired.pairs[0])
     word = ratio.word if ratio is not None else "disturbed"
     return {"word": word, "ratio": ratio and asdict(ratio), "starts": found.cases[case.name]}
